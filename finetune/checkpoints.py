@@ -1,0 +1,181 @@
+"""When checkpoints are written, and how: whole or not at all, and always such that training can go on from them."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+from finetune.runs import Run
+from finetune.signals import Interrupted, SignalFlag
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its target, syncs it and renames it: a kill leaves the previous one whole.
+
+    Lightning's own goes through the system's temporary folder; from another file system that ends in a plain copy.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in target.parent.glob(f".{target.name}.*.tmp"):  # of a process that was killed while writing
+            leftover.unlink(missing_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            raise OSError(f"the checkpoint {target} could not be written: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(target.parent)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
+        return read_checkpoint(path)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Load one of our checkpoints on the CPU without running code from it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint of ours.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises half a dozen types for a file that is not its own
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{str(path)!r} is not a checkpoint that can be loaded safely: {reason}") from error
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint or "hyper_parameters" not in checkpoint:
+        raise ValueError(f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights")
+    return checkpoint
+
+
+class Checkpoints(Checkpoint):
+    """Writes `last.ckpt` at each epoch's end, every n steps and on a signal, `best.ckpt` after validation.
+
+    Best is the highest val/accuracy, at equal accuracy the lower val/loss; without a validation split best is last.
+
+    Lightning can go on from four points: after a batch inside an epoch, inside a validation, after one, and at an
+    epoch's end. After the last batch of an epoch, or one that validation follows, it would skip that validation: what
+    is due there is written after it.
+    """
+
+    def __init__(self, run: Run, every_n_steps: int | None = None) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"--checkpoint_every_n_steps must be at least 1, got {every_n_steps}")
+        self.run, self.every_n_steps = run, every_n_steps
+        self.signal = SignalFlag()
+        self.best_score: tuple[float, float] | None = None
+        self._is_due = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_score": list(self.best_score) if self.best_score else None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        score = state_dict["best_score"]
+        self.best_score = (score[0], score[1]) if score else None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.signal.join()
+        self.signal.install()  # here, since Lightning installs its own just before
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        assert trainer.fit_loop._data_fetcher is not None
+        self._is_due |= bool(self.every_n_steps) and trainer.global_step % (self.every_n_steps or 1) == 0
+        if loop.batch_progress.is_last_batch or loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+            return
+        signum = self.signal.agreed(trainer)
+        if self._is_due or signum:
+            self._save(trainer, "last")
+        if signum:
+            trainer._logger_connector.on_batch_end()
+            trainer._logger_connector.update_train_step_metrics()  # which Lightning would log after this hook
+            raise Interrupted(signum)
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        if signum := self.signal.agreed(trainer):
+            # Written as if validation had just begun, so that it is done again from its first picture.
+            progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+            progress.reset_on_run()
+            progress.total.reset()
+            progress.total.ready = progress.total.started = 1
+            self._save(trainer, "last")
+            raise Interrupted(signum)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        metrics = trainer.callback_metrics
+        score = (float(metrics["val/accuracy"]), -float(metrics["val/loss"]))
+        if self.best_score is None or score > self.best_score:
+            self.best_score = score
+            self._save(trainer, "best")
+        if self._is_due and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._save(trainer, "last")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._save(trainer, "last")
+        if self.best_score is None and trainer.is_global_zero:
+            link(self.run.checkpoint("last"), self.run.checkpoint("best"))
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # What came since the last batch: `last.ckpt` is written and the epoch's metrics are logged by now.
+        if signum := self.signal.agreed(trainer):
+            raise Interrupted(signum)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.signal.restore()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self.signal.restore()
+
+    def _save(self, trainer: pl.Trainer, name: str) -> None:
+        trainer.save_checkpoint(self.run.checkpoint(name))
+        if name == "last":
+            self._is_due = False
+
+
+def is_finished(checkpoint: Mapping[str, Any], max_epochs: int | None, max_steps: int) -> bool:
+    """Return whether a run whose `last.ckpt` this is has done all of `max_epochs` or `max_steps` (-1 for no limit)."""
+    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    return (max_epochs not in (None, -1) and epochs >= max_epochs) or (0 <= max_steps <= checkpoint["global_step"])
+
+
+def link(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        import shutil
+
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, target)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every file system can
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,270 @@
+"""The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from pytorch_lightning.strategies import DDPStrategy
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer
+from torchmetrics.classification import MulticlassAccuracy
+
+import finetune
+from finetune import param_groups
+from finetune.metrics import MeanLoss, split_metrics
+from finetune.models import build
+from finetune.sampling import run_seed, step_seed
+from finetune.schedules import with_total_steps
+from finetune.weights import load_weights, read_weights, source_head
+
+log = logging.getLogger(__name__)
+
+# Mean and standard deviation of ImageNet's pixels, which torchvision's weights were trained with.
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# Shapes: B pictures of this device's share, h and w pixels, K classes.
+
+
+class Classifier(pl.LightningModule):
+    """An image classifier: uint8 RGB pictures in, logits out; normalisation is inside.
+
+    Args:
+        class_names: The K classes, in the order of the logits.
+        backbone: Name of a torchvision classification network.
+        weights: Where training starts: a torchvision weights name such as DEFAULT, the path of a state dict (.pt, .pth,
+            .safetensors) or of one of our checkpoints, or null for random weights.
+        head_init: Start of the new head: `xavier` (random), `source` (rows of the source classifier whose class names
+            match), `probe` (logistic regression on the features of the training pictures).
+        source_classes: Text file with the source classifier's class names, one a line, where its weights carry none.
+        class_mapping: For `source`: class to source class, or to several (their mean), where the names do not match.
+        freeze: Last frozen stage, such as layer2, or `backbone` for all but the head; null trains everything.
+        freeze_batch_norm: Batch norm keeps and uses its running statistics also where it trains. This makes the
+            weights independent of the number of devices.
+        head_lr_multiplier: Learning rate of the head over that of the backbone.
+        layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
+        decay_norm_and_bias: Whether weight decay touches biases and norm parameters too.
+        optimizer: Any torch optimizer by class_path.
+        scheduler: Any torch learning rate scheduler by class_path; `total_steps`, where it takes that and it is not
+            given, is the run's number of steps.
+        scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
+        label_smoothing: Share of the target spread over all classes, in [0, 1).
+        class_weights: `balanced` weighs each class with the inverse of its frequency in training.
+    """
+
+    mean: Tensor
+    std: Tensor
+    class_weight: Tensor
+
+    def __init__(
+        self,
+        class_names: list[str],
+        backbone: str = "resnet18",
+        weights: str | None = "DEFAULT",
+        head_init: Literal["xavier", "source", "probe"] = "xavier",
+        source_classes: str | None = None,
+        class_mapping: dict[str, str | list[str]] | None = None,
+        freeze: str | None = None,
+        freeze_batch_norm: bool = False,
+        head_lr_multiplier: float = 10.0,
+        layer_decay: float = 1.0,
+        decay_norm_and_bias: bool = True,
+        optimizer: Callable[[Any], Optimizer] = lambda params: torch.optim.SGD(params, lr=0.005, momentum=0.9),
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        scheduler_interval: Literal["step", "epoch"] = "step",
+        label_smoothing: float = 0.0,
+        class_weights: Literal["balanced"] | None = None,
+    ) -> None:
+        super().__init__()
+        # What the optimizer was is in config.yaml; a checkpoint holds plain values only (`weights_only=True`).
+        self.save_hyperparameters(ignore=["optimizer", "scheduler"])
+        self.class_names, self.backbone, self.weights = list(class_names), backbone, weights
+        self.head_init, self.source_classes, self.class_mapping = head_init, source_classes, class_mapping
+        self.head_lr_multiplier, self.layer_decay = head_lr_multiplier, layer_decay
+        self.decay_norm_and_bias = decay_norm_and_bias
+        self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
+        self.label_smoothing, self.class_weights = label_smoothing, class_weights
+        num_classes = len(self.class_names)
+
+        self.network = build(backbone, num_classes).to(memory_format=torch.channels_last)
+        # Decided before DDP wraps: it would never average what is unfrozen later.
+        self._always_eval = param_groups.freeze(self.network, freeze)
+        if freeze_batch_norm:
+            self._always_eval += param_groups.batch_norms(self.network)
+        for name, value in (("mean", _IMAGENET_MEAN), ("std", _IMAGENET_STD)):
+            self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
+        self.register_buffer("class_weight", torch.ones(num_classes))
+
+        self.train_loss, self.val_loss, self.test_loss = MeanLoss(), MeanLoss(), MeanLoss()
+        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_metrics, self.test_metrics = split_metrics(num_classes), split_metrics(num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB."""
+        x = (images.to(self.mean.dtype) - self.mean) / self.std
+        return self.network(x.contiguous(memory_format=torch.channels_last)).to(self.mean.dtype)
+
+    def train(self, mode: bool = True) -> "Classifier":
+        super().train(mode)
+        for module in self._always_eval:
+            module.eval()
+        return self
+
+    def prepare_data(self) -> None:
+        if self.trainer.state.fn == "fit" and self.trainer.ckpt_path is None and self.weights is not None:
+            read_weights(self.weights, self.backbone)  # downloads once on each machine, if it is to be downloaded
+
+    def setup(self, stage: str) -> None:
+        if isinstance(self.trainer.strategy, DDPStrategy):
+            # DDP would broadcast them in the first evaluation batch too, which a device without pictures never has.
+            self.trainer.strategy._ddp_kwargs["broadcast_buffers"] = False
+        if stage != "fit" or self.trainer.ckpt_path is not None:
+            return  # weights and head come from the checkpoint
+        torch.manual_seed(run_seed())
+        pretrained = read_weights(self.weights, self.backbone) if self.weights is not None else None
+        if pretrained is not None:
+            load_weights(self.network, pretrained)
+            if pretrained.mean and pretrained.std:
+                self.mean.copy_(255 * torch.tensor(pretrained.mean).view(3, 1, 1))
+                self.std.copy_(255 * torch.tensor(pretrained.std).view(3, 1, 1))
+        if self.head_init == "source":
+            if pretrained is None:
+                raise ValueError("head_init: source copies rows of a source classifier; give its file with weights")
+            names = Path(self.source_classes).read_text("utf-8").splitlines() if self.source_classes else None
+            matches = source_head(self.network, pretrained, self.class_names, self.class_mapping, names)
+            for name, sources in matches.items():
+                log.info("head of %r: %s", name, " + ".join(sources) or "random, no source class of that name")
+        if self.class_weights == "balanced":
+            counts = torch.bincount(
+                torch.from_numpy(self._data.splits["train"].labels), minlength=len(self.class_names)
+            )
+            self.class_weight.copy_(counts.sum() / (len(self.class_names) * counts.clamp_min(1)))
+
+    def on_fit_start(self) -> None:
+        self.train()  # Lightning leaves the mode of every module as it finds it
+        if self.head_init == "probe" and self.trainer.ckpt_path is None:
+            from finetune.features import probe_head  # scipy takes a second to import
+
+            probe_head(self, self._data)
+
+    def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
+        torch.manual_seed(step_seed(run_seed(), self.trainer.global_step, self.global_rank))
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        images, labels = batch["image"], batch["label"]
+        total_weight = self.trainer.strategy.reduce(self.class_weight[labels].sum(), reduce_op="sum")
+        if len(labels) == 0:
+            # No picture for this device: a zero that still reaches every parameter, since DDP waits for each gradient.
+            loss = sum((parameter * 0).sum() for parameter in self.parameters() if parameter.requires_grad)
+            assert isinstance(loss, Tensor)
+        else:
+            logits = self(images)
+            loss_sum = self._loss_sum(logits, labels)
+            # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
+            loss = loss_sum * (self.trainer.world_size / total_weight)
+            self.train_loss.update(loss_sum, self.class_weight[labels].sum())
+            self.train_accuracy.update(logits.detach(), labels)
+        self.log(
+            "train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True, batch_size=max(1, len(labels))
+        )
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/loss_epoch", self.train_loss.compute())
+        self.log("train/accuracy", self.train_accuracy.compute())
+        self.train_loss.reset()
+        self.train_accuracy.reset()
+
+    def on_validation_start(self) -> None:
+        if self.trainer.world_size > 1:
+            for buffer in self.network.buffers():  # running statistics: those of the first device count, as in DDP
+                torch.distributed.broadcast(buffer, src=0)
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self._evaluation_step(batch, "val")
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self._evaluation_step(batch, "test")
+
+    def _evaluation_step(self, batch: dict[str, Any], split: str) -> None:
+        images, labels = batch["image"], batch["label"]
+        if len(labels) == 0:
+            return
+        logits = self(images)
+        getattr(self, f"{split}_loss").update(self._loss_sum(logits, labels), self.class_weight[labels].sum())
+        getattr(self, f"{split}_metrics").update(logits.float().softmax(dim=1), labels)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_metrics("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_metrics("test")
+
+    def _log_metrics(self, split: str) -> None:
+        loss, metrics = getattr(self, f"{split}_loss"), getattr(self, f"{split}_metrics")
+        values = metrics.compute()
+        self.confusion_matrix = values.pop("confusion_matrix").tolist()
+        for name in ("precision", "recall"):
+            per_class = values.pop(name)
+            values |= {f"{name}/{c}": value for c, value in zip(self.class_names, per_class, strict=True)}
+        self.log(f"{split}/loss", loss.compute())
+        self.log_dict({f"{split}/{name}": value.float() for name, value in values.items()})
+        loss.reset()
+        metrics.reset()
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        """Return `index` (B,), `probabilities` (B, K) and `bad` [(index, error)] of a batch."""
+        images = batch["image"]
+        logits = self(images) if len(images) else torch.empty(0, len(self.class_names), device=self.device)
+        probabilities = logits.double().softmax(dim=1)
+        return {"index": batch["index"], "probabilities": probabilities, "bad": batch["bad"]}
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(
+            param_groups.param_groups(self.network, self.head_lr_multiplier, self.layer_decay, self.decay_norm_and_bias)
+        )
+        param_groups.scale_learning_rates(optimizer)
+        if self.scheduler is None:
+            return optimizer
+        scheduler = with_total_steps(self.scheduler, int(self.trainer.estimated_stepping_batches))(optimizer)
+        return [optimizer], [{"scheduler": scheduler, "interval": self.scheduler_interval}]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["finetune"] = {
+            "version": finetune.__version__,
+            "torch": str(torch.__version__),
+            "data_fingerprint": getattr(self._data, "fingerprint", ""),
+            "data_class": f"{type(self._data).__module__}.{type(self._data).__qualname__}",
+            "train_metrics": self._train_metric_states(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        states = checkpoint.get("finetune", {}).get("train_metrics", {})
+        for name, state in states.items():
+            metric = getattr(self, name)
+            metric.reset()
+            if self._trainer is not None and self.trainer.is_global_zero:  # sums over all devices: one of them has them
+                for key, value in state.items():
+                    setattr(metric, key, value.to(metric.device))
+                metric._update_count = 1
+
+    def _train_metric_states(self) -> dict[str, dict[str, Tensor]]:
+        """Return the sums of this epoch so far over all devices; a checkpoint inside an epoch needs them."""
+        states = {}
+        for name in ("train_loss", "train_accuracy"):
+            metric = getattr(self, name)
+            with metric.sync_context():
+                states[name] = {key: getattr(metric, key).detach().cpu().clone() for key in metric._defaults}
+        return states
+
+    def _loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        weight = self.class_weight.to(logits.dtype)
+        return F.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=self.label_smoothing)
+
+    @property
+    def _data(self) -> Any:
+        return self.trainer.datamodule  # type: ignore[attr-defined]

@@ -1,0 +1,119 @@
+"""The command line: Lightning's fit, validate, test and predict beside our own commands, in one table.
+
+This module imports nothing heavy, so that `finetune --help` answers at once.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from finetune import __version__
+
+# command: (module and function that does it, what `--help` says)
+LIGHTNING = {
+    "fit": "Train a classifier on a folder of labelled pictures, then test the best checkpoint",
+    "validate": "Measure a checkpoint on the validation split",
+    "test": "Measure a checkpoint on the test split",
+    "predict": "Classify pictures: --ckpt_path C --data.predict PICTURE, FOLDER, GLOB or LIST.txt",
+}
+OWN = {
+    "demo": ("finetune.demo:demo", "Run the whole main job offline on drawn pictures, in a few minutes"),
+    "sheet": ("finetune.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
+}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 done, 1 failed, 2 wrong usage, 130 and 143 stopped by Ctrl-C and SIGTERM."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    code = 0
+    try:
+        run(arguments)
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except Exception as error:
+        code = getattr(error, "exit_code", 1)
+        message = _one_line(error)
+        if message is None or os.environ.get("FINETUNE_DEBUG"):
+            raise
+        print(message if code > 128 else f"finetune: error: {message}", file=sys.stderr)
+    finally:
+        _leave_process_group()
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run the command that `arguments` begin with."""
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help", "help"):
+        print(_help())
+    elif command in ("-V", "--version", "version"):
+        print(f"finetune {__version__}")
+    elif command in LIGHTNING:
+        from finetune.lightning_cli import run_lightning
+
+        run_lightning(arguments)
+    elif command in OWN:
+        run_own(command, arguments[1:])
+    else:
+        nearest = difflib.get_close_matches(command, [*LIGHTNING, *OWN], n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"valid are {', '.join([*LIGHTNING, *OWN])}"
+        print(f"finetune: error: there is no command {command!r}; {hint}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run_own(command: str, arguments: Sequence[str]) -> None:
+    """Call one of our own commands; its signature and docstring are its flags and help."""
+    from jsonargparse import auto_cli
+
+    from finetune.parsing import OneLineErrorParser
+
+    module, _, name = OWN[command][0].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    auto_cli(
+        function, args=list(arguments), prog=f"finetune {command}", parser_class=OneLineErrorParser, as_positional=False
+    )
+
+
+def _help() -> str:
+    table = {**LIGHTNING, **{name: text for name, (_, text) in OWN.items()}}
+    rows = "\n".join(f"  {name:<10} {text}" for name, text in table.items())
+    return f"""usage: finetune COMMAND [options]
+
+Turns a folder of labelled pictures into an image classifier, the same on one CPU as on eight GPUs.
+
+commands:
+{rows}
+
+  finetune COMMAND --help    the options of a command
+  finetune --version         the version
+
+for example:
+  finetune fit --config hotdog.yaml
+  finetune fit --config image_folder.yaml --data.root FOLDER
+  finetune predict --ckpt_path runs/fit/version_0/checkpoints/best.ckpt --data.predict FOLDER"""
+
+
+def _one_line(error: Exception) -> str | None:
+    """Return what to tell a user, or None for an error that is ours and deserves a traceback."""
+    from finetune.signals import Interrupted
+
+    if isinstance(error, Interrupted):
+        return f"{error}; the same command with --resume goes on"
+    text = str(error)
+    if "Caught " in text and "DataLoader worker" in text:  # a worker's error carries its traceback as text
+        text = text.strip().splitlines()[-1].partition(": ")[2]
+    elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":
+        return None
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _leave_process_group() -> None:
+    # Without this a gloo rank sometimes aborts at exit ("terminate called without an active exception").
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

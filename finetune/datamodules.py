@@ -1,0 +1,278 @@
+"""Data modules: any folder of labelled pictures, the hotdog set, Fashion-MNIST and the drawn sample."""
+
+import glob
+import hashlib
+import logging
+import math
+import os
+import signal
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+from finetune.decode import IMAGE_SUFFIXES
+from finetune.folders import find_pictures, fingerprint, scan, stratified
+from finetune.pictures import Collate, FileReader, PathList, Pictures
+from finetune.sampling import EvalBatches, TrainBatches, run_seed
+from finetune.transforms import eval_transform, train_transform
+
+log = logging.getLogger(__name__)
+
+# Lightning can't know that ours gives every picture.
+warnings.filterwarnings("ignore", message="You are using a custom batch sampler `EvalBatches`")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pictures of one split: how to read picture i, its class index in `labels` (N,), and what to call it."""
+
+    read: Callable[[int], np.ndarray]
+    labels: np.ndarray
+    paths: Sequence[str]
+
+
+class PictureData(pl.LightningDataModule):
+    """Pictures with labels, split in train, val and test; the batch is the same for any number of devices.
+
+    Args:
+        root: Folder of the data set.
+        batch_size: Pictures in a batch, over all devices together.
+        image_size: Side in pixels of what the network sees.
+        resize: How evaluation brings a picture to size: `shorter_side` keeps its proportions, `squash` does not (the
+            book). The centre is then cropped.
+        augmentations: Training transforms after random resized crop and flip, each as class_path and init_args.
+        val_fraction: Share of the training pictures set apart for validation where there is no val folder; 0 for none.
+        test_fraction: Share set apart for testing where the folder has no splits at all.
+        split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
+        num_workers: Processes that read pictures for each device; `auto` looks at the machine.
+        on_bad_image: `error` ends the run at a picture that can't be decoded; `skip` leaves it out and lists it.
+        class_names: The classes in order, if not all folders of train, sorted.
+        predict: Picture, folder, glob or text file with a path on each line, for `finetune predict`.
+    """
+
+    default_root: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        root: str | None = None,
+        batch_size: int = 64,
+        image_size: int = 224,
+        resize: Literal["shorter_side", "squash"] = "shorter_side",
+        augmentations: list[dict[str, Any]] | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.2,
+        split_seed: int = 0,
+        num_workers: int | Literal["auto"] = "auto",
+        on_bad_image: Literal["error", "skip"] = "error",
+        class_names: list[str] | None = None,
+        predict: str | None = None,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1 or image_size < 8:
+            raise ValueError(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
+        if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
+            raise ValueError(
+                f"val_fraction {val_fraction} and test_fraction {test_fraction} must leave some training data"
+            )
+        self.save_hyperparameters(ignore=["predict", "num_workers", "class_names"])
+        self.root = root or self.default_root
+        self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
+        self.on_bad_image = on_bad_image
+        self.train_transform = train_transform(image_size, augmentations or ())
+        self.eval_transform = eval_transform(image_size, resize)
+        self.splits: dict[str, Split] = {}
+        self.class_names = class_names or []
+        self.fingerprint = ""
+        if predict is not None:
+            self.splits["predict"] = _files_to_predict(predict)
+        else:
+            if self.root is None:
+                raise ValueError("no data: give the folder of the data set with --data.root FOLDER")
+            self.obtain(Path(self.root))
+            self.scan(Path(self.root), val_fraction, test_fraction, split_seed)
+
+    def obtain(self, root: Path) -> None:
+        """Make or fetch the data set where `root` does not exist."""
+
+    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+        """Set `class_names`, `splits` and `fingerprint`."""
+        raise NotImplementedError
+
+    def loader(self, split: str, train: bool = False) -> DataLoader:
+        """Return the batches of this device: of one epoch from where the run stands, or of a whole split in order."""
+        pictures = self.splits[split]
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        on_bad_image = "skip" if split == "predict" else self.on_bad_image
+        transform = self.train_transform if train else self.eval_transform
+        dataset = Pictures(pictures.read, pictures.labels, transform, run_seed(), on_bad_image)
+        if train:
+            batches: Any = TrainBatches(
+                len(dataset), self.batch_size, run_seed(), rank, world_size, *position(self.trainer)
+            )
+        else:
+            batches = EvalBatches(len(dataset), math.ceil(self.batch_size / world_size), rank, world_size)
+        num_workers = self._num_workers()
+        return DataLoader(
+            dataset,
+            batch_sampler=batches,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0 and split in ("train", "val"),
+            collate_fn=Collate(self.image_size),
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+            worker_init_fn=_start_worker,
+        )
+
+    def train_dataloader(self) -> DataLoader:
+        return self.loader("train", train=True)
+
+    def val_dataloader(self) -> DataLoader | list:
+        return self.loader("val") if "val" in self.splits else []
+
+    def test_dataloader(self) -> DataLoader:
+        if "test" not in self.splits:
+            raise ValueError(f"{self.root} has no test split: put pictures in {self.root}/test/CLASS")
+        return self.loader("test")
+
+    def predict_dataloader(self) -> DataLoader:
+        if "predict" not in self.splits:
+            raise ValueError("no pictures to predict: give --data.predict PICTURE, FOLDER, GLOB or LIST.txt")
+        return self.loader("predict")
+
+    def _num_workers(self) -> int:
+        if self.num_workers != "auto":
+            return self.num_workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        local_devices = self.trainer.num_devices if self.trainer else 1
+        if self.trainer and self.trainer.strategy.root_device.type == "cpu":
+            return min(1, cores // (2 * local_devices))  # the network needs the cores more than decoding does
+        return max(1, min(8, cores // local_devices))
+
+
+class ImageFolderData(PictureData):
+    """Any folder of labelled pictures: train/CLASS/*, with val/ and test/ if there, or class folders alone."""
+
+    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+        self.class_names, files = scan(root, self.class_names or None)
+        if "all" in files:
+            everything = files.pop("all")
+            parts = stratified(everything.labels, (val_fraction, test_fraction), split_seed)
+            files = dict(zip(("train", "val", "test"), map(everything.take, parts), strict=True))
+        elif "train" in files and "val" not in files:
+            rest, val = stratified(files["train"].labels, (val_fraction,), split_seed)
+            files |= {"train": files["train"].take(rest), "val": files["train"].take(val)}
+        self.splits |= {
+            split: Split(FileReader(f.paths), f.labels, f.paths) for split, f in files.items() if len(f.labels)
+        }
+        if "train" in files:
+            self.fingerprint = fingerprint(root, files["train"])
+
+
+class Hotdog(ImageFolderData):
+    """The hotdog / not-hotdog set of d2l.ai, fetched where root does not exist; any folder in its layout will do."""
+
+    default_root = "data/hotdog"
+    url = "http://d2l-data.s3-accelerate.amazonaws.com/hotdog.zip"
+    sha1 = "fba480ffa8aa7e0febbb511d181409f899b9baa5"
+
+    def obtain(self, root: Path) -> None:
+        if not root.exists():
+            from finetune.download import fetch_archive
+
+            fetch_archive(self.url, self.sha1, root)
+
+
+class SampleData(ImageFolderData):
+    """Drawn food, made where root does not exist; root ends in source (8 dishes) or target (hotdog or not)."""
+
+    default_root = "data/sample/target"
+
+    def obtain(self, root: Path) -> None:
+        if not root.exists():
+            from finetune.sample import write_sample
+
+            if root.name not in ("source", "target"):
+                raise ValueError(f"--data.root {root}: the sample's folder is called source or target")
+            write_sample(root.parent, "source" if root.name == "source" else "target")
+
+
+class FashionMNIST(PictureData):
+    """Fashion-MNIST by torchvision: grey 28x28 pictures of clothes, as RGB at the network's input size."""
+
+    default_root = "data/fashion-mnist"
+
+    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+        from torchvision.datasets import FashionMNIST as Source
+
+        try:
+            source = {split: Source(str(root), train=split == "train", download=True) for split in ("train", "test")}
+        except (OSError, RuntimeError) as error:
+            raise OSError(
+                f"Fashion-MNIST can't be had: {error}; put its four .gz files in {root}/FashionMNIST/raw"
+            ) from error
+        if not self.class_names:
+            self.class_names = [name.replace("/", " or ") for name in source["train"].classes]
+        labels = source["train"].targets.numpy()
+        rest, val = stratified(labels, (val_fraction,), split_seed)
+        everything = {"train": ("train", rest), "val": ("train", val), "test": ("test", np.arange(len(source["test"])))}
+        for split, (part, indices) in everything.items():
+            if len(indices):
+                pixels = source[part].data.numpy()[indices]
+                names = PathList(f"{part}/{i}" for i in indices)
+                self.splits[split] = Split(GreyReader(pixels), source[part].targets.numpy()[indices], names)
+        self.fingerprint = hashlib.sha256(source["train"].data.numpy()[rest].tobytes()).hexdigest()
+
+
+class GreyReader:
+    """Gives picture i of an array (N, H, W) uint8 as RGB."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.pixels = pixels
+
+    def __call__(self, index: int) -> np.ndarray:
+        return np.repeat(self.pixels[index][:, :, None], 3, axis=2)
+
+
+def position(trainer: pl.Trainer | None) -> tuple[int, int]:
+    """Return (epoch, batch) that training goes on with: (0, 0) for a new run, else what the checkpoint says.
+
+    Lightning neither tells a loader that a run was resumed nor skips the batches that it has seen.
+    """
+    if trainer is None:
+        return 0, 0
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    is_inside_epoch = epochs.started > epochs.processed
+    # `processed`, not `completed`: that one still lags where a checkpoint is written.
+    return epochs.processed, batches.processed if is_inside_epoch else 0
+
+
+def _files_to_predict(pattern: str) -> Split:
+    if os.path.isdir(pattern):
+        paths = PathList(find_pictures(pattern))
+        missing = f"the folder {pattern!r} holds no pictures ({' '.join(sorted(IMAGE_SUFFIXES))})"
+    elif os.path.isfile(pattern) and pattern.lower().endswith(".txt"):
+        with open(pattern, encoding="utf-8") as lines:
+            paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
+        missing = f"the list {pattern!r} names no pictures"
+    elif os.path.isfile(pattern):
+        paths, missing = PathList([pattern]), ""
+    else:
+        paths = PathList(path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path))
+        missing = f"no picture, folder, list or glob {pattern!r} here"
+    if not len(paths):
+        raise FileNotFoundError(missing)
+    return Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
+
+
+def _start_worker(worker_id: int) -> None:
+    torch.set_num_threads(1)
+    # Ctrl-C in a terminal and SIGTERM to a whole job reach every process; the main one decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,134 @@
+"""Any picture file to an array of 8-bit RGB pixels: the one decoder of training, prediction and serving.
+
+Two decoders would be two data sets: they differ in the order of colours, in the EXIF rotation and in what they make of
+transparency. Pillow does the reading. OpenCV gave bit-identical pixels for plain JPEGs (24 kinds of size, subsampling
+and scan order) in 0.55 to 0.99 of the time: too little to keep two paths and their error rules equal.
+
+Colour profiles are ignored, as in the usual training sets. Everything here may run in threads and in forked workers.
+"""
+
+import io
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+IMAGE_SUFFIXES: frozenset[str] = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+MAX_PIXELS = 178_956_970  # where Pillow itself refuses: twice Image.MAX_IMAGE_PIXELS, 0.5 GB as RGB
+
+# The first bytes decide, not the suffix. The classes are called directly because Image.open() warns from 89 Mpx on,
+# tries formats we do not want (EPS starts Ghostscript) and says only "cannot identify" about a damaged header.
+_READERS: dict[bytes, type[ImageFile]] = {
+    b"\xff\xd8\xff": JpegImageFile,
+    b"\x89PNG": PngImageFile,
+    b"RIFF": WebPImageFile,
+    b"BM": BmpImageFile,
+    b"II": TiffImageFile,
+    b"MM": TiffImageFile,
+    b"GIF8": GifImageFile,
+}
+
+# Full scales of 32-bit samples, whose files do not state one: fractions, 8, 16 and 32 bits.
+_FULL_SCALES = (1, 2**8 - 1, 2**16 - 1, 2**32 - 1)
+_PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # an entry of warnings.filters
+
+
+class DecodeError(ValueError):
+    """A picture that cannot be decoded; the message is one line that names the file and what is wrong with it."""
+
+
+def decode(source: str | os.PathLike[str] | bytes, name: str | None = None) -> NDArray[np.uint8]:
+    """Read a picture as a person would see it: upright, in RGB, on white paper where it is transparent.
+
+    16-bit samples keep their high byte; 32-bit ones are divided by the full scale that fits their maximum. Of several
+    frames the first is read. Half a picture is an error, never a grey rest.
+
+    Args:
+        source: Path of the picture, or the content of its file.
+        name: What errors call the picture; by default its path.
+
+    Returns:
+        Pixels of shape (H, W, 3), owned by the caller.
+
+    Raises:
+        DecodeError: If there is no such file, it may not be read, or is not a whole picture of at most `MAX_PIXELS`.
+    """
+    if name is None:
+        name = "picture" if isinstance(source, bytes) else os.fspath(source)
+    _quiet()
+    try:
+        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+            return _pixels(_open(file))
+    except (
+        Exception
+    ) as error:  # damaged files make Pillow raise nearly every kind, struct.error and KeyError among them
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(reason.split()) or type(error).__name__
+        raise DecodeError(f"{name}: can't be decoded: {reason}") from error
+
+
+def _open(file: BinaryIO) -> ImageFile:
+    head = file.read(16)
+    if not head:
+        raise ValueError("the file is empty")
+    reader = next((reader for magic, reader in _READERS.items() if head.startswith(magic)), None)
+    if reader is None:
+        raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture (it starts with {head!r})")
+    file.seek(0)
+    image = reader(file)  # reads the header only
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width} x {height} pixels are more than the limit of {MAX_PIXELS:,}")
+    return image
+
+
+def _pixels(image: Image.Image) -> NDArray[np.uint8]:
+    image.load()
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except Exception:  # damaged metadata (any kind of exception) is no reason to refuse good pixels
+        pass
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = Image.fromarray(_grey(image))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        paper = Image.new("RGB", image.size, "white")
+        paper.paste(image, mask=image)
+        image = paper
+    return np.array(image.convert("RGB"))
+
+
+def _grey(image: Image.Image) -> NDArray[np.uint8]:
+    """Bring samples of 12 to 32 bits to 8; Pillow's own conversion would clip them at 255."""
+    tags: Any = getattr(image, "tag_v2", {})  # only TIFF states a depth below 16 and whether 0 is white
+    values = np.asarray(image)  # (H, W)
+    if image.mode.startswith("I;16"):
+        grey = (values >> (tags.get(258, (16,))[0] - 8)).astype(np.uint8)
+    else:
+        values = np.nan_to_num(values.astype(np.float32), nan=0, posinf=0, neginf=0)
+        # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
+        full = next((full for full in _FULL_SCALES if values.max() <= 2 * full), values.max())
+        grey = (values.clip(0, full) / full * 255).round().astype(np.uint8)
+    return 255 - grey if tags.get(262) == 0 else grey
+
+
+def _quiet() -> None:
+    """Silence Pillow's warnings, which are about metadata and colours that do not matter here.
+
+    The filter is added and never taken back: `catch_warnings` swaps the list of the whole process, so two threads could
+    leave each other's filters behind. It is looked for first because an addition makes once-only warnings appear again.
+    """
+    if not warnings.filters or warnings.filters[0] != _PILLOW_FILTER:
+        warnings.filterwarnings("ignore", module=_PILLOW_FILTER[3].pattern)

@@ -1,0 +1,131 @@
+"""Fetch an archive of pictures once: download, verify, extract and rename into place, or leave nothing behind."""
+
+import os
+import stat
+import tempfile
+import zipfile
+import zlib
+from contextlib import ExitStack, suppress
+from pathlib import Path, PureWindowsPath
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+
+def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str], max_bytes: int = 4 * 2**30) -> Path:
+    """Make a folder out of a zip on the web, unless something of that name is there already.
+
+    The work is done in a temporary folder beside the target and ends in one rename, so the target is whole or absent
+    whatever happens; only a killed process can leave the temporary folder. Of two processes the slower one takes the
+    folder of the faster one.
+
+    Args:
+        url: Address of the zip, http or https.
+        sha1: Its SHA-1 in hexadecimal.
+        target: Folder to make. What exists there is returned untouched, wherever it came from.
+        max_bytes: Most the unpacked files may take together.
+
+    Returns:
+        The folder. If the archive holds one folder and nothing else, what is in that folder.
+
+    Raises:
+        OSError: If the network or the disk fails.
+        ValueError: If the archive is not the expected one, is damaged, or would write outside its folder.
+    """
+    target = Path(target)
+    if target.exists():
+        return target
+    missing_parents = [parent for parent in target.parents if not parent.exists()]
+    failure = f"{url} could not be fetched into {target}: {{}}. Download it by hand and unpack it to {target}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+            archive = _download(url, sha1, Path(folder))
+            content = _extract(archive, Path(folder) / "content", max_bytes)
+            try:
+                content.rename(target)
+            except OSError:
+                if not target.is_dir():  # otherwise another process was faster
+                    raise
+    except BaseException as error:
+        for parent in missing_parents:
+            with suppress(OSError):  # not empty any more: somebody else uses it
+                parent.rmdir()
+        if isinstance(error, OSError):  # those of requests, too
+            raise OSError(failure.format(_reason(error))) from error
+        if isinstance(error, ValueError | RuntimeError | EOFError | zipfile.BadZipFile | zlib.error):
+            raise ValueError(failure.format(_reason(error))) from error
+        raise
+    return target
+
+
+def _download(url: str, sha1: str, folder: Path) -> Path:
+    import pooch  # brings requests: a quarter of a second that only a download should cost
+
+    pooch.get_logger().setLevel("WARNING")  # it announces temporary names
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with (
+        ExitStack() as responses,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
+        downloader = pooch.HTTPDownloader(
+            progressbar=_Bar(progress, url.rsplit("/", 1)[-1]),
+            chunk_size=2**16,
+            # pooch forgets to close the connection of a download that fails
+            hooks={"response": lambda response, **_: responses.enter_context(response)},
+        )
+        return Path(pooch.retrieve(url, f"sha1:{sha1}", "archive.zip", folder, downloader=downloader))
+
+
+class _Bar:
+    """The progress bar pooch expects (it sets `total` from the response's header), drawn by rich."""
+
+    total = 0
+
+    def __init__(self, progress: Progress, description: str):
+        self.progress = progress
+        self.task = progress.add_task(description, total=None)
+
+    def update(self, num_bytes: int) -> None:
+        self.progress.update(self.task, total=self.total or None, advance=num_bytes)
+
+    def reset(self) -> None:
+        self.progress.reset(self.task)
+
+    def close(self) -> None:
+        self.progress.stop_task(self.task)
+
+
+def _extract(path: Path, content: Path, max_bytes: int) -> Path:
+    """Unpack a zip after looking at every member; return the folder that holds what was in it."""
+    with zipfile.ZipFile(path) as archive:
+        num_bytes = 0
+        for member in archive.infolist():
+            # Windows rules are the stricter ones: both slashes separate, and a drive may come first.
+            name = PureWindowsPath(member.filename)
+            kind = stat.S_IFMT(member.external_attr >> 16)  # 0 if the archive was not made on Unix
+            if name.drive or name.root or ".." in name.parts:
+                raise ValueError(f"its member {member.filename!r} would lie outside the folder")
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise ValueError(f"its member {member.filename!r} is a link or a device")
+            if member.flag_bits & 1:
+                raise ValueError(f"its member {member.filename!r} is encrypted")
+            num_bytes += member.file_size  # not only a promise: zipfile reads no more than this from a member
+            if num_bytes > max_bytes:
+                raise ValueError(f"its files up to {member.filename!r} take more than {max_bytes:,} bytes")
+        content.mkdir()
+        archive.extractall(content)
+    entries = list(content.iterdir())
+    return entries[0] if len(entries) == 1 and entries[0].is_dir() else content
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause on one line: requests wraps "Connection refused" three times."""
+    inner: BaseException | None = error
+    while inner is not None:
+        error = inner
+        first = error.args[0] if error.args else None
+        inner = error.__cause__ or (first if isinstance(first, BaseException) else None)
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(text).split()).rstrip(".")

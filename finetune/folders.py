@@ -1,0 +1,156 @@
+"""Labelled pictures in folders: which classes, which files, which split."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from finetune.decode import IMAGE_SUFFIXES
+from finetune.pictures import PathList
+
+log = logging.getLogger(__name__)
+
+_SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Files:
+    """The pictures of one split, sorted by class and path.
+
+    Attributes:
+        paths: One path a picture.
+        labels: Class index of each, (N,) int64.
+    """
+
+    paths: PathList
+    labels: np.ndarray
+
+    def take(self, indices: np.ndarray) -> "Files":
+        """Return the pictures at `indices`, in their order here."""
+        indices = np.sort(indices)
+        return Files(PathList(self.paths[int(i)] for i in indices), self.labels[indices])
+
+
+def find_pictures(folder: str | Path) -> Iterator[str]:
+    """Yield the picture files beneath `folder`, nested folders included, sorted by path; hidden ones are left out."""
+    with os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in visible:
+        if entry.is_dir():
+            yield from find_pictures(entry.path)
+        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+            yield entry.path
+
+
+def scan(root: str | Path, class_names: Sequence[str] | None = None) -> tuple[list[str], dict[str, Files]]:
+    """Find the classes and files of a data set.
+
+    `root` holds `train/CLASS/*` and perhaps `val` (or `valid`, `validation`) and `test` likewise; or class folders
+    alone, which come back as the one split `all`. Classes are matched by name between the splits.
+
+    Args:
+        root: Folder of the data set.
+        class_names: The classes, in order, where they are known already (from a checkpoint); else the folders of
+            `train`, sorted.
+
+    Returns:
+        Class names in the order of their indices, and the files of each split found.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ValueError: No class folders, an empty class in training, or a class that training does not know; by name.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        what = "is a file, not a folder" if root.exists() else "does not exist"
+        raise FileNotFoundError(f"the data folder {str(root)!r} {what}; give one with --data.root FOLDER")
+    split_dirs: dict[str, Path] = {}
+    for folder in _folders(root):
+        split = _SPLIT_NAMES.get(folder.name)
+        if split in split_dirs:
+            raise ValueError(f"{root} holds both {split_dirs[split].name!r} and {folder.name!r}: keep one of them")
+        if split:
+            split_dirs[split] = folder
+    if not split_dirs:
+        split_dirs = {"all": root}
+    elif "train" not in split_dirs and not class_names:
+        found = " and ".join(repr(folder.name) for folder in split_dirs.values())
+        raise ValueError(f"{root} holds {found} but no 'train'; put the training pictures in {root}/train/CLASS")
+    first = split_dirs.get("train") or split_dirs.get("all")
+    if class_names is None:
+        assert first is not None
+        class_names = [folder.name for folder in _folders(first)]
+        if not class_names:
+            raise ValueError(f"{first} holds no class folders; put the pictures of each class in a folder of its name")
+        if len(class_names) == 1:
+            raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two")
+    return list(class_names), {split: _files(folder, class_names, split) for split, folder in split_dirs.items()}
+
+
+def stratified(labels: np.ndarray, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
+    """Split picture indices at random, each class in the same proportions.
+
+    Args:
+        labels: Class index of each picture, (N,).
+        fractions: Share of each part but the first, which gets the rest. A class gives every part at least one
+            picture as long as the first keeps one.
+        seed: Seed of the choice.
+
+    Returns:
+        One sorted array of indices for the rest and one for each fraction; together every index once.
+    """
+    parts: list[list[np.ndarray]] = [[] for _ in range(len(fractions) + 1)]
+    for label in np.unique(labels):
+        indices = np.random.default_rng((seed, int(label))).permutation(np.flatnonzero(labels == label))
+        for part, fraction in enumerate(fractions, start=1):
+            num = min(max(round(fraction * np.count_nonzero(labels == label)), int(fraction > 0)), len(indices) - 1)
+            parts[part].append(indices[:num])
+            indices = indices[num:]
+        parts[0].append(indices)
+    return [np.sort(np.concatenate(part)) if part else np.array([], np.int64) for part in parts]
+
+
+def fingerprint(root: str | Path, files: Files) -> str:
+    """Return a hash of the relative paths, sizes and labels of `files`: another one means other training data."""
+    digest = hashlib.sha256()
+    for path, label in zip(files.paths, files.labels, strict=True):
+        digest.update(
+            f"{os.path.relpath(path, root)}\0{os.path.getsize(path)}\0{label}\n".encode(errors="surrogateescape")
+        )
+    return digest.hexdigest()
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _files(folder: Path, class_names: Sequence[str], split: str) -> Files:
+    unknown = [entry.name for entry in _folders(folder) if entry.name not in class_names]
+    if unknown:
+        raise ValueError(
+            f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
+        )
+    labels: list[int] = []
+    paths: list[str] = []
+    empty = []
+    for label, name in enumerate(class_names):
+        found = list(find_pictures(folder / name)) if (folder / name).is_dir() else []
+        paths += found
+        labels += [label] * len(found)
+        if not found:
+            empty.append(name)
+    if empty and split in ("train", "all"):
+        raise ValueError(
+            f"{folder} has no pictures of {_classes(empty)}; supported are {' '.join(sorted(IMAGE_SUFFIXES))}"
+        )
+    if empty:
+        log.warning("%s has no pictures of %s: its results say nothing about it", folder, _classes(empty))
+    return Files(PathList(paths), np.array(labels, np.int64))
+
+
+def _classes(names: Sequence[str]) -> str:
+    return f"the class{'es' if len(names) > 1 else ''} {', '.join(map(repr, names))}"

@@ -1,0 +1,215 @@
+"""Lightning's four commands: flags and configs from signatures, run folders, checkpoints, resume."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import set_parsing_settings
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import LearningRateMonitor
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
+
+from finetune import configs
+from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, is_finished, read_checkpoint
+from finetune.classifier import Classifier
+from finetune.datamodules import PictureData
+from finetune.parsing import OneLineErrorLightningParser
+from finetune.predictions import PredictionWriter
+from finetune.progress import PicturesBar, Results
+from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint
+from finetune.signals import Interrupted
+
+log = logging.getLogger(__name__)
+
+# How pictures are prepared belongs to the network that learned from them.
+_PREPROCESSING = ("image_size", "resize")
+
+
+class FinetuneCLI(LightningCLI):
+    """LightningCLI with run folders, `--resume`, and checkpoints that say what the model is."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.run: Run
+        self.checkpoint: dict[str, Any] | None = None
+        super().__init__(
+            Classifier,
+            PictureData,
+            subclass_mode_data=True,
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_class=OneLineErrorLightningParser,
+            seed_everything_default=0,
+            trainer_defaults={
+                "default_root_dir": "runs",
+                "max_epochs": 5,
+                "use_distributed_sampler": False,  # ours shares every batch exactly
+                "enable_model_summary": False,
+                "num_sanity_val_steps": 0,
+                "log_every_n_steps": 10,
+            },
+            args=configs.resolve(arguments),
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        ours = {"model", "datamodule", "weights_only"}
+        return {
+            "fit": {*ours, "train_dataloaders", "val_dataloaders"},
+            "validate": {*ours, "dataloaders", "verbose"},
+            "test": {*ours, "dataloaders", "verbose"},
+            "predict": {*ours, "dataloaders", "return_predictions"},
+        }
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser.set_defaults({"data": {"class_path": "finetune.ImageFolderData"}})
+        if subcommand == "fit":
+            parser.link_arguments("data.class_names", "model.class_names", apply_on="instantiate")
+            parser.add_argument(
+                "--resume",
+                action="store_true",
+                help="Go on in the newest run beneath trainer.default_root_dir; start afresh if there is none.",
+            )
+            parser.add_argument(
+                "--test_after_fit", type=bool, default=True, help="Test the best checkpoint, if there is a test split."
+            )
+            parser.add_argument(
+                "--checkpoint_every_n_steps",
+                type=int | None,
+                default=None,
+                help="Write last.ckpt every n optimizer steps, not only at the end of each epoch.",
+            )
+        else:
+            parser.set_defaults({"model.class_names": []})
+        if subcommand == "predict":
+            parser.add_argument(
+                "--output", type=str | None, default=None, help="File to write: .csv, .jsonl or .parquet."
+            )
+            parser.add_argument(
+                "--top_k", type=int | None, default=None, help="Write the k most probable classes instead of all."
+            )
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        subcommand, ckpt_path = args[0], _flag(args, "--ckpt_path")
+        if subcommand != "fit" and not {"-h", "--help"} & set(args) and not any("help" in a for a in args):
+            if ckpt_path is None:
+                parser.error(f"finetune {subcommand} needs --ckpt_path CHECKPOINT")
+            self.checkpoint = read_checkpoint(ckpt_path)
+            data = {"class_path": self.checkpoint["finetune"]["data_class"]}
+            data["init_args"] = dict(self.checkpoint["datamodule_hyper_parameters"])
+            self._subcommand_parsers[subcommand].set_defaults({"data": data})
+        super().parse_arguments(parser, args)
+
+    def _parse_ckpt_path(self) -> None:
+        # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.
+        if self.checkpoint is None:
+            return
+        config = self.config[self.config.subcommand]
+        for name, value in self.checkpoint["hyper_parameters"].items():
+            config.model[name] = value
+        config.data.init_args["class_names"] = config.model["class_names"]
+        for name in _PREPROCESSING:
+            config.data.init_args[name] = self.checkpoint["datamodule_hyper_parameters"][name]
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        assert self.subcommand is not None
+        config = self._get(self.config_init, "trainer")
+        self.run = Run(config["default_root_dir"], self.subcommand)
+        options = self.config[self.subcommand]
+        callbacks: list[Any] = [RunFolder(self.run, self._parser(self.subcommand), options), Results(self.run)]
+        if self.subcommand == "fit":
+            callbacks += [LearningRateMonitor(), Checkpoints(self.run, options.checkpoint_every_n_steps)]
+        if self.subcommand == "predict":
+            callbacks.append(PredictionWriter(self.run, options.output, options.top_k))
+        if config["enable_progress_bar"] is not False:
+            callbacks.append(PicturesBar())
+        loggers = [MetricsCSV(self.run), *_listed(config["logger"])]
+        plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
+        config["callbacks"] = [*_listed(config["callbacks"]), *callbacks]
+        return super().instantiate_trainer(
+            logger=loggers, plugins=plugins, enable_checkpointing=self.subcommand == "fit"
+        )
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        if subcommand == "predict":
+            return {**kwargs, "return_predictions": False}
+        return kwargs if subcommand == "fit" else {**kwargs, "verbose": False}
+
+    def fit(self, **kwargs: Any) -> None:
+        """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
+        options = self.config["fit"]
+        ckpt_path = kwargs.pop("ckpt_path")
+        checkpoint = None
+        if options.resume and ckpt_path is None:
+            self.run.path = newest_with_checkpoint(self.run.root)
+            ckpt_path = self.run.checkpoint("last") if self.run.path else None
+        if ckpt_path is not None and Path(ckpt_path).is_file():
+            checkpoint = read_checkpoint(ckpt_path)
+        if self.run.path is None and isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
+            self.run.choose()  # its processes get a copy of the run, the parent keeps the original
+        if checkpoint is not None and options.resume:
+            if is_finished(checkpoint, self.trainer.max_epochs, self.trainer.max_steps):
+                return self._after_training(is_resumed_finished=True)
+            log.info("going on in %s from step %d", self.run.path, checkpoint["global_step"])
+            for logger in self.trainer.loggers:
+                if isinstance(logger, MetricsCSV):
+                    logger.rewind(checkpoint["global_step"])
+        self.trainer.fit(**kwargs, ckpt_path=ckpt_path)
+        self._after_training()
+
+    def _after_training(self, is_resumed_finished: bool = False) -> None:
+        is_tested = self.run.file("test.json").exists()
+        has_test = "test" in self.datamodule.splits and self.config["fit"].test_after_fit
+        if is_resumed_finished and (is_tested or not has_test):
+            log.info("the run %s is finished; a fit without --resume starts a new one", self.run.path)
+            return
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        callback = next(c for c in callbacks if isinstance(c, Checkpoints))
+        if callback.signal.received and has_test:
+            raise Interrupted(callback.signal.received)
+        if has_test:
+            self.trainer.test(
+                self.model, datamodule=self.datamodule, ckpt_path=self.run.checkpoint("best"), verbose=False
+            )
+        if self.trainer.is_global_zero:
+            print(f"run in {self.run.path}", flush=True)
+
+
+def run_lightning(arguments: Sequence[str]) -> None:
+    """Run fit, validate, test or predict."""
+    _be_quiet()
+    set_parsing_settings(docstring_parse_attribute_docstrings=False)
+    sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
+    FinetuneCLI(arguments)
+
+
+def _flag(args: Sequence[str], name: str) -> str | None:
+    for i, argument in enumerate(args):
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+        if argument == name and i + 1 < len(args):
+            return args[i + 1]
+    return None
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _be_quiet() -> None:
+    """Leave only what a user can act on."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("finetune").setLevel(logging.INFO)
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch")

@@ -1,0 +1,80 @@
+"""What is measured on a split: metrics with sum states only, so that every picture counts once on any devices."""
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassPrecision,
+    MulticlassRecall,
+)
+
+
+class CalibrationError(Metric):
+    """Expected calibration error: how far confidence and accuracy lie apart, averaged over 15 bins of confidence.
+
+    torchmetrics' own keeps every prediction in lists, which grow with the data and hang where a device has none; sums
+    for each bin give the same number. Bins are open to the right, as there: [0, 1/15), …, [14/15, 1), and 1 by itself.
+
+    Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
+    """
+
+    full_state_update = False
+    count: Tensor
+    confidence: Tensor
+    correct: Tensor
+
+    def __init__(self, num_bins: int = 15) -> None:
+        super().__init__()
+        self.num_bins = num_bins
+        for name in ("count", "confidence", "correct"):
+            self.add_state(name, torch.zeros(num_bins + 1, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add predictions: probabilities (B, K) and class indices (B,)."""
+        confidence, predicted = preds.double().max(dim=1)
+        edges = torch.linspace(0, 1, self.num_bins + 1, device=preds.device)
+        bins = torch.bucketize(confidence.float(), edges, right=True) - 1
+        self.count.index_add_(0, bins, torch.ones_like(confidence))
+        self.confidence.index_add_(0, bins, confidence)
+        self.correct.index_add_(0, bins, (predicted == target).to(confidence.dtype))
+
+    def compute(self) -> Tensor:
+        return ((self.confidence - self.correct).abs().sum() / self.count.sum()).float()
+
+
+class MeanLoss(Metric):
+    """A mean by weights; torchmetrics' MeanMetric drops the weights with nan_strategy="disable", the cheap one."""
+
+    full_state_update = False
+    sum: Tensor
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("sum", "weight"):
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, loss_sum: Tensor, weight: Tensor) -> None:
+        """Add the sum of the weighted losses of some pictures and the sum of their weights."""
+        self.sum += loss_sum.detach()
+        self.weight += weight
+
+    def compute(self) -> Tensor:
+        return (self.sum / self.weight).float()
+
+
+def split_metrics(num_classes: int) -> MetricCollection:
+    """Return the metrics of one evaluation split, fed with probabilities (B, K) and class indices (B,)."""
+    return MetricCollection(
+        {
+            "accuracy": MulticlassAccuracy(num_classes, average="micro"),
+            "f1": MulticlassF1Score(num_classes, average="macro"),
+            "precision": MulticlassPrecision(num_classes, average=None),
+            "recall": MulticlassRecall(num_classes, average=None),
+            "confusion_matrix": MulticlassConfusionMatrix(num_classes),
+            "calibration_error": CalibrationError(),
+        }
+    )

@@ -1,0 +1,108 @@
+"""What learns and how fast: freezing from the stem on, and named optimizer groups.
+
+Nothing here is unfrozen or regrouped later: what trains is settled once, before DDP wraps the network.
+"""
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from finetune.models import head, stages
+
+
+def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
+    """Take the gradients from the stages up to a named one, and from the parameters that lie outside any stage.
+
+    Args:
+        network: Its parameters' `requires_grad` is set; the head's never is.
+        last: Name of the last frozen stage, or of several together (`features`); `backbone` for all; None for nothing.
+
+    Returns:
+        The frozen modules: the caller keeps them in eval mode, so that their batch norm and dropout rest too.
+    """
+    if last is None:
+        return []
+    parts = stages(network)
+    named = [i for i, name in enumerate(parts) if last == "backbone" or name == last or name.startswith(last + ".")]
+    if not named:
+        raise ValueError(
+            f"there is no stage {last!r} to freeze; the stages are {', '.join(parts)}, and backbone is all"
+        )
+    frozen = list(parts.values())[: named[-1] + 1]
+    for parameter in (*_outside(network), *(p for stage in frozen for p in stage.parameters())):
+        parameter.requires_grad = False
+    return frozen
+
+
+def batch_norms(network: nn.Module) -> list[nn.Module]:
+    """Every batch norm module of torch's."""
+    return [module for module in network.modules() if isinstance(module, _BatchNorm)]
+
+
+def param_groups(
+    network: nn.Module, head_lr_multiplier: float, layer_decay: float = 1.0, decay_norm_and_bias: bool = True
+) -> list[dict]:
+    """Name the groups of an optimizer, stem first; every trainable parameter is in exactly one, frozen ones in none.
+
+    Nothing is modified. Without layer decay the groups are `backbone` and `head`. With it each stage is one: the head
+    has depth 0, the last stage depth 1, and so on to the stem; a stage of depth d learns at `layer_decay ** d` times
+    the rate. A stage of nothing but norm parameters has the depth of the one before it, to which it belongs.
+
+    Args:
+        network: Frozen as it will be.
+        head_lr_multiplier: The head's learning rate relative to the optimizer's.
+        layer_decay: Ratio between the learning rates of neighbouring stages, in (0, 1].
+        decay_norm_and_bias: If false, biases and norm parameters get groups of their own, `…_no_decay`.
+
+    Returns:
+        Groups with `name`, `params` and `lr_multiplier`, for `scale_learning_rates`; those without weight decay say so.
+
+    Source: layer-wise decay of BEiT (arXiv:2106.08254), counted as its `LayerDecayValueAssigner` does.
+    """
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay must be above 0 and at most 1, not {layer_decay}")
+    if head_lr_multiplier <= 0:
+        raise ValueError(f"head_lr_multiplier must be above 0, not {head_lr_multiplier}")
+    parts = {name: list(stage.parameters()) for name, stage in stages(network).items()}
+    for name in list(parts)[:1]:
+        parts[name] = [*_outside(network), *parts[name]]
+    multipliers: dict[str, float] = {}
+    depth = 0
+    for name in reversed(parts):
+        # Counted from the head, a norm's depth is that of the stage before it, which comes next here.
+        multipliers[name] = layer_decay ** (depth + 1)
+        depth += not _is_norm(parts[name])
+    if layer_decay == 1:
+        parts = {"backbone": [parameter for parameters in parts.values() for parameter in parameters]}
+        multipliers = {"backbone": 1.0}
+    parts["head"] = list(head(network).parameters())
+    multipliers["head"] = head_lr_multiplier
+    groups = []
+    for name, parameters in parts.items():
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        exempt = [p for p in trainable if p.ndim <= 1 and not decay_norm_and_bias]
+        decayed = [p for p in trainable if p.ndim > 1 or decay_norm_and_bias]
+        if decayed:
+            groups.append({"name": name, "params": decayed, "lr_multiplier": multipliers[name]})
+        if exempt:
+            rest = {"name": f"{name}_no_decay", "params": exempt, "lr_multiplier": multipliers[name]}
+            groups.append({**rest, "weight_decay": 0.0})
+    return groups
+
+
+def scale_learning_rates(optimizer: Optimizer) -> None:
+    """Multiply the learning rate of each group by its `lr_multiplier`, once: the key, unknown to torch, is removed."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * group.pop("lr_multiplier", 1.0)
+
+
+def _outside(network: nn.Module) -> list[nn.Parameter]:
+    """Parameters that lie directly on a container, like ViT's class token: they go with the first stage."""
+    inside = {id(p) for part in (*stages(network).values(), head(network)) for p in part.parameters()}
+    return [parameter for parameter in network.parameters() if id(parameter) not in inside]
+
+
+def _is_norm(parameters: Iterable[nn.Parameter]) -> bool:
+    return all(parameter.ndim <= 1 for parameter in parameters)

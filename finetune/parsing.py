@@ -1,0 +1,67 @@
+"""Wrong flags and config keys, told in one line with the nearest right one."""
+
+import difflib
+import re
+import sys
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser
+from pytorch_lightning.cli import LightningArgumentParser
+
+_UNKNOWN = (
+    re.compile(r"does not accept (?:nested )?option '(?P<key>[^']+)'"),
+    re.compile(r"[Uu]nrecognized arguments?: (?P<key>--?[^\s=]+)"),
+    re.compile(r"[Kk]ey '(?P<key>[^']+)' is not expected"),
+    re.compile(r"Unknown argument:? '?(?P<key>[^\s']+)'?"),
+)
+
+
+class OneLineErrorParser(ArgumentParser):
+    """A parser whose errors are one line on stderr and exit code 2."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        print(f"{self.prog.split(' [')[0]}: error: {explain(self, message)}", file=sys.stderr)
+        self.exit(2)
+
+
+class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
+    """The same for LightningCLI."""
+
+
+def explain(parser: ArgumentParser, message: str) -> str:
+    """Return `message` in one line; if it is about an unknown key, with the nearest valid one."""
+    for pattern in _UNKNOWN:
+        if match := pattern.search(message):
+            key = match["key"]
+            valid = valid_keys(parser)
+            if key.lstrip("-") in ("", "config"):
+                break
+            nearest = nearest_key(key.lstrip("-"), valid)
+            return f"there is no option {key!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    text = " ".join(lines)
+    return text if len(text) < 500 else f"{text[:400]} … {text[-80:]}"
+
+
+def nearest_key(key: str, valid: list[str]) -> str | None:
+    """Return the valid dotted key that was probably meant by `key`, whole or by its last part."""
+    matches = difflib.get_close_matches(key, valid, n=1, cutoff=0.75)
+    if matches:
+        return matches[0]
+    group, _, last = key.rpartition(".")
+    siblings = {name.rpartition(".")[2]: name for name in valid if name.rpartition(".")[0] == group} or {
+        name.rpartition(".")[2]: name for name in valid
+    }
+    matches = difflib.get_close_matches(last, list(siblings), n=1)
+    return siblings[matches[0]] if matches else None
+
+
+def valid_keys(parser: ArgumentParser) -> list[str]:
+    """Return the dotted names of all options of a parser, those of its subcommands included."""
+    keys: list[str] = []
+    for action in parser._actions:
+        keys += [option.lstrip("-") for option in action.option_strings]
+        choices: Any = getattr(action, "_name_parser_map", None) or {}
+        for subparser in choices.values():
+            keys += valid_keys(subparser)
+    return sorted(set(keys))

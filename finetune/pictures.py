@@ -1,0 +1,123 @@
+"""Data sets of picture files: what one index gives, and how several become a batch."""
+
+import logging
+import os
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, overload
+
+import albumentations as A
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from finetune.decode import DecodeError, decode
+from finetune.sampling import augmentation_seed
+
+log = logging.getLogger(__name__)
+
+
+class PathList(Sequence[str]):
+    """Many paths in two arrays: 8 bytes a path more than its letters, and nothing that forked workers would copy."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        letters, ends = bytearray(), array("q", [0])
+        for path in paths:
+            letters += os.fsencode(path)
+            ends.append(len(letters))
+        self._letters = np.frombuffer(bytes(letters), np.uint8)
+        self._ends = np.frombuffer(ends.tobytes(), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        return os.fsdecode(self._letters[self._ends[i] : self._ends[i + 1]].tobytes())
+
+
+class Pictures(Dataset[dict[str, Any]]):
+    """Pictures by index, decoded and transformed.
+
+    An index is an int in evaluation and (epoch, index) in training, where it seeds the transform: the pixels depend on
+    (seed, epoch, index) alone.
+
+    Args:
+        read: Gives picture i as (H, W, 3) uint8 RGB; raises `DecodeError`.
+        labels: Class index of each picture, (N,) int64; -1 where unknown.
+        transform: To (h, w, 3) uint8.
+        seed: Seed of the random transforms.
+        on_bad_image: What a picture that can't be decoded does: end the run, or be left out.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], np.ndarray],
+        labels: np.ndarray,
+        transform: A.Compose,
+        seed: int = 0,
+        on_bad_image: Literal["error", "skip"] = "error",
+    ) -> None:
+        self.read, self.labels, self.transform, self.seed = read, labels, transform, seed
+        self.on_bad_image = on_bad_image
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
+        epoch, index = key if isinstance(key, tuple) else (None, key)
+        item = {"index": index, "label": int(self.labels[index]), "image": None, "error": ""}
+        try:
+            picture = self.read(index)
+        except DecodeError as error:
+            if self.on_bad_image == "error":
+                raise
+            return {**item, "error": str(error)}
+        if epoch is not None:
+            self.transform.set_random_seed(augmentation_seed(self.seed, epoch, index))
+        return {**item, "image": self.transform(image=picture)["image"]}
+
+
+class FileReader:
+    """Reads picture i of a list of files."""
+
+    def __init__(self, paths: PathList) -> None:
+        self.paths = paths
+
+    def __call__(self, index: int) -> np.ndarray:
+        return decode(self.paths[index])
+
+
+class Collate:
+    """Makes a batch of what a data set gives for several indices, perhaps none.
+
+    Returns a dict: `image` (B, 3, h, w) uint8 in channels_last order, `label` and `index` (B,) int64, and `bad`, a list
+    of (index, error) for the pictures that could not be decoded; these are not among the B.
+    """
+
+    def __init__(self, image_size: int) -> None:
+        self.image_size = image_size
+
+    def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        good = [item for item in items if item["image"] is not None]
+        images = np.empty((len(good), self.image_size, self.image_size, 3), np.uint8)
+        for image, item in zip(images, good, strict=True):
+            image[:] = item["image"]
+        return {
+            "image": torch.from_numpy(images).permute(0, 3, 1, 2),
+            "label": _int64(item["label"] for item in good),
+            "index": _int64(item["index"] for item in good),
+            "bad": [(item["index"], item["error"]) for item in items if item["image"] is None],
+        }
+
+
+def _int64(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64)

@@ -1,0 +1,154 @@
+"""One row for each picture, in the order of the input, whatever the number of devices; none is kept in memory."""
+
+import csv
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import pytorch_lightning as pl
+import torch.distributed as dist
+from torch import Tensor
+
+from finetune.runs import Run
+
+_DIGITS = 7
+SUFFIXES = (".csv", ".jsonl", ".parquet")
+# What becomes of a file name that is not UTF-8: its own bytes, JSON's \udcXX for each of them, or question marks.
+_NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet": "replace"}
+
+
+class PredictionWriter(pl.Callback):
+    """Writes predictions as they come: each device its contiguous part of the list, rank 0 then joins the parts.
+
+    Args:
+        run: The run; `predictions.csv` goes into its folder.
+        output: Another file to write, its suffix .csv, .jsonl or .parquet says how.
+        top_k: Give the k most probable classes and their probabilities, best first, instead of a column for each class.
+    """
+
+    def __init__(self, run: Run, output: str | None = None, top_k: int | None = None) -> None:
+        if output and Path(output).suffix not in SUFFIXES:
+            raise ValueError(f"--output {output}: the suffix must be one of {' '.join(SUFFIXES)}")
+        if output and Path(output).suffix == ".parquet":
+            _pyarrow()
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"--top_k must be at least 1, got {top_k}")
+        self.run, self.output, self.top_k = run, output, top_k
+        self.counts: Counter[str] = Counter()
+        self._part: IO[str] | None = None
+
+    @property
+    def target(self) -> Path:
+        return Path(self.output) if self.output else self.run.file("predictions.csv")
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        names: list[str] = pl_module.class_names  # type: ignore[assignment]
+        if self.top_k is not None and self.top_k > len(names):
+            raise ValueError(f"--top_k {self.top_k}: there are only {len(names)} classes")
+        extra = [f"p_{name}" for name in names]
+        if self.top_k is not None:
+            extra = [f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")]
+        self.columns = ["path", "class", "probability", *extra, "error"]
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        part = self._part_path(trainer.global_rank)
+        self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8[self.target.suffix])
+
+    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
+        assert self._part is not None
+        paths = trainer.datamodule.splits["predict"].paths  # type: ignore[attr-defined]
+        rows = list(self._rows(outputs, paths, pl_module.class_names))  # type: ignore[arg-type]
+        self.counts.update(row["class"] or "unreadable" for row in rows)
+        if self.target.suffix == ".csv":
+            csv.DictWriter(self._part, self.columns, lineterminator="\n").writerows(rows)
+        else:
+            self._part.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert self._part is not None
+        self._part.close()
+        self._part = None
+        counts: list[Any] = [None] * trainer.world_size
+        if trainer.world_size > 1:
+            dist.all_gather_object(counts, self.counts)  # also the barrier after which all parts are whole
+        else:
+            counts = [self.counts]
+        if trainer.is_global_zero:
+            self._join([self._part_path(rank) for rank in range(trainer.world_size)])
+            self._summary(sum(counts, Counter()))
+
+    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self._part is not None:
+            self._part.close()
+            self._part_path(trainer.global_rank).unlink(missing_ok=True)
+
+    def _rows(self, outputs: dict[str, Any], paths: Sequence[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        probabilities: Tensor = outputs["probabilities"].cpu()
+        order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
+        good = dict(zip(outputs["index"].tolist(), zip(probabilities.tolist(), order, strict=True), strict=True))
+        errors = dict(outputs["bad"])
+        for index in sorted([*good, *errors]):
+            row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": paths[index]}
+            if index in errors:
+                yield row | {"error": errors[index]}
+                continue
+            values, best = good[index]
+            row |= {"class": names[best[0]], "probability": round(values[best[0]], _DIGITS)}
+            if self.top_k is None:
+                row |= {f"p_{name}": round(value, _DIGITS) for name, value in zip(names, values, strict=True)}
+            else:
+                for i in range(2, self.top_k + 1):
+                    k = best[i - 1]
+                    row |= {f"class_{i}": names[k], f"probability_{i}": round(values[k], _DIGITS)}
+            yield row
+
+    def _join(self, parts: list[Path]) -> None:
+        joined = self.target.with_name(f".{self.target.name}.tmp")
+        try:
+            if self.target.suffix == ".parquet":
+                _write_parquet(joined, parts, self.columns)
+            else:
+                with open(joined, "wb") as file:
+                    if self.target.suffix == ".csv":
+                        file.write((",".join(map(_quoted, self.columns)) + "\n").encode())
+                    for part in parts:
+                        with open(part, "rb") as source:
+                            shutil.copyfileobj(source, file)
+            joined.replace(self.target)
+        finally:
+            joined.unlink(missing_ok=True)
+            for part in parts:
+                part.unlink(missing_ok=True)
+
+    def _summary(self, counts: Counter[str]) -> None:
+        print(f"{counts.total()} pictures: " + ", ".join(f"{n} {name}" for name, n in counts.most_common()))
+        print(f"predictions in {self.target}", flush=True)
+
+    def _part_path(self, rank: int) -> Path:
+        return self.target.with_name(f".{self.target.name}.part{rank}")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n') else name
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError("a .parquet file needs pyarrow: pip install 'finetune[parquet]'") from error
+    return pyarrow
+
+
+def _write_parquet(target: Path, parts: list[Path], columns: list[str]) -> None:
+    pyarrow = _pyarrow()
+    is_text = {name: name in ("path", "error") or name.startswith("class") for name in columns}
+    schema = pyarrow.schema([(name, pyarrow.string() if text else pyarrow.float64()) for name, text in is_text.items()])
+    with pyarrow.parquet.ParquetWriter(target, schema) as writer:
+        for part in parts:
+            with open(part, encoding="utf-8") as lines:
+                while rows := [json.loads(line) for line in islice(lines, 10_000)]:
+                    writer.write_table(pyarrow.Table.from_pylist(rows, schema))

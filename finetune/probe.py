@@ -1,0 +1,184 @@
+"""A linear head fitted on fixed features: multinomial logistic regression, solved to convergence in float64.
+
+With features x scaled as said below, weights w (K, D) and biases b (K,), it minimises
+
+    mean over the pictures of cross_entropy(w x + b, label) + strength / 2 * sum of w ** 2
+
+The bias is free. Features are centred and divided by one number for all, so that a picture lies at a mean squared
+distance of 1 from the centre: a strength then means the same for any network, and no feature gains weight.
+"""
+
+# Shapes: N pictures, D features, K classes; K' of the classes have pictures.
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator, cg
+from scipy.special import log_softmax, logsumexp, softmax
+
+Array = NDArray[np.float64]
+
+STRENGTHS = tuple(10.0 ** np.arange(0, -6.5, -0.5))
+
+# Gradient norm at which a fit is taken as solved. The weights are then within tolerance / strength of the optimum;
+# Newton's last step usually lands several orders below.
+_TOLERANCE = 1e-12
+
+_MAX_STEPS = 200  # of Newton's method; about five are needed
+_NUM_FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A fitted head for the features as they were given, and how its strength was chosen."""
+
+    weight: Array  # (K, D)
+    bias: Array  # (K,)
+    strength: float
+    val_accuracy: float | None  # on the pictures held out; None where none could be
+    table: list[tuple[float, float, float]]  # strength, log loss and accuracy on the pictures held out
+
+
+def fit_probe(
+    features: Array,
+    labels: NDArray[np.integer],
+    num_classes: int,
+    val_features: Array | None = None,
+    val_labels: NDArray[np.integer] | None = None,
+    strengths: Sequence[float] = STRENGTHS,
+) -> Probe:
+    """Fit a head at the strength with the least log loss on held-out pictures; of equal ones the strongest.
+
+    Held out are the validation pictures, which never enter the fit. Without them, five stratified folds of the training
+    pictures take turns, and the fit at the chosen strength is then made on all. The result depends neither on the order
+    of the pictures nor on chance. A class without pictures gets a zero row and odds of 1 in N at the centre.
+
+    Args:
+        features: (N, D).
+        labels: (N,), from 0 to K - 1.
+        num_classes: K.
+        val_features: Like `features`; None or empty for folds.
+        val_labels: Like `labels`.
+        strengths: All above 0.
+    """
+    if min(strengths) <= 0:
+        raise ValueError(f"strengths must be above 0, not {min(strengths)}")
+    if len(features) == 0 or not np.isfinite(features).all():
+        raise ValueError("the features hold values that are not finite" if len(features) else "there are no features")
+    strengths = sorted(map(float, strengths), reverse=True)
+    x, y = np.asarray(features, np.float64), np.asarray(labels)
+    has_val = val_features is not None and val_labels is not None and len(val_features) > 0
+    held_out: list[tuple[Any, Any, Any]] = [(slice(None), val_features, val_labels)]
+    if not has_val:
+        folds = _folds(x, y)
+        held_out = [(folds != k, x[folds == k], y[folds == k]) for k in range(_NUM_FOLDS) if k in folds]
+    fits: list[tuple[Array, Array]] = []
+    totals = np.zeros((len(strengths), 3))
+    for rows, val_x, val_y in held_out:
+        fits = list(_path(x[rows], y[rows], num_classes, strengths))
+        totals += [_score(fit, np.asarray(val_x, np.float64), np.asarray(val_y)) for fit in fits]
+    loss, accuracy = totals[:, 0] / totals[:, 2].clip(1), totals[:, 1] / totals[:, 2].clip(1)
+    best = int(np.argmax(loss <= loss.min() + 1e-9))  # the first, so the strongest, of those equal up to rounding
+    weight, bias = fits[best] if has_val else next(_path(x, y, num_classes, strengths[best : best + 1]))
+    table = list(zip(strengths, loss.tolist(), accuracy.tolist(), strict=True)) if held_out else []
+    return Probe(weight, bias, strengths[best], float(accuracy[best]) if held_out else None, table)
+
+
+def _score(fit: tuple[Array, Array], x: Array, y: NDArray[np.integer]) -> tuple[float, int, int]:
+    """Log loss summed, right answers, pictures."""
+    logits = x @ fit[0].T + fit[1]  # (N, K)
+    loss = -log_softmax(logits, axis=1)[np.arange(len(y)), y].sum()
+    return float(loss), int((logits.argmax(axis=1) == y).sum()), len(y)
+
+
+def _folds(x: Array, y: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Deal the pictures of each class to the folds; -1 for a class's only picture, which is never held out.
+
+    They are dealt in the order of their features, so that the order of the rows has no part in it.
+    """
+    folds = np.full(len(y), -1)
+    order = np.lexsort(x.T[::-1])
+    for first, label in enumerate(np.unique(y)):  # each class begins at another fold, so that none gets all the rests
+        rows = order[y[order] == label]
+        if len(rows) > 1:
+            folds[rows] = (first + np.arange(len(rows))) % _NUM_FOLDS
+    return folds
+
+
+def _path(
+    x: Array, y: NDArray[np.integer], num_classes: int, strengths: Sequence[float]
+) -> Iterator[tuple[Array, Array]]:
+    """Yield weight (K, D) and bias (K,) for each strength, each solved from where the one before it ended."""
+    centre = x.mean(axis=0)
+    x = x - centre
+    scale = np.sqrt((x**2).sum(axis=1).mean()) or 1.0  # all pictures alike: nothing to scale
+    x = np.column_stack([x / scale, np.ones(len(x))])  # (N, D + 1): the bias is the weight of a constant
+    present, targets = np.unique(y, return_inverse=True)
+    fitted = np.zeros((len(present), x.shape[1]))
+    for strength in strengths:
+        fitted = _solve(x, targets, strength, fitted)
+        weight, bias = np.zeros((num_classes, x.shape[1] - 1)), np.zeros(num_classes)
+        weight[present] = fitted[:, :-1] / scale
+        # Adding one number to all biases changes no probability: fix it.
+        centred = fitted[:, -1] - fitted[:, -1].mean()
+        bias[:] = logsumexp(centred) - np.log(len(x))  # log odds at the centre; for the classes without pictures
+        bias[present] = centred
+        yield weight, bias - weight @ centre
+
+
+def _solve(x: Array, y: NDArray[np.integer], strength: float, w: Array) -> Array:
+    """Minimise over w (K', D + 1), from the one given, by Newton's method.
+
+    Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
+    """
+    rows, penalty = np.arange(len(x)), np.full(x.shape[1], strength)
+    penalty[-1] = 0.0  # the bias is free
+
+    def loss(logits: Array, w: Array) -> float:
+        return float((logsumexp(logits, axis=1) - logits[rows, y]).mean() + (penalty * w**2).sum() / 2)
+
+    logits = x @ w.T  # (N, K')
+    value = loss(logits, w)
+    for _ in range(_MAX_STEPS):
+        p = softmax(logits, axis=1)
+        residual = p.copy()
+        residual[rows, y] -= 1
+        gradient = residual.T @ x / len(x) + penalty * w
+        if np.linalg.norm(gradient) <= _TOLERANCE:
+            return w
+        step = _newton_step(x, p, penalty, gradient)
+        change, slope = x @ step.T, float((gradient * step).sum())
+        # Halved until the loss falls; differences below rounding count as a fall, or the last steps would be refused.
+        for t in 0.5 ** np.arange(40):
+            trial = loss(logits + t * change, w + t * step)
+            if trial <= value + 1e-4 * t * slope + 1e-14 * max(1.0, value):
+                break
+        w, logits, value = w + t * step, logits + t * change, trial
+    raise RuntimeError(f"no head found at strength {strength}: the gradient is still {np.linalg.norm(gradient):.1e}")
+
+
+def _newton_step(x: Array, p: Array, penalty: Array, gradient: Array) -> Array:
+    """Solve Hessian @ step = -gradient by conjugate gradients: the Hessian, (K' D) squared numbers, is never formed."""
+
+    def hessian(v: Array) -> Array:
+        v = v.reshape(gradient.shape)
+        u = p * (x @ v.T)
+        u -= p * u.sum(axis=1, keepdims=True)
+        return (u.T @ x / len(x) + penalty * v).ravel()
+
+    def precondition(v: Array) -> Array:
+        return v / diagonal
+
+    diagonal = ((p * (1 - p)).T @ x**2 / len(x) + penalty).ravel()
+    size = (gradient.size, gradient.size)
+    step, _ = cg(
+        LinearOperator(size, hessian, dtype=np.float64),
+        -gradient.ravel(),
+        rtol=min(0.1, float(np.linalg.norm(gradient)) ** 0.5),  # closer to the end, closer to Newton's own step
+        maxiter=1000,  # a step that is cut off still goes downhill
+        M=LinearOperator(size, precondition, dtype=np.float64),
+    )
+    return step.reshape(gradient.shape)

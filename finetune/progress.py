@@ -1,0 +1,150 @@
+"""What a person sees of a run: a bar with pictures per second on a terminal, a line for each epoch, and the result."""
+
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ProgressBar
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from finetune.runs import Run, write_results
+
+
+class PicturesBar(ProgressBar):
+    """A rich progress bar on a terminal; elsewhere only the line at each epoch's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_enabled = True
+        self.console = Console(stderr=True)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._pictures, self._seconds, self._since = 0, 0.0, 0.0
+        self._finished = ""
+
+    def disable(self) -> None:
+        self.is_enabled = False
+
+    def enable(self) -> None:
+        self.is_enabled = True
+
+    def _begin(self, what: str, total: int | float) -> None:
+        self._pictures, self._seconds, self._since = 0, 0.0, time.perf_counter()
+        if not self.is_enabled or not self.console.is_terminal:
+            return
+        if self._progress is None:
+            rate = TextColumn("{task.fields[rate]:6.0f} pictures/s {task.fields[note]}")
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+            self._progress = Progress(*columns, console=self.console, transient=True)
+            self._progress.start()
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(what, total=None if total == float("inf") else total, rate=0.0, note="")
+
+    def _advance(self, batch: Any, note: str = "") -> None:
+        # This device's share times the number of devices: shares differ by one at most.
+        self._pictures += len(batch["label"]) * self.trainer.world_size
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, advance=1, rate=self._rate(), note=note)
+
+    def _rate(self) -> float:
+        return self._pictures / max(self._seconds + time.perf_counter() - self._since, 1e-9)
+
+    def _end(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = self._task = None
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._report(trainer)
+        self._begin(self._epoch(trainer), self.total_train_batches)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs["loss"].item() if self._progress is not None else 0.0
+        self._advance(batch, f"loss {loss:.3f}")
+
+    def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.state.fn == "validate":
+            self._begin("validating", self.total_val_batches_current_dataloader)
+        else:
+            self._seconds += time.perf_counter() - self._since
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._since = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._finished, self._speed = self._epoch(trainer), self._rate()
+
+    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._report(trainer)
+
+    def _report(self, trainer: pl.Trainer) -> None:
+        # Not at the epoch's end itself: there the network logs its own numbers after us.
+        if self._finished and self.is_enabled and trainer.is_global_zero:
+            shown = [n for n in ("train/loss_epoch", "val/loss", "val/accuracy") if n in trainer.callback_metrics]
+            numbers = "  ".join(f"{name.removesuffix('_epoch')} {trainer.callback_metrics[name]:.4f}" for name in shown)
+            line = f"{self._finished}  {numbers}  {self._speed:.0f} pictures/s"
+            self.console.print(line, highlight=False, soft_wrap=True)
+        self._finished = ""
+
+    def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._begin("testing", sum(trainer.num_test_batches))
+
+    def on_predict_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._begin("predicting", sum(trainer.num_predict_batches))
+
+    def _on_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        if trainer.state.fn != "fit":
+            self._advance(batch)
+
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = _on_batch_end  # type: ignore[assignment]
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        self._end()
+
+    def on_exception(self, *_: Any) -> None:
+        self._end()
+
+    @staticmethod
+    def _epoch(trainer: pl.Trainer) -> str:
+        return f"epoch {trainer.current_epoch + 1}" + (
+            f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress": None, "_task": None, "console": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.console = Console(stderr=True)
+
+
+class Results(pl.Callback):
+    """Prints the result of `test` and `validate` on lines of their own and writes it into the run's folder."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._report(trainer, pl_module, "test")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == "validate":
+            self._report(trainer, pl_module, "val")
+
+    def _report(self, trainer: pl.Trainer, pl_module: Any, split: str) -> None:
+        if not trainer.is_global_zero:
+            return
+        values = {
+            name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(f"{split}/")
+        }
+        checkpoint = str(trainer.ckpt_path) if trainer.ckpt_path else None
+        details = {
+            "checkpoint": checkpoint,
+            "class_names": pl_module.class_names,
+            "confusion_matrix": pl_module.confusion_matrix,
+        }
+        write_results(self.run.file(f"{split}.json"), {**values, **details})
+        for name in ("accuracy", "loss", "f1", "calibration_error"):
+            print(f"{split}/{name} {values[f'{split}/{name}']:.4f}", flush=True)

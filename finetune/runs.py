@@ -1,0 +1,159 @@
+"""A run is a folder: `<root>/<command>/version_N` with config, metrics, checkpoints, results and predictions."""
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from jsonargparse import ArgumentParser, Namespace
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+
+class Run:
+    """Where this run's files go.
+
+    Attributes:
+        path: The run's folder; None until `choose`.
+    """
+
+    def __init__(self, root: str | Path, command: str, path: Path | None = None) -> None:
+        self.root, self.command, self.path = Path(root), command, path
+
+    def choose(self) -> Path:
+        """Make a new version of the folder; two runs that begin at once get one each."""
+        folder = self.root / self.command
+        folder.mkdir(parents=True, exist_ok=True)
+        while self.path is None:
+            candidate = folder / f"version_{1 + max(map(_version, versions(self.root, self.command)), default=-1)}"
+            try:
+                candidate.mkdir()
+                self.path = candidate
+            except FileExistsError:
+                continue
+        return self.path
+
+    def file(self, name: str) -> Path:
+        assert self.path is not None, "the run's folder is not chosen yet"
+        return self.path / name
+
+    def checkpoint(self, name: str) -> Path:
+        return self.file("checkpoints") / f"{name}.ckpt"
+
+
+def versions(root: str | Path, command: str) -> list[Path]:
+    """Return the runs of `command` beneath `root`, oldest first."""
+    folders = Path(root, command).glob("version_*")
+    return sorted((f for f in folders if f.is_dir() and re.fullmatch(r"version_\d+", f.name)), key=_version)
+
+
+def newest_with_checkpoint(root: str | Path) -> Path | None:
+    """Return the newest fit run beneath `root` that has a `last.ckpt`; None where there is none."""
+    return next((run for run in reversed(versions(root, "fit")) if (run / "checkpoints/last.ckpt").is_file()), None)
+
+
+def _version(folder: Path) -> int:
+    return int(folder.name.removeprefix("version_"))
+
+
+class RunFolder(pl.Callback):
+    """Lets rank 0 choose the run's folder, hands it to the others, and writes `config.yaml` into it."""
+
+    def __init__(self, run: Run, parser: ArgumentParser, config: Namespace) -> None:
+        self.run, self.parser, self.config = run, parser, config
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        is_new = self.run.path is None or not self.run.file("config.yaml").exists()
+        if trainer.is_global_zero and self.run.path is None:
+            self.run.choose()
+        chosen = trainer.strategy.broadcast(self.run.path)
+        if self.run.path not in (None, chosen):
+            raise RuntimeError(f"this process would go on in {self.run.path}, rank 0 in {chosen}: start them together")
+        self.run.path = chosen
+        if trainer.is_global_zero and (is_new or stage == "fit"):
+            text = self.parser.dump(self.config, skip_none=False, format="yaml")
+            replace_text(self.run.file("config.yaml"), text)
+
+
+class MetricsCSV(Logger):
+    """Appends metrics to `metrics.csv`, a row for each step that logged; columns are added as they appear."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+        self._columns: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return self.run.command
+
+    @property
+    def version(self) -> str:
+        return self.run.path.name if self.run.path else ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.run.path or self.run.root)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """config.yaml has them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        row: dict[str, Any] = {"step": step, **metrics}
+        path = self.run.file("metrics.csv")
+        new = [name for name in row if name not in self._columns]
+        if new:
+            rows = read_metrics(path)
+            self._columns = list(dict.fromkeys([*(rows[0] if rows else ()), *self._columns, *row]))
+            replace_text(path, _csv(rows, self._columns, header=True))
+        with open(path, "a", newline="", encoding="utf-8") as file:
+            file.write(_csv([row], self._columns, header=False))
+
+    @rank_zero_only
+    def rewind(self, global_step: int) -> None:
+        """Drop the rows of steps that a resumed run will do again: those from `global_step` on."""
+        path = self.run.file("metrics.csv")
+        rows = read_metrics(path)
+        if rows:
+            self._columns = list(rows[0])
+            kept = [row for row in rows if int(row["step"]) < global_step]
+            replace_text(path, _csv(kept, self._columns, header=True))
+
+
+def read_metrics(path: str | Path) -> list[dict[str, str]]:
+    """Return the rows of a metrics.csv, none where there is no file; a half-written last row is left out."""
+    if not Path(path).exists():
+        return []
+    lines = Path(path).read_text("utf-8").splitlines(keepends=True)
+    return list(csv.DictReader(line for line in lines if line.endswith("\n")))
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write the numbers of one evaluation as JSON."""
+    replace_text(path, json.dumps(results, indent=2) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file at once: readers and a full disk see the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _csv(rows: list[dict[str, Any]], columns: list[str], header: bool) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,99 @@
+"""The order of the pictures and each device's share: functions of (seed, epoch), not of workers, ranks or restarts.
+
+The i-th global batch of an epoch is the i-th slice of one permutation; device r of k takes the r-th contiguous part of
+it. In evaluation, device r takes the r-th contiguous part of the whole list: nothing is padded, nothing counted twice.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+
+import numpy as np
+from torch.utils.data import Sampler
+
+# Streams of random numbers that must not meet although they share a seed.
+_ORDER, _AUGMENTATION, _STEP = 0, 1, 2
+
+
+def run_seed() -> int:
+    """Return the seed of this run: what Lightning's `seed_everything` was given, else 0."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
+def train_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the permutation (num_images,) of picture indices that `epoch` trains in."""
+    return np.random.default_rng((_ORDER, seed, epoch)).permutation(num_images)
+
+
+def augmentation_seed(seed: int, epoch: int, index: int) -> int:
+    """Return the 32-bit seed of the random transforms of picture `index` in `epoch`."""
+    return int(np.random.SeedSequence((_AUGMENTATION, seed, epoch, index)).generate_state(1)[0])
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Return the seed of torch's generators for one training step, so that no generator state needs saving."""
+    return int(np.random.SeedSequence((_STEP, seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def share(num: int, rank: int, world_size: int) -> range:
+    """Return the `rank`-th of `world_size` contiguous parts of `range(num)`; sizes differ by one, larger first."""
+    size, extra = divmod(num, world_size)
+    start = rank * size + min(rank, extra)
+    return range(start, start + size + (rank < extra))
+
+
+class TrainBatches(Sampler[list[tuple[int, int]]]):
+    """This device's share of every global batch, as lists of (epoch, index); the last, smaller batch is kept.
+
+    A share is empty where a batch has fewer pictures than there are devices: all devices make the same number of steps.
+
+    Args:
+        num_images: Pictures in the training split.
+        batch_size: Pictures in a global batch, over all devices.
+        seed: Seed of the run.
+        rank: This device, from 0.
+        world_size: Number of devices.
+        epoch: Epoch of the first pass.
+        batch: Batch at which the first pass starts; later passes start at 0. `len()` is always that of a full epoch.
+    """
+
+    def __init__(
+        self, num_images: int, batch_size: int, seed: int, rank: int, world_size: int, epoch: int = 0, batch: int = 0
+    ) -> None:
+        self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
+        self.rank, self.world_size = rank, world_size
+        self.epoch, self.batch = epoch, batch
+        self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch, self.batch = epoch, 0
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch, first = self.epoch, self.batch
+        order = train_order(self.num_images, self.seed, epoch)
+        for i in range(first, len(self)):
+            batch = order[i * self.batch_size : (i + 1) * self.batch_size]
+            yield [(epoch, int(batch[j])) for j in share(len(batch), self.rank, self.world_size)]
+
+    def __len__(self) -> int:
+        return math.ceil(self.num_images / self.batch_size)
+
+
+class EvalBatches(Sampler[range]):
+    """The `rank`-th contiguous part of all pictures, in order; every device makes the same number of steps.
+
+    Where shares differ, the last batch of a smaller one may be empty: devices speak to each other after each step.
+    Batches are ranges, since Lightning keeps those of a prediction.
+    """
+
+    def __init__(self, num_images: int, num_per_step: int, rank: int, world_size: int) -> None:
+        self.indices, self.num_per_step = share(num_images, rank, world_size), num_per_step
+        self.num_steps = math.ceil(len(share(num_images, 0, world_size)) / num_per_step)
+
+    def __iter__(self) -> Iterator[range]:
+        for i in range(self.num_steps):
+            yield self.indices[i * self.num_per_step : (i + 1) * self.num_per_step]
+
+    def __len__(self) -> int:
+        return self.num_steps

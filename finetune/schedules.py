@@ -1,0 +1,59 @@
+"""The learning rate over the steps of a run."""
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import partial
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+
+class WarmupCosine(LambdaLR):
+    """A linear rise to the full rate, then half a cosine down; to be stepped after every optimizer step.
+
+    Step t of T, counted from 0, with W steps of warm-up, learns at the full rate times (t + 1) / W while t < W, then
+    times final + (1 - final) * (1 + cos(pi * (t - W) / (T - W))) / 2. So no step is wasted on a rate of 0: the first
+    has 1 / W of the rate, and `final` is reached after the last. Each group keeps its own full rate.
+
+    The state holds the position and the groups' full rates; the shape comes from the arguments, also on resume.
+
+    Args:
+        optimizer: Its groups' learning rates are the full rates.
+        total_steps: Optimizer steps of the whole run; `finetune fit` fills them in.
+        warmup: Share of the steps in which the rate rises, in [0, 1).
+        final: Share of the rate at the end, in [0, 1].
+
+    Source: linear warm-up, arXiv:1706.02677 section 2.2; cosine, SGDR without restarts, arXiv:1608.03983 equation 5.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, total_steps: int | None = None, warmup: float = 0.1, final: float = 0.0
+    ) -> None:
+        if total_steps is None or total_steps < 1:
+            raise ValueError(f"total_steps must be at least 1, not {total_steps}")
+        if not 0 <= warmup < 1:
+            raise ValueError(f"warmup must be at least 0 and below 1, not {warmup}")
+        if not 0 <= final <= 1:
+            raise ValueError(f"final must be from 0 to 1, not {final}")
+        warmup_steps = min(round(warmup * total_steps), total_steps - 1)
+
+        def factor(step: int) -> float:
+            if step < warmup_steps:
+                return (step + 1) / warmup_steps
+            progress = min(1.0, (step - warmup_steps) / (total_steps - warmup_steps))
+            return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
+
+        # LambdaLR keeps plain functions out of its state, so that checkpoints load with `weights_only=True`.
+        super().__init__(optimizer, factor)
+
+
+def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Callable[..., LRScheduler]:
+    """Give a scheduler that wants to know the run's number of steps, and was not told one, that number."""
+    if not isinstance(make, partial):
+        return make
+    # jsonargparse's partial calls a general instantiator with the class as its first argument
+    scheduler_class = make.args[0] if make.args and isinstance(make.args[0], type) else make.func
+    wants = "total_steps" in inspect.signature(scheduler_class).parameters
+    is_told = any(make.keywords.get(name) is not None for name in ("total_steps", "epochs"))
+    return partial(make, total_steps=total_steps) if wants and not is_told else make

@@ -1,0 +1,71 @@
+"""Ctrl-C and SIGTERM: a flag that all devices agree on between steps, never an exception inside one."""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(Exception):
+    """A run was stopped by a signal after its state was saved.
+
+    Attributes:
+        exit_code: 128 + signal number, as shells have it: 130 for Ctrl-C, 143 for SIGTERM.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.exit_code = 128 + signum
+
+
+class SignalFlag:
+    """Remembers the first SIGINT or SIGTERM while installed; a second Ctrl-C ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._previous: dict[int, Any] = {}
+        self._group: Any = None
+
+    def install(self) -> None:
+        for signum in _SIGNALS:
+            self._previous.setdefault(signum, signal.getsignal(signum))
+            signal.signal(signum, self._handle)
+
+    def restore(self) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+        self._previous = {}
+
+    def join(self) -> None:
+        """Open the group that `agreed` speaks through; every device calls this at the same point.
+
+        A group of its own on CPUs: asking through the GPUs would wait for their queue at every step.
+        """
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+
+    def agreed(self, trainer: pl.Trainer) -> int:
+        """Return the signal that any device has received, 0 for none; every device calls this at the same point."""
+        if trainer.world_size == 1:
+            return self.received
+        received = torch.tensor(self.received)
+        dist.all_reduce(received, dist.ReduceOp.MAX, group=self._group)
+        return int(received)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.received and signum == signal.SIGINT:
+            os._exit(128 + signum)
+        if not self.received and os.environ.get("LOCAL_RANK", "0") == "0":
+            what = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
+            os.write(sys.stderr.fileno(), f"\nstopping after this step; {what}\n".encode())
+        self.received = self.received or signum
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"received": 0, "_previous": {}, "_group": None}  # a spawned process installs its own

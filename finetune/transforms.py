@@ -1,0 +1,121 @@
+"""Albumentations pipelines on one picture: (H, W, 3) uint8 RGB to (image_size, image_size, 3) uint8 RGB.
+
+Normalisation is the network's business, so a pipeline never leaves uint8.
+"""
+
+import copy
+import difflib
+import importlib
+import inspect
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import albumentations as A
+import cv2
+import numpy as np
+
+# Worker processes are the parallelism here; OpenCV's own threads would only fight them and torch's.
+cv2.setNumThreads(0)
+
+# The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same ratio at any size.
+_RESIZE_RATIO = 256 / 224
+
+
+def train_transform(image_size: int, extra: Sequence[dict[str, Any]] = ()) -> A.Compose:
+    """Return the book's training pipeline: random resized crop and flip, then the `extra` transforms.
+
+    Args:
+        image_size: Side of the result in pixels.
+        extra: More transforms, each as `{"class_path": ..., "init_args": {...}}`.
+
+    Source: d2l.ai, section "Fine-Tuning"; `area` interpolation when shrinking avoids aliasing.
+    """
+    return _checked(
+        A.Compose(
+            [
+                A.RandomResizedCrop((image_size, image_size), area_for_downscale="image"),
+                A.HorizontalFlip(),
+                *(build_transform(spec) for spec in extra),
+            ]
+        ),
+        image_size,
+    )
+
+
+def eval_transform(image_size: int, resize: Literal["shorter_side", "squash"] = "shorter_side") -> A.Compose:
+    """Return the evaluation pipeline: resize to 8/7 of `image_size`, then crop the centre.
+
+    Args:
+        image_size: Side of the result in pixels.
+        resize: `shorter_side` keeps the picture's proportions; `squash` makes it square, as the book does.
+    """
+    side = round(image_size * _RESIZE_RATIO)
+    if resize == "squash":
+        first = A.Resize(side, side, area_for_downscale="image")
+    else:
+        first = A.SmallestMaxSize(side, area_for_downscale="image")
+    return A.Compose([first, A.CenterCrop(image_size, image_size)])
+
+
+def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
+    """Make the transform that a config names; an unknown class or argument is an error, never ignored."""
+    if set(spec) - {"class_path", "init_args"} or "class_path" not in spec:
+        raise ValueError(f"a transform is given as class_path and init_args, got {spec}")
+    module_name, _, class_name = spec["class_path"].rpartition(".")
+    try:
+        module = importlib.import_module(module_name or "albumentations")
+    except ImportError as error:
+        raise ValueError(f"transform {spec['class_path']}: {error}") from error
+    transform_class = getattr(module, class_name, None)
+    if transform_class is None:
+        raise ValueError(
+            f"there is no transform {class_name!r} in {module.__name__}{_nearest(class_name, dir(module))}"
+        )
+    if not (isinstance(transform_class, type) and issubclass(transform_class, A.BasicTransform)):
+        raise ValueError(f"{spec['class_path']} is not an albumentations transform")
+    init_args = spec.get("init_args") or {}
+    valid = inspect.signature(transform_class).parameters
+    for name in init_args:
+        if name not in valid:  # albumentations itself only warns, and then ignores the argument
+            raise ValueError(f"{class_name} has no argument {name!r}{_nearest(name, valid)}")
+    try:
+        return transform_class(**init_args)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{class_name}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return in one line what albumentations' checks (by pydantic, a line for each accepted type) found wrong."""
+    details = getattr(error.__cause__, "errors", None)
+    if details is None:
+        return " ".join(str(error).split())
+    found: dict[str, list[str]] = {}
+    for detail in details():
+        name = str(detail["loc"][0]) if detail["loc"] else "arguments"
+        if detail["type"] != "missing":
+            name += f"={detail['input']!r}"
+        found.setdefault(name, []).append(detail["msg"])
+    return "; ".join(f"{name}: {' or '.join(dict.fromkeys(messages))}" for name, messages in found.items())
+
+
+def _nearest(name: str, valid: Any) -> str:
+    matches = difflib.get_close_matches(name, list(valid), n=1)
+    return (
+        f"; did you mean {matches[0]!r}?" if matches else f"; valid are {', '.join(valid)}" if len(valid) < 20 else ""
+    )
+
+
+def _checked(transform: A.Compose, image_size: int) -> A.Compose:
+    certain = copy.deepcopy(transform)
+    for part in certain.transforms:
+        part.p = 1.0  # what happens at times must fit too
+    try:
+        result = certain(image=np.zeros((image_size, image_size, 3), np.uint8))["image"]
+    except Exception as error:  # whatever a transform of any origin raises
+        raise ValueError(f"the training transforms fail on a picture: {_reason(error)}") from error
+    if result.dtype != np.uint8 or result.shape != (image_size, image_size, 3):
+        raise ValueError(
+            f"the training transforms must give ({image_size}, {image_size}, 3) uint8 pictures, "
+            f"but give {result.shape} {result.dtype}; normalisation is inside the network"
+        )
+    return transform

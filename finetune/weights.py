@@ -1,0 +1,188 @@
+"""Pretrained weights: reading any file of them safely, and putting them into a network, head or no head."""
+
+import hashlib
+import pickle
+import re
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision import models
+
+from finetune.models import did_you_mean, head, head_name
+
+# Auxiliary classifiers of Inception and GoogLeNet, which only help to train from scratch: we build without them.
+_AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
+
+# Published files older than the modules they belong to (torchvision: densenet.py `_load_state_dict`,
+# vision_transformer.py `MLPBlock._load_from_state_dict`).
+_RENAMED = {
+    r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.",
+    r"\.mlp\.linear_1\.": ".mlp.0.",
+    r"\.mlp\.linear_2\.": ".mlp.3.",
+}
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Weights as read, before they are put into a network."""
+
+    state: dict[str, Tensor]
+    class_names: list[str] | None  # one for each row of the source classifier's head
+    origin: str  # for messages
+    mean: tuple[float, ...] | None = None  # the normalisation that torchvision states for its weights
+    std: tuple[float, ...] | None = None
+
+
+def read_weights(weights: str, backbone: str) -> Pretrained:
+    """Read a torchvision weights name of this backbone, a state dict, a safetensors file or a checkpoint of ours.
+
+    All is read to CPU memory, and nothing but tensors and plain values is ever unpickled.
+    """
+    published = models.get_model_weights(backbone)
+    name = weights.removeprefix(f"{published.__name__}.")
+    if name in published.__members__:
+        return _read_published(published[name])
+    path = Path(weights)
+    if path.is_file():
+        return _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    if path.suffix in (".pt", ".pth", ".ckpt", ".safetensors") or len(path.parts) > 1:
+        raise FileNotFoundError(f"there is no weights file {weights}")
+    valid = ", ".join(published.__members__)
+    raise ValueError(f"{weights!r} is neither a file nor weights of {backbone}; valid are: {valid}")
+
+
+def _read_published(weights: Any) -> Pretrained:
+    path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
+    published = re.search(r"-([0-9a-f]{8,})\.", path.name)
+    if path.is_file() and published:  # torchvision checks the hash of what it downloads, not of what is there already
+        with path.open("rb") as file:
+            if not hashlib.file_digest(file, "sha256").hexdigest().startswith(published[1]):
+                raise ValueError(f"{path} is broken: its sha256 does not begin with {published[1]}; delete it")
+    try:
+        state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError is what torch.hub raises for a wrong hash
+        raise OSError(f"can't download {weights} ({error}): put {weights.url} at {path} by hand") from error
+    preset = weights.transforms()
+    return Pretrained(_tidy(state), weights.meta["categories"], str(weights), tuple(preset.mean), tuple(preset.std))
+
+
+def _read_safetensors(path: Path) -> Pretrained:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return Pretrained(_tidy(load_file(path)), None, str(path))
+    except SafetensorError as error:
+        raise ValueError(f"{path} can't be read as safetensors: {error}") from error
+
+
+def _read_torch(path: Path) -> Pretrained:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # arbitrary bytes make the unpickler raise anything
+        has_objects = isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error)
+        reason = "is not a plain state dict (it contains Python objects); refusing to unpickle"
+        raise ValueError(f"{path} {reason if has_objects else 'is broken, or no file of torch'}") from error
+    state = content
+    for key in ("state_dict", "model"):
+        state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
+    if not (isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())):
+        raise ValueError(f"{path} is not a state dict: it holds something else than named tensors")
+    class_names = content.get("hyper_parameters", {}).get("class_names")  # in a checkpoint of ours
+    return Pretrained(_tidy(state), class_names, str(path))
+
+
+def _tidy(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Bring names to those of today's torchvision modules and half precision to float32."""
+    state = {k: v for k, v in state.items() if k.startswith("network.")} or state
+    for prefix in ("network.", "module.", "model.", "_orig_mod.") * 2:  # twice: they are nested in any order
+        if all(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    for pattern, replacement in _RENAMED.items():
+        state = {re.sub(pattern, replacement, key): value for key, value in state.items()}
+    return {k: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for k, v in state.items()}
+
+
+def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
+    """Copy everything but the head, in place; what does not fit is named in the error, and nothing is copied then."""
+    skipped = (head_name(network) + ".", *_AUXILIARY)
+    own = network.state_dict()
+    given = {key: value for key, value in pretrained.state.items() if not key.startswith(skipped)}
+    wanted = [key for key in own if not key.startswith(skipped)]
+    shapes = {k: (tuple(given[k].shape), tuple(own[k].shape)) for k in given if k in wanted}
+    problems = {
+        # Files written before torch 0.4.1 have no `num_batches_tracked`; nothing but a momentum of None reads it.
+        "missing": [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")],
+        "unexpected": [k for k in given if k not in wanted],
+        "of another shape": [f"{k} {there} instead of {here}" for k, (there, here) in shapes.items() if there != here],
+        "not finite": [k for k, value in given.items() if not value.isfinite().all()],  # so in VGG-16's "features"
+    }
+    if found := [f"{kind}: {_some(keys)}" for kind, keys in problems.items() if keys]:
+        raise ValueError(f"{pretrained.origin} does not fit this network; {'; '.join(found)}")
+    own.update(given)
+    # Updating the network's own state keeps its version numbers, without which torchvision's MNASNet refuses to load.
+    network.load_state_dict(own)
+
+
+def source_head(
+    network: nn.Module,
+    pretrained: Pretrained,
+    class_names: list[str],
+    mapping: dict[str, str | list[str]] | None = None,
+    source_classes: list[str] | None = None,
+) -> dict[str, list[str]]:
+    """Copy rows of the source classifier's head for the classes that it knows, in place; leave the others.
+
+    Args:
+        network: Its head has a row for each of `class_names`.
+        pretrained: Weights with the source classifier's head.
+        class_names: In the order of the rows.
+        mapping: Categories of the source for a class, instead of those of its name; of several, the mean is taken.
+        source_classes: Names of the source head's rows, instead of those that came with the weights.
+
+    Returns:
+        For each class the categories whose rows it got.
+    """
+    categories = source_classes or pretrained.class_names
+    if not categories:
+        raise ValueError(f"{pretrained.origin} does not name its classes: give source_classes, a name for each row")
+    target = head(network)
+    weight = pretrained.state.get(f"{head_name(network)}.weight")
+    if weight is None or weight.shape[1:] != target.weight.shape[1:]:
+        there = "none" if weight is None else f"one of shape {tuple(weight.shape)}"
+        raise ValueError(f"{pretrained.origin} needs a head on {target.in_features} features to copy, it has {there}")
+    bias = pretrained.state.get(f"{head_name(network)}.bias", torch.zeros(len(weight)))  # MaxViT's head has none
+    if len(categories) != len(weight):
+        raise ValueError(f"{pretrained.origin} has {len(weight)} classes, but {len(categories)} names were given")
+    mapping = mapping or {}
+    for name in mapping.keys() - set(class_names):
+        raise ValueError(f"the mapping names an unknown class {name!r}{did_you_mean(name, class_names)}")
+    matched = {}
+    for row, name in enumerate(class_names):
+        wanted = mapping.get(name, name)
+        wanted = [wanted] if isinstance(wanted, str) else wanted
+        found = {category: _rows(category, categories) for category in wanted}
+        for category in [c for c in found if name in mapping and not found[c]]:
+            raise ValueError(f"no source category is called {category!r}{did_you_mean(category, categories)}")
+        rows = sorted({index for indices in found.values() for index in indices})
+        matched[name] = [categories[index] for index in rows]
+        if rows:
+            with torch.no_grad():
+                target.weight[row] = weight[rows].double().mean(0)
+                target.bias[row] = bias[rows].double().mean()
+    return matched
+
+
+def _rows(name: str, categories: list[str]) -> list[int]:
+    """Indices of the categories of this name: as it is written or, where none is, with case and separators folded."""
+    exact = [index for index, category in enumerate(categories) if category == name]  # ImageNet: Cardigan and cardigan
+    folded = [re.sub(r"[\s_-]", "", unicodedata.normalize("NFKC", n).casefold()) for n in [name, *categories]]
+    return exact or [index for index, category in enumerate(folded[1:]) if category == folded[0]]
+
+
+def _some(items: list[str], limit: int = 3) -> str:
+    return ", ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")

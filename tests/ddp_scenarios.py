@@ -1,0 +1,208 @@
+"""What test_ddp.py runs in 1, 2 and 3 processes: `python ddp_scenarios.py OUT DATA`, with torchrun's variables set.
+
+Each scenario leaves its result in OUT/<name>_<rank>.pt. All share one process group, since starting costs seconds.
+"""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from finetune import Classifier, ImageFolderData
+from finetune.models import build
+from finetune.param_groups import batch_norms
+from finetune.predictions import PredictionWriter
+from finetune.runs import Run
+from finetune.sampling import TrainBatches, share, train_order
+
+NUM_EVALUATED = (1, 2, 11, 12, 13)
+
+
+def small_network(backbone: str, num_classes: int) -> nn.Module:
+    """A network of LeNet's size, without batch norm and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(6, 16, 5, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(3),
+        nn.Flatten(),
+        nn.Linear(144, 32),
+        nn.ReLU(),
+        nn.Linear(32, num_classes),
+    )
+
+
+def calibrated_network(backbone: str, num_classes: int) -> nn.Module:
+    """A random network with the running statistics of a trained one.
+
+    Without them activations grow from block to block, and training is chaos that blows any rounding up.
+    """
+    network = build(backbone, num_classes).train()
+    for norm in batch_norms(network):
+        norm.momentum = 1.0  # type: ignore[assignment]
+    with torch.no_grad():
+        network(torch.randn(32, 3, 64, 64))
+    return network
+
+
+def trainer(**options: Any) -> pl.Trainer:
+    world_size = int(sys.argv[3])
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy="ddp" if world_size > 1 else "auto",
+        **{
+            "use_distributed_sampler": False,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            **options,
+        },
+    )
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.01, momentum=0.9)
+
+
+def weights_after(data: ImageFolderData, precision: str, build: Callable, **options: Any) -> dict[str, Tensor]:
+    """Train and return the trainable weights of this process."""
+    pl.seed_everything(1, verbose=False)
+    with patch("finetune.classifier.build", build):
+        model = Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options})
+    trainer(precision=precision, max_steps=20, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
+    return {name: parameter.detach().clone() for name, parameter in model.network.named_parameters()}
+
+
+@contextmanager
+def order_of_each_rank() -> Iterator[None]:
+    """Control: every rank shuffles for itself, as a forgotten seed would have it."""
+
+    def batches(self: TrainBatches) -> Iterator[list[tuple[int, int]]]:
+        order = train_order(self.num_images, self.seed + self.rank, self.epoch)
+        for i in range(len(self)):
+            batch = order[i * self.batch_size : (i + 1) * self.batch_size]
+            yield [(self.epoch, int(batch[j])) for j in share(len(batch), self.rank, self.world_size)]
+
+    with patch.object(TrainBatches, "__iter__", batches):
+        yield
+
+
+@contextmanager
+def loss_of(step: Callable[[Classifier, dict, int], Tensor]) -> Iterator[None]:
+    """Control: another training step."""
+    with patch.object(Classifier, "training_step", step):
+        yield
+
+
+def summed_gradients(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
+    """The devices' gradients added up instead of averaged: each adds its mean, DDP's division is taken back."""
+    return F.cross_entropy(model(batch["image"]), batch["label"]) * model.trainer.world_size
+
+
+def averaged_means(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
+    """The usual way: each device's own mean, whatever its share."""
+    if len(batch["label"]) == 0:
+        return sum((p * 0).sum() for p in model.parameters())  # type: ignore[return-value]
+    weight = model.class_weight.to(model.mean.dtype)
+    return F.cross_entropy(model(batch["image"]), batch["label"], weight, label_smoothing=model.label_smoothing)
+
+
+def evaluated(root: Path, out: Path, name: str) -> dict[str, Any]:
+    """Test metrics and predictions of a fixed network on the pictures in `root`."""
+    data = ImageFolderData(str(root), batch_size=4, image_size=32, num_workers=0, class_names=["blue", "green", "red"])
+    pl.seed_everything(3, verbose=False)
+    with patch("finetune.classifier.build", small_network):
+        model = Classifier(data.class_names, weights=None)
+    test = trainer()
+    test.test(model, datamodule=data, verbose=False)
+    metrics = {key: float(value) for key, value in test.callback_metrics.items()}
+
+    run = Run(out, "predict", path=out)
+    data = ImageFolderData(
+        batch_size=4, image_size=32, num_workers=0, class_names=data.class_names, predict=str(root / "test")
+    )
+    writer = PredictionWriter(run, output=str(out / f"{name}.csv"))
+    trainer(callbacks=[writer]).predict(model, datamodule=data, return_predictions=False)
+    return {"metrics": metrics, "confusion_matrix": model.confusion_matrix}
+
+
+def padded(root: Path) -> float:
+    """Control: the number of pictures that Lightning's own sampler shows to `test`."""
+    data = ImageFolderData(str(root), image_size=32, num_workers=0, class_names=["blue", "green", "red"])
+    loader = data.loader("test")
+    with patch("finetune.classifier.build", small_network):
+        model = Classifier(data.class_names, weights=None)
+    plain = DataLoader(loader.dataset, batch_size=4, collate_fn=loader.collate_fn)
+    trainer(use_distributed_sampler=True).test(model, plain, verbose=False)
+    return sum(map(sum, model.confusion_matrix))
+
+
+def main() -> None:
+    out, data_root, world_size = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+
+    def data(root: str = "train", batch_size: int = 12) -> ImageFolderData:
+        return ImageFolderData(
+            str(data_root / root), batch_size=batch_size, image_size=32, val_fraction=0, num_workers=0
+        )
+
+    resnet: dict[str, Any] = {
+        "build": calibrated_network,
+        "optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
+    }
+    balanced = {"class_weights": "balanced", "label_smoothing": 0.1, "build": small_network}
+    scenarios: dict[str, Callable[[], Any]] = {
+        "small_float64": lambda: weights_after(data(), "64-true", build=small_network),
+        "small_float32": lambda: weights_after(data(), "32-true", build=small_network),
+        "resnet_float64": lambda: weights_after(data(), "64-true", freeze_batch_norm=True, **resnet),
+        "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **resnet),
+        "balanced": lambda: weights_after(data("uneven", 6), "64-true", **balanced),
+        "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **resnet),
+    }
+    if world_size == 2:
+
+        def control(context: Any, *arguments: Any, **options: Any) -> dict[str, Tensor]:
+            with context:
+                return weights_after(*arguments, **options)
+
+        small: dict[str, Any] = {"build": small_network}
+        scenarios |= {
+            "control_order": lambda: control(order_of_each_rank(), data(), "64-true", **small),
+            "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
+            "control_padding": lambda: padded(data_root / "test13"),
+        }
+    if world_size == 3:
+        scenarios["control_means"] = lambda: control_means(data("uneven", 6), balanced)
+    for num in NUM_EVALUATED:
+        scenarios[f"evaluated_{num}"] = lambda num=num: evaluated(data_root / f"test{num}", out, f"evaluated_{num}")
+    for name, scenario in scenarios.items():
+        result = scenario()
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        torch.save(result, out / f"{name}_{rank}.pt")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def control_means(data: ImageFolderData, options: dict[str, Any]) -> dict[str, Tensor]:
+    with loss_of(averaged_means):
+        return weights_after(data, "64-true", **options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Layouts of folders, classes matched by name, splits drawn by class, and what is said about folders that won't do."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finetune.folders import Files, find_pictures, fingerprint, scan, stratified
+from finetune.pictures import PathList
+
+
+def make(root: Path, *names: str) -> Path:
+    """Files of one byte each: nothing here looks into a picture."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            (root / name).write_bytes(b"x")
+        else:
+            (root / name).mkdir()
+    return root
+
+
+def listed(root: Path, files: Files) -> dict[str, int]:
+    paths = [Path(path).relative_to(root).as_posix() for path in files.paths]
+    return dict(zip(paths, files.labels.tolist(), strict=True))
+
+
+TRAIN = ("train/cat/1.png", "train/dog/1.png", "train/dog/2.png")
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation"])
+def test_splits_by_the_names_of_their_folders(tmp_path, val):
+    make(tmp_path, *TRAIN, f"{val}/dog/3.png", f"{val}/cat/3.png", "test/cat/4.png", "test/dog/4.png", "notes/x.png")
+    names, files = scan(tmp_path)
+    assert names == ["cat", "dog"] and set(files) == {"train", "val", "test"}
+    assert listed(tmp_path, files["train"]) == {"train/cat/1.png": 0, "train/dog/1.png": 1, "train/dog/2.png": 1}
+    assert listed(tmp_path, files["val"]) == {f"{val}/cat/3.png": 0, f"{val}/dog/3.png": 1}
+    assert listed(tmp_path, files["test"]) == {"test/cat/4.png": 0, "test/dog/4.png": 1}
+    assert files["train"].labels.dtype == np.int64
+
+
+@pytest.mark.parametrize("others", [(), ("test/dog/1.png", "test/cat/1.png")])
+def test_splits_that_are_missing_stay_missing(tmp_path, others):
+    make(tmp_path, *TRAIN, *others)
+    assert set(scan(tmp_path)[1]) == {"train"} | {name.split("/")[0] for name in others}
+
+
+def test_class_folders_alone_are_one_split(tmp_path):
+    make(tmp_path, "dog/1.png", "cat/1.png", "cat/2.png")
+    names, files = scan(str(tmp_path))
+    assert names == ["cat", "dog"] and list(files) == ["all"]
+    assert listed(tmp_path, files["all"]) == {"cat/1.png": 0, "cat/2.png": 0, "dog/1.png": 1}
+
+
+def test_which_files_count(tmp_path):
+    good = ["a.png", "B.JPG", "c.JpEg", "d.webp", "e.bmp", "f.tif", "g.TIFF", "h.gif", "deep/er/i.png", "j.k.png"]
+    others = [".hidden.png", "._a.png", ".cache/a.png", "readme.txt", "png", "a.svg", "thumbs.db", "deep/.x/y.png"]
+    make(tmp_path, *(f"train/{c}/{name}" for c in ("cat", "dog") for name in (*good, *others)))
+    make(tmp_path, "train/.git/x.png", ".cache/train/cat/x.png", "train/loose.png")
+    names, files = scan(tmp_path)
+    assert names == ["cat", "dog"]
+    assert set(listed(tmp_path, files["train"])) == {f"train/{c}/{name}" for c in names for name in good}
+
+
+def test_files_come_sorted_whatever_the_file_system_says(tmp_path, monkeypatch):
+    names = ["cat/10.png", "cat/2.png", "cat/B.png", "cat/a/z.png", "dog/1.png"]
+    make(tmp_path, *names)
+    expected = [str(tmp_path / name) for name in names]
+    assert list(scan(tmp_path)[1]["all"].paths) == expected
+    listdir, scandir = os.listdir, os.scandir
+
+    class Reversed(list):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(os, "scandir", lambda folder: Reversed(sorted(scandir(folder), key=lambda e: e.name)[::-1]))
+    monkeypatch.setattr(os, "listdir", lambda folder: sorted(listdir(folder))[::-1])
+    assert list(scan(tmp_path)[1]["all"].paths) == expected
+
+
+def test_classes_are_matched_by_name_not_by_position(tmp_path, caplog):
+    make(tmp_path, "train/ant/1.png", "train/bee/1.png", "train/cat/1.png", "test/cat/1.png", "test/bee/1.png")
+    names, files = scan(tmp_path)
+    assert names == ["ant", "bee", "cat"]
+    assert listed(tmp_path, files["test"]) == {"test/bee/1.png": 1, "test/cat/1.png": 2}  # by position: 0 and 1
+    (record,) = caplog.records
+    assert "'ant'" in record.getMessage() and str(tmp_path / "test") in record.getMessage()
+
+
+def test_known_class_names_decide_the_order_and_need_no_training_split(tmp_path):
+    make(tmp_path, "test/cat/1.png", "test/dog/1.png")
+    names, files = scan(tmp_path, ["dog", "cat"])
+    assert names == ["dog", "cat"] and listed(tmp_path, files["test"]) == {"test/dog/1.png": 0, "test/cat/1.png": 1}
+
+
+def test_links_to_folders_are_followed(tmp_path):
+    make(tmp_path / "store", "1.png")
+    make(tmp_path / "data", "dog/2.png")
+    (tmp_path / "data/cat").symlink_to(tmp_path / "store")
+    assert listed(tmp_path, scan(tmp_path / "data")[1]["all"]) == {"data/cat/1.png": 0, "data/dog/2.png": 1}
+
+
+def test_find_pictures_of_an_empty_folder_are_none(tmp_path):
+    assert list(find_pictures(tmp_path)) == []
+
+
+# The files, the known classes, and what the message must name: what is wrong, where, and what to do.
+ERRORS = {
+    "unknown class in test": ((*TRAIN, "test/cow/1.png"), None, ["'cow'", "test", "cat, dog"]),
+    "two unknown classes": ((*TRAIN, "val/cow/1.png", "val/hen/1.png"), None, ["'cow'", "'hen'", "classes"]),
+    "unknown to the checkpoint": (TRAIN, ["cat", "cow"], ["'dog'", "cat, cow"]),
+    "empty class": ((*TRAIN, "train/hen/"), None, ["'hen'", "train", ".jpg"]),
+    "class of other files": ((*TRAIN, "train/hen/1.txt"), None, ["'hen'", "train", ".jpg"]),
+    "one class": (("train/cat/1.png",), None, ["'cat'", "train", "at least two"]),
+    "one class alone": (("cat/1.png",), None, ["'cat'", "at least two"]),
+    "no class folders": (("train/1.png",), None, ["train", "class folders", "put the pictures"]),
+    "nothing at all": ((), None, ["class folders", "put the pictures"]),
+    "two validation splits": ((*TRAIN, "val/cat/1.png", "valid/cat/1.png"), None, ["'val'", "'valid'", "keep one"]),
+    "no training": (("test/cat/1.png", "test/dog/1.png"), None, ["test", "train"]),
+    "no training but two others": (("test/cat/1.png", "val/cat/1.png"), None, ["test", "train"]),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_folders_that_will_not_do(tmp_path, case):
+    names, class_names, words = ERRORS[case]
+    with pytest.raises(ValueError) as caught:
+        scan(make(tmp_path / "data", *names), class_names)
+    message = str(caught.value)
+    assert str(tmp_path / "data") in message and "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_a_root_that_is_no_folder(tmp_path):
+    make(tmp_path, "pictures.zip")
+    for name, what in ("nowhere", "does not exist"), ("pictures.zip", "is a file"):
+        with pytest.raises(FileNotFoundError) as caught:
+            scan(tmp_path / name)
+        message = str(caught.value)
+        assert what in message and str(tmp_path / name) in message and "--data.root" in message and "\n" not in message
+
+
+def checked(labels: np.ndarray, fractions: Sequence[float], seed: int = 0) -> list[np.ndarray]:
+    parts = stratified(labels, fractions, seed)
+    assert len(parts) == len(fractions) + 1
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))  # disjoint and complete
+    assert all(np.all(np.diff(part) > 0) for part in parts)
+    return parts
+
+
+@pytest.mark.parametrize("fractions", [(0.1,), (0.5,), (0.9,), (0.1, 0.2), (0.3, 0.3)])
+@pytest.mark.parametrize("sizes", [(10, 10), (3, 100), (37, 5, 250)])
+def test_each_part_holds_each_class_in_its_share(sizes, fractions):
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    parts = checked(labels, fractions)
+    for label, size in enumerate(sizes):
+        counts = [np.count_nonzero(labels[part] == label) for part in parts]
+        assert min(counts) >= 1
+        for count, fraction in zip(counts[1:], fractions, strict=True):
+            # To the nearest picture, unless the rest or a part would get none.
+            assert abs(count - fraction * size) <= 0.5 or count == 1 or counts[0] == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_small_classes_serve_training_first(size):
+    labels = np.concatenate([np.zeros(size, np.int64), np.ones(50, np.int64)])
+    counts = [np.count_nonzero(labels[part] == 0) for part in checked(labels, (0.1, 0.2))]
+    assert counts == {1: [1, 0, 0], 2: [1, 1, 0], 3: [1, 1, 1]}[size]
+
+
+def test_no_fraction_no_part():
+    rest, val, test = checked(np.arange(20) % 2, (0.0, 0.3))
+    assert (len(rest), len(val), len(test)) == (14, 0, 6) and val.dtype.kind == "i"
+    assert [len(part) for part in checked(np.zeros(0, np.int64), (0.1,))] == [0, 0]
+
+
+def test_a_split_depends_on_its_seed_alone_and_on_no_other_class():
+    labels = np.arange(60) % 3
+    val = checked(labels, (0.2,))[1]
+    np.random.seed(5)
+    np.testing.assert_array_equal(val, checked(labels, (0.2,))[1])
+    assert not np.array_equal(val, checked(labels, (0.2,), seed=1)[1])
+    more = checked(np.concatenate([labels, [3] * 10]), (0.2,))[1]
+    np.testing.assert_array_equal(more[more < 60], val)
+
+
+def test_taken_pictures_keep_their_order_and_label():
+    files = Files(PathList(f"{i}.png" for i in range(6)), np.array([0, 0, 1, 1, 2, 2]))
+    taken = files.take(np.array([4, 0, 3]))
+    assert list(taken.paths) == ["0.png", "3.png", "4.png"] and taken.labels.tolist() == [0, 1, 2]
+
+
+def test_the_fingerprint_sees_other_data_and_not_another_place(tmp_path):
+    names = ("cat/1.png", os.fsdecode(b"cat/\xe9.png"), "dog/größe.png")
+
+    def value(folder: str, *more: str, sizes: int = 1) -> str:
+        root = make(tmp_path / folder, *names, *more)
+        (root / names[0]).write_bytes(b"x" * sizes)
+        return fingerprint(root, scan(root)[1]["all"])
+
+    here = value("here")
+    assert here == value("elsewhere") and len(here) == 64
+    assert here != value("one more", "cat/2.png")
+    assert here != value("another size", sizes=2)
+    files = scan(tmp_path / "here")[1]["all"]
+    assert here != fingerprint(tmp_path / "here", Files(files.paths, files.labels[::-1].copy()))

@@ -1,0 +1,167 @@
+"""Metrics against torchmetrics and against sums by hand, in one piece and in uneven parts put together."""
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassCalibrationError
+
+from finetune.metrics import CalibrationError, MeanLoss, split_metrics
+
+# float32 results of sums of 1,000 terms below 1: a few units of 1e-7.
+TOLERANCE = 1e-6
+
+
+def predictions(num: int = 1000, num_classes: int = 4, sharpness: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = sharpness * torch.randn(num, num_classes, generator=generator)
+    random = torch.randint(num_classes, (num,), generator=generator)
+    labels = torch.where(torch.rand(num, generator=generator) < 0.6, logits.argmax(1), random)
+    return logits.softmax(dim=1), labels
+
+
+def merged(make, parts: list[tuple]):
+    """What several devices make of their parts: states summed, as torchmetrics does after gathering."""
+    whole = make()
+    for part in parts:
+        metric = make()
+        if len(part[0]):
+            metric.update(*part)
+        for name in metric._defaults:
+            setattr(whole, name, getattr(whole, name) + getattr(metric, name))
+    whole._update_count = 1
+    return whole.compute()
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("num", [1, 2, 1000])
+def test_calibration_error_equals_torchmetrics(num, sharpness):
+    preds, labels = predictions(num, sharpness=sharpness)
+    reference = MulticlassCalibrationError(4, n_bins=15, norm="l1")(preds, labels)
+    metric = CalibrationError()
+    metric.update(preds, labels)
+    assert metric.compute().item() == pytest.approx(reference.item(), abs=TOLERANCE)
+
+
+def on_edges() -> tuple[torch.Tensor, torch.Tensor]:
+    """Confidences k/15 and their nearest float neighbours, 1 included; every second prediction is wrong."""
+    edges = torch.linspace(0, 1, 16)[8:]  # of two classes one has at least half
+    below, above = torch.nextafter(edges, torch.zeros(1)), torch.nextafter(edges[:-1], torch.ones(1))
+    confidence = torch.cat([edges, edges, below, above])
+    labels = torch.arange(len(confidence)) % 2
+    return torch.stack([confidence, 1 - confidence], dim=1), labels
+
+
+def test_calibration_error_on_the_edges_of_the_bins():
+    preds, labels = on_edges()
+    reference = MulticlassCalibrationError(2, n_bins=15, norm="l1")
+    for num in range(1, len(labels) + 1):  # every prefix: differences must not cancel
+        metric = CalibrationError()
+        metric.update(preds[:num], labels[:num])
+        assert metric.compute().item() == pytest.approx(reference(preds[:num], labels[:num]).item(), abs=TOLERANCE)
+
+
+def test_control_bins_open_to_the_left_differ_there():
+    preds, labels = on_edges()
+    confidence, correct = preds.max(dim=1).values.double(), (preds.argmax(dim=1) == labels).double()
+    bins = (confidence * 15).ceil().long().clamp(1, 15)
+    gaps = [(confidence - correct)[bins == b].sum().abs().item() for b in range(1, 16)]
+    reference = MulticlassCalibrationError(2, n_bins=15, norm="l1")(preds, labels).item()
+    assert abs(sum(gaps) / len(labels) - reference) > 1000 * TOLERANCE
+
+
+def test_calibration_error_worked_out_by_hand():
+    # Two of confidence 0.9, one right: 0.4 apart, weight 2/3. One of 0.6, right: 0.4 apart, weight 1/3.
+    preds = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6]])
+    metric = CalibrationError()
+    metric.update(preds, torch.tensor([0, 1, 1]))
+    assert metric.compute().item() == pytest.approx(0.4, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("sizes", [[1000], [999, 1], [0, 1000], [334, 333, 333], [1, 0, 999], [125] * 8])
+def test_uneven_parts_put_together_give_the_whole(sizes):
+    preds, labels = predictions()
+    parts = list(zip(preds.split(sizes), labels.split(sizes), strict=True))
+    whole = MulticlassCalibrationError(4, n_bins=15, norm="l1")(preds, labels).item()
+    assert merged(CalibrationError, parts).item() == pytest.approx(whole, abs=TOLERANCE)
+
+
+def test_control_a_mean_of_the_parts_own_errors_is_something_else():
+    preds, labels = predictions()
+    whole, part, rest = (
+        MulticlassCalibrationError(4)(preds[s], labels[s]).item() for s in (slice(0, 1000), slice(0, 1), slice(1, 1000))
+    )
+    assert abs((part + rest) / 2 - whole) > 1000 * TOLERANCE
+
+
+def test_calibration_error_survives_a_network_that_diverged():
+    metric = CalibrationError()
+    metric.update(torch.full((3, 2), torch.nan), torch.zeros(3, dtype=torch.int64))
+    assert metric.compute().isnan()
+
+
+def losses() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.tensor([0.25, 4.0])[torch.arange(100) % 2]
+    return weights + torch.rand(100, generator=generator), weights  # the rare class is the harder one
+
+
+@pytest.mark.parametrize("sizes", [[100], [99, 1], [33, 33, 34], [0, 50, 50]])
+def test_mean_loss_is_the_weighted_mean_over_all_parts(sizes):
+    values, weights = losses()
+    parts = [((v * w).sum(), w.sum()) for v, w in zip(values.split(sizes), weights.split(sizes), strict=True)]
+    metric = MeanLoss()
+    for part in parts:
+        metric.update(*part)
+    expected = np.average(values.numpy(), weights=weights.numpy())
+    assert metric.compute().item() == pytest.approx(expected, rel=TOLERANCE)
+    metric.reset()
+    for loss_sum, weight in parts[::-1]:
+        metric.update(loss_sum, weight)
+    assert metric.compute().item() == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_control_torchmetrics_mean_forgets_the_weights():
+    values, weights = losses()
+    metric = MeanMetric(nan_strategy="disable")
+    metric.update(values, weights)
+    assert metric.compute().item() == pytest.approx(values.mean().item(), rel=TOLERANCE)
+    assert abs(metric.compute().item() - np.average(values.numpy(), weights=weights.numpy())) > 0.01
+
+
+def test_mean_loss_keeps_no_graph_and_adds_many_small_numbers_exactly():
+    loss = torch.tensor(2.0, requires_grad=True)
+    metric = MeanLoss()
+    metric.update(loss * 3, torch.tensor(1.0))
+    assert not metric.sum.requires_grad
+    metric.reset()
+    metric.update(torch.tensor(2.0**25), torch.tensor(0.0))
+    for _ in range(100):  # float32 would lose each of these
+        metric.update(torch.tensor(1.0), torch.tensor(1.0))
+    assert metric.sum.item() == 2**25 + 100
+
+
+def test_metrics_of_a_split_by_hand():
+    # Rows: right class. Columns: predicted. One class is never predicted, as happens in small splits.
+    confusion = np.array([[3, 1, 0], [2, 4, 0], [0, 1, 0]])
+    labels, predicted = (np.repeat(axis.ravel(), confusion.ravel()) for axis in np.indices(confusion.shape))
+    preds = torch.eye(3)[torch.from_numpy(predicted)] * 0.7 + 0.1
+    values = split_metrics(3)(preds, torch.from_numpy(labels))
+    precision, recall = [3 / 5, 4 / 6, 0], [3 / 4, 4 / 6, 0]
+    f1 = [2 * p * r / (p + r) if p + r else 0 for p, r in zip(precision, recall, strict=True)]
+    assert values["accuracy"].item() == pytest.approx(7 / 11)  # pictures, not classes, count
+    assert values["precision"].tolist() == pytest.approx(precision)
+    assert values["recall"].tolist() == pytest.approx(recall)
+    assert values["f1"].item() == pytest.approx(np.mean(f1))
+    assert values["confusion_matrix"].tolist() == confusion.tolist()
+    assert values["calibration_error"].item() == pytest.approx(0.8 - 7 / 11, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("sizes", [[997, 3], [1, 499, 500]])
+def test_all_metrics_of_a_split_are_sums_over_parts(sizes):
+    preds, labels = predictions()
+    whole = split_metrics(4)(preds, labels)
+    for name in whole:
+        parts = list(zip(preds.split(sizes), labels.split(sizes), strict=True))
+        value = merged(lambda name=name: split_metrics(4)[name], parts)
+        np.testing.assert_allclose(value, whole[name], atol=TOLERANCE)

@@ -1,0 +1,171 @@
+"""Freezing and parameter groups."""
+
+import pytest
+import torch
+from torch import nn
+
+from finetune.models import build, head, head_name, stages
+from finetune.param_groups import batch_norms, freeze, param_groups, scale_learning_rates
+
+BACKBONES = ["resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16"]
+
+
+def skeleton(backbone: str) -> nn.Module:
+    """A network without numbers: enough where only names and flags count."""
+    with torch.device("meta"):
+        return build(backbone, 3)
+
+
+def trainable(network: nn.Module) -> set[str]:
+    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_freeze_at_every_stage(backbone):
+    names = list(stages(skeleton(backbone)))
+    for count, last in enumerate([None, *names]):
+        network = skeleton(backbone)
+        frozen = freeze(network, last)
+        parts = stages(network)
+        assert frozen == list(parts.values())[:count]
+        for i, part in enumerate(parts.values()):
+            assert all(parameter.requires_grad == (i >= count) for parameter in part.parameters())
+        assert all(parameter.requires_grad for parameter in head(network).parameters())
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_freeze_backbone_leaves_the_head(backbone):
+    network = skeleton(backbone)
+    frozen = freeze(network, "backbone")
+    assert trainable(network) == {f"{head_name(network)}.weight", f"{head_name(network)}.bias"}
+    assert frozen == list(stages(network).values())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "last", "first_trained"),
+    [
+        ("mobilenet_v3_small", "features", "classifier.0"),
+        ("efficientnet_b0", "features", "classifier.1"),
+        ("vit_b_16", "encoder.layers", "encoder.ln"),
+        ("vit_b_16", "encoder", "heads.head"),
+        ("densenet121", "features", "classifier"),
+    ],
+)
+def test_freeze_takes_the_name_of_several_stages(backbone, last, first_trained):
+    network = skeleton(backbone)
+    freeze(network, last)
+    left = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    assert left[0].startswith(first_trained + ".")
+
+
+def test_parameters_outside_any_stage_go_with_the_first():
+    network = skeleton("vit_b_16")
+    freeze(network, "conv_proj")
+    stem = {"class_token", "encoder.pos_embedding", "conv_proj.weight", "conv_proj.bias"}
+    assert {name for name, _ in network.named_parameters()} - trainable(network) == stem
+
+
+@pytest.mark.parametrize("wrong", ["layer5", "layer", "fc", "relu", "layer1.0", ""])
+def test_a_wrong_name_lists_the_right_ones(wrong):
+    with pytest.raises(
+        ValueError, match="the stages are conv1, bn1, layer1, layer2, layer3, layer4, and backbone is all"
+    ):
+        freeze(skeleton("resnet18"), wrong)
+
+
+def test_batch_norms():
+    assert len(batch_norms(skeleton("resnet18"))) == 20  # the stem's, two in each of 8 blocks, 3 shortcuts
+    assert batch_norms(skeleton("vit_b_16")) == []
+
+
+@pytest.mark.parametrize("decay_norm_and_bias", [True, False])
+@pytest.mark.parametrize("layer_decay", [1.0, 0.75])
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_groups_partition_what_trains(backbone, layer_decay, decay_norm_and_bias):
+    for last in (None, list(stages(skeleton(backbone)))[2], "backbone"):
+        network = skeleton(backbone)
+        freeze(network, last)
+        before = trainable(network)
+        groups = param_groups(network, 10.0, layer_decay, decay_norm_and_bias)
+        names = {id(parameter): name for name, parameter in network.named_parameters()}
+        grouped = [names[id(parameter)] for group in groups for parameter in group["params"]]
+        assert len(grouped) == len(set(grouped)) and set(grouped) == before == trainable(network)
+        assert all(group["params"] for group in groups)
+        assert len({group["name"] for group in groups}) == len(groups)
+        for group in groups:
+            exempt = {parameter.ndim <= 1 for parameter in group["params"]}
+            if not decay_norm_and_bias:
+                assert exempt == {group["name"].endswith("_no_decay")} == {group.get("weight_decay") == 0.0}
+            else:
+                assert "weight_decay" not in group
+        heads = [group for group in groups if group["name"].startswith("head")]
+        assert {names[id(p)].rpartition(".")[0] for g in heads for p in g["params"]} == {head_name(network)}
+
+
+def test_two_groups_without_layer_decay():
+    network = skeleton("resnet18")
+    groups = param_groups(network, 10.0)
+    assert [(group["name"], group["lr_multiplier"]) for group in groups] == [("backbone", 1.0), ("head", 10.0)]
+    assert [len(group["params"]) for group in groups] == [60, 2]
+    groups = param_groups(network, 10.0, decay_norm_and_bias=False)
+    assert [(group["name"], len(group["params"])) for group in groups] == [
+        ("backbone", 20),  # convolutions
+        ("backbone_no_decay", 40),  # scale and shift of 20 batch norms
+        ("head", 1),
+        ("head_no_decay", 1),
+    ]
+
+
+def test_layer_decay_by_hand():
+    groups = param_groups(skeleton("resnet18"), 10.0, layer_decay=0.5)
+    assert {group["name"]: group["lr_multiplier"] for group in groups} == {
+        "conv1": 1 / 32,
+        "bn1": 1 / 32,  # the stem's norm
+        "layer1": 1 / 16,
+        "layer2": 1 / 8,
+        "layer3": 1 / 4,
+        "layer4": 1 / 2,
+        "head": 10.0,
+    }
+    groups = param_groups(skeleton("vit_b_16"), 1.0, layer_decay=0.5)
+    by_name = {group["name"]: group["lr_multiplier"] for group in groups}
+    # 12 blocks at depths 12 to 1, the final norm with the last of them, the embedding before the first.
+    assert by_name["encoder.ln"] == by_name["encoder.layers.encoder_layer_11"] == 1 / 2
+    assert by_name["encoder.layers.encoder_layer_0"] == 2**-12
+    assert by_name["conv_proj"] == 2**-13
+    assert len(groups[0]["params"]) == 4 and groups[0]["name"] == "conv_proj"  # class token and positions with the stem
+
+
+def test_rates_reach_the_weights():
+    network = build("resnet18", 3)
+    freeze(network, "layer1")
+    before = {name: parameter.clone() for name, parameter in network.named_parameters()}
+    optimizer = torch.optim.SGD(param_groups(network, 10.0, decay_norm_and_bias=False), lr=0.5, weight_decay=0.0)
+    scale_learning_rates(optimizer)
+    scale_learning_rates(optimizer)  # a second call changes nothing
+    assert [(group["name"], group["lr"]) for group in optimizer.param_groups] == [
+        ("backbone", 0.5),
+        ("backbone_no_decay", 0.5),
+        ("head", 5.0),
+        ("head_no_decay", 5.0),
+    ]
+    assert not any("lr_multiplier" in group for group in optimizer.param_groups)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    for name, parameter in network.named_parameters():
+        rate = 5.0 if name.startswith("fc.") else 0.0 if name.startswith(("conv1.", "bn1.", "layer1.")) else 0.5
+        assert parameter.equal(before[name] - rate), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10.0, 0.0), "layer_decay must be above 0 and at most 1, not 0.0"),
+        ((10.0, 1.5), "layer_decay must be above 0 and at most 1, not 1.5"),
+        ((0.0,), "head_lr_multiplier must be above 0, not 0.0"),
+    ],
+)
+def test_rates_out_of_range(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        param_groups(skeleton("resnet18"), *arguments)

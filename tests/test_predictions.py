@@ -1,0 +1,273 @@
+"""Rows, columns and order of predictions, from one device and several, in each of the three kinds of file."""
+
+import csv
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+
+from finetune import predictions
+from finetune.predictions import SUFFIXES, PredictionWriter
+from finetune.runs import Run
+from finetune.sampling import share
+
+NAMES = ["hot dog", 'the "other", one', "größe", "=1+1"]  # as folders may be called
+
+
+def probabilities(num: int, num_classes: int = len(NAMES)) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(num, num_classes, generator=generator, dtype=torch.float64).softmax(dim=1)
+
+
+def predict(
+    run: Run,
+    probs: torch.Tensor,
+    paths: list[str],
+    bad: dict[int, str] | None = None,
+    output: str | Path | None = None,
+    top_k: int | None = None,
+    world_size: int = 1,
+    batch_size: int = 3,
+    names: list[str] | None = None,
+    monkeypatch: pytest.MonkeyPatch | None = None,
+) -> Path:
+    """Write what a network gave for each picture, each device its part, the last device first."""
+    bad, model, counts = bad or {}, SimpleNamespace(class_names=names or NAMES), {}
+
+    def all_gather_object(gathered: list, mine: Any) -> None:
+        counts[trainer.global_rank] = mine
+        gathered[:] = [counts.get(rank) for rank in range(world_size)]
+
+    if monkeypatch:
+        monkeypatch.setattr(predictions.dist, "all_gather_object", all_gather_object)
+    data = SimpleNamespace(splits={"predict": SimpleNamespace(paths=paths)})
+    for rank in reversed(range(world_size)):
+        trainer = SimpleNamespace(
+            global_rank=rank, world_size=world_size, is_global_zero=rank == 0, datamodule=data, predicting=True
+        )
+        writer = PredictionWriter(run, str(output) if output else None, top_k)
+        writer.on_predict_start(trainer, model)
+        indices = share(len(paths), rank, world_size)
+        for start in range(0, len(share(len(paths), 0, world_size)), batch_size):  # the last batches may be empty
+            batch = list(indices[start : start + batch_size])
+            good = [i for i in batch if i not in bad]
+            outputs = {
+                "index": torch.tensor(good, dtype=torch.int64),
+                "probabilities": probs[good],
+                "bad": [(i, bad[i]) for i in batch if i in bad],
+            }
+            writer.on_predict_batch_end(trainer, model, outputs, None, 0)
+        writer.on_predict_end(trainer, model)
+    return writer.target
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    run = Run(tmp_path, "predict")
+    run.choose()
+    return run
+
+
+def read(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """Columns and rows of a file of any kind, by its own library; numbers as numbers, nothing as None."""
+    if path.suffix == ".parquet":
+        table = pyarrow.parquet.read_table(path)
+        return table.column_names, table.to_pylist()
+    if path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        return list(rows[0]), rows
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file, strict=True)
+        rows = [{name: text or None for name, text in row.items()} for row in reader]
+    is_number = [name for name in reader.fieldnames if name.startswith(("p_", "probability"))]
+    return list(reader.fieldnames), [row | {n: float(row[n]) for n in is_number if row[n]} for row in rows]
+
+
+PATHS = ["b.png", "a.png", "with, comma.png", 'a "b".png', "写真.png", "line\nbreak.png", "b.png", "z/y.jpg", "=2.png"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_one_row_a_picture_in_the_order_of_the_input(run, suffix):
+    probs = probabilities(len(PATHS))
+    bad = {2: "with, comma.png: can't be decoded: torn", 8: "=2.png: can't be decoded: the file is empty"}
+    columns, rows = read(predict(run, probs, PATHS, bad, output=run.root / f"out{suffix}"))
+    assert columns == ["path", "class", "probability", *(f"p_{name}" for name in NAMES), "error"]
+    assert [row["path"] for row in rows] == PATHS
+    for i, (row, expected) in enumerate(zip(rows, probs.numpy(), strict=True)):
+        if i in bad:
+            assert row == {**dict.fromkeys(columns), "path": PATHS[i], "error": bad[i]}
+            continue
+        assert row["class"] == NAMES[expected.argmax()] and row["error"] is None
+        # Seven digits after the point are written.
+        np.testing.assert_allclose([row[f"p_{name}"] for name in NAMES], expected, atol=5.1e-8)
+        assert row["probability"] == max(row[f"p_{name}"] for name in NAMES)
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 3])
+def test_the_three_kinds_of_file_say_the_same(run, top_k):
+    probs, bad = probabilities(len(PATHS)), {0: "b.png: can't be decoded: torn"}
+    tables = [read(predict(run, probs, PATHS, bad, run.root / f"out{s}", top_k)) for s in SUFFIXES]
+    assert tables[0] == tables[1] == tables[2] and len(tables[0][1]) == len(PATHS)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_the_most_probable_classes_best_first(run, top_k):
+    probs = probabilities(20)
+    columns, rows = read(predict(run, probs, [f"{i}.png" for i in range(20)], top_k=top_k))
+    more = [f"{what}_{i}" for i in range(2, top_k + 1) for what in ("class", "probability")]
+    assert columns == ["path", "class", "probability", *more, "error"]
+    for row, expected in zip(rows, probs.tolist(), strict=True):
+        best = sorted(zip(expected, NAMES, strict=True), reverse=True)[:top_k]
+        keys = [("probability", "class"), *((f"probability_{i}", f"class_{i}") for i in range(2, top_k + 1))]
+        assert [row[name] for _, name in keys] == [name for _, name in best]
+        np.testing.assert_allclose([row[value] for value, _ in keys], [value for value, _ in best], atol=5.1e-8)
+
+
+def test_equal_probabilities_go_to_the_first_class(run):
+    _, (row,) = read(predict(run, torch.full((1, 4), 0.25, dtype=torch.float64), ["a.png"], top_k=4))
+    assert [row["class"], row["class_2"], row["class_3"], row["class_4"]] == NAMES
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("num", [1, 2, 11, 12, 13])
+def test_parts_of_devices_join_to_the_same_bytes(run, monkeypatch, capsys, num, suffix):
+    paths, probs, bad = [f"{i}.png" for i in range(num)], probabilities(num), {num // 2: "torn"}
+    contents, summaries = set(), set()
+    for world_size in 1, 2, 3, 8:
+        output = run.root / f"out{suffix}"
+        predict(run, probs, paths, bad, output, world_size=world_size, monkeypatch=monkeypatch)
+        assert [row["path"] for row in read(output)[1]] == paths
+        if suffix != ".parquet":
+            contents.add(output.read_bytes())
+        summaries.add(capsys.readouterr().out)
+        assert [path.name for path in run.root.iterdir() if path.is_file()] == [output.name]  # no parts are left
+        output.unlink()
+    assert len(contents) <= 1 and len(summaries) == 1
+
+
+def test_the_summary_counts_each_class(run, capsys):
+    probs = torch.eye(4, dtype=torch.float64)[[2, 0, 2, 2, 0, 1]]
+    target = predict(run, probs, [f"{i}.png" for i in range(6)], {5: "torn"})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "6 pictures: 3 größe, 2 hot dog, 1 unreadable"
+    assert second == f"predictions in {target}" and target == run.path / "predictions.csv"
+
+
+def test_a_header_is_quoted_as_the_csv_module_would(run):
+    names = ["a,b", 'c"d', "e\nf", "g h", "'i'"]
+    target = predict(run, probabilities(1, 5), ["a.png"], names=names)
+    assert read(target)[0] == ["path", "class", "probability", *(f"p_{name}" for name in names), "error"]
+    expected = run.root / "expected.csv"
+    with open(expected, "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerow(read(target)[0])
+    assert target.read_bytes().startswith(expected.read_bytes())
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_file_names_that_are_no_utf8(run, suffix):
+    name = os.fsdecode(b"caf\xe9.png")
+    paths, output = [name, "b.png"], run.root / f"out{suffix}"
+    predict(run, probabilities(2), paths, {0: f"{name}: can't be decoded: torn"}, output)
+    if suffix == ".csv":
+        assert output.read_bytes().count(b"caf\xe9.png") == 2  # the very bytes of the name
+    else:
+        rows = read(output)[1]
+        assert rows[0]["path"] == (name if suffix == ".jsonl" else "caf?.png") and rows[1]["path"] == "b.png"
+
+
+def test_more_rows_than_one_piece_of_a_parquet_file(run):
+    num = 25_001
+    paths = [f"{i}.png" for i in range(num)]
+    output = predict(
+        run, probabilities(num, 2), paths, output=run.root / "out.parquet", names=["a", "b"], batch_size=5000
+    )
+    assert read(output)[1][-1]["path"] == "25000.png" and [row["path"] for row in read(output)[1]] == paths
+    pieces = pyarrow.parquet.ParquetFile(output)
+    assert pieces.num_row_groups == 3  # a piece at a time is in memory, never all
+    assert [str(field.type) for field in pieces.schema_arrow] == ["string", "string", *["double"] * 3, "string"]
+
+
+def test_memory_does_not_grow_with_the_rows(run):
+    writer, model = PredictionWriter(run), SimpleNamespace(class_names=["a", "b"])
+    paths = [f"{i}.png" for i in range(1000)]
+    data = SimpleNamespace(splits={"predict": SimpleNamespace(paths=paths)})
+    trainer = SimpleNamespace(global_rank=0, world_size=1, is_global_zero=True, datamodule=data, predicting=True)
+    writer.on_predict_start(trainer, model)
+    for i in range(0, 1000, 10):
+        index = torch.arange(i, i + 10)
+        outputs = {"index": index, "probabilities": probabilities(10, 2), "bad": []}
+        writer.on_predict_batch_end(trainer, model, outputs, None, 0)
+    assert sorted(writer.counts) == ["a", "b"] and not any(
+        isinstance(value, (list, dict)) and len(value) > 10 for value in vars(writer).values()
+    )
+    writer.on_predict_end(trainer, model)
+
+
+def test_a_run_that_fails_leaves_no_part_and_keeps_the_file_of_before(run):
+    target = predict(run, probabilities(2), ["a.png", "b.png"])
+    before = target.read_bytes()
+    writer, model = PredictionWriter(run), SimpleNamespace(class_names=NAMES)
+    trainer = SimpleNamespace(global_rank=0, world_size=1, is_global_zero=True, predicting=True)
+    writer.on_predict_start(trainer, model)
+    assert len(list(run.path.iterdir())) == 2
+    writer.on_exception(trainer, model, RuntimeError("torn"))
+    assert [path.name for path in run.path.iterdir()] == ["predictions.csv"] and target.read_bytes() == before
+
+
+def test_a_failure_while_joining_leaves_no_half_file(run, monkeypatch):
+    target = predict(run, probabilities(2), ["a.png", "b.png"])
+    before = target.read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(predictions.shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space"):
+        predict(run, probabilities(1), ["c.png"])
+    assert [path.name for path in run.path.iterdir()] == ["predictions.csv"] and target.read_bytes() == before
+
+
+def test_the_folder_of_the_output_is_made(run):
+    target = predict(run, probabilities(1), ["a.png"], output=run.root / "new/folder/out.jsonl")
+    assert len(read(target)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"output": "out.xlsx"}, "--output out.xlsx: the suffix must be one of .csv .jsonl .parquet"),
+        ({"output": "out"}, "suffix must be one of"),
+        ({"top_k": 0}, "--top_k must be at least 1, got 0"),
+    ],
+)
+def test_options_that_make_no_sense(run, options, words):
+    with pytest.raises(ValueError, match=words):
+        PredictionWriter(run, **options)
+
+
+def test_more_classes_wanted_than_there_are(run):
+    with pytest.raises(ValueError, match="--top_k 5: there are only 4 classes"):
+        predict(run, probabilities(1), ["a.png"], top_k=5)
+    assert list(run.path.iterdir()) == []
+
+
+def test_parquet_without_its_extra_says_what_to_install(run, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(ValueError, match=r"pip install 'finetune\[parquet\]'"):
+        PredictionWriter(run, "out.parquet")
+
+
+def test_counts_of_devices_are_added(run, monkeypatch, capsys):
+    probs = torch.eye(4, dtype=torch.float64)[[0, 1, 1, 0, 1]]
+    predict(run, probs, [f"{i}.png" for i in range(5)], world_size=3, monkeypatch=monkeypatch)
+    counted = Counter({'the "other", one': 3, "hot dog": 2})
+    assert capsys.readouterr().out.startswith(
+        "5 pictures: " + ", ".join(f"{n} {name}" for name, n in counted.most_common())
+    )

@@ -1,0 +1,183 @@
+"""Logistic regression on fixed features."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+from sklearn.linear_model import LogisticRegression
+
+from finetune.probe import STRENGTHS, Probe, _solve, fit_probe
+
+
+def pictures(num: int, num_features: int, num_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features like a network's: overlapping classes, positive, of very different sizes, one of them dead."""
+    centres = np.random.default_rng(99).normal(size=(num_classes, num_features))
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(num_classes, size=num)
+    features = np.maximum(0, centres[labels] + 2 * rng.normal(size=(num, num_features)))
+    features *= np.logspace(0, -2, num_features)
+    features[:, -1] = 0
+    return features, labels
+
+
+def scale(features: np.ndarray) -> float:
+    return np.sqrt(((features - features.mean(axis=0)) ** 2).sum(axis=1).mean())
+
+
+def gradient(probe: Probe, features: np.ndarray, labels: np.ndarray) -> float:
+    """Norm of the documented loss's gradient, worked out in the features as given."""
+    residual = softmax(features @ probe.weight.T + probe.bias, axis=1) - np.eye(len(probe.bias))[labels]
+    # strength / 2 * |w|^2 counts weights of features divided by the scale: w = weight * scale.
+    by_weight = residual.T @ features / len(features) + probe.strength * scale(features) ** 2 * probe.weight
+    return float(np.hypot(np.linalg.norm(by_weight), np.linalg.norm(residual.mean(axis=0))))
+
+
+def accuracy(probe: Probe, features: np.ndarray, labels: np.ndarray) -> float:
+    return float(((features @ probe.weight.T + probe.bias).argmax(axis=1) == labels).mean())
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+@pytest.mark.parametrize("strength", [1.0, 1e-2, 1e-4, 1e-6])
+def test_solved_to_convergence_and_equal_to_an_independent_solver(num_classes, strength):
+    features, labels = pictures(300, 20, num_classes)
+    probe = fit_probe(features, labels, num_classes, strengths=[strength])
+    assert gradient(probe, features, labels) < 1e-10
+    scaled = (features - features.mean(axis=0)) / scale(features)
+    # scikit-learn sums the losses: C = 1 / (N strength). For two classes it has one row, 2 w, where ours are +w and -w:
+    # the penalty of the two is half of that of the one.
+    c = 1 / (300 * strength) * (2 if num_classes == 2 else 1)
+    other = LogisticRegression(C=c, tol=1e-12, max_iter=1000, solver="newton-cholesky").fit(scaled, labels)
+    ours = softmax(features @ probe.weight.T + probe.bias, axis=1)
+    np.testing.assert_allclose(ours, other.predict_proba(scaled), atol=1e-7)
+    wrong = LogisticRegression(C=2 * c, tol=1e-12, max_iter=1000, solver="newton-cholesky").fit(scaled, labels)
+    assert abs(ours - wrong.predict_proba(scaled)).max() > 1e-3  # the comparison sees a strength that is off
+
+
+def test_minimum_of_the_documented_loss():
+    features, labels = pictures(60, 5, 3)
+    x = np.column_stack([(features - features.mean(axis=0)) / scale(features), np.ones(60)])
+
+    def loss(flat: np.ndarray) -> float:
+        w = flat.reshape(3, 6)
+        return -log_softmax(x @ w.T, axis=1)[np.arange(60), labels].mean() + 0.01 / 2 * (w[:, :-1] ** 2).sum()
+
+    best = minimize(loss, np.random.default_rng(3).normal(size=18), method="L-BFGS-B", options={"ftol": 1e-15})
+    probe = fit_probe(features, labels, 3, strengths=[0.01])
+    # Differences for a gradient: L-BFGS gets no nearer than about 1e-4.
+    np.testing.assert_allclose(probe.weight * scale(features), best.x.reshape(3, 6)[:, :-1], atol=1e-3)
+
+
+def test_the_start_has_no_part_in_the_result():
+    features, labels = pictures(200, 20, 3)
+    x = np.column_stack([(features - features.mean(axis=0)) / scale(features), np.ones(200)])
+    from_zero = _solve(x, labels, 1e-3, np.zeros((3, 21)))
+    afar = _solve(x, labels, 1e-3, 10 * np.random.default_rng(0).normal(size=(3, 21)))
+    np.testing.assert_allclose(from_zero[:, :-1], afar[:, :-1], atol=1e-9)
+    shift = afar[:, -1] - from_zero[:, -1]  # the biases are known up to one number, which fit_probe fixes
+    np.testing.assert_allclose(shift, shift[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("has_val", [True, False])
+def test_the_order_of_the_pictures_has_no_part_in_the_result(has_val):
+    features, labels = pictures(300, 30, 3)
+    val = pictures(100, 30, 3, seed=1) if has_val else ()
+    probe = fit_probe(features, labels, 3, *val)
+    order = np.random.default_rng(5).permutation(300)
+    again = fit_probe(features[order], labels[order], 3, *val)
+    assert probe.strength == again.strength
+    np.testing.assert_allclose(probe.weight, again.weight, atol=1e-6)
+    np.testing.assert_allclose(probe.bias, again.bias, atol=1e-6)
+    np.testing.assert_allclose(probe.table, again.table, atol=1e-6)
+    same = fit_probe(features, labels, 3, *val)
+    assert (probe.weight == same.weight).all() and (probe.bias == same.bias).all()
+
+
+def test_units_and_origin_of_the_features_have_no_part_in_the_result():
+    features, labels = pictures(200, 10, 3)
+    probe = fit_probe(features, labels, 3)
+    other = fit_probe(1000 * features + 7, labels, 3)
+    logits = features @ probe.weight.T + probe.bias
+    np.testing.assert_allclose((1000 * features + 7) @ other.weight.T + other.bias, logits, atol=1e-6)
+
+
+def test_strength_is_that_of_the_least_validation_loss():
+    features, labels = pictures(200, 60, 3)
+    val_features, val_labels = pictures(500, 60, 3, seed=1)
+    probe = fit_probe(features, labels, 3, val_features, val_labels)
+    assert [row[0] for row in probe.table] == sorted(STRENGTHS, reverse=True)
+    for strength, loss, share in probe.table:
+        single = fit_probe(features, labels, 3, val_features, val_labels, strengths=[strength])
+        logits = val_features @ single.weight.T + single.bias
+        assert loss == pytest.approx(-log_softmax(logits, axis=1)[np.arange(500), val_labels].mean(), abs=1e-9)
+        assert share == accuracy(single, val_features, val_labels)
+    best = min(probe.table, key=lambda row: row[1])
+    assert (probe.strength, probe.val_accuracy) == (best[0], best[2])
+    assert STRENGTHS[-1] < probe.strength < STRENGTHS[0]  # inside the grid, so both ends were worse
+    assert gradient(probe, features, labels) < 1e-10  # no validation picture entered the fit
+    both = np.vstack([features, val_features]), np.concatenate([labels, val_labels])
+    assert gradient(probe, *both) > 1e-3  # and the check would have seen it
+
+
+def test_folds_find_about_the_strength_that_fresh_pictures_want():
+    features, labels = pictures(200, 60, 3)
+    fresh = pictures(2000, 60, 3, seed=1)
+    by_folds, by_val = fit_probe(features, labels, 3), fit_probe(features, labels, 3, *fresh)
+    assert abs(np.log10(by_folds.strength / by_val.strength)) <= 0.51  # at most a neighbour on the grid
+    assert by_folds.val_accuracy == pytest.approx(by_val.val_accuracy, abs=0.1)  # of 200 pictures: 0.03 a deviation
+    assert gradient(by_folds, features, labels) < 1e-10  # fitted on all pictures at the end
+
+
+def test_of_equal_losses_the_strongest():
+    features, labels = np.ones((40, 3)), np.arange(40) % 2
+    probe = fit_probe(features, labels, 2, features, labels, strengths=[0.01, 1.0, 0.1])
+    assert probe.strength == 1.0
+    assert (probe.weight == 0).all() and probe.val_accuracy == 0.5
+    assert probe.table[0][1] == pytest.approx(np.log(2))
+
+
+def test_more_features_than_pictures_separable():
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(20, 200)), np.arange(20) % 4
+    probe = fit_probe(features, labels, 4, strengths=[1e-6])
+    assert accuracy(probe, features, labels) == 1.0
+    assert gradient(probe, features, labels) < 1e-10
+
+
+def test_a_class_with_one_picture():
+    features, labels = pictures(100, 10, 3)
+    features = np.vstack([features, features.max(axis=0) + 1])
+    probe = fit_probe(features, np.append(labels, 3), 4)
+    assert (probe.weight[3] != 0).any() and np.isfinite(probe.table).all()
+    only_ones = fit_probe(features[:3], np.arange(3), 3)
+    assert only_ones.val_accuracy is None and only_ones.table == []
+    assert accuracy(only_ones, features[:3], np.arange(3)) == 1.0
+
+
+def test_classes_without_pictures_get_a_row():
+    features, labels = pictures(100, 10, 3)
+    names = np.array([1, 2, 4])  # of 6
+    probe = fit_probe(features, names[labels], 6)
+    alone = fit_probe(features, labels, 3)
+    np.testing.assert_allclose(probe.weight[names], alone.weight, atol=1e-9)
+    assert (probe.weight[[0, 3, 5]] == 0).all()
+    at_centre = softmax(probe.weight @ features.mean(axis=0) + probe.bias)
+    np.testing.assert_allclose(at_centre[[0, 3, 5]], at_centre[names].sum() / 100)
+    assert np.isfinite(fit_probe(features, names[labels], 6, features[:5], np.array([0, 1, 2, 3, 5])).table).all()
+
+
+def test_one_class_only():
+    probe = fit_probe(np.random.default_rng(0).normal(size=(10, 3)), np.ones(10, int), 2)
+    assert accuracy(probe, np.zeros((1, 3)), np.array([1])) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("features", "strengths", "message"),
+    [
+        (np.array([[np.nan], [1.0]]), [1.0], "not finite"),
+        (np.zeros((0, 3)), [1.0], "there are no features"),
+        (np.zeros((2, 3)), [0.0], "strengths must be above 0, not 0.0"),
+    ],
+)
+def test_errors(features, strengths, message):
+    with pytest.raises(ValueError, match=message):
+        fit_probe(features, np.zeros(len(features), int), 2, strengths=strengths)

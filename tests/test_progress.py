@@ -1,0 +1,199 @@
+"""What is shown of a run: a line for each epoch, a bar on terminals only, the result on lines of its own."""
+
+import io
+import json
+import pickle
+import re
+from types import SimpleNamespace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from rich.console import Console
+from torch.utils.data import DataLoader
+
+from finetune import progress
+from finetune.progress import PicturesBar, Results
+from finetune.runs import Run
+
+
+class Tiny(pl.LightningModule):
+    """Logs the numbers that the bar shows, known beforehand."""
+
+    class_names = ("a", "b")
+    confusion_matrix = ((3, 1), (0, 4))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch["label"].float()[:, None]).mean() * 0 + 0.125
+
+    def on_train_epoch_end(self):
+        self.log("train/loss_epoch", 0.5 + self.current_epoch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log_dict({"val/loss": 0.25, "val/accuracy": 0.75, "val/f1": 0.7, "val/calibration_error": 0.1})
+
+    def test_step(self, batch, batch_idx):
+        self.log_dict({"test/loss": 0.2, "test/accuracy": 0.9375, "test/f1": 0.9, "test/calibration_error": 0.05})
+
+    def predict_step(self, batch, batch_idx):
+        return batch["label"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def loader() -> DataLoader:
+    return DataLoader([{"label": i} for i in range(12)], batch_size=4)
+
+
+# Lightning advises more workers for the twelve numbers of this test.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+]
+
+
+def trainer(tmp_path, *callbacks: pl.Callback) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        num_sanity_val_steps=0,
+        callbacks=list(callbacks),
+        enable_progress_bar=any(isinstance(callback, PicturesBar) for callback in callbacks),
+    )
+
+
+def bar(is_terminal: bool) -> tuple[PicturesBar, io.StringIO]:
+    shown = PicturesBar()
+    text = io.StringIO()
+    shown.console = Console(file=text, force_terminal=is_terminal, width=120)
+    return shown, text
+
+
+def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
+    shown, text = bar(is_terminal=False)
+    trainer(tmp_path, shown).fit(Tiny(), loader(), loader())
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 2
+    for i, line in enumerate(lines):
+        numbers = rf"epoch {i + 1}/2  train/loss {0.5 + i:.4f}  val/loss 0.2500  val/accuracy 0.7500  \d+ pictures/s"
+        assert re.fullmatch(numbers, line), line
+
+
+def test_numbers_that_are_not_there_are_not_shown(tmp_path):
+    shown, text = bar(is_terminal=False)
+    trainer(tmp_path, shown).fit(Tiny(), loader())
+    assert re.fullmatch(r"epoch 1/2  train/loss 0.5000  \d+ pictures/s", text.getvalue().splitlines()[0])
+
+
+def test_a_terminal_gets_a_bar_with_pictures_per_second_and_the_loss(tmp_path, monkeypatch):
+    updates = []
+    update = progress.Progress.update
+
+    def spy(self, task, **fields):
+        updates.append(fields)
+        update(self, task, **fields)
+
+    monkeypatch.setattr(progress.Progress, "update", spy)
+    shown, text = bar(is_terminal=True)
+    train = trainer(tmp_path, shown)
+    train.fit(Tiny(), loader(), loader())
+    # Twice three batches of training; validation within fit has no bar of its own.
+    assert [fields["advance"] for fields in updates] == [1] * 6
+    assert [fields["note"] for fields in updates] == ["loss 0.125"] * 6
+    assert all(fields["rate"] > 0 for fields in updates)
+    assert "epoch 1/2" in text.getvalue() and "pictures/s" in text.getvalue()
+    updates.clear()
+    train.test(Tiny(), loader(), verbose=False)
+    train.predict(Tiny(), loader())
+    train.validate(Tiny(), loader(), verbose=False)
+    assert len(updates) == 9 and {fields["note"] for fields in updates} == {""}
+    for what in ("testing", "predicting", "validating"):
+        assert what in text.getvalue()
+    assert text.getvalue().count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") > 0  # the cursor is there again
+
+
+def test_a_terminal_is_left_in_order_after_an_error(tmp_path):
+    class Broken(Tiny):
+        def training_step(self, batch, batch_idx):
+            raise KeyError("a mistake of ours")
+
+    shown, text = bar(is_terminal=True)
+    with pytest.raises(KeyError):
+        trainer(tmp_path, shown).fit(Broken(), loader())
+    assert text.getvalue().count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") > 0
+    assert shown._progress is None
+
+
+def test_a_disabled_bar_says_nothing(tmp_path):
+    shown, text = bar(is_terminal=True)
+    shown.disable()
+    train = trainer(tmp_path, shown)
+    shown.disable()  # Lightning enables it on rank 0 when the trainer is made
+    train.fit(Tiny(), loader(), loader())
+    assert text.getvalue() == ""
+
+
+def test_the_rate_counts_all_devices_and_no_validation(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    shown, _ = bar(is_terminal=False)
+    shown._trainer = SimpleNamespace(world_size=4)
+    fit = SimpleNamespace(state=SimpleNamespace(fn="fit"))
+    shown._begin("epoch", 10)
+    now[0] += 2
+    shown._advance({"label": torch.zeros(8)})
+    assert shown._rate() == pytest.approx(16)  # 4 devices of 8 pictures in 2 s
+    shown.on_validation_start(fit)
+    now[0] += 50
+    shown.on_validation_end(fit)
+    now[0] += 2
+    shown._advance({"label": torch.zeros(8)})
+    assert shown._rate() == pytest.approx(16)
+
+
+def test_a_spawned_process_gets_a_bar_of_its_own():
+    shown, _ = bar(is_terminal=True)
+    shown.disable()
+    shown._begin("epoch", 3)
+    copy = pickle.loads(pickle.dumps(shown))
+    assert not copy.is_enabled and copy._progress is None and isinstance(copy.console, Console)
+
+
+@pytest.mark.parametrize(("split", "accuracy"), [("test", 0.9375), ("val", 0.75)])
+def test_the_result_is_printed_and_written(tmp_path, capsys, split, accuracy):
+    run = Run(tmp_path, split)
+    run.choose()
+    measure = trainer(tmp_path, Results(run))
+    (measure.test if split == "test" else measure.validate)(Tiny(), loader(), verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{split}/accuracy {accuracy:.4f}" in lines
+    assert [line.split()[0] for line in lines] == [
+        f"{split}/{n}" for n in ("accuracy", "loss", "f1", "calibration_error")
+    ]
+    written = json.loads(run.file(f"{split}.json").read_text())
+    assert written[f"{split}/accuracy"] == pytest.approx(accuracy)
+    assert written["class_names"] == ["a", "b"] and written["confusion_matrix"] == [[3, 1], [0, 4]]
+    assert written["checkpoint"] is None
+
+
+def test_validation_within_fit_is_no_result(tmp_path, capsys):
+    run = Run(tmp_path, "fit")
+    run.choose()
+    trainer(tmp_path, Results(run)).fit(Tiny(), loader(), loader())
+    assert capsys.readouterr().out == "" and list(run.path.iterdir()) == []
+
+
+def test_only_the_first_device_reports(tmp_path, capsys):
+    run = Run(tmp_path, "test")
+    run.choose()
+    Results(run).on_test_end(SimpleNamespace(is_global_zero=False), Tiny())
+    assert capsys.readouterr().out == "" and list(run.path.iterdir()) == []

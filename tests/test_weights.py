@@ -1,0 +1,314 @@
+"""Weights files of every kind, and what comes of them in a network."""
+
+import hashlib
+import pickle
+from functools import cache
+from urllib.error import URLError
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchvision import models
+from torchvision.models import Weights, WeightsEnum
+from torchvision.transforms._presets import ImageClassification
+
+from finetune.models import build, head
+from finetune.weights import Pretrained, load_weights, read_weights, source_head
+
+HEADS = {
+    "resnet18": "fc",
+    "resnet50": "fc",
+    "mobilenet_v3_small": "classifier.3",
+    "efficientnet_b0": "classifier.1",
+    "convnext_tiny": "classifier.2",
+    "vit_b_16": "heads.head",
+}
+SMALL = "mobilenet_v3_small"  # 1.5 million parameters: for what does not depend on the network
+CATEGORIES = ["hot dog", "Cardigan", "cardigan", "ice_cream", "crane", "Crane", "paper-towel"]
+
+
+@cache
+def network(backbone: str) -> nn.Module:
+    torch.manual_seed(0)
+    return build(backbone, 3).eval()
+
+
+def random_state(backbone: str, num_classes: int) -> dict[str, torch.Tensor]:
+    """A source classifier's weights: like no initialisation, and a head of another size."""
+    generator = torch.Generator().manual_seed(1)
+    own = network(backbone).state_dict()
+    state = {key: 1 + torch.rand(value.shape, generator=generator) for key, value in own.items()}
+    name = HEADS[backbone]
+    state[f"{name}.weight"] = torch.rand(num_classes, head(network(backbone)).in_features, generator=generator)
+    state[f"{name}.bias"] = torch.rand(num_classes, generator=generator)
+    return state
+
+
+def pretrained(state: dict[str, torch.Tensor] | None = None, class_names: list[str] | None = CATEGORIES) -> Pretrained:
+    return Pretrained(state or random_state(SMALL, 7), class_names, "the file")
+
+
+@pytest.mark.parametrize("backbone", HEADS)
+def test_load_weights_changes_everything_but_the_head(backbone):
+    net, source = network(backbone), random_state(backbone, 7)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    load_weights(net, pretrained(source))
+    after = net.state_dict()
+    kept = {key for key in after if after[key].equal(before[key])}
+    assert kept == {f"{HEADS[backbone]}.weight", f"{HEADS[backbone]}.bias"} | {
+        k for k in after if "position_index" in k
+    }
+    assert all(after[key].equal(source[key].to(after[key].dtype)) for key in after if key not in kept)
+    net.load_state_dict(before)
+
+
+def test_load_weights_forgives_only_the_head_and_the_counters():
+    source = random_state(SMALL, 7)
+    lean = {k: v for k, v in source.items() if not k.startswith("classifier.3") and "num_batches" not in k}
+    load_weights(build(SMALL, 3), pretrained(lean))
+    net = build(SMALL, 3)
+    before = net.state_dict()["features.0.1.weight"].clone()
+    bad = dict(source)
+    for i in range(1, 6):
+        del bad[f"features.{i}.block.0.0.weight"]
+    bad |= {"features.99.weight": torch.zeros(1), "classifier.0.weight": torch.zeros(5, 576)}
+    with pytest.raises(ValueError) as caught:
+        load_weights(net, pretrained(bad))
+    assert str(caught.value) == (
+        "the file does not fit this network; missing: features.1.block.0.0.weight, features.2.block.0.0.weight, "
+        "features.3.block.0.0.weight and 2 more; unexpected: features.99.weight; "
+        "of another shape: classifier.0.weight (5, 576) instead of (1024, 576)"
+    )
+    assert net.state_dict()["features.0.1.weight"].equal(before)  # nothing was copied
+    with pytest.raises(ValueError, match="not finite: features.0.0.weight"):
+        load_weights(net, pretrained({**source, "features.0.0.weight": torch.full((16, 3, 3, 3), torch.nan)}))
+
+
+def test_load_weights_ignores_auxiliary_classifiers():
+    theirs = models.googlenet(weights=None, aux_logits=True, init_weights=False).state_dict()
+    assert any(key.startswith("aux1.") for key in theirs)
+    ours = build("googlenet", 3)
+    load_weights(ours, pretrained(theirs))
+    assert ours.state_dict()["inception5b.branch4.1.conv.weight"].equal(theirs["inception5b.branch4.1.conv.weight"])
+
+
+def test_load_weights_into_mnasnet_without_version_numbers():
+    state = dict(models.mnasnet0_5(weights=None).state_dict())  # a plain dict, as from safetensors
+    net = build("mnasnet0_5", 3)
+    with pytest.raises(ValueError, match="version"):  # what torchvision does with it
+        net.load_state_dict(state)
+    load_weights(net, pretrained(state))
+    assert net.state_dict()["layers.0.weight"].equal(state["layers.0.weight"])
+
+
+KINDS = {
+    "plain.pt": lambda state: state,
+    "nested.pth": lambda state: {"state_dict": state, "epoch": 3},
+    "nested_model.pth": lambda state: {"model": state, "args": {"lr": 0.1}},
+    "data_parallel.pt": lambda state: {f"module.{key}": value for key, value in state.items()},
+    "compiled.pt": lambda state: {f"_orig_mod.{key}": value for key, value in state.items()},
+    "both.pt": lambda state: {"model": {f"_orig_mod.module.{key}": value for key, value in state.items()}},
+    "lightning.pt": lambda state: {"state_dict": {f"model.{key}": value for key, value in state.items()}},
+    "ours.ckpt": lambda state: {
+        "state_dict": {f"network.{key}": value for key, value in state.items()} | {"mean": torch.zeros(3, 1, 1)},
+        "hyper_parameters": {"class_names": CATEGORIES},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "weights.safetensors"])
+def test_every_kind_of_file_gives_the_same_weights(kind, tmp_path):
+    state = random_state(SMALL, 7)
+    path = tmp_path / kind
+    if kind in KINDS:
+        torch.save(KINDS[kind](state), path)
+    else:
+        save_file(state, path)
+    read = read_weights(str(path), SMALL)
+    assert list(sorted(read.state)) == sorted(state)
+    assert all(read.state[key].equal(state[key]) for key in state)
+    assert read.class_names == (CATEGORIES if kind == "ours.ckpt" else None)
+    assert read.origin == str(path)
+
+
+def test_half_precision_is_cast(tmp_path):
+    torch.save({"fc.weight": torch.ones(2, 2).half(), "fc.bias": torch.ones(2).bfloat16()}, tmp_path / "half.pt")
+    state = read_weights(str(tmp_path / "half.pt"), "resnet18").state
+    assert {value.dtype for value in state.values()} == {torch.float32}
+
+
+def test_names_of_older_files_are_brought_up_to_date(tmp_path):
+    dense, layer = "features.denseblock1.denselayer2", "encoder.layers.encoder_layer_0.mlp"
+    old = [f"{dense}.norm.1.running_mean", f"{dense}.conv.2.weight", f"{layer}.linear_1.bias", f"{layer}.linear_2.bias"]
+    new = [f"{dense}.norm1.running_mean", f"{dense}.conv2.weight", f"{layer}.0.bias", f"{layer}.3.bias"]
+    torch.save({key: torch.zeros(1) for key in old}, tmp_path / "old.pth")
+    assert list(read_weights(str(tmp_path / "old.pth"), "densenet121").state) == new
+    with torch.device("meta"):
+        assert set(new[:2]) <= build("densenet121", 2).state_dict().keys()
+        assert set(new[2:]) <= build("vit_b_16", 2).state_dict().keys()
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+def test_files_that_are_no_weights(tmp_path, capsys):
+    torch.save({"state_dict": {}, "object": Evil()}, tmp_path / "evil.pt")
+    (tmp_path / "old_evil.pt").write_bytes(pickle.dumps(Evil(), protocol=2))
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"a": 1}, tmp_path / "dict.pt")
+    (tmp_path / "text.pt").write_text("hello, I am a text")
+    (tmp_path / "page.pt").write_text("<!DOCTYPE html><html>an error page</html>")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    torch.save({"a": torch.zeros(1000)}, tmp_path / "cut.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:2000])
+    (tmp_path / "text.safetensors").write_text("hello, I am a text")
+    messages = {
+        "evil.pt": "is not a plain state dict (it contains Python objects); refusing to unpickle",
+        "old_evil.pt": "is not a plain state dict (it contains Python objects); refusing to unpickle",
+        "list.pt": "is not a state dict: it holds something else than named tensors",
+        "dict.pt": "is not a state dict: it holds something else than named tensors",
+        "text.pt": "is broken, or no file of torch",
+        "page.pt": "is broken, or no file of torch",
+        "empty.pt": "is broken, or no file of torch",
+        "cut.pt": "is broken, or no file of torch",
+        "text.safetensors": "can't be read as safetensors: ",
+    }
+    for name, message in messages.items():
+        with pytest.raises(ValueError) as caught:
+            read_weights(str(tmp_path / name), SMALL)
+        assert str(caught.value).startswith(f"{tmp_path / name} {message}")
+        assert "\n" not in str(caught.value)
+    assert "unpickled" not in capsys.readouterr().out
+
+
+def test_weights_that_are_nowhere(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no weights file .*none.pt$"):
+        read_weights(str(tmp_path / "none.pt"), "resnet50")
+    valid = "valid are: IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT$"
+    for wrong in ("IMAGENET1K_V3", "ResNet18_Weights.IMAGENET1K_V1"):
+        with pytest.raises(ValueError, match=valid):
+            read_weights(wrong, "resnet50")
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """Weights as torchvision publishes them, with the right hash in the name, and an empty place for downloads."""
+    torch.save(random_state(SMALL, 7), tmp_path / "source.pth")
+    digest = hashlib.sha256((tmp_path / "source.pth").read_bytes()).hexdigest()[:8]
+
+    class Tiny_Weights(WeightsEnum):
+        IMAGENET1K_V1 = Weights(
+            url=f"https://models.invalid/tiny-{digest}.pth",
+            transforms=lambda: ImageClassification(crop_size=224),
+            meta={"categories": CATEGORIES},
+        )
+        DEFAULT = IMAGENET1K_V1
+
+    monkeypatch.setattr(models, "get_model_weights", lambda backbone: Tiny_Weights)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    return tmp_path / "source.pth", tmp_path / "hub" / "checkpoints" / f"tiny-{digest}.pth"
+
+
+@pytest.mark.parametrize("name", ["DEFAULT", "IMAGENET1K_V1", "Tiny_Weights.IMAGENET1K_V1"])
+def test_published_weights_come_with_names_and_normalisation(name, published):
+    source, target = published
+    target.parent.mkdir(parents=True)
+    target.write_bytes(source.read_bytes())
+    read = read_weights(name, SMALL)
+    assert read.state["features.0.0.weight"].equal(random_state(SMALL, 7)["features.0.0.weight"])
+    assert (read.class_names, read.origin) == (CATEGORIES, "Tiny_Weights.IMAGENET1K_V1")
+    assert (read.mean, read.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def test_no_network_says_where_to_put_the_file(published, monkeypatch):
+    def fail(*args, **kwargs):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    target = published[1]
+    with pytest.raises(OSError) as caught:
+        read_weights("DEFAULT", SMALL)
+    assert str(caught.value).endswith(f": put https://models.invalid/{target.name} at {target} by hand")
+    assert "no route to host" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_wrong_hash_is_refused(published, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError('invalid hash value (expected "a", got "b")')
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    with pytest.raises(OSError, match="invalid hash value"):
+        read_weights("DEFAULT", SMALL)
+    source, target = published
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes()[:-100])  # a copy that broke off
+    with pytest.raises(ValueError, match="is broken: its sha256 does not begin with"):
+        read_weights("DEFAULT", SMALL)
+
+
+def test_source_head_gives_the_source_classifier_restricted_to_the_classes():
+    source = pretrained()
+    teacher = build(SMALL, 7)
+    teacher.load_state_dict(source.state)
+    torch.manual_seed(0)
+    ours = build(SMALL, 3)
+    load_weights(ours, source)
+    images = torch.rand(4, 3, 32, 32)
+    with torch.inference_mode():
+        expected = teacher.eval()(images)[:, [6, 0, 3]]
+        assert not torch.allclose(ours.eval()(images), expected, rtol=0.1)  # a Xavier head is no match
+        matched = source_head(ours, source, ["Paper Towel", "hot-dog", "icecream"])
+        got = ours(images)
+    assert matched == {"Paper Towel": ["paper-towel"], "hot-dog": ["hot dog"], "icecream": ["ice_cream"]}
+    # The same products summed in another order, for another number of rows: 1,024 float32 terms, measured 2e-7.
+    torch.testing.assert_close(got, expected, rtol=2e-6, atol=0)
+
+
+def test_source_head_means_exact_names_and_classes_without_a_match():
+    source = pretrained()
+    weight, bias = source.state["classifier.3.weight"], source.state["classifier.3.bias"]
+    net = build(SMALL, 6)
+    before = head(net).weight.clone()
+    classes = ["zebra", "cardigan", "CARDIGAN", "sweet", "CRANE", "ice cream"]
+    mapping: dict[str, str | list[str]] = {"sweet": ["Ice-Cream", "hot dog"], "ice cream": []}
+    matched = source_head(net, source, classes, mapping)
+    assert list(matched.values()) == [
+        [],
+        ["cardigan"],  # written the same: not the dog
+        ["Cardigan", "cardigan"],
+        ["hot dog", "ice_cream"],
+        ["crane", "Crane"],
+        [],  # by the mapping's wish
+    ]
+    for row, rows in {1: [2], 2: [1, 2], 3: [0, 3], 4: [4, 5]}.items():
+        torch.testing.assert_close(head(net).weight[row], weight[rows].mean(0))
+        torch.testing.assert_close(head(net).bias[row], bias[rows].mean())
+    for row in (0, 5):
+        assert head(net).weight[row].equal(before[row]) and head(net).bias[row] == 0
+
+
+def test_source_head_takes_names_from_the_caller():
+    net = build(SMALL, 1)
+    matched = source_head(net, pretrained(class_names=None), ["b"], source_classes=list("abcdefg"))
+    assert matched == {"b": ["b"]}
+    assert head(net).weight[0].equal(random_state(SMALL, 7)["classifier.3.weight"][1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pretrained": pretrained(class_names=None)}, "does not name its classes: give source_classes"),
+        ({"source_classes": ["a", "b"]}, "has 7 classes, but 2 names were given"),
+        ({"mapping": {"hotdgo": "crane"}}, "unknown class 'hotdgo'; did you mean hotdog"),
+        ({"mapping": {"hotdog": "carne"}}, "no source category is called 'carne'; did you mean crane"),
+        ({"pretrained": pretrained({"a": torch.zeros(1)})}, "needs a head on 1024 features to copy, it has none"),
+        ({"pretrained": pretrained({"classifier.3.weight": torch.zeros(7, 5)})}, r"it has one of shape \(7, 5\)"),
+    ],
+)
+def test_source_head_errors(arguments, message):
+    arguments = {"pretrained": pretrained(), "class_names": ["hotdog", "other"], **arguments}
+    with pytest.raises(ValueError, match=message):
+        source_head(build(SMALL, 2), **arguments)
