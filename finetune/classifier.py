@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import finetune
 from finetune import param_groups
-from finetune.metrics import MeanLoss, split_metrics
+from finetune.metrics import MeanLoss, global_sums, restore_sums, split_metrics
 from finetune.models import build
 from finetune.sampling import run_seed, step_seed
 from finetune.schedules import with_total_steps
@@ -239,27 +239,14 @@ class Classifier(pl.LightningModule):
             "torch": str(torch.__version__),
             "data_fingerprint": getattr(self._data, "fingerprint", ""),
             "data_class": f"{type(self._data).__module__}.{type(self._data).__qualname__}",
-            "train_metrics": self._train_metric_states(),
+            # The epoch so far: a checkpoint may lie inside it.
+            "train_metrics": {name: global_sums(getattr(self, name)) for name in ("train_loss", "train_accuracy")},
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        states = checkpoint.get("finetune", {}).get("train_metrics", {})
-        for name, state in states.items():
-            metric = getattr(self, name)
-            metric.reset()
-            if self._trainer is not None and self.trainer.is_global_zero:  # sums over all devices: one of them has them
-                for key, value in state.items():
-                    setattr(metric, key, value.to(metric.device))
-                metric._update_count = 1
-
-    def _train_metric_states(self) -> dict[str, dict[str, Tensor]]:
-        """Return the sums of this epoch so far over all devices; a checkpoint inside an epoch needs them."""
-        states = {}
-        for name in ("train_loss", "train_accuracy"):
-            metric = getattr(self, name)
-            with metric.sync_context():
-                states[name] = {key: getattr(metric, key).detach().cpu().clone() for key in metric._defaults}
-        return states
+        if self._trainer is not None:
+            for name, state in checkpoint["finetune"]["train_metrics"].items():
+                restore_sums(getattr(self, name), state, is_first=self.trainer.is_global_zero)
 
     def _loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         weight = self.class_weight.to(logits.dtype)

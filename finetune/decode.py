@@ -7,6 +7,7 @@ and scan order) in 0.55 to 0.99 of the time: too little to keep two paths and th
 Colour profiles are ignored, as in the usual training sets. Everything here may run in threads and in forked workers.
 """
 
+import contextlib
 import io
 import os
 import re
@@ -96,10 +97,8 @@ def _open(file: BinaryIO) -> ImageFile:
 
 def _pixels(image: Image.Image) -> NDArray[np.uint8]:
     image.load()
-    try:
+    with contextlib.suppress(Exception):  # damaged metadata (any kind of exception) is no reason to refuse good pixels
         ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # damaged metadata (any kind of exception) is no reason to refuse good pixels
-        pass
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         image = Image.fromarray(_grey(image))
     if image.has_transparency_data:

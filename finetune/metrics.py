@@ -78,3 +78,18 @@ def split_metrics(num_classes: int) -> MetricCollection:
             "calibration_error": CalibrationError(),
         }
     )
+
+
+def global_sums(metric: Metric) -> dict[str, Tensor]:
+    """Return the states of a metric over all devices; every device calls this at the same point."""
+    with metric.sync_context():
+        return {name: getattr(metric, name).detach().cpu().clone() for name in metric._defaults}
+
+
+def restore_sums(metric: Metric, sums: dict[str, Tensor], is_first: bool) -> None:
+    """Go on from `global_sums`: one device takes all of them, the others start at zero."""
+    metric.reset()
+    if is_first:
+        for name, value in sums.items():
+            setattr(metric, name, value.to(metric.device))
+        metric._update_count = 1

@@ -76,7 +76,7 @@ class RunFolder(pl.Callback):
             raise RuntimeError(f"this process would go on in {self.run.path}, rank 0 in {chosen}: start them together")
         self.run.path = chosen
         if trainer.is_global_zero and (is_new or stage == "fit"):
-            text = self.parser.dump(self.config, skip_none=False, format="yaml")
+            text = self.parser.dump(self.config, skip_unset=False, format="yaml")
             replace_text(self.run.file("config.yaml"), text)
 
 
