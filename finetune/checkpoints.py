@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -163,12 +164,13 @@ def link(source: Path, target: Path) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        os.link(source, temporary)
-    except OSError:
-        import shutil
-
-        shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)  # still there where both were the same file already
     _sync_folder(target.parent)
 
 

@@ -1,6 +1,7 @@
 """The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -230,8 +231,21 @@ class Classifier(pl.LightningModule):
         param_groups.scale_learning_rates(optimizer)
         if self.scheduler is None:
             return optimizer
-        scheduler = with_total_steps(self.scheduler, int(self.trainer.estimated_stepping_batches))(optimizer)
+        scheduler = with_total_steps(self.scheduler, self._total_steps())(optimizer)
         return [optimizer], [{"scheduler": scheduler, "interval": self.scheduler_interval}]
+
+    def _total_steps(self) -> int:
+        # Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
+        trainer = self.trainer
+        batches = math.ceil(len(self._data.splits["train"].labels) / self._data.batch_size)
+        limit = trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * (trainer.max_epochs or -1)
+        if trainer.max_steps < 0 and in_epochs < 0:
+            raise ValueError(
+                "the scheduler needs total_steps in a run without trainer.max_epochs and trainer.max_steps"
+            )
+        return min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["finetune"] = {

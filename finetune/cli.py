@@ -104,6 +104,10 @@ def _one_line(error: Exception) -> str | None:
 
     if isinstance(error, Interrupted):
         return f"{error}; the same command with --resume goes on"
+    while str(error).startswith("Does not validate against any of the Union") and isinstance(
+        error.__cause__, Exception
+    ):
+        error = error.__cause__  # jsonargparse wraps what a constructor raised
     text = str(error)
     if "Caught " in text and "DataLoader worker" in text:  # a worker's error carries its traceback as text
         text = text.strip().splitlines()[-1].partition(": ")[2]

@@ -258,7 +258,7 @@ def _files_to_predict(pattern: str) -> Split:
         paths = PathList(find_pictures(pattern))
         missing = f"the folder {pattern!r} holds no pictures ({' '.join(sorted(IMAGE_SUFFIXES))})"
     elif os.path.isfile(pattern) and pattern.lower().endswith(".txt"):
-        with open(pattern, encoding="utf-8") as lines:
+        with open(pattern, encoding="utf-8-sig", errors="surrogateescape") as lines:
             paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
         missing = f"the list {pattern!r} names no pictures"
     elif os.path.isfile(pattern):
@@ -274,5 +274,6 @@ def _files_to_predict(pattern: str) -> Split:
 def _start_worker(worker_id: int) -> None:
     torch.set_num_threads(1)
     # Ctrl-C in a terminal and SIGTERM to a whole job reach every process; the main one decides when its workers end.
+    # It does so by SIGTERM too if need be: only the first is ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))

@@ -10,6 +10,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 _UNKNOWN = (
     re.compile(r"does not accept (?:nested )?option '(?P<key>[^']+)'"),
+    re.compile(r"Option '(?P<key>[^']+)' is not accepted"),  # of a class that a class_path names
     re.compile(r"[Uu]nrecognized arguments?: (?P<key>--?[^\s=]+)"),
     re.compile(r"[Kk]ey '(?P<key>[^']+)' is not expected"),
     re.compile(r"Unknown argument:? '?(?P<key>[^\s']+)'?"),
@@ -17,10 +18,13 @@ _UNKNOWN = (
 
 
 class OneLineErrorParser(ArgumentParser):
-    """A parser whose errors are one line on stderr and exit code 2."""
+    """A parser whose errors are one line on stderr and exit code 2; the beginning of a flag is not the flag."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        print(f"{self.prog.split(' [')[0]}: error: {explain(self, message)}", file=sys.stderr)
+        print(f"finetune: error: {explain(self, message)}", file=sys.stderr)
         self.exit(2)
 
 
@@ -49,11 +53,11 @@ def nearest_key(key: str, valid: list[str]) -> str | None:
     if matches:
         return matches[0]
     group, _, last = key.rpartition(".")
-    siblings = {name.rpartition(".")[2]: name for name in valid if name.rpartition(".")[0] == group} or {
-        name.rpartition(".")[2]: name for name in valid
-    }
-    matches = difflib.get_close_matches(last, list(siblings), n=1)
-    return siblings[matches[0]] if matches else None
+    for candidates in ([name for name in valid if name.rpartition(".")[0] == group], valid):
+        by_last_part = {name.rpartition(".")[2]: name for name in candidates}
+        if matches := difflib.get_close_matches(last, list(by_last_part), n=1, cutoff=0.7):
+            return by_last_part[matches[0]]
+    return None
 
 
 def valid_keys(parser: ArgumentParser) -> list[str]:

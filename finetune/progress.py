@@ -66,7 +66,7 @@ class PicturesBar(ProgressBar):
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.state.fn == "validate":
-            self._begin("validating", self.total_val_batches_current_dataloader)
+            self._begin("validating", sum(trainer.num_val_batches))
         else:
             self._seconds += time.perf_counter() - self._since
 

@@ -52,8 +52,8 @@ def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Call
     """Give a scheduler that wants to know the run's number of steps, and was not told one, that number."""
     if not isinstance(make, partial):
         return make
-    # jsonargparse's partial calls a general instantiator with the class as its first argument
-    scheduler_class = make.args[0] if make.args and isinstance(make.args[0], type) else make.func
+    # jsonargparse's partial calls a general instantiator, which has the class among its arguments.
+    scheduler_class = next((argument for argument in make.args if isinstance(argument, type)), make.func)
     wants = "total_steps" in inspect.signature(scheduler_class).parameters
     is_told = any(make.keywords.get(name) is not None for name in ("total_steps", "epochs"))
     return partial(make, total_steps=total_steps) if wants and not is_told else make

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from types import FrameType
 from typing import Any
 
@@ -64,7 +63,7 @@ class SignalFlag:
             os._exit(128 + signum)
         if not self.received and os.environ.get("LOCAL_RANK", "0") == "0":
             what = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
-            os.write(sys.stderr.fileno(), f"\nstopping after this step; {what}\n".encode())
+            os.write(2, f"\nstopping after this step; {what}\n".encode())
         self.received = self.received or signum
 
     def __getstate__(self) -> dict[str, Any]:

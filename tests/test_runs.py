@@ -3,14 +3,12 @@
 import csv
 import json
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from finetune import runs
 from finetune.parsing import OneLineErrorParser
 from finetune.runs import (
     MetricsCSV,
@@ -78,7 +76,7 @@ def test_a_folder_that_another_takes_in_between_is_left_to_it(tmp_path, monkeypa
 
 def test_resume_finds_the_newest_run_that_has_a_checkpoint(tmp_path):
     assert newest_with_checkpoint(tmp_path) is None
-    for i in range(11):
+    for _ in range(11):
         Run(tmp_path, "fit").choose()
     assert newest_with_checkpoint(tmp_path) is None
     for i in 2, 10, 9:  # the number counts, not the time of writing
@@ -240,11 +238,3 @@ def test_results_are_json(tmp_path):
     results = {"test/accuracy": 0.9375, "class_names": ["größe", "b"], "confusion_matrix": [[1, 0], [0, 2]]}
     write_results(tmp_path / "test.json", results)
     assert json.loads((tmp_path / "test.json").read_text()) == results
-
-
-def test_names_in_the_run_are_those_that_the_readme_promises():
-    # A list by hand: other programs look for exactly these.
-    source = Path(runs.__file__).parent
-    text = "".join(path.read_text("utf-8") for path in source.glob("*.py"))
-    for name in ("config.yaml", "metrics.csv", "predictions.csv"):
-        assert re.search(rf'file\("{re.escape(name)}"\)', text), name

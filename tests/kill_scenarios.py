@@ -1,0 +1,212 @@
+"""What test_resume.py runs: fits that are killed and resumed, `python kill_scenarios.py OUT DATA`.
+
+Every fit is the real command in forked processes, which start at once since this one has imported everything.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import finetune.lightning_cli
+from finetune import datamodules
+from finetune.checkpoints import AtomicCheckpointIO
+from finetune.cli import main
+from finetune.runs import read_metrics, versions
+
+OUT, DATA = Path(sys.argv[1]), Path(sys.argv[2])
+STEPS_PER_EPOCH, EPOCHS = 7, 4  # 81 pictures in batches of 12
+FIT = [
+    *("fit", "--resume", "--checkpoint_every_n_steps", 3, "--data.root", DATA, "--data.image_size", 32),
+    *("--data.batch_size", 12, "--data.val_fraction", 0.1, "--model.weights", "null", "--trainer.max_epochs", EPOCHS),
+    *("--trainer.accelerator", "cpu", "--trainer.log_every_n_steps", 1, "--trainer.enable_progress_bar", "false"),
+    *("--model.scheduler", "finetune.schedules.WarmupCosine"),
+]
+MOBILENET = ("--model.backbone", "mobilenet_v3_small")  # batch norm, dropout, and small checkpoints
+EFFICIENTNET = ("--model.backbone", "efficientnet_b0", "--trainer.max_epochs", 2)
+
+
+class Fit:
+    """`finetune fit` in `world_size` processes that form one process group."""
+
+    def __init__(self, root: Path, *extra: Any, world_size: int = 1, before: Callable[[], Any] | None = None) -> None:
+        self.root, self.pids = root, []
+        root.mkdir(parents=True, exist_ok=True)
+        arguments = [
+            str(a) for a in (*FIT, "--trainer.default_root_dir", root, "--trainer.devices", world_size, *extra)
+        ]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for rank in range(world_size):
+            pid = os.fork()
+            if pid == 0:
+                self._child(arguments, rank, world_size, port, before)
+            os.setpgid(pid, self.pids[0] if self.pids else pid)
+            self.pids.append(pid)
+
+    def _child(self, arguments: list[str], rank: int, world_size: int, port: int, before: Any) -> None:
+        log = os.open(self.root / f"log{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if world_size > 1:
+            os.environ |= {
+                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"},
+                **{"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            }
+        code = 70
+        try:
+            if before:
+                before()
+            main(arguments)
+        except SystemExit as error:
+            code = int(error.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)
+
+    def wait(self) -> list[int]:
+        """Return the exit codes; negative for a signal."""
+        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self.pids]
+
+    def signal_at(self, step: int, signum: int, everyone: bool = True) -> list[int]:
+        """Wait until the metrics of `step` are there, and a random moment longer; send the signal; wait for the end."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            runs = versions(self.root, "fit")
+            rows = read_metrics(runs[-1] / "metrics.csv") if runs else []
+            if rows and int(rows[-1]["step"]) >= step:
+                break
+            time.sleep(0.005)
+        time.sleep(random.uniform(0, 0.05))
+        os.killpg(self.pids[0], signum) if everyone else os.kill(self.pids[0], signum)
+        return self.wait()
+
+
+def state(root: Path) -> dict[str, Any]:
+    (run,) = versions(root, "fit")  # resumed, so still the one run
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    return {
+        "weights": checkpoint["state_dict"],
+        "optimizer": checkpoint["optimizer_states"],
+        "scheduler": checkpoint["lr_schedulers"],
+        "loops": checkpoint["loops"],
+        "metrics": (run / "metrics.csv").read_text(),
+    }
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    return bool(a == b)
+
+
+def compared(root: Path, reference: dict[str, Any]) -> dict[str, bool]:
+    own = state(root)
+    return {key: is_same(own[key], reference[key]) for key in reference}
+
+
+def step_of_last(root: Path) -> int:
+    path = versions(root, "fit")[-1] / "checkpoints/last.ckpt"
+    return torch.load(path, weights_only=True)["global_step"] if path.exists() else 0
+
+
+def killed_and_resumed(root: Path, step: int, reference: dict[str, Any], *extra: Any, **options: Any) -> dict[str, Any]:
+    killed = Fit(root, *extra, world_size=options.get("world_size", 1)).signal_at(step, signal.SIGKILL)
+    inside = step_of_last(root)
+    resumed = Fit(root, *extra, **options).wait()
+    return {"killed": killed, "step": inside, "resumed": resumed, **compared(root, reference)}
+
+
+def interrupted(root: Path, step: int, signum: int, everyone: bool, reference: dict[str, Any]) -> dict[str, Any]:
+    codes = Fit(root, *MOBILENET, world_size=2).signal_at(step, signum, everyone)
+    inside = step_of_last(root)
+    resumed = Fit(root, *MOBILENET, world_size=2).wait()
+    return {"stopped": codes, "step": inside, "resumed": resumed, **compared(root, reference)}
+
+
+def die_while_writing() -> None:
+    """Let the second checkpoint be cut off by SIGKILL in the middle of its file."""
+    save, calls = torch.save, []
+
+    def half(checkpoint: Any, file: Any) -> None:
+        calls.append(1)
+        save(checkpoint, file)
+        if len(calls) == 2:
+            file.flush()
+            os.truncate(file.fileno(), os.fstat(file.fileno()).st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    patch("torch.save", half).start()
+
+
+def start_the_epoch_again() -> None:
+    """Control: what Lightning does by itself."""
+    patch("finetune.datamodules.position", lambda trainer: (datamodules_position(trainer)[0], 0)).start()
+
+
+datamodules_position = datamodules.position
+
+
+@contextmanager
+def temporary_files_on_another_file_system() -> Iterator[None]:
+    with patch.dict(os.environ, {"TMPDIR": "/dev/shm"}):
+        yield
+
+
+def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
+    random.seed(20)
+    steps = STEPS_PER_EPOCH * EPOCHS
+    for world_size in (1, 2):
+        reference_root = OUT / f"reference{world_size}"
+        codes = Fit(reference_root, *MOBILENET, world_size=world_size).wait()
+        reference = state(reference_root)
+        yield f"reference{world_size}", {"codes": codes, "again": Fit(reference_root, *MOBILENET).wait()}
+        # Random moments; four of them soon after a checkpoint inside an epoch, else most could fall to epochs' ends.
+        inside = [step for step in range(steps) if step % STEPS_PER_EPOCH in (3, 4)]
+        for i, step in enumerate([*random.sample(inside, 4), random.randrange(2, steps - 2)]):
+            root = OUT / f"killed{world_size}_{i}"
+            yield root.name, killed_and_resumed(root, step, reference, *MOBILENET, world_size=world_size)
+        if world_size == 1:
+            root = OUT / "control"
+            yield root.name, killed_and_resumed(root, 10, reference, *MOBILENET, before=start_the_epoch_again)
+            with temporary_files_on_another_file_system():
+                root = OUT / "cut_off"
+                cut = Fit(root, *MOBILENET, before=die_while_writing).wait()
+                last = step_of_last(root)
+                leftovers = [path.name for path in root.rglob("*.tmp")]
+                resumed = Fit(root, *MOBILENET).wait()
+                gone = [path.name for path in root.rglob("*.tmp")]
+                results = {"killed": cut, "step": last, "leftovers": leftovers, "resumed": resumed, "gone": gone}
+                yield root.name, {**results, **compared(root, reference)}
+        else:
+            for name, signum, everyone in (("sigint", signal.SIGINT, True), ("sigterm", signal.SIGTERM, False)):
+                yield name, interrupted(OUT / name, 9, signum, everyone, reference)
+    reference_root = OUT / "efficientnet"
+    Fit(reference_root, *EFFICIENTNET).wait()
+    yield "dropout", killed_and_resumed(OUT / "dropout", 4, state(reference_root), *EFFICIENTNET)
+
+
+if __name__ == "__main__":
+    assert finetune.lightning_cli and AtomicCheckpointIO  # imported before forking
+    torch.set_num_threads(1)
+    results = dict(scenarios())
+    (OUT / "results.json").write_text(json.dumps(results, indent=1))

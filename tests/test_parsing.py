@@ -1,0 +1,184 @@
+"""Typos in flags and configs end in one line that names the key and the nearest right one, with exit code 2."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from jsonargparse import ArgumentParser, Namespace, auto_cli
+
+from finetune.parsing import OneLineErrorParser, explain, nearest_key, valid_keys
+
+
+class Model:
+    """A network.
+
+    Args:
+        freeze: Last frozen stage.
+        head_init: Start of the head.
+        hidden: Units.
+    """
+
+    def __init__(self, freeze: str | None = None, head_init: Literal["xavier", "probe"] = "xavier", hidden: int = 8):
+        self.freeze = freeze
+
+
+class Deep(Model):
+    """Another one."""
+
+    def __init__(self, depth: int = 2, **kwargs):
+        super().__init__(**kwargs)
+
+
+def parse(*arguments: str) -> Namespace:
+    """What LightningCLI makes: plain options, a class's arguments, and a class by its class_path."""
+    parser = OneLineErrorParser()
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--max_epochs", type=int, default=5)
+    parser.add_argument("--default_root_dir", type=str, default="runs")
+    parser.add_class_arguments(Model, "model")
+    parser.add_subclass_arguments(Model, "other", required=False)
+    return parser.parse_args(list(arguments))
+
+
+def failing(capsys, run) -> str:
+    with pytest.raises(SystemExit) as caught:
+        run()
+    shown = capsys.readouterr()
+    assert caught.value.code == 2 and shown.out == ""
+    (line,) = shown.err.splitlines()
+    return line
+
+
+TYPOS = {
+    ("--max_epoch", "3"): "there is no option '--max_epoch'; did you mean 'max_epochs'?",
+    ("--max_epoch=3",): "there is no option '--max_epoch'; did you mean 'max_epochs'?",
+    ("--model.freze", "layer2"): "there is no option '--model.freze'; did you mean 'model.freeze'?",
+    ("--modle.freeze", "layer2"): "there is no option '--modle.freeze'; did you mean 'model.freeze'?",
+    ("--freeze", "layer2"): "there is no option '--freeze'; did you mean 'model.freeze'?",
+    ("--default-root-dir", "x"): "there is no option '--default-root-dir'; did you mean 'default_root_dir'?",
+    ("--other", "Deep", "--other.dept", "3"): "there is no option 'dept'; did you mean 'depth'?",
+    ("--zzz", "3"): "there is no option '--zzz'",
+}
+
+
+@pytest.mark.parametrize("arguments", TYPOS, ids=" ".join)
+def test_a_misspelt_flag(capsys, monkeypatch, arguments):
+    line = failing(capsys, lambda: parse(*arguments))
+    assert line == f"finetune: error: {TYPOS[arguments]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {freze: layer2}", ["'freze'", "did you mean 'model.freeze'?"]),
+        ("max_epoch: 3", ["max_epoch", "did you mean 'max_epochs'?"]),
+        (f"other: {{class_path: {__name__}.Deep, init_args: {{hiden: 3}}}}", ["'hiden'", "did you mean 'hidden'?"]),
+    ],
+)
+def test_a_misspelt_key_in_a_config(tmp_path, capsys, text, words):
+    (tmp_path / "a.yaml").write_text(text)
+    line = failing(
+        capsys,
+        lambda: parse("--config", str(tmp_path / "a.yaml")),
+    )
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--max_epochs", "many"), ["max_epochs", "int", "many"]),
+        (("--model.head_init", "prob"), ["model.head_init", "'xavier', 'probe'", "prob"]),
+        (("stray",), ["unrecognized arguments", "stray"]),
+    ],
+)
+def test_a_wrong_value_names_the_key_the_valid_ones_and_what_was_given(capsys, arguments, words):
+    line = failing(capsys, lambda: parse(*arguments))
+    assert all(word in line for word in words), line
+
+
+def test_a_function_s_own_flags(capsys):
+    def demo(seed: int = 0) -> int:
+        """Run."""
+        return seed
+
+    def run(*arguments: str) -> int:
+        return auto_cli(demo, args=list(arguments), parser_class=OneLineErrorParser, as_positional=False)
+
+    assert run("--seed", "3") == 3
+    assert failing(capsys, lambda: run("--sed", "3")).endswith("there is no option '--sed'; did you mean 'seed'?")
+
+
+def test_right_arguments_pass(tmp_path):
+    (tmp_path / "a.yaml").write_text("model: {freeze: layer2}\nmax_epochs: 7\n")
+    arguments = ["--config", str(tmp_path / "a.yaml")]
+    assert parse(*arguments).model.freeze == "layer2" and parse(*arguments).max_epochs == 7
+    assert parse(*arguments, "--max_epochs", "9").max_epochs == 9
+
+
+def test_control_jsonargparse_itself_shows_usage_and_guesses_beginnings(capsys):
+    parser = ArgumentParser(allow_abbrev=True)
+    parser.add_argument("--max_epochs", type=int)
+    assert parser.parse_args(["--max_epoch", "3"]).max_epochs == 3
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--maxepochs", "3"])
+    assert len(capsys.readouterr().err.splitlines()) > 1
+
+
+def test_valid_keys_are_those_of_all_subcommands():
+    parser, sub = OneLineErrorParser(), OneLineErrorParser()
+    sub.add_argument("--lr", type=float)
+    sub.add_class_arguments(Model, "model")
+    parser.add_argument("--seed", type=int)
+    parser.add_subcommands().add_subcommand("fit", sub)
+    assert {"seed", "lr", "model.freeze", "model.head_init", "model.hidden"} <= set(valid_keys(parser))
+    assert not any(key.startswith("-") for key in valid_keys(parser))
+
+
+KEYS = ["data.root", "model.freeze", "model.freeze_batch_norm", "model.weights", "trainer.max_epochs", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("model.frezee", "model.freeze"),
+        ("model.freeze_batchnorm", "model.freeze_batch_norm"),
+        ("data.rot", "data.root"),
+        ("rot", "data.root"),
+        ("weights", "model.weights"),
+        ("max_epoch", "trainer.max_epochs"),
+        ("model.max_epochs", "trainer.max_epochs"),  # right name, wrong group
+        ("resumee", "resume"),
+        ("xyzzy", None),
+        ("model.xyzzy", None),
+    ],
+)
+def test_the_nearest_key_by_the_whole_or_by_its_last_part(key, meant):
+    assert nearest_key(key, KEYS) == meant
+
+
+def test_any_message_becomes_one_short_line():
+    parser = OneLineErrorParser()
+    assert explain(parser, "Problem:\n  - one\n\n  - two ") == "Problem: - one - two"
+    long = explain(parser, "begin " + "x" * 5000 + " Given value: 3")
+    assert len(long) < 500 and long.startswith("begin") and long.endswith("Given value: 3")
+
+
+# The messages of the parser that users meet: LightningCLI's, with subcommands, classes by class_path, callables.
+LIGHTNING = {
+    ("--trainer.max_epoch", "3"): "'--trainer.max_epoch'; did you mean 'trainer.max_epochs'?",
+    ("--model.freze", "layer2"): "'--model.freze'; did you mean 'model.freeze'?",
+    ("--data.rot", "x"): "'rot'; did you mean 'root'?",
+    ("--data", "finetune.Hotdog", "--data.batchsize", "3"): "'batchsize'; did you mean 'batch_size'?",
+    ("--model.optimizer", "Adam", "--model.optimizer.weightdecay", "0.1"): "did you mean 'weight_decay'?",
+    ("--checkpoint_every_n_step", "3"): "did you mean 'checkpoint_every_n_steps'?",
+}
+
+
+# _be_quiet of the command line would silence them; here they are errors.
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+@pytest.mark.parametrize("arguments", LIGHTNING, ids=" ".join)
+def test_typos_on_the_real_command_line(cli, capsys, arguments):
+    line = failing(capsys, lambda: cli("fit", *arguments))
+    assert LIGHTNING[arguments] in line
+    assert not Path("runs").exists()

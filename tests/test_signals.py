@@ -1,0 +1,133 @@
+"""Ctrl-C and SIGTERM by real signals: a flag while installed, the previous handlers afterwards."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from finetune.signals import Interrupted, SignalFlag
+
+ALONE = SimpleNamespace(world_size=1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture
+def flag():
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    flag = SignalFlag()
+    yield flag
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def send(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+    time.sleep(0)  # Python runs handlers between two instructions of the main thread
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_sets_the_flag_and_raises_nothing(flag, capfd, signum):
+    flag.install()
+    assert flag.agreed(ALONE) == 0
+    send(signum)
+    assert flag.received == flag.agreed(ALONE) == signum
+    hint = {signal.SIGINT: "Ctrl-C again ends it at once", signal.SIGTERM: "saving"}[signum]
+    assert capfd.readouterr().err == f"\nstopping after this step; {hint}\n"
+
+
+def test_control_without_it_ctrl_c_is_an_exception(flag):
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGINT)
+    assert flag.received == 0
+
+
+def test_the_first_signal_counts_and_sigterm_never_ends_at_once(flag, capfd):
+    flag.install()
+    for _ in range(3):
+        send(signal.SIGTERM)
+    assert flag.received == signal.SIGTERM
+    assert capfd.readouterr().err.count("stopping") == 1
+
+
+def test_ctrl_c_then_sigterm_stays_ctrl_c(flag):
+    flag.install()
+    send(signal.SIGINT)
+    send(signal.SIGTERM)
+    assert flag.received == signal.SIGINT
+
+
+def test_the_previous_handlers_come_back(flag):
+    def mine(*_) -> None:
+        pass
+
+    signal.signal(signal.SIGTERM, mine)
+    before = [signal.getsignal(signum) for signum in SIGNALS]
+    flag.install()
+    flag.install()  # Lightning puts its own handlers over the first ones: installed again
+    assert all(signal.getsignal(signum) not in before for signum in SIGNALS)
+    flag.restore()
+    assert [signal.getsignal(signum) for signum in SIGNALS] == before
+    flag.restore()  # Lightning calls both teardown and on_exception
+    assert [signal.getsignal(signum) for signum in SIGNALS] == before
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGINT)
+    flag.install()
+    send(signal.SIGTERM)
+    assert flag.received == signal.SIGTERM
+
+
+def test_only_one_device_of_a_machine_speaks(flag, capfd, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    flag.install()
+    send(signal.SIGINT)
+    assert flag.received == signal.SIGINT and capfd.readouterr().err == ""
+
+
+def test_a_spawned_process_starts_without_signals(flag):
+    flag.install()
+    send(signal.SIGTERM)
+    copy = pickle.loads(pickle.dumps(flag))
+    assert copy.received == 0 and copy._previous == {}
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_exit_codes_are_those_of_a_shell(signum, code):
+    error = Interrupted(signum)
+    assert error.exit_code == code and str(error) == f"stopped by {signum.name}"
+
+
+# Each case: signals sent one after the other, and how the process ends; 7 is its own end, reached with the flag alone.
+CASES = [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGTERM, signal.SIGINT), 130), ((signal.SIGINT,), 7)]
+
+PROGRAM = """
+import os, sys
+from finetune.signals import SignalFlag
+for line in sys.stdin:  # one import for all cases: it takes seconds
+    pid = os.fork()
+    if pid == 0:
+        flag = SignalFlag()
+        flag.install()
+        try:
+            for number in line.split():
+                os.kill(os.getpid(), int(number))
+                for _ in range(1000):
+                    pass
+        finally:
+            sys.stdout.write("cleaned up\\n" if flag.received else "nothing received\\n")
+            sys.stdout.flush()
+            os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def test_a_second_ctrl_c_ends_the_process_at_once():
+    lines = "".join(" ".join(str(int(signum)) for signum in signals) + "\n" for signals, _ in CASES)
+    result = subprocess.run([sys.executable, "-c", PROGRAM], input=lines, capture_output=True, text=True, timeout=60)
+    expected = [line for _, code in CASES for line in (["cleaned up"] if code == 7 else []) + [str(code)]]
+    assert result.stdout.splitlines() == expected, result.stderr
+    assert result.stderr.count("stopping after this step") == len(CASES)
