@@ -182,12 +182,12 @@ class FinetuneCLI(LightningCLI):
             print(f"run in {self.run.path}", flush=True)
 
 
-def run_lightning(arguments: Sequence[str]) -> None:
-    """Run fit, validate, test or predict."""
+def run_lightning(arguments: Sequence[str]) -> FinetuneCLI:
+    """Run fit, validate, test or predict, and return what ran."""
     _be_quiet()
     set_parsing_settings(docstring_parse_attribute_docstrings=False)
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
-    FinetuneCLI(arguments)
+    return FinetuneCLI(arguments)
 
 
 def _flag(args: Sequence[str], name: str) -> str | None:

@@ -1,0 +1,75 @@
+"""`finetune sheet`: predicted pictures with their probabilities, on one sheet."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from finetune.checkpoints import read_checkpoint
+from finetune.classifier import Classifier
+from finetune.datamodules import ImageFolderData
+from finetune.decode import decode
+from finetune.transforms import eval_transform
+
+_GREEN, _RED, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
+_CAPTION = 22  # pixels below each picture
+
+
+def sheet(
+    ckpt_path: str, pictures: str, output: str = "sheet.png", num: int = 24, columns: int = 8, seed: int = 0
+) -> None:
+    """Draw a sheet of pictures with the class predicted for each and its probability.
+
+    Captions are green where the picture lies in a folder of the predicted class, red in one of another class, grey
+    elsewhere.
+
+    Args:
+        ckpt_path: A checkpoint of `finetune fit`.
+        pictures: Picture, folder, glob or text file with a path on each line.
+        output: The PNG file to write.
+        num: Pictures on the sheet at most, chosen at random.
+        columns: Pictures in a row.
+        seed: Seed of the choice.
+    """
+    if num < 1 or columns < 1:
+        raise ValueError(f"num and columns must be at least 1, got {num} and {columns}")
+    checkpoint = read_checkpoint(ckpt_path)
+    prepared = checkpoint["datamodule_hyper_parameters"]
+    model = Classifier.load_from_checkpoint(ckpt_path, map_location="cpu").eval()
+    paths = ImageFolderData(predict=pictures).splits["predict"].paths
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(paths))[:num])
+    transform = eval_transform(prepared["image_size"], prepared["resize"])
+    images = np.stack([transform(image=decode(paths[int(i)]))["image"] for i in chosen])
+    with torch.no_grad():
+        probabilities = model(torch.from_numpy(images).permute(0, 3, 1, 2)).softmax(dim=1).numpy()
+    captions = [caption(p, model.class_names, Path(paths[int(i)])) for p, i in zip(probabilities, chosen, strict=True)]
+    draw_sheet(images, captions, columns).save(output)
+    print(f"sheet in {output}")
+
+
+def caption(probabilities: np.ndarray, class_names: list[str], path: Path) -> tuple[str, tuple[int, int, int]]:
+    """Return the text below a picture and its colour."""
+    best = int(probabilities.argmax())
+    colour = _GREY
+    if path.parent.name in class_names:
+        colour = _GREEN if path.parent.name == class_names[best] else _RED
+    return f"{class_names[best]} {100 * probabilities[best]:.0f} %", colour
+
+
+def draw_sheet(
+    images: np.ndarray, captions: list[tuple[str, tuple[int, int, int]]], columns: int, side: int = 120, gap: int = 8
+) -> Image.Image:
+    """Lay pictures (N, h, w, 3) uint8 out in rows with a caption below each."""
+    columns = min(columns, len(images))
+    rows = math.ceil(len(images) / columns)
+    width, height = columns * (side + gap) + gap, rows * (side + _CAPTION + gap) + gap
+    paper = Image.new("RGB", (width, height), _PAPER)
+    draw = ImageDraw.Draw(paper)
+    for i, (image, (text, colour)) in enumerate(zip(images, captions, strict=True)):
+        x, y = gap + i % columns * (side + gap), gap + i // columns * (side + _CAPTION + gap)
+        paper.paste(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC), (x, y))
+        size = next(s for s in range(14, 0, -1) if draw.textlength(text, ImageFont.load_default(s)) <= side or s == 1)
+        draw.text((x + side / 2, y + side + _CAPTION / 2), text, colour, ImageFont.load_default(size), anchor="mm")
+    return paper
