@@ -47,6 +47,7 @@ class PictureData(pl.LightningDataModule):
         image_size: Side in pixels of what the network sees.
         resize: How evaluation brings a picture to size: `shorter_side` keeps its proportions, `squash` does not (the
             book). The centre is then cropped.
+        min_crop: Smallest share of a picture's area that a random crop in training keeps, in (0, 1].
         augmentations: Training transforms after random resized crop and flip, each as class_path and init_args.
         val_fraction: Share of the training pictures set apart for validation where there is no val folder; 0 for none.
         test_fraction: Share set apart for testing where the folder has no splits at all.
@@ -65,6 +66,7 @@ class PictureData(pl.LightningDataModule):
         batch_size: int = 64,
         image_size: int = 224,
         resize: Literal["shorter_side", "squash"] = "shorter_side",
+        min_crop: float = 0.08,
         augmentations: list[dict[str, Any]] | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
@@ -77,6 +79,8 @@ class PictureData(pl.LightningDataModule):
         super().__init__()
         if batch_size < 1 or image_size < 8:
             raise ValueError(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
+        if not 0 < min_crop <= 1:
+            raise ValueError(f"min_crop must be above 0 and at most 1, got {min_crop}")
         if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
             raise ValueError(
                 f"val_fraction {val_fraction} and test_fraction {test_fraction} must leave some training data"
@@ -85,7 +89,7 @@ class PictureData(pl.LightningDataModule):
         self.root = root or self.default_root
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
         self.on_bad_image = on_bad_image
-        self.train_transform = train_transform(image_size, augmentations or ())
+        self.train_transform = train_transform(image_size, augmentations or (), min_crop)
         self.eval_transform = eval_transform(image_size, resize)
         self.splits: dict[str, Split] = {}
         self.class_names = class_names or []

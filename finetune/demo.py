@@ -11,6 +11,9 @@ from finetune.lightning_cli import run_lightning
 from finetune.runs import Run
 from finetune.sheet import sheet
 
+# Random weights have no running statistics worth freezing.
+_SCRATCH = ("--model.weights", "null", "--model.freeze_batch_norm", "false")
+
 
 def demo(root: str = "runs/demo", seed: int = 0) -> None:
     """Pretrain ResNet-18 on drawn dishes, fine-tune it to tell hot dogs from the rest, and compare with from scratch.
@@ -27,7 +30,7 @@ def demo(root: str = "runs/demo", seed: int = 0) -> None:
         root, "finetuned", seed, "sample.yaml", "--model.weights", str(source.checkpoint("best"))
     )
     table.add_row("fine-tuned from the drawn dishes", *numbers)
-    scratch, *numbers = _fit(root, "scratch", seed, "sample.yaml", "--model.weights", "null")
+    scratch, *numbers = _fit(root, "scratch", seed, "sample.yaml", *_SCRATCH)
     table.add_row("from scratch", *numbers)
     print()
     Console().print(table)

@@ -19,7 +19,7 @@ from finetune.classifier import Classifier
 from finetune.datamodules import PictureData
 from finetune.parsing import OneLineErrorLightningParser
 from finetune.predictions import PredictionWriter
-from finetune.progress import PicturesBar, Results
+from finetune.progress import PicturesBar, Results, Skipped
 from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint
 from finetune.signals import Interrupted
 
@@ -122,7 +122,11 @@ class FinetuneCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         self.run = Run(config["default_root_dir"], self.subcommand)
         options = self.config[self.subcommand]
-        callbacks: list[Any] = [RunFolder(self.run, self._parser(self.subcommand), options), Results(self.run)]
+        callbacks: list[Any] = [
+            RunFolder(self.run, self._parser(self.subcommand), options),
+            Results(self.run),
+            Skipped(self.run),
+        ]
         if self.subcommand == "fit":
             callbacks += [LearningRateMonitor(), Checkpoints(self.run, options.checkpoint_every_n_steps)]
         if self.subcommand == "predict":

@@ -4,11 +4,12 @@ import time
 from typing import Any
 
 import pytorch_lightning as pl
+import torch.distributed as dist
 from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from finetune.runs import Run, write_results
+from finetune.runs import Run, replace_text, write_results
 
 
 class PicturesBar(ProgressBar):
@@ -148,3 +149,38 @@ class Results(pl.Callback):
         write_results(self.run.file(f"{split}.json"), {**values, **details})
         for name in ("accuracy", "loss", "f1", "calibration_error"):
             print(f"{split}/{name} {values[f'{split}/{name}']:.4f}", flush=True)
+
+
+class Skipped(pl.Callback):
+    """Lists the pictures that could not be decoded and were left out in `skipped.txt` of the run's folder."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.errors: set[str] = set()
+
+    def _on_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        self.errors.update(error for _, error in batch["bad"])
+
+    on_train_batch_end = on_validation_batch_end = on_test_batch_end = _on_batch_end  # type: ignore[assignment]
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._report(trainer)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._report(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == "validate":
+            self._report(trainer)
+
+    def _report(self, trainer: pl.Trainer) -> None:
+        everywhere = [self.errors] * trainer.world_size
+        if trainer.world_size > 1:
+            dist.all_gather_object(everywhere, self.errors)
+        found = set().union(*everywhere)
+        if trainer.is_global_zero and found:
+            path = self.run.file("skipped.txt")
+            listed = set(path.read_text("utf-8").splitlines()) if path.exists() else set()  # before a resume
+            replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)))
+            print(f"{len(found)} pictures could not be decoded and were left out, see {path}", flush=True)
+        self.errors.clear()

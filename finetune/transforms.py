@@ -21,19 +21,20 @@ cv2.setNumThreads(0)
 _RESIZE_RATIO = 256 / 224
 
 
-def train_transform(image_size: int, extra: Sequence[dict[str, Any]] = ()) -> A.Compose:
+def train_transform(image_size: int, extra: Sequence[dict[str, Any]] = (), min_crop: float = 0.08) -> A.Compose:
     """Return the book's training pipeline: random resized crop and flip, then the `extra` transforms.
 
     Args:
         image_size: Side of the result in pixels.
         extra: More transforms, each as `{"class_path": ..., "init_args": {...}}`.
+        min_crop: Smallest share of the picture's area that a crop keeps, in (0, 1].
 
     Source: d2l.ai, section "Fine-Tuning"; `area` interpolation when shrinking avoids aliasing.
     """
     return _checked(
         A.Compose(
             [
-                A.RandomResizedCrop((image_size, image_size), area_for_downscale="image"),
+                A.RandomResizedCrop((image_size, image_size), scale=(min_crop, 1.0), area_for_downscale="image"),
                 A.HorizontalFlip(),
                 *(build_transform(spec) for spec in extra),
             ]

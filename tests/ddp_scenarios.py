@@ -173,6 +173,7 @@ def main() -> None:
         "resnet_float64": lambda: weights_after(data(), "64-true", freeze_batch_norm=True, **resnet),
         "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **resnet),
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **balanced),
+        "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
         "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **resnet),
     }
     if world_size == 2:

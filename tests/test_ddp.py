@@ -87,6 +87,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ("resnet_float32", 3e-6),
         ("balanced", 1e-10),
         ("frozen_backbone", 1e-10),
+        ("probe", 1e-10),
     ],
 )
 def test_weights_are_the_same_on_any_number_of_processes(results, scenario, tolerance):

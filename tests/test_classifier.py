@@ -1,0 +1,217 @@
+"""The LightningModule: normalisation, loss, freezing, head, groups, and what its checkpoints hold."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from conftest import draw_colours
+from torch import nn
+from torchvision.transforms.v2 import functional as reference
+
+from finetune import Classifier, ImageFolderData
+from finetune.models import head
+from finetune.param_groups import batch_norms
+from finetune.sample import SOURCE_CLASSES, write_sample
+from finetune.schedules import WarmupCosine
+
+SMALL = {"backbone": "mobilenet_v3_small", "weights": None}
+
+
+def data(root: Path, **options: Any) -> ImageFolderData:
+    return ImageFolderData(str(root), **{"image_size": 32, "batch_size": 12, "num_workers": 0, **options})
+
+
+def fit(model: Classifier, pictures: ImageFolderData, **options: Any) -> pl.Trainer:
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 1, "num_sanity_val_steps": 0, "use_distributed_sampler": False, **options},
+    )
+    trainer.fit(model, datamodule=pictures)
+    return trainer
+
+
+def copy(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def test_normalisation_is_inside():
+    model = Classifier(["a", "b"], **SMALL).eval()
+    images = torch.randint(0, 256, (2, 3, 40, 40), dtype=torch.uint8)
+    scaled = reference.to_dtype(images, torch.float32, scale=True)
+    normalised = reference.normalize(scaled, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), model.network(normalised), rtol=1e-4, atol=1e-5)
+
+
+def test_loss_is_that_of_torch(colours):
+    pictures = data(colours)
+    model = Classifier(pictures.class_names, **SMALL, label_smoothing=0.2, class_weights="balanced")
+    model.class_weight.copy_(torch.tensor([0.5, 1.0, 2.0]))
+    logits, labels = torch.randn(7, 3), torch.tensor([0, 1, 2, 2, 1, 0, 0])
+    expected = F.cross_entropy(logits, labels, model.class_weight, label_smoothing=0.2)
+    loss = model._loss_sum(logits, labels) / model.class_weight[labels].sum()
+    torch.testing.assert_close(loss, expected)
+
+
+def test_balanced_weights_make_the_classes_equal(tmp_path):
+    root = draw_colours(tmp_path / "uneven", train=12)
+    for path in sorted((root / "train/blue").iterdir())[3:]:
+        path.unlink()
+    pictures = data(root, val_fraction=0)
+    model = Classifier(pictures.class_names, **SMALL, class_weights="balanced")
+    fit(model, pictures, max_steps=1)
+    counts = torch.tensor([3.0, 12.0, 12.0])
+    torch.testing.assert_close(model.class_weight * counts, torch.full((3,), counts.sum() / 3))
+
+
+@pytest.mark.parametrize("freeze", ["layer2", "backbone"])
+def test_what_is_frozen_does_not_move(colours, freeze):
+    pictures = data(colours, val_fraction=0)
+    model = Classifier(pictures.class_names, "resnet18", weights=None, freeze=freeze)
+    before = copy(model.network)
+    trainer = fit(model, pictures)
+    still = ("conv1", "bn1", "layer1", "layer2") + (("layer3", "layer4") if freeze == "backbone" else ())
+    after = model.network.state_dict()
+    for name, value in before.items():
+        if name.startswith(still):
+            assert torch.equal(value, after[name]), name
+        elif not name.endswith("num_batches_tracked"):
+            assert not torch.equal(value, after[name]), name  # else nothing would have moved at all
+    (optimizer,) = trainer.optimizers
+    trained = {id(p) for name, p in model.network.named_parameters() if not name.startswith(still)}
+    assert {id(parameter) for parameter in optimizer.state} == trained
+
+
+def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(colours):
+    pictures = data(colours)
+    moved = {}
+    for frozen in (True, False):
+        pl.seed_everything(0, verbose=False)
+        model = Classifier(pictures.class_names, **SMALL, freeze_batch_norm=frozen)
+        norms = batch_norms(model.network)
+        before = [copy(norm) for norm in norms]
+        fit(model, pictures)  # with validation, after which modes are restored
+        moved[frozen] = {
+            name: any(not torch.equal(b[name], norm.state_dict()[name]) for b, norm in zip(before, norms, strict=True))
+            for name in ("running_mean", "running_var", "weight", "bias")
+        }
+    assert moved[True] == {"running_mean": False, "running_var": False, "weight": True, "bias": True}
+    assert all(moved[False].values())
+
+
+def test_groups_have_names_and_their_rates(colours):
+    pictures = data(colours)
+    model = Classifier(
+        pictures.class_names,
+        **SMALL,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4, weight_decay=0.1),
+        head_lr_multiplier=20,
+        decay_norm_and_bias=False,
+    )
+    (optimizer,) = fit(model, pictures, max_steps=1).optimizers
+    groups = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    assert groups == {
+        "backbone": (1e-4, 0.1),
+        "backbone_no_decay": (1e-4, 0),
+        "head": (pytest.approx(2e-3), 0.1),
+        "head_no_decay": (pytest.approx(2e-3), 0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "options", "steps"),
+    [
+        (partial(WarmupCosine, warmup=0.5), {"max_epochs": 2}, 10),  # 54 pictures in batches of 12
+        (partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1), {"max_epochs": 2, "max_steps": 7}, 7),
+        (partial(WarmupCosine, total_steps=20), {"max_epochs": 2}, 20),
+        (partial(WarmupCosine), {"max_epochs": 2, "accumulate_grad_batches": 2}, 6),
+        (partial(WarmupCosine), {"max_epochs": 2, "limit_train_batches": 2}, 4),
+    ],
+)
+def test_schedulers_learn_the_length_of_the_run(colours, scheduler, options, steps):
+    pictures = data(colours)
+    seen = []
+
+    def spy(optimizer: Any, **given: Any) -> Any:
+        seen.append(given.get("total_steps", scheduler.keywords.get("total_steps")))
+        return scheduler(optimizer, **given)
+
+    spied = partial(spy, **scheduler.keywords)
+    spied.func.__signature__ = __import__("inspect").signature(scheduler.func)  # type: ignore[attr-defined]
+    model = Classifier(pictures.class_names, **SMALL, scheduler=spied)
+    fit(model, pictures, **options)
+    assert seen == [steps]
+
+
+def test_source_head_is_the_source_classifier_restricted(tmp_path):
+    write_sample(tmp_path, "source", counts={"train": 2, "val": 2, "test": 4})
+    source_data = data(tmp_path / "source")
+    source = Classifier(source_data.class_names, **SMALL)
+    trainer = fit(source, source_data, max_epochs=2)
+    trainer.save_checkpoint(tmp_path / "source.ckpt")
+    wanted = [SOURCE_CLASSES[i] for i in (5, 0, 3)]
+    for split in ("train", "val", "test"):
+        for name in wanted:
+            folder = tmp_path / "some" / split / name.replace("_", " ").title()  # matched all the same
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.symlink_to(tmp_path / "source" / split / name)
+    pictures = data(tmp_path / "some")
+    model = Classifier(pictures.class_names, "mobilenet_v3_small", str(tmp_path / "source.ckpt"), head_init="source")
+    fit(model, pictures, max_steps=0)
+    (batch,) = pictures.loader("test")
+    rows = [source_data.class_names.index(name.replace(" ", "_").lower()) for name in pictures.class_names]
+    with torch.no_grad():
+        restricted = source.eval()(batch["image"])[:, rows]
+        own = model.eval()(batch["image"])
+    torch.testing.assert_close(own, restricted)
+    accuracy = (own.argmax(1) == batch["label"]).float().mean()
+    assert accuracy == (restricted.argmax(1) == batch["label"]).float().mean()
+    control = Classifier(pictures.class_names, "mobilenet_v3_small", str(tmp_path / "source.ckpt"))
+    fit(control, pictures, max_steps=0)
+    assert not torch.allclose(head(control.network).weight, head(model.network).weight)
+
+
+def test_a_checkpoint_is_complete_and_plain(colours, tmp_path):
+    pictures = data(colours, augmentations=[{"class_path": "albumentations.RandomRotate90", "init_args": {"p": 0.5}}])
+    model = Classifier(pictures.class_names, **SMALL, scheduler=WarmupCosine)
+    trainer = fit(model, pictures)
+    trainer.save_checkpoint(tmp_path / "some.ckpt")
+    checkpoint = torch.load(tmp_path / "some.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["class_names"] == ["blue", "green", "red"]
+    assert checkpoint["hyper_parameters"]["backbone"] == "mobilenet_v3_small"
+    assert checkpoint["datamodule_hyper_parameters"]["image_size"] == 32
+    assert checkpoint["finetune"]["data_fingerprint"] == pictures.fingerprint
+    assert checkpoint["finetune"]["data_class"] == "finetune.datamodules.ImageFolderData"
+    loaded = Classifier.load_from_checkpoint(tmp_path / "some.ckpt")
+    (batch, *_) = pictures.loader("val")
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(batch["image"]), model.eval()(batch["image"]))
+
+
+def test_a_few_pictures_are_learned_by_heart(colours):
+    pictures = data(colours, val_fraction=0.1, batch_size=6)
+    pl.seed_everything(0, verbose=False)
+    model = Classifier(pictures.class_names, **SMALL, optimizer=partial(torch.optim.Adam, lr=1e-3))
+    trainer = fit(model, pictures, max_epochs=8)
+    assert trainer.callback_metrics["train/accuracy"] > 0.95
+
+
+def test_pictures_that_cannot_be_read(tmp_path, cli, capsys):
+    root = draw_colours(tmp_path / "some", train=8, test=2)
+    (root / "train/red/03.png").write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"red/03\.png: can't be decoded"):
+        fit(Classifier(["blue", "green", "red"], **SMALL), data(root, val_fraction=0))
+    options = ["--data.root", root, "--data.image_size", 32, "--data.batch_size", 5, "--data.val_fraction", 0]
+    options += ["--model.weights", "null", "--model.backbone", "mobilenet_v3_small", "--trainer.max_epochs", 2]
+    cli("fit", *options, "--trainer.accelerator", "cpu", "--data.on_bad_image", "skip", "--data.num_workers", 0)
+    (line,) = (tmp_path / "runs/fit/version_0/skipped.txt").read_text().splitlines()
+    assert line.startswith(f"{root}/train/red/03.png: can't be decoded")
+    assert "1 pictures could not be decoded and were left out" in capsys.readouterr().out

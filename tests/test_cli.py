@@ -1,0 +1,255 @@
+"""The command line as a user meets it: help, mistakes, run folders, predictions, real processes."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from finetune import __version__
+from finetune.cli import LIGHTNING, OWN, main
+
+QUICK = [
+    *("--data.image_size", "32", "--data.batch_size", "16", "--data.num_workers", "0", "--model.weights", "null"),
+    *("--model.backbone", "mobilenet_v3_small", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
+]
+
+
+def finetune(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The console script, in a process of its own."""
+    command = [str(Path(sys.executable).with_name("finetune")), *map(str, arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_help_lists_everything_and_loads_nothing(tmp_path):
+    code = "import sys; from finetune.cli import run; run(['--help']); assert 'torch' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name, text in {**LIGHTNING, **{name: text for name, (_, text) in OWN.items()}}.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.M)
+    seconds = []
+    for option in ("--help", "--version"):
+        started = time.perf_counter()
+        result = finetune(option, cwd=tmp_path)
+        seconds.append(time.perf_counter() - started)
+        assert result.returncode == 0
+    assert result.stdout == f"finetune {__version__}\n"
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("command", list(LIGHTNING))
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "--trainer.max_epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["fti"], "there is no command 'fti'; did you mean 'fit'?"),
+        (["fit", "--model.freez", "layer2"], "did you mean 'model.freeze'?"),
+        (["fit", "--data.rot", "x"], "did you mean 'data.root'?"),
+        (["fit", "--trainer.max_epoch", "2"], "did you mean 'trainer.max_epochs'?"),
+        (["fit", "--config", "hotdgo.yaml"], "hotdog.yaml"),
+        (["predict", "--data.predict", "x"], "needs --ckpt_path"),
+        (["demo", "--sed", "1"], "did you mean 'seed'?"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    err = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert told in err
+    assert err.count("\n") == 1
+    assert err.startswith("finetune: error: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("model:\n  head_lr_multiplyer: 3\n")
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--config", "my.yaml"])
+    err = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert "head_lr_multiplier" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["fit", "--data.root", "nowhere"], "the data folder 'nowhere' does not exist"),
+        (["fit"], "--data.root FOLDER"),
+        (["test", "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
+        (["test", "--ckpt_path", "text.ckpt"], "is not a checkpoint that can be loaded safely"),
+        (["fit", "--data.root", "COLOURS", "--model.backbone", "resnet81"], "did you mean"),
+        (["fit", "--data.root", "COLOURS", "--model.freeze", "layer9", *QUICK], "the stages are"),
+        (["fit", "--data.root", "COLOURS", "--model.weights", "no.pt"], "no.pt"),
+        (["fit", "--data.root", "COLOURS", "--data.val_fraction", "2"], "val_fraction"),
+    ],
+)
+def test_bad_input_gets_one_line_and_loses_nothing(arguments, told, colours, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("text.ckpt").write_text("no checkpoint")
+    with pytest.raises(SystemExit) as caught:
+        main([str(colours) if argument == "COLOURS" else argument for argument in arguments])
+    err = capsys.readouterr().err
+    assert caught.value.code in (1, 2)
+    assert told in err
+    assert err.count("\n") == 1, err
+    assert not list(tmp_path.rglob("*.ckpt.*"))
+
+
+def test_a_config_works_from_any_folder(cli, colours, tmp_path, capsys):
+    cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--test_after_fit", "false")
+    assert (tmp_path / "runs/fit/version_0/checkpoints/best.ckpt").exists()
+    assert "test/accuracy" not in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def fitted(colours, tmp_path_factory) -> Path:
+    """A folder in which `finetune fit` has run twice."""
+    from finetune.cli import run
+
+    folder = tmp_path_factory.mktemp("fitted")
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        for _ in range(2):
+            run(["fit", "--data.root", str(colours), *QUICK])
+    finally:
+        os.chdir(here)
+    return folder
+
+
+def test_every_run_has_a_folder_of_its_own(fitted):
+    for version in ("version_0", "version_1"):
+        run = fitted / "runs/fit" / version
+        files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+        assert files == ["checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv", "test.json"]
+    with open(fitted / "runs/fit/version_0/metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert {"step", "epoch", "train/loss_epoch", "val/accuracy", "test/accuracy", "lr-SGD/head"} <= set(rows[0])
+    result = json.loads((fitted / "runs/fit/version_0/test.json").read_text())
+    assert sum(map(sum, result["confusion_matrix"])) == 30
+    assert any(row["test/accuracy"] and float(row["test/accuracy"]) == result["test/accuracy"] for row in rows)
+
+
+def test_the_saved_config_can_be_run_again(fitted, cli, tmp_path):
+    saved = fitted / "runs/fit/version_0/config.yaml"
+    cli("fit", "--config", saved, "--trainer.default_root_dir", tmp_path / "again", "--test_after_fit", "false")
+    a, b = yaml.safe_load(saved.read_text()), yaml.safe_load((tmp_path / "again/fit/version_0/config.yaml").read_text())
+    assert a["model"] == b["model"]
+    assert a["data"] == b["data"]
+    weights = [
+        torch.load(root / "fit/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for root in (fitted / "runs", tmp_path / "again")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
+    shutil.copy(fitted / "runs/fit/version_0/checkpoints/best.ckpt", tmp_path / "only.ckpt")
+    pictures = tmp_path / "pictures"
+    shutil.copytree(colours / "test", pictures)
+    (pictures / "broken.jpg").write_text("no picture")
+    cli("predict", "--ckpt_path", "only.ckpt", "--data.predict", "pictures", "--trainer.accelerator", "cpu")
+    with open(tmp_path / "runs/predict/version_0/predictions.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == sorted(str(p.relative_to(tmp_path)) for p in pictures.rglob("*.*"))
+    assert list(rows[0]) == ["path", "class", "probability", "p_blue", "p_green", "p_red", "error"]
+    bad = [row for row in rows if row["error"]]
+    assert [row["path"] for row in bad] == ["pictures/broken.jpg"]
+    assert bad[0]["class"] == ""
+    for row in rows:
+        if not row["error"]:
+            by_class = {name: float(row[f"p_{name}"]) for name in ("blue", "green", "red")}
+            assert sum(by_class.values()) == pytest.approx(1, abs=1e-6)
+            assert row["class"] == max(by_class, key=lambda name: by_class[name])
+    assert re.search(r"31 pictures: .*1 unreadable", capsys.readouterr().out)
+
+
+def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, capsys):
+    checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
+    expected = json.loads((fitted / "runs/fit/version_0/test.json").read_text())["test/accuracy"]
+    cli("test", "--ckpt_path", checkpoint, "--trainer.accelerator", "cpu")  # the data it was trained on
+    assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
+    cli("validate", "--ckpt_path", checkpoint, "--trainer.accelerator", "cpu")
+    assert re.search(r"^val/accuracy \d\.\d{4}$", capsys.readouterr().out, re.M)
+    # A config that says otherwise does not change what the checkpoint is; its data may be elsewhere.
+    Path("other.yaml").write_text("model: {backbone: resnet50}\ndata: {class_path: finetune.ImageFolderData}\n")
+    moved = tmp_path / "moved"
+    shutil.copytree(colours / "test", moved / "test")
+    cli(
+        "test",
+        "--config",
+        "other.yaml",
+        "--ckpt_path",
+        checkpoint,
+        "--data.root",
+        moved,
+        "--trainer.accelerator",
+        "cpu",
+    )
+    assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
+
+
+def test_resume_starts_afresh_goes_on_and_knows_the_end(colours, cli, tmp_path, capsys, caplog):
+    fit = ["fit", "--resume", "--data.root", colours, *QUICK]
+    cli(*fit)
+    first = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
+    cli(*fit)
+    assert "is finished" in caplog.text
+    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == first
+    cli(*fit, "--trainer.max_epochs", "2")  # the command line wins over the checkpoint
+    assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
+    last = torch.load(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2
+
+
+def test_without_validation_best_is_last(colours, cli, tmp_path):
+    cli("fit", "--data.root", colours, *QUICK, "--data.val_fraction", 0)
+    folder = tmp_path / "runs/fit/version_0/checkpoints"
+    assert (folder / "best.ckpt").read_bytes() == (folder / "last.ckpt").read_bytes()
+
+
+def test_processes_that_lightning_starts(colours, tmp_path):
+    """Two devices by `--trainer.devices 2`: one run folder, one result, nothing else on the screen."""
+    arguments = ["fit", "--data.root", colours, *QUICK, "--trainer.devices", 2]
+    result = finetune(*arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
+    assert result.stdout.count("test/accuracy") == 1
+    assert re.fullmatch(r"epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), result.stderr
+
+
+def test_ctrl_c_while_the_pictures_are_tested_ends_in_one_line(colours, tmp_path):
+    arguments = [str(a) for a in ("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 500)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.rglob("last.ckpt")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err.rstrip().endswith("stopped by SIGINT; the same command with --resume goes on")
+    assert "Traceback" not in err

@@ -1,0 +1,69 @@
+"""The head fitted on the features of the backbone before training."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from test_classifier import SMALL, data, fit
+
+from finetune import Classifier, features
+from finetune.models import head
+
+
+def test_features_are_what_the_head_sees(colours):
+    pictures = data(colours)
+    model = Classifier(pictures.class_names, **SMALL)
+    fit(model, pictures, max_steps=0)
+    x, y = features.features(model, pictures, "val")
+    assert y.tolist() == pictures.splits["val"].labels.tolist()
+    with torch.no_grad():
+        logits = torch.cat([model.eval()(batch["image"]) for batch in pictures.loader("val")])
+        own = head(model.network)(torch.from_numpy(x).float())
+    torch.testing.assert_close(own, logits)
+    assert x.dtype == np.float64
+
+
+def test_probe_head_starts_where_the_features_can_be_told_apart(colours, tmp_path, caplog):
+    pictures = data(colours)
+    accuracy = {}
+    for start in ("probe", "xavier"):
+        torch.manual_seed(0)
+        model = Classifier(pictures.class_names, **SMALL, head_init=start)
+        with caplog.at_level("INFO"):
+            fit(model, pictures, max_steps=0)
+        (batch, *_) = data(colours, batch_size=64).loader("test")
+        with torch.no_grad():
+            accuracy[start] = float((model.eval()(batch["image"]).argmax(1) == batch["label"]).float().mean())
+    assert accuracy["probe"] > 0.9  # the random backbone sees colours
+    assert accuracy["xavier"] < 0.7
+    assert "head fitted on the features of 54 pictures" in caplog.text
+
+
+def test_probe_is_not_fitted_again_on_resume(colours, tmp_path: Path):
+    pictures = data(colours)
+    model = Classifier(pictures.class_names, **SMALL, head_init="probe")
+    trainer = fit(model, pictures)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    with patch("finetune.features.probe_head", side_effect=AssertionError):
+        resumed = fit_from(Classifier(pictures.class_names, **SMALL, head_init="probe"), data(colours), tmp_path)
+        assert resumed.current_epoch == 2
+        with pytest.raises(AssertionError):  # the control: a new run would fit it
+            fit(Classifier(pictures.class_names, **SMALL, head_init="probe"), data(colours))
+
+
+def fit_from(model, pictures, folder):
+    import pytorch_lightning as pl
+
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        max_epochs=2,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(model, datamodule=pictures, ckpt_path=folder / "one.ckpt")
+    return trainer
