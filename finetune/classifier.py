@@ -20,7 +20,7 @@ from finetune import param_groups
 from finetune.metrics import MeanLoss, global_sums, restore_sums, split_metrics
 from finetune.models import build
 from finetune.sampling import run_seed, step_seed
-from finetune.schedules import with_total_steps
+from finetune.schedules import total_steps, with_total_steps
 from finetune.weights import load_weights, read_weights, source_head
 
 log = logging.getLogger(__name__)
@@ -137,8 +137,8 @@ class Classifier(pl.LightningModule):
                 raise ValueError("head_init: source copies rows of a source classifier; give its file with weights")
             names = Path(self.source_classes).read_text("utf-8").splitlines() if self.source_classes else None
             matches = source_head(self.network, pretrained, self.class_names, self.class_mapping, names)
-            for name, sources in matches.items():
-                log.info("head of %r: %s", name, " + ".join(sources) or "random, no source class of that name")
+            told = (f"{name} from {' + '.join(sources) or 'nothing: random'}" for name, sources in matches.items())
+            log.info("rows of the head: %s", "; ".join(told))
         if self.class_weights == "balanced":
             counts = torch.bincount(
                 torch.from_numpy(self._data.splits["train"].labels), minlength=len(self.class_names)
@@ -231,21 +231,9 @@ class Classifier(pl.LightningModule):
         param_groups.scale_learning_rates(optimizer)
         if self.scheduler is None:
             return optimizer
-        scheduler = with_total_steps(self.scheduler, self._total_steps())(optimizer)
+        batches_per_epoch = math.ceil(len(self._data.splits["train"].labels) / self._data.batch_size)
+        scheduler = with_total_steps(self.scheduler, total_steps(self.trainer, batches_per_epoch))(optimizer)
         return [optimizer], [{"scheduler": scheduler, "interval": self.scheduler_interval}]
-
-    def _total_steps(self) -> int:
-        # Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
-        trainer = self.trainer
-        batches = math.ceil(len(self._data.splits["train"].labels) / self._data.batch_size)
-        limit = trainer.limit_train_batches
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * (trainer.max_epochs or -1)
-        if trainer.max_steps < 0 and in_epochs < 0:
-            raise ValueError(
-                "the scheduler needs total_steps in a run without trainer.max_epochs and trainer.max_steps"
-            )
-        return min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["finetune"] = {

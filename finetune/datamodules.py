@@ -1,12 +1,10 @@
 """Data modules: any folder of labelled pictures, the hotdog set, Fashion-MNIST and the drawn sample."""
 
-import glob
 import hashlib
-import logging
 import math
 import os
-import signal
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +12,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from torch.utils.data import DataLoader
 
-from finetune.decode import IMAGE_SUFFIXES
-from finetune.folders import find_pictures, fingerprint, scan, stratified
-from finetune.pictures import Collate, FileReader, PathList, Pictures
-from finetune.sampling import EvalBatches, TrainBatches, run_seed
+from finetune.folders import files_to_predict, fingerprint, scan, stratified
+from finetune.pictures import Collate, FileReader, PathList, Pictures, start_worker
+from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
 from finetune.transforms import eval_transform, train_transform
-
-log = logging.getLogger(__name__)
 
 # Lightning can't know that ours gives every picture.
 warnings.filterwarnings("ignore", message="You are using a custom batch sampler `EvalBatches`")
@@ -95,7 +89,8 @@ class PictureData(pl.LightningDataModule):
         self.class_names = class_names or []
         self.fingerprint = ""
         if predict is not None:
-            self.splits["predict"] = _files_to_predict(predict)
+            paths = files_to_predict(predict)
+            self.splits["predict"] = Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
         else:
             if self.root is None:
                 raise ValueError("no data: give the folder of the data set with --data.root FOLDER")
@@ -105,9 +100,9 @@ class PictureData(pl.LightningDataModule):
     def obtain(self, root: Path) -> None:
         """Make or fetch the data set where `root` does not exist."""
 
+    @abstractmethod
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         """Set `class_names`, `splits` and `fingerprint`."""
-        raise NotImplementedError
 
     def loader(self, split: str, train: bool = False) -> DataLoader:
         """Return the batches of this device: of one epoch from where the run stands, or of a whole split in order."""
@@ -130,7 +125,7 @@ class PictureData(pl.LightningDataModule):
             persistent_workers=num_workers > 0 and split in ("train", "val"),
             collate_fn=Collate(self.image_size),
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            worker_init_fn=_start_worker,
+            worker_init_fn=start_worker,
         )
 
     def train_dataloader(self) -> DataLoader:
@@ -241,43 +236,3 @@ class GreyReader:
 
     def __call__(self, index: int) -> np.ndarray:
         return np.repeat(self.pixels[index][:, :, None], 3, axis=2)
-
-
-def position(trainer: pl.Trainer | None) -> tuple[int, int]:
-    """Return (epoch, batch) that training goes on with: (0, 0) for a new run, else what the checkpoint says.
-
-    Lightning neither tells a loader that a run was resumed nor skips the batches that it has seen.
-    """
-    if trainer is None:
-        return 0, 0
-    epochs: Any = trainer.fit_loop.epoch_progress.current
-    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-    is_inside_epoch = epochs.started > epochs.processed
-    # `processed`, not `completed`: that one still lags where a checkpoint is written.
-    return epochs.processed, batches.processed if is_inside_epoch else 0
-
-
-def _files_to_predict(pattern: str) -> Split:
-    if os.path.isdir(pattern):
-        paths = PathList(find_pictures(pattern))
-        missing = f"the folder {pattern!r} holds no pictures ({' '.join(sorted(IMAGE_SUFFIXES))})"
-    elif os.path.isfile(pattern) and pattern.lower().endswith(".txt"):
-        with open(pattern, encoding="utf-8-sig", errors="surrogateescape") as lines:
-            paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
-        missing = f"the list {pattern!r} names no pictures"
-    elif os.path.isfile(pattern):
-        paths, missing = PathList([pattern]), ""
-    else:
-        paths = PathList(path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path))
-        missing = f"no picture, folder, list or glob {pattern!r} here"
-    if not len(paths):
-        raise FileNotFoundError(missing)
-    return Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
-
-
-def _start_worker(worker_id: int) -> None:
-    torch.set_num_threads(1)
-    # Ctrl-C in a terminal and SIGTERM to a whole job reach every process; the main one decides when its workers end.
-    # It does so by SIGTERM too if need be: only the first is ignored.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))

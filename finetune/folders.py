@@ -1,5 +1,6 @@
 """Labelled pictures in folders: which classes, which files, which split."""
 
+import glob
 import hashlib
 import logging
 import os
@@ -89,6 +90,25 @@ def scan(root: str | Path, class_names: Sequence[str] | None = None) -> tuple[li
         if len(class_names) == 1:
             raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two")
     return list(class_names), {split: _files(folder, class_names, split) for split, folder in split_dirs.items()}
+
+
+def files_to_predict(pattern: str) -> PathList:
+    """Return the pictures that a path means: one picture, a folder, a glob, or a .txt file with a path on each line."""
+    if os.path.isdir(pattern):
+        paths = PathList(find_pictures(pattern))
+        missing = f"the folder {pattern!r} holds no pictures ({' '.join(sorted(IMAGE_SUFFIXES))})"
+    elif os.path.isfile(pattern) and pattern.lower().endswith(".txt"):
+        with open(pattern, encoding="utf-8-sig", errors="surrogateescape") as lines:
+            paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
+        missing = f"the list {pattern!r} names no pictures"
+    elif os.path.isfile(pattern):
+        paths, missing = PathList([pattern]), ""
+    else:
+        paths = PathList(path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path))
+        missing = f"no picture, folder, list or glob {pattern!r} here"
+    if not len(paths):
+        raise FileNotFoundError(missing)
+    return paths
 
 
 def stratified(labels: np.ndarray, fractions: Sequence[float], seed: int) -> list[np.ndarray]:

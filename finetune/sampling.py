@@ -7,9 +7,13 @@ it. In evaluation, device r takes the r-th contiguous part of the whole list: no
 import math
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Sampler
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
 
 # Streams of random numbers that must not meet although they share a seed.
 _ORDER, _AUGMENTATION, _STEP = 0, 1, 2
@@ -97,3 +101,17 @@ class EvalBatches(Sampler[range]):
 
     def __len__(self) -> int:
         return self.num_steps
+
+
+def position(trainer: "pl.Trainer | None") -> tuple[int, int]:
+    """Return (epoch, batch) that training goes on with: (0, 0) for a new run, else what the checkpoint says.
+
+    Lightning neither tells a loader that a run was resumed nor skips the batches that it has seen.
+    """
+    if trainer is None:
+        return 0, 0
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    is_inside_epoch = epochs.started > epochs.processed
+    # `processed`, not `completed`: that one still lags where a checkpoint is written.
+    return epochs.processed, batches.processed if is_inside_epoch else 0

@@ -4,9 +4,13 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
 
 
 class WarmupCosine(LambdaLR):
@@ -50,10 +54,22 @@ class WarmupCosine(LambdaLR):
 
 def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Callable[..., LRScheduler]:
     """Give a scheduler that wants to know the run's number of steps, and was not told one, that number."""
-    if not isinstance(make, partial):
-        return make
+    make = make if isinstance(make, partial) else partial(make)
     # jsonargparse's partial calls a general instantiator, which has the class among its arguments.
     scheduler_class = next((argument for argument in make.args if isinstance(argument, type)), make.func)
     wants = "total_steps" in inspect.signature(scheduler_class).parameters
     is_told = any(make.keywords.get(name) is not None for name in ("total_steps", "epochs"))
     return partial(make, total_steps=total_steps) if wants and not is_told else make
+
+
+def total_steps(trainer: "pl.Trainer", batches_per_epoch: int) -> int:
+    """Return the optimizer steps of a whole run, resumed or not.
+
+    Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
+    """
+    limit = trainer.limit_train_batches
+    batches = min(batches_per_epoch, limit) if isinstance(limit, int) else int(batches_per_epoch * limit)
+    in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * (trainer.max_epochs or -1)
+    if trainer.max_steps < 0 and in_epochs < 0:
+        raise ValueError("the scheduler needs total_steps in a run without trainer.max_epochs and trainer.max_steps")
+    return min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)

@@ -14,7 +14,7 @@ from finetune.decode import decode
 from finetune.transforms import eval_transform
 
 _GREEN, _RED, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
-_CAPTION = 22  # pixels below each picture
+_SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it
 
 
 def sheet(
@@ -41,11 +41,14 @@ def sheet(
     paths = ImageFolderData(predict=pictures).splits["predict"].paths
     chosen = np.sort(np.random.default_rng(seed).permutation(len(paths))[:num])
     transform = eval_transform(prepared["image_size"], prepared["resize"])
-    images = np.stack([transform(image=decode(paths[int(i)]))["image"] for i in chosen])
+    decoded = [decode(paths[int(i)]) for i in chosen]
+    images = np.stack([transform(image=picture)["image"] for picture in decoded])
+    # The same part of the picture, at the size it is shown in.
+    shown = np.stack([eval_transform(_SIDE, prepared["resize"])(image=picture)["image"] for picture in decoded])
     with torch.no_grad():
         probabilities = model(torch.from_numpy(images).permute(0, 3, 1, 2)).softmax(dim=1).numpy()
     captions = [caption(p, model.class_names, Path(paths[int(i)])) for p, i in zip(probabilities, chosen, strict=True)]
-    draw_sheet(images, captions, columns).save(output)
+    draw_sheet(shown, captions, columns).save(output, optimize=True)
     print(f"sheet in {output}")
 
 
@@ -59,7 +62,7 @@ def caption(probabilities: np.ndarray, class_names: list[str], path: Path) -> tu
 
 
 def draw_sheet(
-    images: np.ndarray, captions: list[tuple[str, tuple[int, int, int]]], columns: int, side: int = 120, gap: int = 8
+    images: np.ndarray, captions: list[tuple[str, tuple[int, int, int]]], columns: int, side: int = _SIDE, gap: int = 8
 ) -> Image.Image:
     """Lay pictures (N, h, w, 3) uint8 out in rows with a caption below each."""
     columns = min(columns, len(images))

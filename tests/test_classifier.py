@@ -95,7 +95,8 @@ def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(colours):
     moved = {}
     for frozen in (True, False):
         pl.seed_everything(0, verbose=False)
-        model = Classifier(pictures.class_names, **SMALL, freeze_batch_norm=frozen)
+        adam = partial(torch.optim.Adam, lr=1e-3)  # moves whatever has a gradient, however small
+        model = Classifier(pictures.class_names, **SMALL, freeze_batch_norm=frozen, optimizer=adam)
         norms = batch_norms(model.network)
         before = [copy(norm) for norm in norms]
         fit(model, pictures)  # with validation, after which modes are restored

@@ -15,10 +15,11 @@ import pytorch_lightning as pl
 import torch
 from torchvision.datasets import FashionMNIST as Source
 
-from finetune import datamodules, sample
+from finetune import sample
 from finetune.datamodules import FashionMNIST, Hotdog, ImageFolderData, PictureData, SampleData, position
 from finetune.decode import DecodeError
 from finetune.folders import stratified
+from finetune.pictures import start_worker
 from finetune.sampling import train_order
 from finetune.transforms import eval_transform
 
@@ -442,7 +443,7 @@ def test_workers_leave_signals_to_the_main_process(monkeypatch):
 
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        datamodules._start_worker(0)
+        start_worker(0)
         assert torch.get_num_threads() == 1
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         os.kill(os.getpid(), signal.SIGTERM)  # ignored: a job's scheduler sends it to every process

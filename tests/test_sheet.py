@@ -31,5 +31,6 @@ def test_sheet_from_the_command_line(colours, cli, tmp_path, capsys):
     pictures = data(colours)
     fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")
     cli("sheet", "--ckpt_path", "some.ckpt", "--pictures", colours / "test", "--num", 5, "--columns", 8)
-    assert Image.open(tmp_path / "sheet.png").size == (5 * 128 + 8, 120 + 22 + 16)
+    with Image.open(tmp_path / "sheet.png") as paper:
+        assert paper.size == (5 * 128 + 8, 120 + 22 + 16)
     assert capsys.readouterr().out == "sheet in sheet.png\n"
