@@ -4,6 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
+class ConfigNotFound(FileNotFoundError):
+    """There is no such config: wrong usage, as a mistyped flag is."""
+
+    exit_code = 2
+
+
 def shipped() -> dict[str, Path]:
     """Return the shipped configs by file name: in the package once installed, beside it in a checkout."""
     package = Path(__file__).parent
@@ -16,7 +22,7 @@ def find(name: str) -> str:
     """Return the path of config `name`.
 
     Raises:
-        FileNotFoundError: It is neither a file nor shipped; the message lists the shipped ones.
+        ConfigNotFound: It is neither a file nor shipped; the message lists the shipped ones.
     """
     if Path(name).is_file():
         return name
@@ -24,9 +30,7 @@ def find(name: str) -> str:
     for candidate in (name, f"{name}.yaml"):
         if candidate in available:
             return str(available[candidate])
-    raise FileNotFoundError(
-        f"there is no config {name!r} here, and none of the shipped ones is: {', '.join(available)}"
-    )
+    raise ConfigNotFound(f"there is no config {name!r} here, and none of the shipped ones is: {', '.join(available)}")
 
 
 def resolve(arguments: Sequence[str]) -> list[str]:

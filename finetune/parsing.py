@@ -17,6 +17,13 @@ _UNKNOWN = (
 )
 
 
+# A value that fits none of the types that a key may have.
+_KEY = re.compile(r'Parser key "([^"]+)":')
+_VALUE = re.compile(r"Given value: (.*)$", re.S)
+_EXPECTED = re.compile(r"Expected an? (.+)$", re.M)
+_CLASS = re.compile(r"<class '([^']+)'>")
+
+
 class OneLineErrorParser(ArgumentParser):
     """A parser whose errors are one line on stderr and exit code 2; the beginning of a flag is not the flag."""
 
@@ -42,9 +49,16 @@ def explain(parser: ArgumentParser, message: str) -> str:
                 break
             nearest = nearest_key(key.lstrip("-"), valid)
             return f"there is no option {key!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
+    if (key := _KEY.match(message)) and (value := _VALUE.search(message)):
+        types = dict.fromkeys(_CLASS.sub(_plain_type, expected) for expected in _EXPECTED.findall(message))
+        return f"{key[1]}: {value[1].strip()} is not valid" + (f"; expected {' or '.join(types)}" if types else "")
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = " ".join(lines)
     return text if len(text) < 500 else f"{text[:400]} … {text[-80:]}"
+
+
+def _plain_type(match: re.Match[str]) -> str:
+    return "null" if match[1] == "NoneType" else match[1]
 
 
 def nearest_key(key: str, valid: list[str]) -> str | None:

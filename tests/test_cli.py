@@ -59,7 +59,8 @@ def test_every_command_has_help(command, capsys):
     [
         (["fti"], "there is no command 'fti'; did you mean 'fit'?"),
         (["fit", "--model.freez", "layer2"], "did you mean 'model.freeze'?"),
-        (["fit", "--data.rot", "x"], "did you mean 'data.root'?"),
+        (["fit", "--data.rot", "x"], "there is no option 'rot'; did you mean 'root'?"),
+        (["fit", "--trainer.max_epochs", "two"], "trainer.max_epochs: two is not valid; expected int or null"),
         (["fit", "--trainer.max_epoch", "2"], "did you mean 'trainer.max_epochs'?"),
         (["fit", "--config", "hotdgo.yaml"], "hotdog.yaml"),
         (["predict", "--data.predict", "x"], "needs --ckpt_path"),
