@@ -15,6 +15,8 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from finetune.runs import Run
 from finetune.signals import Interrupted, SignalFlag
 
+_KEYS = {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target, syncs it and renames it: a kill leaves the previous one whole.
@@ -41,7 +43,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         _sync_folder(target.parent)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
-        return read_checkpoint(path)
+        return _load(path)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -51,16 +53,20 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         FileNotFoundError: There is no such file.
         ValueError: It is no checkpoint of ours.
     """
+    checkpoint = _load(path)
+    if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _KEYS:
+        raise ValueError(f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights")
+    return checkpoint
+
+
+def _load(path: str | Path) -> Any:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no checkpoint {str(path)!r}")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises half a dozen types for a file that is not its own
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{str(path)!r} is not a checkpoint that can be loaded safely: {reason}") from error
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint or "hyper_parameters" not in checkpoint:
-        raise ValueError(f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights")
-    return checkpoint
 
 
 class Checkpoints(Checkpoint):
@@ -80,6 +86,7 @@ class Checkpoints(Checkpoint):
         self.signal = SignalFlag()
         self.best_score: tuple[float, float] | None = None
         self._is_due = False
+        self.stopped_by = 0  # the signal that all devices agree on once training has ended
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": list(self.best_score) if self.best_score else None}
@@ -89,6 +96,9 @@ class Checkpoints(Checkpoint):
         self.best_score = (score[0], score[1]) if score else None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        has_best = trainer.strategy.broadcast(self.run.checkpoint("best").exists())
+        if not has_best:
+            self.best_score = None  # that of another run, whose --ckpt_path this one began from
         self.signal.join()
         self.signal.install()  # here, since Lightning installs its own just before
 
@@ -97,6 +107,8 @@ class Checkpoints(Checkpoint):
     ) -> None:
         loop = trainer.fit_loop.epoch_loop
         assert trainer.fit_loop._data_fetcher is not None
+        if loop._should_accumulate():
+            return  # gradients that wait for their step are in no checkpoint
         self._is_due |= bool(self.every_n_steps) and trainer.global_step % (self.every_n_steps or 1) == 0
         if loop.batch_progress.is_last_batch or loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
             return
@@ -140,6 +152,9 @@ class Checkpoints(Checkpoint):
         # What came since the last batch: `last.ckpt` is written and the epoch's metrics are logged by now.
         if signum := self.signal.agreed(trainer):
             raise Interrupted(signum)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.stopped_by = self.signal.agreed(trainer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.signal.restore()

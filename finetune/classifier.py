@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
 import finetune
 from finetune import param_groups
-from finetune.metrics import MeanLoss, global_sums, restore_sums, split_metrics
+from finetune.metrics import MeanLoss, SplitMetrics, global_sums, restore_sums
 from finetune.models import build
 from finetune.sampling import run_seed, step_seed
 from finetune.schedules import total_steps, with_total_steps
@@ -100,9 +100,9 @@ class Classifier(pl.LightningModule):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
 
-        self.train_loss, self.val_loss, self.test_loss = MeanLoss(), MeanLoss(), MeanLoss()
+        self.train_loss = MeanLoss()
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.val_metrics, self.test_metrics = split_metrics(num_classes), split_metrics(num_classes)
+        self.val_metrics, self.test_metrics = SplitMetrics(num_classes), SplitMetrics(num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB."""
@@ -140,9 +140,8 @@ class Classifier(pl.LightningModule):
             told = (f"{name} from {' + '.join(sources) or 'nothing: random'}" for name, sources in matches.items())
             log.info("rows of the head: %s", "; ".join(told))
         if self.class_weights == "balanced":
-            counts = torch.bincount(
-                torch.from_numpy(self._data.splits["train"].labels), minlength=len(self.class_names)
-            )
+            labels = torch.from_numpy(self._data.splits["train"].labels)
+            counts = torch.bincount(labels, minlength=len(self.class_names))
             self.class_weight.copy_(counts.sum() / (len(self.class_names) * counts.clamp_min(1)))
 
     def on_fit_start(self) -> None:
@@ -153,15 +152,15 @@ class Classifier(pl.LightningModule):
             probe_head(self, self._data)
 
     def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
-        torch.manual_seed(step_seed(run_seed(), self.trainer.global_step, self.global_rank))
+        step = self.trainer.fit_loop.epoch_loop.total_batch_idx  # not global_step, which waits for accumulated batches
+        torch.manual_seed(step_seed(run_seed(), step, self.global_rank))
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         images, labels = batch["image"], batch["label"]
         total_weight = self.trainer.strategy.reduce(self.class_weight[labels].sum(), reduce_op="sum")
         if len(labels) == 0:
             # No picture for this device: a zero that still reaches every parameter, since DDP waits for each gradient.
-            loss = sum((parameter * 0).sum() for parameter in self.parameters() if parameter.requires_grad)
-            assert isinstance(loss, Tensor)
+            loss = torch.stack([(p * 0).sum() for p in self.parameters() if p.requires_grad]).sum()
         else:
             logits = self(images)
             loss_sum = self._loss_sum(logits, labels)
@@ -169,14 +168,11 @@ class Classifier(pl.LightningModule):
             loss = loss_sum * (self.trainer.world_size / total_weight)
             self.train_loss.update(loss_sum, self.class_weight[labels].sum())
             self.train_accuracy.update(logits.detach(), labels)
-        self.log(
-            "train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True, batch_size=max(1, len(labels))
-        )
+        self.log("train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True)
         return loss
 
     def on_train_epoch_end(self) -> None:
-        self.log("train/loss_epoch", self.train_loss.compute())
-        self.log("train/accuracy", self.train_accuracy.compute())
+        self.log_dict({"train/loss_epoch": self.train_loss.compute(), "train/accuracy": self.train_accuracy.compute()})
         self.train_loss.reset()
         self.train_accuracy.reset()
 
@@ -186,43 +182,32 @@ class Classifier(pl.LightningModule):
                 torch.distributed.broadcast(buffer, src=0)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self._evaluation_step(batch, "val")
+        self._evaluation_step(batch, self.val_metrics)
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self._evaluation_step(batch, "test")
+        self._evaluation_step(batch, self.test_metrics)
 
-    def _evaluation_step(self, batch: dict[str, Any], split: str) -> None:
+    def _evaluation_step(self, batch: dict[str, Any], metrics: SplitMetrics) -> None:
         images, labels = batch["image"], batch["label"]
-        if len(labels) == 0:
-            return
-        logits = self(images)
-        getattr(self, f"{split}_loss").update(self._loss_sum(logits, labels), self.class_weight[labels].sum())
-        getattr(self, f"{split}_metrics").update(logits.float().softmax(dim=1), labels)
+        if len(labels):
+            logits = self(images)
+            metrics.update(logits, labels, self._loss_sum(logits, labels), self.class_weight[labels].sum())
 
     def on_validation_epoch_end(self) -> None:
-        self._log_metrics("val")
+        self._log_metrics("val", self.val_metrics)
 
     def on_test_epoch_end(self) -> None:
-        self._log_metrics("test")
+        self._log_metrics("test", self.test_metrics)
 
-    def _log_metrics(self, split: str) -> None:
-        loss, metrics = getattr(self, f"{split}_loss"), getattr(self, f"{split}_metrics")
-        values = metrics.compute()
-        self.confusion_matrix = values.pop("confusion_matrix").tolist()
-        for name in ("precision", "recall"):
-            per_class = values.pop(name)
-            values |= {f"{name}/{c}": value for c, value in zip(self.class_names, per_class, strict=True)}
-        self.log(f"{split}/loss", loss.compute())
-        self.log_dict({f"{split}/{name}": value.float() for name, value in values.items()})
-        loss.reset()
-        metrics.reset()
+    def _log_metrics(self, split: str, metrics: SplitMetrics) -> None:
+        values, self.confusion_matrix = metrics.take(self.class_names)
+        self.log_dict({f"{split}/{name}": value for name, value in values.items()})
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         """Return `index` (B,), `probabilities` (B, K) and `bad` [(index, error)] of a batch."""
-        images = batch["image"]
-        logits = self(images) if len(images) else torch.empty(0, len(self.class_names), device=self.device)
-        probabilities = logits.double().softmax(dim=1)
-        return {"index": batch["index"], "probabilities": probabilities, "bad": batch["bad"]}
+        num = len(batch["image"])
+        logits = self(batch["image"]) if num else torch.empty(0, len(self.class_names), device=self.device)
+        return {"index": batch["index"], "probabilities": logits.double().softmax(dim=1), "bad": batch["bad"]}
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(
@@ -233,6 +218,8 @@ class Classifier(pl.LightningModule):
             return optimizer
         batches_per_epoch = math.ceil(len(self._data.splits["train"].labels) / self._data.batch_size)
         scheduler = with_total_steps(self.scheduler, total_steps(self.trainer, batches_per_epoch))(optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            return [optimizer], [{"scheduler": scheduler, "interval": "epoch", "monitor": "val/loss"}]
         return [optimizer], [{"scheduler": scheduler, "interval": self.scheduler_interval}]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -246,7 +233,15 @@ class Classifier(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        for name in ("backbone", "class_names"):
+            own, given = getattr(self, name), checkpoint["hyper_parameters"][name]
+            if own != given:
+                raise ValueError(f"the checkpoint is of a run with {name} {given}, this one has {own}")
         if self._trainer is not None:
+            if self.trainer.state.fn == "fit" and checkpoint["finetune"]["data_fingerprint"] != self._data.fingerprint:
+                log.warning(
+                    "the training pictures are not those that this run began with: it won't end as it would have"
+                )
             for name, state in checkpoint["finetune"]["train_metrics"].items():
                 restore_sums(getattr(self, name), state, is_first=self.trainer.is_global_zero)
 

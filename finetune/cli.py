@@ -40,7 +40,11 @@ def main(args: Sequence[str] | None = None) -> None:
         message = _one_line(error)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
             raise
-        print(message if code > 128 else f"finetune: error: {message}", file=sys.stderr)
+        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+        if is_first or code < 128:
+            print(message if code > 128 else f"finetune: error: {message}", file=sys.stderr)
+        elif not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+            code = 0  # started by Lightning, which would kill the first process for it
     finally:
         _leave_process_group()
     sys.exit(code)
@@ -103,7 +107,7 @@ def _one_line(error: Exception) -> str | None:
     from finetune.signals import Interrupted
 
     if isinstance(error, Interrupted):
-        return f"{error}; the same command with --resume goes on"
+        return str(error)
     while str(error).startswith("Does not validate against any of the Union") and isinstance(
         error.__cause__, Exception
     ):
@@ -111,6 +115,10 @@ def _one_line(error: Exception) -> str | None:
     text = str(error)
     if "Caught " in text and "DataLoader worker" in text:  # a worker's error carries its traceback as text
         text = text.strip().splitlines()[-1].partition(": ")[2]
+    elif type(error).__name__ == "OutOfMemoryError":
+        return "out of GPU memory: lower --data.batch_size or --data.image_size, or set --trainer.precision bf16-mixed"
+    elif type(error).__name__ == "DistBackendError" or "gloo" in text:
+        return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
     elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":
         return None
     return " ".join(text.split()) or type(error).__name__

@@ -34,12 +34,18 @@ def find(name: str) -> str:
 
 
 def resolve(arguments: Sequence[str]) -> list[str]:
-    """Return `arguments` with the config named by --config (-c) replaced by its path."""
-    resolved = list(arguments)
-    for i, argument in enumerate(resolved):
+    """Return `arguments` with the path of each config that --config (-c) names, before all other options.
+
+    The first argument is the command. Later options win, so flags win over configs wherever they stand.
+    """
+    command, rest, named = list(arguments[:1]), [], []
+    remaining = iter(arguments[1:])
+    for argument in remaining:
         flag, equals, value = argument.partition("=")
-        if flag in ("-c", "--config") and equals:
-            resolved[i] = f"{flag}={find(value)}"
-        elif flag in ("-c", "--config") and i + 1 < len(resolved):
-            resolved[i + 1] = find(resolved[i + 1])
-    return resolved
+        if flag not in ("-c", "--config"):
+            rest.append(argument)
+        elif equals or (value := next(remaining, "")):
+            named += ["--config", find(value)]
+        else:
+            rest.append(argument)  # without a value: the parser says so
+    return [*command, *named, *rest]

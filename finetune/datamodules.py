@@ -132,6 +132,8 @@ class PictureData(pl.LightningDataModule):
         return self.loader("train", train=True)
 
     def val_dataloader(self) -> DataLoader | list:
+        if "val" not in self.splits and self.trainer and self.trainer.state.fn == "validate":
+            raise ValueError(f"{self.root} has no val split: put pictures in {self.root}/val/CLASS")
         return self.loader("val") if "val" in self.splits else []
 
     def test_dataloader(self) -> DataLoader:

@@ -47,8 +47,8 @@ def features(model: "Classifier", data: "PictureData", split: str) -> tuple[np.n
     Each device computes its part of the list; every device gets all of it, in order.
     """
     parts = list(_batches(model, data, split))
-    x = torch.cat([features for features, _ in parts]).double().cpu().numpy()
-    y = torch.cat([labels for _, labels in parts]).cpu().numpy()
+    x = torch.cat([features for features, _ in parts]).double().numpy()
+    y = torch.cat([labels for _, labels in parts]).numpy()
     if model.trainer.world_size == 1:
         return x, y
     everywhere: list[tuple[np.ndarray, np.ndarray]] = [(x, y)] * model.trainer.world_size
@@ -71,7 +71,7 @@ def _batches(model: "Classifier", data: "PictureData", split: str) -> Iterator[t
             images = batch["image"].to(model.device)
             if len(images):
                 model(images)
-                yield seen.pop(), batch["label"]
+                yield seen.pop().cpu(), batch["label"]
         # A device without pictures adds nothing, but has to add something.
         yield torch.empty(0, linear.in_features), torch.empty(0, dtype=torch.int64)
     finally:

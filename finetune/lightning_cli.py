@@ -1,15 +1,15 @@
 """Lightning's four commands: flags and configs from signatures, run folders, checkpoints, resume."""
 
 import logging
+import re
+import signal
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import set_parsing_settings
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import LearningRateMonitor
+from pytorch_lightning.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
@@ -19,9 +19,10 @@ from finetune.classifier import Classifier
 from finetune.datamodules import PictureData
 from finetune.parsing import OneLineErrorLightningParser
 from finetune.predictions import PredictionWriter
-from finetune.progress import PicturesBar, Results, Skipped
-from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint
-from finetune.signals import Interrupted
+from finetune.progress import PicturesBar, Results, Skipped, be_quiet
+from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, versions
+from finetune.signals import Interrupted, StopAtOnce, stop_at_once
+from finetune.weights import read_weights
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,8 @@ class FinetuneCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         subcommand, ckpt_path = args[0], _flag(args, "--ckpt_path")
-        if subcommand != "fit" and not {"-h", "--help"} & set(args) and not any("help" in a for a in args):
+        asks_for_help = any(a in ("-h", "--help") or re.match(r"--[\w.]+\.help\b", a) for a in args)
+        if subcommand != "fit" and not asks_for_help:
             if ckpt_path is None:
                 parser.error(f"finetune {subcommand} needs --ckpt_path CHECKPOINT")
             self.checkpoint = read_checkpoint(ckpt_path)
@@ -111,6 +113,8 @@ class FinetuneCLI(LightningCLI):
         if self.checkpoint is None:
             return
         config = self.config[self.config.subcommand]
+        if self.config.subcommand == "predict" and config.data.init_args.get("predict") is None:
+            self.parser.error("finetune predict needs --data.predict PICTURE, FOLDER, GLOB or LIST.txt")
         for name, value in self.checkpoint["hyper_parameters"].items():
             config.model[name] = value
         config.data.init_args["class_names"] = config.model["class_names"]
@@ -126,19 +130,23 @@ class FinetuneCLI(LightningCLI):
             RunFolder(self.run, self._parser(self.subcommand), options),
             Results(self.run),
             Skipped(self.run),
+            StopAtOnce(),
         ]
         if self.subcommand == "fit":
             callbacks += [LearningRateMonitor(), Checkpoints(self.run, options.checkpoint_every_n_steps)]
         if self.subcommand == "predict":
             callbacks.append(PredictionWriter(self.run, options.output, options.top_k))
-        if config["enable_progress_bar"] is not False:
+        own = _listed(config["callbacks"])
+        if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in own):
             callbacks.append(PicturesBar())
         loggers = [MetricsCSV(self.run), *_listed(config["logger"])]
         plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
-        config["callbacks"] = [*_listed(config["callbacks"]), *callbacks]
-        return super().instantiate_trainer(
-            logger=loggers, plugins=plugins, enable_checkpointing=self.subcommand == "fit"
-        )
+        config["callbacks"] = [*own, *callbacks]
+        has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
+        trainer = super().instantiate_trainer(logger=loggers, plugins=plugins, enable_checkpointing=has_checkpoints)
+        # With max_steps Lightning takes an epoch that ended for one to go on with, and loses its successor on resume.
+        trainer.fit_loop._iteration_based_training = _never  # type: ignore[method-assign]
+        return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
@@ -151,16 +159,23 @@ class FinetuneCLI(LightningCLI):
         options = self.config["fit"]
         ckpt_path = kwargs.pop("ckpt_path")
         checkpoint = None
-        if options.resume and ckpt_path is None:
-            self.run.path = newest_with_checkpoint(self.run.root)
-            ckpt_path = self.run.checkpoint("last") if self.run.path else None
+        if options.resume and (newest := newest_with_checkpoint(self.run.root)):
+            self.run.path = newest
+            ckpt_path = self.run.checkpoint("last")
         if ckpt_path is not None and Path(ckpt_path).is_file():
             checkpoint = read_checkpoint(ckpt_path)
         if self.run.path is None and isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
             self.run.choose()  # its processes get a copy of the run, the parent keeps the original
-        if checkpoint is not None and options.resume:
-            if is_finished(checkpoint, self.trainer.max_epochs, self.trainer.max_steps):
+        if checkpoint is not None and self.run.path is not None and options.resume:
+            finished = is_finished(checkpoint, self.trainer.max_epochs, self.trainer.max_steps)
+            if finished and self.run.path != versions(self.run.root, "fit")[-1]:
+                # A later run ended before its first checkpoint: that one is meant, not the one finished before it.
+                self.run.path, ckpt_path, checkpoint, finished = None, None, None, False
+            if finished:
                 return self._after_training(is_resumed_finished=True)
+        if checkpoint is None and self.model.weights is not None:
+            read_weights(self.model.weights, self.model.backbone)  # fails here, before other processes are started
+        if checkpoint is not None and self.run.path is not None and options.resume:
             log.info("going on in %s from step %d", self.run.path, checkpoint["global_step"])
             for logger in self.trainer.loggers:
                 if isinstance(logger, MetricsCSV):
@@ -176,8 +191,8 @@ class FinetuneCLI(LightningCLI):
             return
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         callback = next(c for c in callbacks if isinstance(c, Checkpoints))
-        if callback.signal.received and has_test:
-            raise Interrupted(callback.signal.received)
+        if callback.stopped_by and has_test:
+            raise Interrupted(callback.stopped_by)
         if has_test:
             self.trainer.test(
                 self.model, datamodule=self.datamodule, ckpt_path=self.run.checkpoint("best"), verbose=False
@@ -188,32 +203,32 @@ class FinetuneCLI(LightningCLI):
 
 def run_lightning(arguments: Sequence[str]) -> FinetuneCLI:
     """Run fit, validate, test or predict, and return what ran."""
-    _be_quiet()
-    set_parsing_settings(docstring_parse_attribute_docstrings=False)
+    be_quiet()
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
-    return FinetuneCLI(arguments)
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, stop_at_once)  # until training begins, where Checkpoints takes over
+    try:
+        return FinetuneCLI(arguments)
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+def _never() -> bool:
+    return False
 
 
 def _flag(args: Sequence[str], name: str) -> str | None:
+    value = None  # of several the last counts, as for the parser
     for i, argument in enumerate(args):
         if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-        if argument == name and i + 1 < len(args):
-            return args[i + 1]
-    return None
+            value = argument.partition("=")[2]
+        elif argument == name and i + 1 < len(args):
+            value = args[i + 1]
+    return value
 
 
 def _listed(value: Any) -> list[Any]:
     if value is None or isinstance(value, bool):
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _be_quiet() -> None:
-    """Leave only what a user can act on."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("finetune").setLevel(logging.INFO)
-    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch")

@@ -1,7 +1,7 @@
 """What is measured on a split: metrics with sum states only, so that every picture counts once on any devices."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
@@ -78,6 +78,30 @@ def split_metrics(num_classes: int) -> MetricCollection:
             "calibration_error": CalibrationError(),
         }
     )
+
+
+class SplitMetrics(nn.Module):
+    """All that is measured on one evaluation split."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.loss, self.metrics = MeanLoss(), split_metrics(num_classes)
+
+    def update(self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor) -> None:
+        """Add a batch: logits (B, K), class indices (B,), the sum of its weighted losses and that of its weights."""
+        self.loss.update(loss_sum, weight)
+        self.metrics.update(logits.float().softmax(dim=1), labels)
+
+    def take(self, class_names: list[str]) -> tuple[dict[str, Tensor], list[list[int]]]:
+        """Return numbers by name and the confusion matrix (rows: the true class), over all devices, and start again."""
+        values = {"loss": self.loss.compute(), **self.metrics.compute()}
+        self.loss.reset()
+        self.metrics.reset()
+        confusion = values.pop("confusion_matrix").tolist()
+        for name in ("precision", "recall"):
+            per_class = values.pop(name)
+            values |= {f"{name}/{c}": value for c, value in zip(class_names, per_class, strict=True)}
+        return {name: value.float() for name, value in values.items()}, confusion
 
 
 def global_sums(metric: Metric) -> dict[str, Tensor]:

@@ -1,6 +1,9 @@
 """What a person sees of a run: a bar with pictures per second on a terminal, a line for each epoch, and the result."""
 
+import logging
+import sys
 import time
+import warnings
 from typing import Any
 
 import pytorch_lightning as pl
@@ -127,6 +130,10 @@ class Results(pl.Callback):
     def __init__(self, run: Run) -> None:
         self.run = run
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        be_quiet()  # in a process that ddp_spawn began
+
     def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._report(trainer, pl_module, "test")
 
@@ -184,3 +191,13 @@ class Skipped(pl.Callback):
             replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)))
             print(f"{len(found)} pictures could not be decoded and were left out, see {path}", flush=True)
         self.errors.clear()
+
+
+def be_quiet() -> None:
+    """Leave on the screen only what a user can act on."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("finetune").setLevel(logging.INFO)
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch")

@@ -76,7 +76,11 @@ class RunFolder(pl.Callback):
             raise RuntimeError(f"this process would go on in {self.run.path}, rank 0 in {chosen}: start them together")
         self.run.path = chosen
         if trainer.is_global_zero and (is_new or stage == "fit"):
-            text = self.parser.dump(self.config, skip_unset=False, format="yaml")
+            config = self.config.clone()
+            for key, value in {"resume": False, "ckpt_path": None}.items():
+                if self.run.command == "fit" and key in config:
+                    config[key] = value  # given to `fit` again, it starts a run of its own
+            text = self.parser.dump(config, skip_unset=False, format="yaml")
             replace_text(self.run.file("config.yaml"), text)
 
 

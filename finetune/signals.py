@@ -13,15 +13,31 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(Exception):
-    """A run was stopped by a signal after its state was saved.
+    """A command was stopped by a signal.
 
     Attributes:
         exit_code: 128 + signal number, as shells have it: 130 for Ctrl-C, 143 for SIGTERM.
     """
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
+    def __init__(self, signum: int, hint: str = "the same command with --resume goes on") -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}" + (f"; {hint}" if hint else ""))
         self.exit_code = 128 + signum
+
+
+def stop_at_once(signum: int, frame: FrameType | None = None) -> None:
+    """End the command from a signal handler: right wherever there is nothing to save."""
+    raise Interrupted(signum, hint="")
+
+
+class StopAtOnce(pl.Callback):
+    """Ends evaluation and prediction at the first signal; Lightning's own handlers exit with 0 or 1, or hang."""
+
+    def _install(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.state.fn != "fit":
+            for signum in _SIGNALS:
+                signal.signal(signum, stop_at_once)
+
+    on_validation_start = on_test_start = on_predict_start = _install  # type: ignore[assignment]
 
 
 class SignalFlag:

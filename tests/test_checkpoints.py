@@ -19,6 +19,8 @@ def state(value: int) -> dict:
     return {
         "state_dict": {"weight": torch.full((100_000,), float(value))},
         "hyper_parameters": {"class_names": ["a", "größe"]},
+        "datamodule_hyper_parameters": {},
+        "finetune": {},
         "global_step": value,
     }
 

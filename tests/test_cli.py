@@ -1,6 +1,8 @@
 """The command line as a user meets it: help, mistakes, run folders, predictions, real processes."""
 
+import contextlib
 import csv
+import errno
 import json
 import os
 import re
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -228,29 +231,111 @@ def test_without_validation_best_is_last(colours, cli, tmp_path):
     assert (folder / "best.ckpt").read_bytes() == (folder / "last.ckpt").read_bytes()
 
 
-def test_processes_that_lightning_starts(colours, tmp_path):
-    """Two devices by `--trainer.devices 2`: one run folder, one result, nothing else on the screen."""
-    arguments = ["fit", "--data.root", colours, *QUICK, "--trainer.devices", 2]
-    result = finetune(*arguments, cwd=tmp_path)
+STARTS = {
+    "ddp": ["-m", "finetune", "fit", "--trainer.devices", "2"],
+    "ddp_spawn": ["-m", "finetune", "fit", "--trainer.devices", "2", "--trainer.strategy", "ddp_spawn"],
+    "torchrun": [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"),
+        *("finetune", "fit", "--trainer.devices", "2"),
+    ],
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_ways_of_starting_two_processes(start, colours, tmp_path):
+    """One run folder, one result, nothing else on the screen."""
+    command = [sys.executable, *STARTS[start], "--data.root", str(colours), *QUICK]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
     assert result.stdout.count("test/accuracy") == 1
     assert re.fullmatch(r"epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), result.stderr
 
 
-def test_ctrl_c_while_the_pictures_are_tested_ends_in_one_line(colours, tmp_path):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ctrl_c_ends_in_one_line(devices, colours, tmp_path):
     arguments = [str(a) for a in ("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 500)]
+    arguments += ["--trainer.devices", str(devices)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "finetune", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "finetune", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         deadline = time.monotonic() + 60
         while not list(tmp_path.rglob("last.ckpt")) and time.monotonic() < deadline:
             time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
+        _, err = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    lines = [line for line in err.splitlines() if line and not line.startswith("epoch ")]
+    assert lines == [
+        "stopping after this step; Ctrl-C again ends it at once",
+        "stopped by SIGINT; the same command with --resume goes on",
+    ]
+
+
+def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
+    """While pictures are predicted, where there is nothing to save."""
+    many = tmp_path / "list.txt"
+    many.write_text("\n".join(str(path) for path in colours.rglob("*.png")) * 200)
+    checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
+    arguments = ["predict", "--ckpt_path", str(checkpoint), "--data.predict", str(many), "--output", "out.csv"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", *arguments, "--trainer.accelerator", "cpu"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".out.csv.part0")) and time.monotonic() < deadline:
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err.rstrip().endswith("stopped by SIGINT; the same command with --resume goes on")
-    assert "Traceback" not in err
+    assert err == "stopped by SIGINT\n"
+    assert list(tmp_path.glob("*out.csv*")) + list(tmp_path.glob(".out.csv*")) == []
+
+
+def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
+    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    both = [subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    runs = sorted((tmp_path / "runs/fit").iterdir())
+    assert [run.name for run in runs] == ["version_0", "version_1"]
+    assert all((run / "test.json").exists() for run in runs)
+
+
+def test_a_full_disk_is_told_in_one_line_and_loses_nothing(colours, cli, tmp_path, monkeypatch, capsys):
+    fit = ["fit", "--resume", "--data.root", str(colours), *QUICK]
+    monkeypatch.chdir(tmp_path)
+    cli(*fit)
+    before = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
+
+    def full(checkpoint: object, file: BinaryIO) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(SystemExit) as caught:
+        main([*fit, "--trainer.max_epochs", "2"])
+    err = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert caught.value.code == 1
+    assert len(err) == 1
+    assert "could not be written" in err[0]
+    assert "No space left on device" in err[0]
+    files = sorted(path.name for path in (tmp_path / "runs/fit/version_0/checkpoints").iterdir())
+    assert files == ["best.ckpt", "last.ckpt"]
+    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == before

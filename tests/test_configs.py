@@ -72,16 +72,11 @@ def test_not_found_lists_the_shipped_ones(package, name):
 
 
 @pytest.mark.parametrize("flag", ["--config", "-c"])
-def test_arguments_get_the_path_in_place_of_the_name(package, flag):
+def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
     path = str(package / "configs/sample.yaml")
-    assert resolve(["fit", flag, "sample.yaml", "--data.root", "sample"]) == [
-        "fit",
-        flag,
-        path,
-        "--data.root",
-        "sample",
-    ]
-    assert resolve(["fit", f"{flag}=sample"]) == ["fit", f"{flag}={path}"]
+    for named in ([flag, "sample.yaml"], [f"{flag}=sample"]):
+        for arguments in (["fit", *named, "--data.root", "x"], ["fit", "--data.root", "x", *named]):
+            assert resolve(arguments) == ["fit", "--config", path, "--data.root", "x"]
     assert resolve(["fit", flag, "sample", flag, "hotdog"])[2::2] == [path, str(package / "configs/hotdog.yaml")]
     assert resolve(["fit", flag]) == ["fit", flag]  # the parser will say what is missing
     assert resolve(["fit", "--x.config", "sample", "--resume"]) == ["fit", "--x.config", "sample", "--resume"]

@@ -98,7 +98,8 @@ def test_a_spawned_process_starts_without_signals(flag):
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_exit_codes_are_those_of_a_shell(signum, code):
     error = Interrupted(signum)
-    assert error.exit_code == code and str(error) == f"stopped by {signum.name}"
+    assert error.exit_code == code
+    assert str(error) == f"stopped by {signum.name}; the same command with --resume goes on"
 
 
 # Each case: signals sent one after the other, and how the process ends; 7 is its own end, reached with the flag alone.
