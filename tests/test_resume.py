@@ -76,11 +76,18 @@ def test_a_finished_run_says_so(results):
 
 
 # Where a signal can be noticed, and at which of 3 x 5 steps: inside an epoch, inside a validation, between epochs.
+ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
 POINTS = [
-    ("on_train_batch_end", 2),
-    ("on_train_batch_end", 7),
-    ("on_validation_batch_end", 10),
-    ("on_train_epoch_start", 10),
+    (("on_train_batch_end", 2), ()),
+    (("on_train_batch_end", 7), ()),
+    (("on_validation_batch_end", 10), ()),
+    (("on_train_epoch_start", 10), ()),
+    (("on_train_epoch_start", 10), ("--trainer.max_steps", "13")),
+    (("on_train_batch_end", 7), ("--trainer.max_steps", "13")),
+    (("on_train_batch_end", 4), ACCUMULATED),
+    (("on_train_batch_end", 3), ("--trainer.val_check_interval", "2")),
+    (("on_validation_batch_end", 2), ("--trainer.val_check_interval", "2")),
+    (("on_train_epoch_start", 5), ("--trainer.check_val_every_n_epoch", "2")),
 ]
 
 
@@ -104,15 +111,16 @@ def trained(cli: Callable[..., None], data: Path, root: Path, stop: Any = None, 
     return seen
 
 
-@pytest.mark.parametrize("stop", POINTS)
-def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, stop):
-    whole = trained(cli, colours, tmp_path / "whole")
+@pytest.mark.parametrize(("stop", "extra"), POINTS)
+def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, stop, extra):
+    whole = trained(cli, colours, tmp_path / "whole", None, *extra)
     with pytest.raises(Interrupted) as caught:
-        trained(cli, colours, tmp_path / "parts", stop)
+        trained(cli, colours, tmp_path / "parts", stop, *extra)
     assert caught.value.exit_code == 143
-    after = trained(cli, colours, tmp_path / "parts", None, "--resume")
+    after = trained(cli, colours, tmp_path / "parts", None, *extra, "--resume")
     assert after == whole[len(whole) - len(after) :]
-    assert len(whole) - len(after) == stop[1]
+    if extra != ACCUMULATED:
+        assert len(whole) - len(after) == stop[1]
     states = []
     for root in (tmp_path / "whole", tmp_path / "parts"):
         (run,) = versions(root, "fit")
