@@ -86,10 +86,11 @@ class Checkpoints(Checkpoint):
         self.signal = SignalFlag()
         self.best_score: tuple[float, float] | None = None
         self._is_due = False
+        self.is_stopped = False  # by early stopping, not by a signal
         self.stopped_by = 0  # the signal that all devices agree on once training has ended
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": list(self.best_score) if self.best_score else None}
+        return {"best_score": list(self.best_score) if self.best_score else None, "is_stopped": self.is_stopped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         score = state_dict["best_score"]
@@ -144,6 +145,7 @@ class Checkpoints(Checkpoint):
             self._save(trainer, "last")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.is_stopped = bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
         self._save(trainer, "last")
         if self.best_score is None and trainer.is_global_zero:
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
@@ -169,7 +171,12 @@ class Checkpoints(Checkpoint):
 
 
 def is_finished(checkpoint: Mapping[str, Any], max_epochs: int | None, max_steps: int) -> bool:
-    """Return whether a run whose `last.ckpt` this is has done all of `max_epochs` or `max_steps` (-1 for no limit)."""
+    """Return whether a run whose `last.ckpt` this is has done all of `max_epochs` or `max_steps` (-1 for no limit).
+
+    A run that early stopping ended is finished too.
+    """
+    if checkpoint.get("callbacks", {}).get(Checkpoints.__qualname__, {}).get("is_stopped"):
+        return True
     epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     return (max_epochs not in (None, -1) and epochs >= max_epochs) or (0 <= max_steps <= checkpoint["global_step"])
 

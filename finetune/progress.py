@@ -170,6 +170,9 @@ class Skipped(pl.Callback):
 
     on_train_batch_end = on_validation_batch_end = on_test_batch_end = _on_batch_end  # type: ignore[assignment]
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._list(trainer)
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._report(trainer)
 
@@ -181,6 +184,14 @@ class Skipped(pl.Callback):
             self._report(trainer)
 
     def _report(self, trainer: pl.Trainer) -> None:
+        num = self._list(trainer)
+        if num and trainer.is_global_zero:
+            print(
+                f"{num} pictures could not be decoded and were left out, see {self.run.file('skipped.txt')}", flush=True
+            )
+        self.errors.clear()
+
+    def _list(self, trainer: pl.Trainer) -> int:
         everywhere = [self.errors] * trainer.world_size
         if trainer.world_size > 1:
             dist.all_gather_object(everywhere, self.errors)
@@ -189,8 +200,7 @@ class Skipped(pl.Callback):
             path = self.run.file("skipped.txt")
             listed = set(path.read_text("utf-8").splitlines()) if path.exists() else set()  # before a resume
             replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)))
-            print(f"{len(found)} pictures could not be decoded and were left out, see {path}", flush=True)
-        self.errors.clear()
+        return len(found)
 
 
 def be_quiet() -> None:

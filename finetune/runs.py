@@ -71,10 +71,12 @@ class RunFolder(pl.Callback):
         is_new = self.run.path is None or not self.run.file("config.yaml").exists()
         if trainer.is_global_zero and self.run.path is None:
             self.run.choose()
-        chosen = trainer.strategy.broadcast(self.run.path)
+        chosen, ckpt_path = trainer.strategy.broadcast((self.run.path, trainer.ckpt_path))
         if self.run.path not in (None, chosen):
             raise RuntimeError(f"this process would go on in {self.run.path}, rank 0 in {chosen}: start them together")
         self.run.path = chosen
+        if stage == "fit" and str(ckpt_path) != str(trainer.ckpt_path):
+            raise OSError(f"this process does not see the runs that rank 0 does: put {self.run.root} on a shared disk")
         if trainer.is_global_zero and (is_new or stage == "fit"):
             config = self.config.clone()
             for key, value in {"resume": False, "ckpt_path": None}.items():

@@ -339,3 +339,16 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(colours, cli, tmp_pat
     files = sorted(path.name for path in (tmp_path / "runs/fit/version_0/checkpoints").iterdir())
     assert files == ["best.ckpt", "last.ckpt"]
     assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == before
+
+
+def test_a_run_that_early_stopping_ended_is_finished(colours, cli, tmp_path, caplog):
+    stopper = '[{"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss", '
+    stopper += '"patience": 1, "min_delta": 100}}]'
+    fit = ["fit", "--resume", "--data.root", colours, *QUICK, "--trainer.max_epochs", 9, "--trainer.callbacks", stopper]
+    cli(*fit)
+    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    assert torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2
+    before = last.read_bytes()
+    cli(*fit)
+    assert "is finished" in caplog.text
+    assert last.read_bytes() == before

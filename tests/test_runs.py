@@ -104,7 +104,7 @@ def trainer(rank: int, said_by_rank_0: list) -> SimpleNamespace:
             said_by_rank_0[:] = [value]
         return said_by_rank_0[0]
 
-    return SimpleNamespace(is_global_zero=rank == 0, strategy=SimpleNamespace(broadcast=broadcast))
+    return SimpleNamespace(is_global_zero=rank == 0, ckpt_path=None, strategy=SimpleNamespace(broadcast=broadcast))
 
 
 def test_rank_0_chooses_the_folder_and_hands_it_to_the_others(tmp_path):
@@ -238,3 +238,12 @@ def test_results_are_json(tmp_path):
     results = {"test/accuracy": 0.9375, "class_names": ["größe", "b"], "confusion_matrix": [[1, 0], [0, 2]]}
     write_results(tmp_path / "test.json", results)
     assert json.loads((tmp_path / "test.json").read_text()) == results
+
+
+def test_a_rank_that_does_not_see_the_checkpoint_of_rank_0_is_stopped(tmp_path):
+    said: list = []
+    resumed = trainer(0, said)
+    resumed.ckpt_path = tmp_path / "last.ckpt"
+    callback(Run(tmp_path, "fit")).setup(resumed, None, "fit")
+    with pytest.raises(OSError, match="on a shared disk"):
+        callback(Run(tmp_path, "fit")).setup(trainer(1, said), None, "fit")
