@@ -133,12 +133,8 @@ class Classifier(pl.LightningModule):
                 self.mean.copy_(255 * torch.tensor(pretrained.mean).view(3, 1, 1))
                 self.std.copy_(255 * torch.tensor(pretrained.std).view(3, 1, 1))
         if self.head_init == "source":
-            if pretrained is None:
-                raise ValueError("head_init: source copies rows of a source classifier; give its file with weights")
             names = Path(self.source_classes).read_text("utf-8").splitlines() if self.source_classes else None
-            matches = source_head(self.network, pretrained, self.class_names, self.class_mapping, names)
-            told = (f"{name} from {' + '.join(sources) or 'nothing: random'}" for name, sources in matches.items())
-            log.info("rows of the head: %s", "; ".join(told))
+            source_head(self.network, pretrained, self.class_names, self.class_mapping, names)
         if self.class_weights == "balanced":
             labels = torch.from_numpy(self._data.splits["train"].labels)
             counts = torch.bincount(labels, minlength=len(self.class_names))

@@ -1,6 +1,7 @@
 """Pretrained weights: reading any file of them safely, and putting them into a network, head or no head."""
 
 import hashlib
+import logging
 import pickle
 import re
 import unicodedata
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torchvision import models
 
 from finetune.models import did_you_mean, head, head_name
+
+log = logging.getLogger(__name__)
 
 # Auxiliary classifiers of Inception and GoogLeNet, which only help to train from scratch: we build without them.
 _AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
@@ -130,7 +133,7 @@ def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
 
 def source_head(
     network: nn.Module,
-    pretrained: Pretrained,
+    pretrained: Pretrained | None,
     class_names: list[str],
     mapping: dict[str, str | list[str]] | None = None,
     source_classes: list[str] | None = None,
@@ -147,6 +150,8 @@ def source_head(
     Returns:
         For each class the categories whose rows it got.
     """
+    if pretrained is None:
+        raise ValueError("head_init: source copies rows of a source classifier; give its file with weights")
     categories = source_classes or pretrained.class_names
     if not categories:
         raise ValueError(f"{pretrained.origin} does not name its classes: give source_classes, a name for each row")
@@ -174,6 +179,8 @@ def source_head(
             with torch.no_grad():
                 target.weight[row] = weight[rows].double().mean(0)
                 target.bias[row] = bias[rows].double().mean()
+    told = (f"{name} from {' + '.join(found) or 'nothing: random'}" for name, found in matched.items())
+    log.info("rows of the head: %s", "; ".join(told))
     return matched
 
 
