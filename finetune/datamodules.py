@@ -6,6 +6,7 @@ import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,6 +15,7 @@ import numpy as np
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
+from finetune.download import fetch_archive, one_at_a_time
 from finetune.folders import files_to_predict, fingerprint, scan, stratified
 from finetune.pictures import Collate, FileReader, PathList, Pictures, start_worker
 from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
@@ -98,7 +100,7 @@ class PictureData(pl.LightningDataModule):
             self.scan(Path(self.root), val_fraction, test_fraction, split_seed)
 
     def obtain(self, root: Path) -> None:
-        """Make or fetch the data set where `root` does not exist."""
+        """Make or fetch the data set where it is missing; of several processes one does it, and the others wait."""
 
     @abstractmethod
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
@@ -184,8 +186,6 @@ class Hotdog(ImageFolderData):
 
     def obtain(self, root: Path) -> None:
         if not root.exists():
-            from finetune.download import fetch_archive
-
             fetch_archive(self.url, self.sha1, root)
 
 
@@ -208,15 +208,23 @@ class FashionMNIST(PictureData):
 
     default_root = "data/fashion-mnist"
 
+    def obtain(self, root: Path) -> None:
+        from torchvision.datasets import FashionMNIST as Source
+
+        with suppress(RuntimeError):  # torchvision's for files that are not there, or still packed
+            Source(str(root))
+            return
+        try:
+            with one_at_a_time(root / "FashionMNIST"):
+                Source(str(root), download=True)
+        except (OSError, RuntimeError) as error:
+            place = f"{root}/FashionMNIST/raw"
+            raise OSError(f"Fashion-MNIST can't be had: {error}; put its four .gz files in {place}") from error
+
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         from torchvision.datasets import FashionMNIST as Source
 
-        try:
-            source = {split: Source(str(root), train=split == "train", download=True) for split in ("train", "test")}
-        except (OSError, RuntimeError) as error:
-            raise OSError(
-                f"Fashion-MNIST can't be had: {error}; put its four .gz files in {root}/FashionMNIST/raw"
-            ) from error
+        source = {split: Source(str(root), train=split == "train") for split in ("train", "test")}
         if not self.class_names:
             self.class_names = [name.replace("/", " or ") for name in source["train"].classes]
         labels = source["train"].targets.numpy()

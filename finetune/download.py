@@ -5,9 +5,11 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PureWindowsPath
 
+from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -16,8 +18,8 @@ def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str], max_bytes
     """Make a folder out of a zip on the web, unless something of that name is there already.
 
     The work is done in a temporary folder beside the target and ends in one rename, so the target is whole or absent
-    whatever happens; only a killed process can leave the temporary folder. Of two processes the slower one takes the
-    folder of the faster one.
+    whatever happens; only a killed process can leave the temporary folder. Of several processes one does it, and the
+    others wait.
 
     Args:
         url: Address of the zip, http or https.
@@ -35,28 +37,38 @@ def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str], max_bytes
     target = Path(target)
     if target.exists():
         return target
-    missing_parents = [parent for parent in target.parents if not parent.exists()]
     failure = f"{url} could not be fetched into {target}: {{}}. Download it by hand and unpack it to {target}"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-            archive = _download(url, sha1, Path(folder))
-            content = _extract(archive, Path(folder) / "content", max_bytes)
-            try:
-                content.rename(target)
-            except OSError:
-                if not target.is_dir():  # otherwise another process was faster
-                    raise
-    except BaseException as error:
-        for parent in missing_parents:
-            with suppress(OSError):  # not empty any more: somebody else uses it
-                parent.rmdir()
-        if isinstance(error, OSError):  # those of requests, too
-            raise OSError(failure.format(_reason(error))) from error
-        if isinstance(error, ValueError | RuntimeError | EOFError | zipfile.BadZipFile | zlib.error):
-            raise ValueError(failure.format(_reason(error))) from error
-        raise
+        with (
+            one_at_a_time(target),
+            tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder,
+        ):
+            if not target.exists():
+                archive = _download(url, sha1, Path(folder))
+                _extract(archive, Path(folder) / "content", max_bytes).rename(target)
+    except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError  # those of requests are OSErrors, too
+        raise kind(failure.format(_reason(error))) from error
     return target
+
+
+@contextmanager
+def one_at_a_time(target: Path) -> Iterator[None]:
+    """Hold back other processes that would make `target` too, on all machines that share the disk.
+
+    Those that waited go on where it is made already, and must look again.
+    """
+    missing_parents = [parent for parent in target.parents if not parent.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = target.with_name(f".{target.name}.lock")
+    try:
+        with FileLock(lock):
+            yield
+    finally:
+        lock.unlink(missing_ok=True)
+        for parent in missing_parents:
+            with suppress(OSError):  # not empty: the target is there
+                parent.rmdir()
 
 
 def _download(url: str, sha1: str, folder: Path) -> Path:

@@ -9,12 +9,15 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import cv2
 import numpy as np
+
+from finetune.download import one_at_a_time
 
 SOURCE_CLASSES = ("burger", "donut", "eclair", "fried_egg", "ice_cream", "pizza", "salad_bowl", "sandwich")
 TARGET_CLASSES = ("hotdog", "not-hotdog")
@@ -224,17 +227,18 @@ def draw(class_name: str, seed: Sequence[int], size: int = 96) -> np.ndarray:
 def write_sample(root: str | Path, task: Task, seed: int = 0, counts: Mapping[str, int] | None = None) -> Path:
     """Write `root/task/split/class/0000.png` and return `root/task`, which appears whole or not at all.
 
-    A folder that is there already is left as it is; of two processes at once, the slower takes what the faster wrote.
+    A folder that is there already is left as it is; of several processes at once one draws, and the others wait.
     `counts` are the pictures per class for each split, if not the usual ones.
     """
     if task not in get_args(Task):
         raise ValueError(f"unknown task {task!r}, not in {get_args(Task)}")
     classes, usual = (SOURCE_CLASSES, NUM_SOURCE) if task == "source" else (TARGET_CLASSES, NUM_TARGET)
     folder = Path(root) / task
-    if folder.is_dir():
-        return folder
     unfinished = folder.with_name(f".{task}-{uuid.uuid4().hex}")
-    try:
+    with one_at_a_time(folder), ExitStack() as clean_up:
+        if folder.is_dir():
+            return folder
+        clean_up.callback(shutil.rmtree, unfinished, ignore_errors=True)
         for split, count in (counts or usual).items():
             for name in classes:
                 (unfinished / split / name).mkdir(parents=True)
@@ -242,9 +246,4 @@ def write_sample(root: str | Path, task: Task, seed: int = 0, counts: Mapping[st
                     _, png = cv2.imencode(".png", draw(name, (seed, list(usual).index(split), index))[..., ::-1])
                     (unfinished / split / name / f"{index:04d}.png").write_bytes(png.tobytes())
         os.replace(unfinished, folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return folder

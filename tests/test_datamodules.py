@@ -322,7 +322,7 @@ def test_prediction_without_pictures_says_which_flag(colours):
 
 
 def test_an_existing_folder_is_used_whatever_its_origin(colours, monkeypatch):
-    monkeypatch.setattr("finetune.download.fetch_archive", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr("finetune.datamodules.fetch_archive", lambda *_: pytest.fail("fetched"))
     monkeypatch.setattr("finetune.sample.write_sample", lambda *_: pytest.fail("drawn"))
     for data_class in (Hotdog, SampleData):
         assert data_class(str(colours)).class_names == ["blue", "green", "red"]
@@ -337,7 +337,7 @@ def test_a_missing_hotdog_folder_is_fetched(colours, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
-    monkeypatch.setattr("finetune.download.fetch_archive", fetch)
+    monkeypatch.setattr("finetune.datamodules.fetch_archive", fetch)
     assert len(Hotdog().splits["test"].labels) == 30
     assert len(Hotdog().splits["test"].labels) == 30  # now it is there
     assert Path("data/hotdog").is_symlink()

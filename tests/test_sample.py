@@ -122,17 +122,3 @@ def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch, error
             sample.write_sample(tmp_path, "target", counts=COUNTS)
     assert not list(tmp_path.iterdir())
     assert sample.write_sample(tmp_path, "target", counts=COUNTS).is_dir()
-
-
-def test_the_slower_of_two_processes_takes_what_the_faster_wrote(tmp_path, monkeypatch):
-    draw = sample.draw
-    winner = tmp_path / "target" / "train"
-
-    def draw_while_another_finishes(*args):
-        winner.mkdir(parents=True, exist_ok=True)
-        (winner / "mark").touch()
-        return draw(*args)
-
-    monkeypatch.setattr(sample, "draw", draw_while_another_finishes)
-    assert sample.write_sample(tmp_path, "target", counts={"train": 1}) == tmp_path / "target"
-    assert [path.name for path in tmp_path.rglob("*")] == ["target", "train", "mark"]
