@@ -1,6 +1,7 @@
 """When checkpoints are written, and how: whole or not at all, and always such that training can go on from them."""
 
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -137,6 +138,7 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         metrics = trainer.callback_metrics
+        _check_finite(trainer, "train/loss", "val/loss")
         score = (float(metrics["val/accuracy"]), -float(metrics["val/loss"]))
         if self.best_score is None or score > self.best_score:
             self.best_score = score
@@ -145,6 +147,7 @@ class Checkpoints(Checkpoint):
             self._save(trainer, "last")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _check_finite(trainer, "train/loss_epoch")
         self.is_stopped = bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
         self._save(trainer, "last")
         if self.best_score is None and trainer.is_global_zero:
@@ -168,6 +171,17 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(self.run.checkpoint(name))
         if name == "last":
             self._is_due = False
+
+
+def _check_finite(trainer: pl.Trainer, *names: str) -> None:
+    for name in names:
+        value = float(trainer.callback_metrics.get(name, 0.0))
+        if not math.isfinite(value):
+            rates = ", ".join(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
+            raise ValueError(
+                f"{name} is {value} in epoch {trainer.current_epoch + 1}: training has diverged; a lower "
+                f"--model.optimizer.init_args.lr may help (the rates now: {rates}). No checkpoint was written of it"
+            )
 
 
 def is_finished(checkpoint: Mapping[str, Any], max_epochs: int | None, max_steps: int) -> bool:

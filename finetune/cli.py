@@ -40,8 +40,9 @@ def main(args: Sequence[str] | None = None) -> None:
         message = _one_line(error)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
             raise
-        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
-        if is_first or code < 128:
+        from finetune.signals import is_first_process
+
+        if is_first_process() or code < 128:
             print(message if code > 128 else f"finetune: error: {message}", file=sys.stderr)
         elif not {"RANK", "SLURM_PROCID"} & os.environ.keys():
             code = 0  # started by Lightning, which would kill the first process for it

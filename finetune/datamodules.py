@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,9 +16,10 @@ from torch.utils.data import DataLoader
 
 from finetune.download import fetch_archive, one_at_a_time
 from finetune.folders import files_to_predict, fingerprint, scan, stratified
-from finetune.pictures import Collate, FileReader, PathList, Pictures, start_worker
+from finetune.pictures import Collate, FileReader, PathList, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
 from finetune.transforms import eval_transform, train_transform
+from finetune.workers import automatic_workers, check_shared_memory, start_worker
 
 # Lightning can't know that ours gives every picture.
 warnings.filterwarnings("ignore", message="You are using a custom batch sampler `EvalBatches`")
@@ -119,7 +119,8 @@ class PictureData(pl.LightningDataModule):
             )
         else:
             batches = EvalBatches(len(dataset), math.ceil(self.batch_size / world_size), rank, world_size)
-        num_workers = self._num_workers()
+        num_workers = automatic_workers(self.trainer) if self.num_workers == "auto" else self.num_workers
+        check_shared_memory(num_workers, math.ceil(self.batch_size / world_size) * 3 * self.image_size**2)
         return DataLoader(
             dataset,
             batch_sampler=batches,
@@ -147,15 +148,6 @@ class PictureData(pl.LightningDataModule):
         if "predict" not in self.splits:
             raise ValueError("no pictures to predict: give --data.predict PICTURE, FOLDER, GLOB or LIST.txt")
         return self.loader("predict")
-
-    def _num_workers(self) -> int:
-        if self.num_workers != "auto":
-            return self.num_workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        local_devices = self.trainer.num_devices if self.trainer else 1
-        if self.trainer and self.trainer.strategy.root_device.type == "cpu":
-            return min(1, cores // (2 * local_devices))  # the network needs the cores more than decoding does
-        return max(1, min(8, cores // local_devices))
 
 
 class ImageFolderData(PictureData):

@@ -11,6 +11,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune import configs
@@ -141,6 +142,10 @@ class FinetuneCLI(LightningCLI):
             callbacks.append(PicturesBar())
         loggers = [MetricsCSV(self.run), *_listed(config["logger"])]
         plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
+        is_given = any(isinstance(p, ClusterEnvironment) for p in plugins) or TorchElasticEnvironment.detect()
+        if SLURMEnvironment.detect() and not is_given:
+            # Requeueing is the job script's business: Lightning's would write and later load checkpoints of its own.
+            plugins.append(SLURMEnvironment(auto_requeue=False))
         config["callbacks"] = [*own, *callbacks]
         has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
         trainer = super().instantiate_trainer(logger=loggers, plugins=plugins, enable_checkpointing=has_checkpoints)
@@ -176,7 +181,8 @@ class FinetuneCLI(LightningCLI):
         if checkpoint is None and self.model.weights is not None:
             read_weights(self.model.weights, self.model.backbone)  # fails here, before other processes are started
         if checkpoint is not None and self.run.path is not None and options.resume:
-            log.info("going on in %s from step %d", self.run.path, checkpoint["global_step"])
+            if self.trainer.is_global_zero:
+                log.info("going on in %s from step %d", self.run.path, checkpoint["global_step"])
             for logger in self.trainer.loggers:
                 if isinstance(logger, MetricsCSV):
                     logger.rewind(checkpoint["global_step"])

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, overload
@@ -122,12 +121,3 @@ class Collate:
 
 def _int64(values: Iterable[int]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.int64)
-
-
-def start_worker(worker_id: int) -> None:
-    """Prepare a process that reads pictures."""
-    torch.set_num_threads(1)
-    # Ctrl-C in a terminal and SIGTERM to a whole job reach every process; the main one decides when its workers end.
-    # It does so by SIGTERM too if need be: only the first is ignored.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))

@@ -69,7 +69,11 @@ def total_steps(trainer: "pl.Trainer", batches_per_epoch: int) -> int:
     """
     limit = trainer.limit_train_batches
     batches = min(batches_per_epoch, limit) if isinstance(limit, int) else int(batches_per_epoch * limit)
-    in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * (trainer.max_epochs or -1)
+    max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
+    in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * max_epochs
     if trainer.max_steps < 0 and in_epochs < 0:
         raise ValueError("the scheduler needs total_steps in a run without trainer.max_epochs and trainer.max_steps")
-    return min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
+    steps = min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
+    if steps == 0:
+        raise ValueError(f"nothing to train: trainer.max_epochs is {max_epochs}, trainer.max_steps {trainer.max_steps}")
+    return steps

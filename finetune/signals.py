@@ -40,6 +40,12 @@ class StopAtOnce(pl.Callback):
     on_validation_start = on_test_start = on_predict_start = _install  # type: ignore[assignment]
 
 
+def is_first_process() -> bool:
+    """Return whether this process speaks for all: its rank is 0, as its starter's variables have it."""
+    variables = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # torchrun's, Lightning's, srun's
+    return next((os.environ[name] for name in variables if name in os.environ), "0") == "0"
+
+
 class SignalFlag:
     """Remembers the first SIGINT or SIGTERM while installed; a second Ctrl-C ends the process at once."""
 
@@ -77,7 +83,7 @@ class SignalFlag:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received and signum == signal.SIGINT:
             os._exit(128 + signum)
-        if not self.received and os.environ.get("LOCAL_RANK", "0") == "0":
+        if not self.received and is_first_process():
             what = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
             os.write(2, f"\nstopping after this step; {what}\n".encode())
         self.received = self.received or signum

@@ -352,3 +352,32 @@ def test_a_run_that_early_stopping_ended_is_finished(colours, cli, tmp_path, cap
     cli(*fit)
     assert "is finished" in caplog.text
     assert last.read_bytes() == before
+
+
+def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3]
+    sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25"]
+    with pytest.raises(ValueError, match=r"train/loss is nan in epoch 1: training has diverged; a lower .*1e\+25"):
+        cli(*fit, *sgd)
+    assert not list(tmp_path.glob("runs/fit/version_0/**/*.ckpt"))
+    with pytest.raises(ValueError, match="train/loss_epoch is nan in epoch 1"):
+        cli(*fit, *sgd, "--data.val_fraction", 0)
+    assert not list(tmp_path.glob("runs/fit/version_1/**/*.ckpt"))
+
+
+def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):
+    from pytorch_lightning.plugins.environments import SLURMEnvironment
+
+    from finetune.lightning_cli import run_lightning
+
+    for name, value in {"NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_ID": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(SLURMEnvironment, "detect", staticmethod(lambda: True))
+    trainer = run_lightning(["fit", "--data.root", str(colours), *QUICK]).trainer
+    environment = trainer._accelerator_connector.cluster_environment
+    assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
+
+
+def test_nothing_to_train_is_told(colours, cli):
+    with pytest.raises(ValueError, match="nothing to train: trainer.max_epochs is 0"):
+        cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--trainer.max_epochs", 0)

@@ -19,7 +19,6 @@ from finetune import sample
 from finetune.datamodules import FashionMNIST, Hotdog, ImageFolderData, PictureData, SampleData, position
 from finetune.decode import DecodeError
 from finetune.folders import stratified
-from finetune.pictures import start_worker
 from finetune.sampling import train_order
 from finetune.transforms import eval_transform
 
@@ -232,17 +231,11 @@ def test_a_damaged_picture_is_named_or_skipped(few):
     assert len(batch["label"]) == 14 and sorted(i for i, _ in batch["bad"]) == [3, 11]
 
 
-def test_automatic_workers_leave_cores_to_the_network(colours, monkeypatch):
-    data = small(colours, num_workers="auto")
-    for cores, without, expected in (1, 1, 0), (2, 2, 1), (64, 8, 1):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
-        data.trainer = None
-        assert data._num_workers() == without
-        assert on_device(data, 0, 1)._num_workers() == expected
-        data.trainer.strategy = SimpleNamespace(root_device=torch.device("cuda"))
-        data.trainer.num_devices = 4
-        assert data._num_workers() == max(1, min(8, cores // 4))
-    assert small(colours, num_workers=5)._num_workers() == 5
+def test_full_shared_memory_is_told_before_workers_wait_for_it(colours, monkeypatch):
+    monkeypatch.setattr("finetune.workers.shutil.disk_usage", lambda path: SimpleNamespace(free=2**16))
+    with pytest.raises(ValueError, match="/dev/shm has 0 MB free.*--shm-size"):
+        small(colours, num_workers=2, image_size=224).train_dataloader()
+    assert small(colours, num_workers=0, image_size=224).train_dataloader()  # takes none
 
 
 # Prediction
@@ -436,18 +429,3 @@ def test_the_real_fashion_mnist(tmp_path):
     # The published mean of the 60,000 training pictures, over the two parts.
     pixels = np.concatenate([data.splits[split].read.pixels for split in ("train", "val")])
     assert pixels.mean() / 255 == pytest.approx(0.2860, abs=5e-5)
-
-
-def test_workers_leave_signals_to_the_main_process(monkeypatch):
-    import signal
-
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        start_worker(0)
-        assert torch.get_num_threads() == 1
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        os.kill(os.getpid(), signal.SIGTERM)  # ignored: a job's scheduler sends it to every process
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # the next one, from the main process, is not
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)

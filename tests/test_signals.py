@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune.signals import Interrupted, SignalFlag
+from finetune.signals import Interrupted, SignalFlag, is_first_process
 
 ALONE = SimpleNamespace(world_size=1)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -132,3 +132,22 @@ def test_a_second_ctrl_c_ends_the_process_at_once():
     expected = [line for _, code in CASES for line in (["cleaned up"] if code == 7 else []) + [str(code)]]
     assert result.stdout.splitlines() == expected, result.stderr
     assert result.stderr.count("stopping after this step") == len(CASES)
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_first"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "1"}, False),  # started by Lightning
+        ({"RANK": "2", "LOCAL_RANK": "0"}, False),  # by torchrun, the first of the second machine
+        ({"SLURM_PROCID": "0"}, True),
+        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1"}, False),
+        ({"SLURM_PROCID": "0", "LOCAL_RANK": "1"}, False),  # by Lightning, in a script of sbatch's
+    ],
+)
+def test_one_process_speaks_for_all(monkeypatch, variables, is_first):
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert is_first_process() == is_first
