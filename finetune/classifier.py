@@ -17,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import finetune
 from finetune import param_groups
+from finetune.batch_norm import share_statistics
 from finetune.metrics import MeanLoss, SplitMetrics, global_sums, restore_sums
 from finetune.models import build
 from finetune.sampling import run_seed, step_seed
@@ -44,8 +45,8 @@ class Classifier(pl.LightningModule):
         source_classes: Text file with the source classifier's class names, one a line, where its weights carry none.
         class_mapping: For `source`: class to source class, or to several (their mean), where the names do not match.
         freeze: Last frozen stage, such as layer2, or `backbone` for all but the head; null trains everything.
-        freeze_batch_norm: Batch norm keeps and uses its running statistics also where it trains. This makes the
-            weights independent of the number of devices.
+        freeze_batch_norm: Batch norm keeps and uses its running statistics also where it trains. Without it batch norm
+            takes the statistics of the whole batch, over all devices.
         head_lr_multiplier: Learning rate of the head over that of the backbone.
         layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
         decay_norm_and_bias: Whether weight decay touches biases and norm parameters too.
@@ -123,6 +124,8 @@ class Classifier(pl.LightningModule):
         if isinstance(self.trainer.strategy, DDPStrategy):
             # DDP would broadcast them in the first evaluation batch too, which a device without pictures never has.
             self.trainer.strategy._ddp_kwargs["broadcast_buffers"] = False
+        if stage == "fit" and self.trainer.world_size > 1:
+            share_statistics(self.network, self._always_eval, self.trainer.strategy.root_device.type == "cuda")
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())
@@ -154,14 +157,15 @@ class Classifier(pl.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         images, labels = batch["image"], batch["label"]
         total_weight = self.trainer.strategy.reduce(self.class_weight[labels].sum(), reduce_op="sum")
-        if len(labels) == 0:
+        if len(labels) == 0 and not param_groups.batch_norms(self.network):
             # No picture for this device: a zero that still reaches every parameter, since DDP waits for each gradient.
             loss = torch.stack([(p * 0).sum() for p in self.parameters() if p.requires_grad]).sum()
-        else:
+        else:  # batch norm waits for every device, too
             logits = self(images)
             loss_sum = self._loss_sum(logits, labels)
             # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
             loss = loss_sum * (self.trainer.world_size / total_weight)
+        if len(labels):
             self.train_loss.update(loss_sum, self.class_weight[labels].sum())
             self.train_accuracy.update(logits.detach(), labels)
         self.log("train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True)
@@ -171,11 +175,6 @@ class Classifier(pl.LightningModule):
         self.log_dict({"train/loss_epoch": self.train_loss.compute(), "train/accuracy": self.train_accuracy.compute()})
         self.train_loss.reset()
         self.train_accuracy.reset()
-
-    def on_validation_start(self) -> None:
-        if self.trainer.world_size > 1:
-            for buffer in self.network.buffers():  # running statistics: those of the first device count, as in DDP
-                torch.distributed.broadcast(buffer, src=0)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self._evaluation_step(batch, self.val_metrics)

@@ -101,6 +101,11 @@ def order_of_each_rank() -> Iterator[None]:
         yield
 
 
+def own_statistics() -> Any:
+    """Control: batch norm as DDP leaves it, each device's of its own share."""
+    return patch("finetune.classifier.share_statistics", lambda *_: None)
+
+
 @contextmanager
 def loss_of(step: Callable[[Classifier, dict, int], Tensor]) -> Iterator[None]:
     """Control: another training step."""
@@ -157,10 +162,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
-    def data(root: str = "train", batch_size: int = 12) -> ImageFolderData:
-        return ImageFolderData(
-            str(data_root / root), batch_size=batch_size, image_size=32, val_fraction=0, num_workers=0
-        )
+    def data(root: str = "train", batch_size: int = 12, image_size: int = 32) -> ImageFolderData:
+        options = {"batch_size": batch_size, "image_size": image_size}
+        return ImageFolderData(str(data_root / root), val_fraction=0, num_workers=0, **options)  # type: ignore[arg-type]
 
     resnet: dict[str, Any] = {
         "build": calibrated_network,
@@ -172,6 +176,8 @@ def main() -> None:
         "small_float32": lambda: weights_after(data(), "32-true", build=small_network),
         "resnet_float64": lambda: weights_after(data(), "64-true", freeze_batch_norm=True, **resnet),
         "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **resnet),
+        "trained_batch_norm": lambda: weights_after(data(), "64-true", **resnet),
+        "batch_norm_uneven": lambda: weights_after(data("uneven", 6, 64), "64-true", **resnet),
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **balanced),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
         "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **resnet),
@@ -186,6 +192,7 @@ def main() -> None:
         scenarios |= {
             "control_order": lambda: control(order_of_each_rank(), data(), "64-true", **small),
             "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
+            "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", **resnet),
             "control_padding": lambda: padded(data_root / "test13"),
         }
     if world_size == 3:

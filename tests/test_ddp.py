@@ -85,6 +85,8 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ("small_float32", 7.5e-7),
         ("resnet_float64", 1e-10),
         ("resnet_float32", 3e-6),
+        ("trained_batch_norm", 1e-10),
+        ("batch_norm_uneven", 1e-10),
         ("balanced", 1e-10),
         ("frozen_backbone", 1e-10),
         ("probe", 1e-10),
@@ -105,6 +107,10 @@ def test_training_moved_the_weights(results):
 @pytest.mark.parametrize("control", ["control_order", "control_sum"])
 def test_wrong_variants_are_caught(results, control):
     assert distance(load(results[1], "small_float64"), load(results[2], control)) > 1e-4
+
+
+def test_statistics_of_each_device_s_own_share_are_caught(results):
+    assert distance(load(results[1], "trained_batch_norm"), load(results[2], "control_own_statistics")) > 1e-4
 
 
 def test_averaging_the_means_of_devices_is_caught(results):

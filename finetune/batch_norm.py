@@ -1,0 +1,111 @@
+"""Batch norm over the whole batch, whatever the number of devices that share it.
+
+torch's own SyncBatchNorm does this on GPUs only.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+# Shapes: b pictures of this device's share (0 is allowed), C channels, N values of a channel in the whole batch.
+
+
+class SharedBatchNorm(_BatchNorm):
+    """Batch norm of 1, 2 or 3 dimensions with the statistics of all devices' shares together while it trains."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected (b, C, …), got {tuple(input.shape)}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or not dist.is_initialized():
+            return super().forward(input)
+        self._check_input_dim(input)
+        output, mean, squares, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            factor = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+            self.running_var.lerp_((squares / (count - 1)).to(self.running_var.dtype), factor)
+        return output
+
+
+class _Normalize(torch.autograd.Function):
+    """(b, C, …) to the same, and the batch's mean (C,), sum of squared deviations (C,) and N.
+
+    Source: mean and squares of parts are joined by Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm
+    for Computing Sample Variances" (1979); the gradient is that of arXiv:1502.03167, section 3, with sums over all
+    devices.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
+        dims = _all_but_channels(x)
+        values = _precise(x)
+        num = x.numel() // x.size(1)
+        variance, mean = torch.var_mean(values, dims, correction=0) if num else values.new_zeros(2, x.size(1))
+        part = torch.cat([mean, num * variance, mean.new_tensor([num])])
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, part)
+        means, squares, counts = torch.stack(parts).split([x.size(1), x.size(1), 1], dim=1)
+        count = counts.sum()
+        if count < 2:
+            raise ValueError(f"batch norm needs more than one value a channel to train, got input {tuple(x.shape)}")
+        mean = (counts * means).sum(0) / count
+        square = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
+        ctx.save_for_backward(x, weight, mean, (square / count + eps).rsqrt(), count)
+        ctx.mark_non_differentiable(mean, square, count)
+        output = F.batch_norm(x, mean, square / count, weight, bias, eps=eps) if num else torch.empty_like(x)
+        return output, mean, square, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse_deviation, count = ctx.saved_tensors
+        dims, shape = _all_but_channels(x), (1, -1, *[1] * (x.dim() - 2))
+        deviation, dy = _precise(x) - mean.view(shape), _precise(gradient)
+        sums = torch.stack([dy.sum(dims), (dy * deviation).sum(dims)])
+        # DDP adds up the devices' gradients of weight and bias itself.
+        bias_gradient, weight_gradient = sums[0].clone(), sums[1] * inverse_deviation
+        dist.all_reduce(sums)
+        scale = inverse_deviation if weight is None else inverse_deviation * weight
+        slope = inverse_deviation**2 * sums[1] / count
+        dx = (dy - (sums[0] / count).view(shape) - deviation * slope.view(shape)) * scale.view(shape)
+        if weight is None:
+            return dx.to(x.dtype), None, None, None
+        return dx.to(x.dtype), weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype), None
+
+
+def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = (), is_cuda: bool = False) -> None:
+    """Replace every batch norm by one over all devices, save in the modules `except_in`; parameters stay the same.
+
+    Args:
+        network: Its batch norm modules are replaced in place.
+        except_in: Modules whose batch norm keeps its running statistics anyway.
+        is_cuda: Take torch's SyncBatchNorm.
+    """
+    for name, child in network.named_children():
+        if any(child is module for module in except_in):
+            continue
+        if isinstance(child, _BatchNorm):
+            kind = nn.SyncBatchNorm if is_cuda else SharedBatchNorm
+            shared = kind(child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats)
+            shared._parameters, shared._buffers = child._parameters, child._buffers
+            shared.training = child.training
+            setattr(network, name, shared)
+        else:
+            share_statistics(child, except_in, is_cuda)
+
+
+def _all_but_channels(x: Tensor) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def _precise(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

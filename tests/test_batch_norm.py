@@ -1,0 +1,119 @@
+"""Batch norm over all devices: with one device it is torch's own; tests/ddp_scenarios.py has two and three."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from finetune.batch_norm import SharedBatchNorm, share_statistics
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone: the arithmetic is used, with nobody to share with."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def both(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Torch's batch norm with weights of some kind, and ours with the same."""
+    network = nn.Sequential(norm.double())
+    if norm.affine:
+        nn.init.uniform_(norm.weight, 0.5, 2)
+        nn.init.normal_(norm.bias)
+    shared = copy.deepcopy(network)
+    share_statistics(shared)
+    assert isinstance(shared[0], SharedBatchNorm)
+    return network, shared
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.BatchNorm1d(4), (6, 4)),
+        (nn.BatchNorm1d(4, momentum=None), (3, 4, 5)),
+        (nn.BatchNorm2d(4, eps=0.1), (3, 4, 5, 2)),
+        (nn.BatchNorm2d(4, affine=False), (3, 4, 5, 2)),
+        (nn.BatchNorm2d(4, track_running_stats=False), (1, 4, 5, 2)),
+        (nn.BatchNorm3d(4), (2, 4, 2, 3, 2)),
+    ],
+)
+def test_output_gradients_and_running_statistics_are_torchs(group, norm, shape):
+    torch.manual_seed(0)
+    expected, shared = both(norm)
+    for _ in range(3):
+        x = torch.randn(shape, dtype=torch.float64) * 3 + 1
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        outputs = [network(i) for network, i in zip((expected, shared), inputs, strict=True)]
+        slope = torch.randn(shape, dtype=torch.float64)
+        for output in outputs:
+            (output * slope).sum().backward()
+        # float64: rounding, of sums of at most 60 values
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-13)
+        torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=0, atol=1e-13)
+    for ours, theirs in zip(shared.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    assert shared.state_dict().keys() == expected.state_dict().keys()
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(shared.state_dict()[name], value, rtol=0, atol=1e-13)
+    shared.eval(), expected.eval()
+    torch.testing.assert_close(shared(x), expected(x), rtol=0, atol=1e-12)
+
+
+def test_the_control_a_gradient_without_the_statistics_is_another(group):
+    """What a backward that takes mean and variance for constants would give is far outside the tolerance."""
+    torch.manual_seed(0)
+    _, shared = both(nn.BatchNorm2d(4))
+    x = torch.randn(3, 4, 5, 2, dtype=torch.float64, requires_grad=True)
+    slope = torch.randn(x.shape, dtype=torch.float64)
+    (shared(x) * slope).sum().backward()
+    deviation = x.detach().var((0, 2, 3), correction=0).add(1e-5).sqrt()
+    as_constants = slope * (shared[0].weight / deviation).detach().view(1, 4, 1, 1)
+    assert (x.grad - as_constants).abs().max() > 0.1
+
+
+def test_half_precision_keeps_its_type_and_precise_statistics(group):
+    torch.manual_seed(0)
+    shared = nn.Sequential(nn.BatchNorm2d(4))
+    share_statistics(shared)
+    x = (torch.randn(8, 4, 16, 16) + 100).bfloat16().requires_grad_()
+    y = shared(x)
+    y.float().square().sum().backward()
+    assert y.dtype == x.grad.dtype == torch.bfloat16
+    assert shared[0].running_mean.dtype == torch.float32
+    mean = x.detach().float().mean((0, 2, 3))
+    torch.testing.assert_close(shared[0].running_mean, 0.1 * mean, rtol=1e-6, atol=0)  # bf16 alone would be 4e-3 off
+
+
+def test_only_what_trains_is_replaced_and_parameters_stay(group):
+    frozen, alone = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)), nn.BatchNorm2d(4)
+    network = nn.Sequential(frozen, alone, nn.Sequential(nn.BatchNorm2d(4).eval()))
+    parameters, buffers = list(network.parameters()), list(network.buffers())
+    share_statistics(network, except_in=[frozen])
+    assert network[0] is frozen and type(frozen[1]) is nn.BatchNorm2d
+    assert type(network[1]) is type(network[2][0]) is SharedBatchNorm
+    assert network[1].training and not network[2][0].training
+    assert all(a is b for a, b in zip(network.parameters(), parameters, strict=True))
+    assert all(a is b for a, b in zip(network.buffers(), buffers, strict=True))
+
+
+def test_on_gpus_torchs_own_is_taken():
+    network = nn.Sequential(nn.BatchNorm2d(4))
+    share_statistics(network, is_cuda=True)
+    assert type(network[0]) is nn.SyncBatchNorm
+
+
+def test_one_value_a_channel_is_told(group):
+    shared = nn.Sequential(nn.BatchNorm2d(4))
+    share_statistics(shared)
+    with pytest.raises(ValueError, match="more than one value a channel"):
+        shared(torch.zeros(1, 4, 1, 1))
+
+
+def test_without_a_process_group_it_is_plain_batch_norm():
+    expected, shared = both(nn.BatchNorm2d(4))
+    x = torch.randn(3, 4, 5, 2, dtype=torch.float64)
+    assert torch.equal(shared(x), expected(x))
