@@ -5,6 +5,7 @@ import logging
 import pickle
 import re
 import unicodedata
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
+from finetune.download import one_at_a_time
 from finetune.models import did_you_mean, head, head_name
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,8 @@ def _read_published(weights: Any) -> Pretrained:
             if not hashlib.file_digest(file, "sha256").hexdigest().startswith(published[1]):
                 raise ValueError(f"{path} is broken: its sha256 does not begin with {published[1]}; delete it")
     try:
-        state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
+        with nullcontext() if path.exists() else one_at_a_time(path):
+            state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError) as error:  # RuntimeError is what torch.hub raises for a wrong hash
         raise OSError(f"can't download {weights} ({error}): put {weights.url} at {path} by hand") from error
     preset = weights.transforms()
