@@ -6,6 +6,7 @@ This module imports nothing heavy, so that `finetune --help` answers at once.
 import difflib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 done, 1 failed, 2 wrong usage, 130 and 143 stopped by Ctrl-C and SIGTERM."""
     arguments = list(sys.argv[1:] if args is None else args)
     code = 0
+    # The first process of a container ignores what it has no handler for.
+    before = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     try:
         run(arguments)
     except KeyboardInterrupt:
@@ -48,6 +51,7 @@ def main(args: Sequence[str] | None = None) -> None:
             code = 0  # started by Lightning, which would kill the first process for it
     finally:
         _leave_process_group()
+        signal.signal(signal.SIGTERM, before)
     sys.exit(code)
 
 
@@ -114,6 +118,8 @@ def _one_line(error: Exception) -> str | None:
     ):
         error = error.__cause__  # jsonargparse wraps what a constructor raised
     text = str(error)
+    if "DataLoader worker" in text and ("killed by signal" in text or "exited unexpectedly" in text):
+        return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
     if "Caught " in text and "DataLoader worker" in text:  # a worker's error carries its traceback as text
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif type(error).__name__ == "OutOfMemoryError":

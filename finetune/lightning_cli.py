@@ -212,7 +212,8 @@ def run_lightning(arguments: Sequence[str]) -> FinetuneCLI:
     be_quiet()
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, stop_at_once)  # until training begins, where Checkpoints takes over
+    for signum in handlers:
+        signal.signal(signum, stop_at_once)  # until training begins, where Checkpoints takes over
     try:
         return FinetuneCLI(arguments)
     finally:

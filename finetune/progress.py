@@ -88,7 +88,8 @@ class PicturesBar(ProgressBar):
         if self._finished and self.is_enabled and trainer.is_global_zero:
             shown = [n for n in ("train/loss_epoch", "val/loss", "val/accuracy") if n in trainer.callback_metrics]
             numbers = "  ".join(f"{name.removesuffix('_epoch')} {trainer.callback_metrics[name]:.4f}" for name in shown)
-            line = f"{self._finished}  {numbers}  {self._speed:.0f} pictures/s"
+            rate = f"  {self._speed:.0f} pictures/s" if self._speed else ""  # resumed behind the last batch
+            line = f"{self._finished}  {numbers}{rate}"
             self.console.print(line, highlight=False, soft_wrap=True)
         self._finished = ""
 

@@ -381,3 +381,27 @@ def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch
 def test_nothing_to_train_is_told(colours, cli):
     with pytest.raises(ValueError, match="nothing to train: trainer.max_epochs is 0"):
         cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--trainer.max_epochs", 0)
+
+
+def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
+    """Python leaves SIGTERM to the system, which ignores it for the first process of a container."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("finetune.cli.run", lambda arguments: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(9))
+    with pytest.raises(SystemExit) as caught:
+        main(["fit"])
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("what", ["(pid 21) is killed by signal: Killed. ", "(pid(s) 21, 22) exited unexpectedly"])
+def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
+    def killed(arguments):
+        raise RuntimeError(f"DataLoader worker {what}")
+
+    monkeypatch.setattr("finetune.cli.run", killed)
+    with pytest.raises(SystemExit) as caught:
+        main(["fit"])
+    assert caught.value.code == 1
+    assert re.fullmatch(
+        r"finetune: error: a process that reads.*--data.num_workers may help\n", capsys.readouterr().err
+    )
