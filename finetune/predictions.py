@@ -40,6 +40,7 @@ class PredictionWriter(pl.Callback):
         self.run, self.output, self.top_k = run, output, top_k
         self.counts: Counter[str] = Counter()
         self._part: IO[str] | None = None
+        self._has_begun = False
 
     @property
     def target(self) -> Path:
@@ -54,6 +55,7 @@ class PredictionWriter(pl.Callback):
             extra = [f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")]
         self.columns = ["path", "class", "probability", *extra, "error"]
         self.target.parent.mkdir(parents=True, exist_ok=True)
+        self._has_begun = True  # before the file is there: a signal may come between its birth and the next line
         part = self._part_path(trainer.global_rank)
         self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8[self.target.suffix])
 
@@ -83,6 +85,7 @@ class PredictionWriter(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._part is not None:
             self._part.close()
+        if self._has_begun:
             self._part_path(trainer.global_rank).unlink(missing_ok=True)
 
     def _rows(self, outputs: dict[str, Any], paths: Sequence[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
