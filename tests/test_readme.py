@@ -1,13 +1,16 @@
 """What the README shows exists."""
 
+import importlib
 import re
 import shlex
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from finetune import configs
 from finetune.cli import LIGHTNING, OWN
+from finetune.datamodules import PictureData
 from finetune.lightning_cli import FinetuneCLI
 from finetune.parsing import valid_keys
 
@@ -33,11 +36,16 @@ def options_of(command: str) -> set[str]:
     return set(valid_keys(cli._subcommand_parsers[command]))
 
 
+def own_options(command: str) -> set[str]:
+    module, _, name = OWN[command][0].partition(":")
+    return set(signature(getattr(importlib.import_module(module), name)).parameters)
+
+
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_exist_with_their_options(line):
     _, command, *rest = shlex.split(line, comments=True)
     assert command in {**LIGHTNING, **OWN}
-    valid = options_of(command)
+    valid = options_of(command) if command in LIGHTNING else own_options(command)
     for option, value in zip(rest, [*rest[1:], ""], strict=True):
         if option.startswith("--"):
             name = option.removeprefix("--")
@@ -47,11 +55,7 @@ def test_commands_exist_with_their_options(line):
 
 
 def test_options_in_the_table_exist():
-    valid = options_of("fit") | options_of("predict")
-    from inspect import signature
-
-    from finetune.datamodules import PictureData
-
+    valid = options_of("fit") | options_of("predict") | own_options("sheet")
     valid |= {f"data.{name}" for name in signature(PictureData).parameters}
     shown = set(re.findall(r"--([a-z_.]+[a-z])", README)) - {"help"}
     assert shown - valid == set()

@@ -1,0 +1,215 @@
+"""Train every shipped recipe with several seeds and write table and chart of the results into docs/benchmarks.md.
+
+    pip install -e '.[dev]'
+    python benchmarks/recipes.py --hotdog HOTDOG --fashion_mnist FASHION --weights resnet18.pt [--minutes 60]
+
+Each run is a command of its own, `finetune fit` or `benchmarks/plain.py`. Its result is added to
+benchmarks/recipes.json as soon as it is there, and is not run again unless its config changes: stop at any time, start
+again to go on.
+`--document` only writes the documents from what is recorded.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from recipe_documents import draw, fill, table
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "benchmarks/recipes.json"
+SEEDS = range(3)
+SIZES = (128, 224)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is run on which data: a config's name, or for `plain_…` a recipe of plain.py."""
+
+    name: str
+    data: str
+    image_size: int
+
+    def arguments(self, seed: int) -> list[str]:
+        """Return the command's arguments after the data and the weights."""
+        if self.name.startswith("plain_"):
+            return f"--recipe {self.name.removeprefix('plain_')} --image_size {self.image_size} --seed {seed}".split()
+        return (
+            f"fit --config {self.name}.yaml --data.image_size {self.image_size} --seed_everything {seed} "
+            "--trainer.precision bf16-mixed --test_after_fit true"
+        ).split()
+
+    def fingerprint(self) -> str:
+        """Return what changes when the recipe does: comments don't count."""
+        if self.name.startswith("plain_"):
+            text = (ROOT / "benchmarks/plain.py").read_text("utf-8").split('"""', 2)[2]
+        else:
+            text = json.dumps(yaml.safe_load((ROOT / "configs" / f"{self.name}.yaml").read_text("utf-8")))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+CONFIGS = ("hotdog", "image_folder", "hotdog_probe", "hotdog_frozen", "hotdog_book", "hotdog_scratch")
+PLAIN = ("plain_one_rate", "plain_book", "plain_scratch")
+# Each group goes through all its recipes before the next seed: what is measured side by side is compared.
+GROUPS = (
+    [Recipe(name, "hotdog", 128) for name in (*CONFIGS, *PLAIN)],
+    [Recipe(name, "hotdog", 224) for name in ("hotdog", "hotdog_book", "plain_book")],
+    [Recipe(name, "fashion", 64) for name in ("hotdog", "image_folder", "hotdog_book")],
+    [Recipe(name, "hotdog", 224) for name in (*CONFIGS, *PLAIN) if name not in ("hotdog", "hotdog_book", "plain_book")],
+)
+
+
+def load() -> list[dict]:
+    """Return the results so far."""
+    return json.loads(RECORDS.read_text("utf-8")) if RECORDS.exists() else []
+
+
+def save(records: list[dict]) -> None:
+    temporary = RECORDS.with_suffix(".tmp")
+    temporary.write_text("[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n", "utf-8")
+    os.replace(temporary, RECORDS)
+
+
+def key(record: dict) -> tuple:
+    """Return what of a run there is one record."""
+    return record["name"], record["data"], record["image_size"], record["seed"]
+
+
+def is_recorded(records: list[dict], recipe: Recipe, seed: int) -> bool:
+    wanted = (recipe.name, recipe.data, recipe.image_size, seed)
+    return any(key(r) == wanted and r["fingerprint"] == recipe.fingerprint() for r in records)
+
+
+def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
+    """Run a recipe once and return its record."""
+    arguments = recipe.arguments(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        if recipe.name.startswith("plain_"):
+            program = [sys.executable, str(ROOT / "benchmarks/plain.py")]
+            shown = ["python", "benchmarks/plain.py", *arguments]
+            places = ["--root", root, "--weights", weights]
+        else:
+            program = [str(Path(sys.executable).with_name("finetune"))]
+            shown = ["finetune", *arguments]
+            places = ["--data.root", root, "--trainer.default_root_dir", folder]
+            if "scratch" not in recipe.name:
+                places += ["--model.weights", weights]
+        started = time.perf_counter()
+        done = subprocess.run([*program, *arguments, *places], stdout=subprocess.PIPE, text=True, check=True)
+        seconds = time.perf_counter() - started
+        if recipe.name.startswith("plain_"):
+            result = {"accuracy": json.loads(done.stdout.splitlines()[-1])["accuracy"]}
+        else:
+            test = json.loads(next(Path(folder).glob("fit/version_0/test.json")).read_text("utf-8"))
+            result = {name: round(test[f"test/{name}"], 5) for name in ("accuracy", "calibration_error", "loss")}
+    import torch
+
+    return {
+        "name": recipe.name,
+        "data": recipe.data,
+        "image_size": recipe.image_size,
+        "seed": seed,
+        **result,
+        "seconds": round(seconds, 1),
+        "command": shlex.join(shown),
+        "fingerprint": recipe.fingerprint(),
+        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores",
+        "torch": str(torch.__version__),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def write_fashion_folder(source: str, root: Path, train: int = 200, test: int = 100) -> Path:
+    """Write the first pictures of each class of Fashion-MNIST as an image folder: 2,000 to train, 1,000 to test."""
+    from PIL import Image
+    from torchvision.datasets import FashionMNIST
+
+    for split, num in (("train", train), ("test", test)):
+        pictures = FashionMNIST(source, train=split == "train", download=True)  # unpacks what is there
+        for k, name in enumerate(pictures.classes):
+            folder = root / split / name.replace("/", " or ")
+            folder.mkdir(parents=True)
+            for i in (pictures.targets == k).nonzero().flatten()[:num].tolist():
+                Image.fromarray(pictures.data[i].numpy()).save(folder / f"{i:05d}.png")
+    return root
+
+
+def valid(records: list[dict]) -> list[dict]:
+    """Return the results of the recipes as they are now."""
+    return [r for r in records if r["fingerprint"] == Recipe(r["name"], r["data"], r["image_size"]).fingerprint()]
+
+
+def tables(records: list[dict]) -> dict[str, str]:
+    """Return the Markdown tables of docs/benchmarks.md."""
+    hotdog, fashion = ([r for r in records if r["data"] == data] for data in ("hotdog", "fashion"))
+    return {
+        "recipes": table(
+            hotdog, [name for name in (*CONFIGS, *PLAIN) if any(r["name"] == name for r in hotdog)], SIZES
+        ),
+        "fashion": table(fashion, [recipe.name for recipe in GROUPS[2]], (64,)),
+    }
+
+
+def document() -> None:
+    """Write the tables and the chart of what is recorded."""
+    records = valid(load())
+    fill(ROOT / "docs/benchmarks.md", tables(records))
+    hotdog = [r for r in records if r["data"] == "hotdog"]
+    names = [name for name in (*CONFIGS, *PLAIN) if any(r["name"] == name for r in hotdog)]
+    if names:
+        draw(hotdog, names, ROOT / "docs/recipes.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hotdog", help="folder with train/CLASS and test/CLASS")
+    parser.add_argument("--fashion_mnist", help="folder with FashionMNIST/raw/*.gz")
+    parser.add_argument("--weights", help="state dict of ResNet-18 to start from")
+    parser.add_argument("--only", nargs="*", help="names of recipes; all without it")
+    parser.add_argument("--image_size", type=int, help="only this size")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument("--document", action="store_true", help="run nothing")
+    args = parser.parse_args()
+    has_failed = False
+    deadline = time.monotonic() + 60 * args.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        roots = {"hotdog": args.hotdog, "fashion": None}
+        for recipe, seed in [] if args.document else [(r, s) for g in GROUPS for s in SEEDS for r in g]:
+            chosen = (not args.only or recipe.name in args.only) and args.image_size in (None, recipe.image_size)
+            if not chosen or is_recorded(load(), recipe, seed) or time.monotonic() > deadline:
+                continue
+            if recipe.data == "fashion" and args.fashion_mnist and not roots["fashion"]:
+                roots["fashion"] = str(write_fashion_folder(args.fashion_mnist, Path(folder) / "fashion"))
+            if not roots[recipe.data]:
+                continue
+            try:
+                record = measure(recipe, seed, roots[recipe.data], args.weights)
+            except subprocess.CalledProcessError as error:
+                has_failed = True
+                print(f"{recipe.name}, seed {seed}: exit code {error.returncode}", file=sys.stderr)
+                continue
+            # What an earlier version of the recipe gave is replaced.
+            save([r for r in load() if key(r) != key(record)] + [record])
+            print(json.dumps(record), flush=True)
+    document()
+    sys.exit(has_failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The scripts that measure: nothing is run twice, a changed recipe is, and the documents say what was recorded."""
+
+import importlib
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def recipes(tmp_path, monkeypatch):
+    """The script in a checkout of its own, with two recipes that cost nothing."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("recipes")
+    for folder in ("benchmarks", "configs", "docs"):
+        (tmp_path / folder).mkdir()
+    for name in ("quick", "slow"):
+        (tmp_path / f"configs/{name}.yaml").write_text(f"# header\nmodel: {{backbone: {name}}}\n")
+    (tmp_path / "docs/benchmarks.md").write_text(
+        "above\n<!-- recipes -->\nold\n<!-- /recipes -->\nbetween\n<!-- fashion -->\n<!-- /fashion -->\nbelow\n"
+    )
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "RECORDS", tmp_path / "benchmarks/recipes.json")
+    groups = ([module.Recipe(name, "hotdog", 128) for name in ("quick", "slow")], [], [])
+    monkeypatch.setattr(module, "GROUPS", groups)
+    monkeypatch.setattr(module, "CONFIGS", ("quick", "slow"))
+    measured = []
+
+    def measure(recipe, seed, root, weights):
+        measured.append((recipe.name, seed))
+        if recipe.name == "slow" and seed == 1 and len(measured) < 5:
+            raise KeyboardInterrupt
+        common = {"name": recipe.name, "data": recipe.data, "image_size": 128, "seed": seed}
+        result = {"accuracy": 0.8 + seed / 100, "calibration_error": 0.05, "loss": 0.5, "seconds": 9.0 + seed}
+        return {**common, **result, "fingerprint": recipe.fingerprint(), "command": "finetune fit"}
+
+    monkeypatch.setattr(module, "measure", measure)
+    module.measured = measured
+    return module
+
+
+def run(module, monkeypatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["recipes.py", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        module.main()
+    assert caught.value.code == 0
+
+
+def test_a_stopped_measurement_goes_on_where_it_was(recipes, monkeypatch, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(recipes, monkeypatch, "--hotdog", "x")
+    assert recipes.measured == [("quick", 0), ("slow", 0), ("quick", 1), ("slow", 1)]
+    run(recipes, monkeypatch, "--hotdog", "x")
+    assert recipes.measured[4:] == [("slow", 1), ("quick", 2), ("slow", 2)]
+    run(recipes, monkeypatch, "--hotdog", "x")
+    assert len(recipes.measured) == 7  # all is there
+    # A comment changes nothing; a value does, for that recipe alone.
+    config = tmp_path / "configs/quick.yaml"
+    config.write_text("# another header\nmodel: {backbone: quick}\n")
+    run(recipes, monkeypatch, "--hotdog", "x")
+    assert len(recipes.measured) == 7
+    config.write_text("model: {backbone: quicker}\n")
+    run(recipes, monkeypatch, "--hotdog", "x")
+    assert recipes.measured[7:] == [("quick", 0), ("quick", 1), ("quick", 2)]
+
+
+def test_the_documents_hold_what_was_recorded(recipes, monkeypatch, tmp_path):
+    recipes.measured += [("", 0)] * 5  # no interruption
+    run(recipes, monkeypatch, "--hotdog", "x")
+    text = (tmp_path / "docs/benchmarks.md").read_text()
+    assert "| quick.yaml | 0.810 ± 0.010 | 0.050 ± 0.000 | 9 |" in text
+    assert "old" not in text and all(word in text for word in ("above\n", "\nbetween\n", "\nbelow\n"))
+    assert (tmp_path / "docs/recipes.png").stat().st_size > 5000
+    (tmp_path / "docs/benchmarks.md").write_text("no blocks")
+    with pytest.raises(ValueError, match="one block <!-- recipes -->"):
+        run(recipes, monkeypatch, "--document")
+
+
+def test_too_late_is_too_late(recipes, monkeypatch):
+    run(recipes, monkeypatch, "--hotdog", "x", "--minutes", "-1")
+    assert recipes.measured == []
+
+
+def test_the_shipped_table_is_that_of_the_records(monkeypatch):
+    """docs/benchmarks.md as it stands was written from benchmarks/recipes.json and the configs as they stand."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    recipes = importlib.import_module("recipes")
+    text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    tables = recipes.tables(recipes.valid(recipes.load()))
+    assert len(tables) == 2
+    for name, table in tables.items():
+        assert f"<!-- {name} -->\n{table}\n<!-- /{name} -->" in text
+    # The control: a record that says something else is seen.
+    records = recipes.valid(recipes.load())
+    records[0] = {**records[0], "accuracy": records[0]["accuracy"] + 0.1}
+    assert any(table not in text for table in recipes.tables(records).values())
+
+
+def test_headers_and_readme_say_what_was_recorded():
+    """The figures in a config's header and in the README, mean ± standard deviation, are those of the runs."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    records = json.loads((ROOT / "benchmarks/recipes.json").read_text("utf-8"))
+    for name in sorted({r["name"] for r in records if not r["name"].startswith("plain_")}):
+        text = (ROOT / "configs" / f"{name}.yaml").read_text("utf-8")
+        header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+        found = [r["accuracy"] for r in records if (r["name"], r["data"], r["image_size"]) == (name, "hotdog", 128)]
+        expected = f"{statistics.fmean(found):.3f} ± {statistics.stdev(found):.3f}"
+        assert f"test accuracy {expected}," in header, (name, expected)
+        assert re.search(rf"^\| `{name}\.yaml`.* \| {expected} \|$", readme, re.M), (name, expected)
