@@ -125,6 +125,8 @@ class FinetuneCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         assert self.subcommand is not None
         config = self._get(self.config_init, "trainer")
+        if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
+            raise ValueError("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
         self.run = Run(config["default_root_dir"], self.subcommand)
         options = self.config[self.subcommand]
         callbacks: list[Any] = [

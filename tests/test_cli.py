@@ -378,6 +378,11 @@ def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch
     assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
 
 
+def test_batch_norm_is_synchronised_once(colours, cli):
+    with pytest.raises(ValueError, match="leave trainer.sync_batchnorm out"):
+        cli("fit", "--data.root", colours, *QUICK, "--trainer.sync_batchnorm", "true")
+
+
 def test_nothing_to_train_is_told(colours, cli):
     with pytest.raises(ValueError, match="nothing to train: trainer.max_epochs is 0"):
         cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--trainer.max_epochs", 0)
