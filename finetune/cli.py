@@ -128,6 +128,8 @@ def _one_line(error: Exception) -> str | None:
         return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
     elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":
         return None
+    elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
+        return f"{error.strerror}: {os.path.abspath(error.filename)}"
     return " ".join(text.split()) or type(error).__name__
 
 

@@ -398,6 +398,14 @@ def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_file_that_cannot_be_made_is_named_in_full(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("finetune.cli.run", lambda arguments: Path("absent/file").touch())
+    with pytest.raises(SystemExit):
+        main(["fit"])
+    assert capsys.readouterr().err == f"finetune: error: No such file or directory: {tmp_path}/absent/file\n"
+
+
 @pytest.mark.parametrize("what", ["(pid 21) is killed by signal: Killed. ", "(pid(s) 21, 22) exited unexpectedly"])
 def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
     def killed(arguments):
