@@ -1,20 +1,20 @@
 # finetune in a container: with NVIDIA GPUs, or on CPUs without `--gpus all`.
 #
 #   docker build -t finetune .
-#   docker run --rm --gpus all --shm-size=8g --user "$(id -u):$(id -g)" -v "$PWD:/work" \
+#   docker run --rm --gpus all --shm-size=8g --user "$(id -u):$(id -g)" -v "$PWD:/workspace" \
 #       finetune fit --config hotdog.yaml
 #
-# Everything is written beneath /work, the mounted folder: data/, runs/ and .cache/ (downloaded weights).
+# Everything is written beneath /workspace, the mounted folder: data/, runs/ and .cache/ (downloaded weights).
 # Whose it is does not matter: the image knows no users and writes nowhere else, so `--user` may be any number; with
 # that of the folder's owner, as above, the files become his. Without `--user` it is 1000, on most computers the first
-# user. A new named volume (`-v finetune:/work`) takes files from anybody. Rootless podman: `--userns=keep-id`, too.
+# user. A new named volume (`-v finetune:/workspace`) takes files from anybody. Rootless podman: `--userns=keep-id`, too.
 # Read-only root: add `--read-only --tmpfs /tmp`.
 # Shared memory: worker processes hand over batches through it, and the usual 64 MB are too few for big pictures.
 # Stopping: Ctrl-C and `docker stop` save first, then exit with 130 and 143; the same command with `--resume` goes on.
 # `docker run --stop-timeout 60` leaves a slow disk more than the usual 10 seconds.
 #
-# Size: 5.0 GB above the base image, 2.8 GB to fetch (gzip); 3.0 GB of it are CUDA libraries, 1.2 torch. 1.3 GB are left
-# out, see below; pip's cache is not kept, and nothing is compiled here, so there are no compilers.
+# Size: 5.0 GB above the base image, 2.8 GB to fetch (gzip); 3.0 GB of it are CUDA libraries, 1.2 torch. triton and
+# device code, 1.0 GB, are left out, and files to compile with or to test; pip's cache is not kept, compilers are absent.
 #
 # The tag has no digest, so that a new build takes Debian's and Python's security fixes; what decides about results is
 # fixed by the lock file. Where builds must repeat exactly, name the digest you tested.
@@ -39,7 +39,7 @@ RUN pip install --no-cache-dir --root-user-action ignore --require-hashes --only
     find /usr/local/lib/python3.11 \
         \( -name '*.a' -o -name '*.bc' -o -type d \( -name tests -o -path '*/torch/include' \) \) \
         -prune -exec rm -r {} + && \
-    install -d -m 1777 /work
+    install -d -m 1777 /workspace
 COPY --from=build /installed /
 
 # HOME: a place that anybody may write to. USER: libraries ask for the user's name, and a mere number has none.
@@ -48,9 +48,9 @@ ENV NO_ALBUMENTATIONS_UPDATE=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     TORCH_LOGS=-torch.utils.flop_counter \
-    XDG_CACHE_HOME=/work/.cache \
+    XDG_CACHE_HOME=/workspace/.cache \
     HOME=/tmp \
     USER=finetune
-WORKDIR /work
+WORKDIR /workspace
 USER 1000:1000
 ENTRYPOINT ["finetune"]

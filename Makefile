@@ -22,7 +22,7 @@ docker:
 	@if command -v hadolint >/dev/null; then hadolint Dockerfile; else echo "without hadolint: not linted"; fi
 	$(ENGINE) build $(BUILD_OPTIONS) --tag finetune .
 	$(ENGINE) run --rm $(RUN_OPTIONS) finetune --version
-	$(ENGINE) run --rm $(RUN_OPTIONS) --network none --read-only --tmpfs /tmp --tmpfs /work \
+	$(ENGINE) run --rm $(RUN_OPTIONS) --network none --read-only --tmpfs /tmp --tmpfs /workspace \
 		finetune fit --config sample_source.yaml --trainer.max_steps 3
 
 # What the image is made of, with hashes: versions that still fit stay; `make lock COMPILE_OPTIONS=--upgrade` takes the newest.

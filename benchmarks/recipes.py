@@ -155,13 +155,16 @@ def valid(records: list[dict]) -> list[dict]:
     return [r for r in records if r["fingerprint"] == Recipe(r["name"], r["data"], r["image_size"]).fingerprint()]
 
 
+def names_in(records: list[dict]) -> list[str]:
+    """Return the recipes that have results, in the order of the table."""
+    return [name for name in (*CONFIGS, *PLAIN) if any(r["name"] == name for r in records)]
+
+
 def tables(records: list[dict]) -> dict[str, str]:
     """Return the Markdown tables of docs/benchmarks.md."""
     hotdog, fashion = ([r for r in records if r["data"] == data] for data in ("hotdog", "fashion"))
     return {
-        "recipes": table(
-            hotdog, [name for name in (*CONFIGS, *PLAIN) if any(r["name"] == name for r in hotdog)], SIZES
-        ),
+        "recipes": table(hotdog, names_in(hotdog), SIZES),
         "fashion": table(fashion, [recipe.name for recipe in GROUPS[2]], (64,)),
     }
 
@@ -171,9 +174,8 @@ def document() -> None:
     records = valid(load())
     fill(ROOT / "docs/benchmarks.md", tables(records))
     hotdog = [r for r in records if r["data"] == "hotdog"]
-    names = [name for name in (*CONFIGS, *PLAIN) if any(r["name"] == name for r in hotdog)]
-    if names:
-        draw(hotdog, names, ROOT / "docs/recipes.png")
+    if hotdog:
+        draw(hotdog, names_in(hotdog), ROOT / "docs/recipes.png")
 
 
 def main() -> None:

@@ -9,6 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+# Options of a fit that takes a second.
+QUICK = [
+    *("--data.image_size", "32", "--data.batch_size", "16", "--data.num_workers", "0", "--model.weights", "null"),
+    *("--model.backbone", "mobilenet_v3_small", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
+]
+
 torch.set_num_threads(1)  # the pictures are tiny: more threads only cost time
 
 

@@ -17,14 +17,10 @@ from typing import BinaryIO
 import pytest
 import torch
 import yaml
+from conftest import QUICK
 
 from finetune import __version__
 from finetune.cli import LIGHTNING, OWN, main
-
-QUICK = [
-    *("--data.image_size", "32", "--data.batch_size", "16", "--data.num_workers", "0", "--model.weights", "null"),
-    *("--model.backbone", "mobilenet_v3_small", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
-]
 
 
 def finetune(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -363,29 +359,6 @@ def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, c
     with pytest.raises(ValueError, match="train/loss_epoch is nan in epoch 1"):
         cli(*fit, *sgd, "--data.val_fraction", 0)
     assert not list(tmp_path.glob("runs/fit/version_1/**/*.ckpt"))
-
-
-def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):
-    from pytorch_lightning.plugins.environments import SLURMEnvironment
-
-    from finetune.lightning_cli import run_lightning
-
-    for name, value in {"NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_ID": "1"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setattr(SLURMEnvironment, "detect", staticmethod(lambda: True))
-    trainer = run_lightning(["fit", "--data.root", str(colours), *QUICK]).trainer
-    environment = trainer._accelerator_connector.cluster_environment
-    assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
-
-
-def test_batch_norm_is_synchronised_once(colours, cli):
-    with pytest.raises(ValueError, match="leave trainer.sync_batchnorm out"):
-        cli("fit", "--data.root", colours, *QUICK, "--trainer.sync_batchnorm", "true")
-
-
-def test_nothing_to_train_is_told(colours, cli):
-    with pytest.raises(ValueError, match="nothing to train: trainer.max_epochs is 0"):
-        cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--trainer.max_epochs", 0)
 
 
 def test_sigterm_ends_it_from_the_first_moment(monkeypatch):

@@ -80,7 +80,7 @@ def test_containers_get_what_they_need():
     runs = [line for line in COMMANDS if line.startswith("docker run")]
     assert runs and set(runs) == {line for line in FIT if line.startswith("docker")}
     for line in runs:
-        assert "--gpus all --shm-size=8g" in line and '--user "$(id -u):$(id -g)"' in line and ":/work" in line
+        assert "--gpus all --shm-size=8g" in line and '--user "$(id -u):$(id -g)"' in line and ":/workspace" in line
 
 
 def test_files_that_the_page_names_exist():

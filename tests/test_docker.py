@@ -88,11 +88,11 @@ def test_packages_for_development_are_not_locked():
         "--index-url https://example.org/simple",
         "--extra-index-url file:///mirror",
         "--find-links /wheels",
-        "# /home/somebody/wheels",
+        "# /somewhere/wheels",
         "torch @ file:///wheels/torch.whl",
         "torch>=2 \\",
         "    --hash=md5:0123",
-        "    # via -r /home/somebody/pyproject.toml",
+        "    # via -r /somewhere/pyproject.toml",
     ],
 )
 def test_control_lines_that_name_a_place_or_pin_nothing(line):
@@ -143,8 +143,8 @@ def test_nothing_is_written_outside_the_mounted_folder_and_tmp():
     stage = last_stage(DOCKERFILE)
     environment = dict(pair.split("=", 1) for line in stage["ENV"] for pair in line.split())
     assert environment["NO_ALBUMENTATIONS_UPDATE"] == environment["PYTHONDONTWRITEBYTECODE"] == "1"
-    assert stage["WORKDIR"] == ["/work"] and environment["HOME"] == "/tmp"
-    assert environment["XDG_CACHE_HOME"].startswith("/work/")
+    assert stage["WORKDIR"] == ["/workspace"] and environment["HOME"] == "/tmp"
+    assert environment["XDG_CACHE_HOME"].startswith("/workspace/")
 
 
 def test_installs_are_hashed_and_for_the_python_that_the_lock_is_for():
