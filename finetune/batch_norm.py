@@ -19,6 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 class SharedBatchNorm(_BatchNorm):
     """Batch norm of 1, 2 or 3 dimensions with the statistics of all devices' shares together while it trains."""
 
+    process_group: Any = None  # the devices that share a batch; None for all
+
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected (b, C, …), got {tuple(input.shape)}")
@@ -27,7 +29,7 @@ class SharedBatchNorm(_BatchNorm):
         if not self.training or not dist.is_initialized():
             return super().forward(input)
         self._check_input_dim(input)
-        output, mean, squares, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
+        output, mean, squares, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_group)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             factor = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
@@ -45,14 +47,16 @@ class _Normalize(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
+    ) -> tuple[Tensor, ...]:
         dims = _all_but_channels(x)
         values = _precise(x)
         num = x.numel() // x.size(1)
         variance, mean = torch.var_mean(values, dims, correction=0) if num else values.new_zeros(2, x.size(1))
         part = torch.cat([mean, num * variance, mean.new_tensor([num])])
-        parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, part)
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, part, group)
         means, squares, counts = torch.stack(parts).split([x.size(1), x.size(1), 1], dim=1)
         count = counts.sum()
         if count < 2:
@@ -60,6 +64,7 @@ class _Normalize(torch.autograd.Function):
         mean = (counts * means).sum(0) / count
         square = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
         ctx.save_for_backward(x, weight, mean, (square / count + eps).rsqrt(), count)
+        ctx.group = group
         ctx.mark_non_differentiable(mean, square, count)
         output = F.batch_norm(x, mean, square / count, weight, bias, eps=eps) if num else torch.empty_like(x)
         return output, mean, square, count
@@ -73,22 +78,25 @@ class _Normalize(torch.autograd.Function):
         sums = torch.stack([dy.sum(dims), (dy * deviation).sum(dims)])
         # DDP adds up the devices' gradients of weight and bias itself.
         bias_gradient, weight_gradient = sums[0].clone(), sums[1] * inverse_deviation
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=ctx.group)
         scale = inverse_deviation if weight is None else inverse_deviation * weight
         slope = inverse_deviation**2 * sums[1] / count
         dx = (dy - (sums[0] / count).view(shape) - deviation * slope.view(shape)) * scale.view(shape)
         if weight is None:
-            return dx.to(x.dtype), None, None, None
-        return dx.to(x.dtype), weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype), None
+            return dx.to(x.dtype), None, None, None, None
+        return dx.to(x.dtype), weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype), None, None
 
 
-def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = (), is_cuda: bool = False) -> None:
+def share_statistics(
+    network: nn.Module, except_in: Collection[nn.Module] = (), is_cuda: bool = False, group: Any = None
+) -> None:
     """Replace every batch norm by one over all devices, save in the modules `except_in`; parameters stay the same.
 
     Args:
         network: Its batch norm modules are replaced in place.
         except_in: Modules whose batch norm keeps its running statistics anyway.
         is_cuda: Take torch's SyncBatchNorm.
+        group: Process group of the devices that share a batch; None for all.
     """
     for name, child in network.named_children():
         if any(child is module for module in except_in):
@@ -96,11 +104,12 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = (), 
         if isinstance(child, _BatchNorm):
             kind = nn.SyncBatchNorm if is_cuda else SharedBatchNorm
             shared = kind(child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats)
+            shared.process_group = group
             shared._parameters, shared._buffers = child._parameters, child._buffers
             shared.training = child.training
             setattr(network, name, shared)
         else:
-            share_statistics(child, except_in, is_cuda)
+            share_statistics(child, except_in, is_cuda, group)
 
 
 def _all_but_channels(x: Tensor) -> list[int]:

@@ -18,16 +18,14 @@ from torchmetrics.classification import MulticlassAccuracy
 import finetune
 from finetune import param_groups
 from finetune.batch_norm import share_statistics
-from finetune.metrics import MeanLoss, SplitMetrics, global_sums, restore_sums
-from finetune.models import build
+from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
+from finetune.models import build, normalization
 from finetune.sampling import run_seed, step_seed
 from finetune.schedules import total_steps, with_total_steps
+from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard
 from finetune.weights import load_weights, read_weights, source_head
 
 log = logging.getLogger(__name__)
-
-# Mean and standard deviation of ImageNet's pixels, which torchvision's weights were trained with.
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 
@@ -37,7 +35,7 @@ class Classifier(pl.LightningModule):
 
     Args:
         class_names: The K classes, in the order of the logits.
-        backbone: Name of a torchvision classification network.
+        backbone: Name of a torchvision classification network, or one of lenet, resnet18_small and small_cnn.
         weights: Where training starts: a torchvision weights name such as DEFAULT, the path of a state dict (.pt, .pth,
             .safetensors) or of one of our checkpoints, or null for random weights.
         head_init: Start of the new head: `xavier` (random), `source` (rows of the source classifier whose class names
@@ -97,7 +95,7 @@ class Classifier(pl.LightningModule):
         self._always_eval = param_groups.freeze(self.network, freeze)
         if freeze_batch_norm:
             self._always_eval += param_groups.batch_norms(self.network)
-        for name, value in (("mean", _IMAGENET_MEAN), ("std", _IMAGENET_STD)):
+        for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
 
@@ -124,8 +122,9 @@ class Classifier(pl.LightningModule):
         if isinstance(self.trainer.strategy, DDPStrategy):
             # DDP would broadcast them in the first evaluation batch too, which a device without pictures never has.
             self.trainer.strategy._ddp_kwargs["broadcast_buffers"] = False
-        if stage == "fit" and self.trainer.world_size > 1:
-            share_statistics(self.network, self._always_eval, self.trainer.strategy.root_device.type == "cuda")
+        if stage == "fit" and batch_share(self.trainer)[1] > 1:
+            is_cuda = self.trainer.strategy.root_device.type == "cuda"
+            share_statistics(self.network, self._always_eval, is_cuda, group_of_batch(self.trainer))
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())
@@ -139,9 +138,11 @@ class Classifier(pl.LightningModule):
             names = Path(self.source_classes).read_text("utf-8").splitlines() if self.source_classes else None
             source_head(self.network, pretrained, self.class_names, self.class_mapping, names)
         if self.class_weights == "balanced":
-            labels = torch.from_numpy(self._data.splits["train"].labels)
-            counts = torch.bincount(labels, minlength=len(self.class_names))
-            self.class_weight.copy_(counts.sum() / (len(self.class_names) * counts.clamp_min(1)))
+            self.class_weight.copy_(balanced_weights(self._data.splits["train"].labels, len(self.class_names)))
+
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:
+            shard(self.network, self.device_mesh)
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning leaves the mode of every module as it finds it
@@ -152,20 +153,20 @@ class Classifier(pl.LightningModule):
 
     def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
         step = self.trainer.fit_loop.epoch_loop.total_batch_idx  # not global_step, which waits for accumulated batches
-        torch.manual_seed(step_seed(run_seed(), step, self.global_rank))
+        torch.manual_seed(step_seed(run_seed(), step, batch_share(self.trainer)[0]))
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         images, labels = batch["image"], batch["label"]
         total_weight = self.trainer.strategy.reduce(self.class_weight[labels].sum(), reduce_op="sum")
-        if len(labels) == 0 and not param_groups.batch_norms(self.network):
+        if len(labels) == 0 and not param_groups.batch_norms(self.network) and not is_sharded(self.trainer):
             # No picture for this device: a zero that still reaches every parameter, since DDP waits for each gradient.
             loss = torch.stack([(p * 0).sum() for p in self.parameters() if p.requires_grad]).sum()
-        else:  # batch norm waits for every device, too
+        else:  # batch norm and sharded weights wait for every device, too
             logits = self(images)
             loss_sum = self._loss_sum(logits, labels)
             # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
             loss = loss_sum * (self.trainer.world_size / total_weight)
-        if len(labels):
+        if len(labels) and is_counted(self.trainer):
             self.train_loss.update(loss_sum, self.class_weight[labels].sum())
             self.train_accuracy.update(logits.detach(), labels)
         self.log("train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True)
@@ -184,8 +185,9 @@ class Classifier(pl.LightningModule):
 
     def _evaluation_step(self, batch: dict[str, Any], metrics: SplitMetrics) -> None:
         images, labels = batch["image"], batch["label"]
-        if len(labels):
+        if len(labels) or is_sharded(self.trainer):
             logits = self(images)
+        if len(labels) and is_counted(self.trainer):
             metrics.update(logits, labels, self._loss_sum(logits, labels), self.class_weight[labels].sum())
 
     def on_validation_epoch_end(self) -> None:
@@ -200,8 +202,8 @@ class Classifier(pl.LightningModule):
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         """Return `index` (B,), `probabilities` (B, K) and `bad` [(index, error)] of a batch."""
-        num = len(batch["image"])
-        logits = self(batch["image"]) if num else torch.empty(0, len(self.class_names), device=self.device)
+        needed = len(batch["image"]) or is_sharded(self.trainer)
+        logits = self(batch["image"]) if needed else torch.empty(0, len(self.class_names), device=self.device)
         return {"index": batch["index"], "probabilities": logits.double().softmax(dim=1), "bad": batch["bad"]}
 
     def configure_optimizers(self) -> Any:
@@ -234,9 +236,7 @@ class Classifier(pl.LightningModule):
                 raise ValueError(f"the checkpoint is of a run with {name} {given}, this one has {own}")
         if self._trainer is not None:
             if self.trainer.state.fn == "fit" and checkpoint["finetune"]["data_fingerprint"] != self._data.fingerprint:
-                log.warning(
-                    "the training pictures are not those that this run began with: it won't end as it would have"
-                )
+                log.warning("the training pictures are not those that this run began with: it will end differently")
             for name, state in checkpoint["finetune"]["train_metrics"].items():
                 restore_sums(getattr(self, name), state, is_first=self.trainer.is_global_zero)
 

@@ -21,6 +21,7 @@ LIGHTNING = {
 }
 OWN = {
     "demo": ("finetune.demo:demo", "Run the whole main job offline on drawn pictures, in a few minutes"),
+    "by-hand": ("finetune.by_hand:by_hand", "Train LeNet on Fashion-MNIST by data parallelism without a framework"),
     "sheet": ("finetune.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
 

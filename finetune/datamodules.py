@@ -5,7 +5,6 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,11 +13,13 @@ import numpy as np
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
-from finetune.download import fetch_archive, one_at_a_time
+from finetune import fashion_mnist
+from finetune.download import fetch_archive
 from finetune.folders import files_to_predict, fingerprint, scan, stratified
 from finetune.pictures import Collate, FileReader, PathList, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
-from finetune.transforms import eval_transform, train_transform
+from finetune.sharding import batch_share
+from finetune.transforms import Resize, eval_transform, train_transform
 from finetune.workers import automatic_workers, check_shared_memory, start_worker
 
 # Lightning can't know that ours gives every picture.
@@ -42,9 +43,10 @@ class PictureData(pl.LightningDataModule):
         batch_size: Pictures in a batch, over all devices together.
         image_size: Side in pixels of what the network sees.
         resize: How evaluation brings a picture to size: `shorter_side` keeps its proportions, `squash` does not (the
-            book). The centre is then cropped.
+            book); the centre is then cropped. `whole` squashes and crops nothing.
+        crop_and_flip: Crops and flips at random in training; without it pictures are prepared as in evaluation.
         min_crop: Smallest share of a picture's area that a random crop in training keeps, in (0, 1].
-        augmentations: Training transforms after random resized crop and flip, each as class_path and init_args.
+        augmentations: Training transforms after crop and flip, each as class_path and init_args.
         val_fraction: Share of the training pictures set apart for validation where there is no val folder; 0 for none.
         test_fraction: Share set apart for testing where the folder has no splits at all.
         split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
@@ -61,7 +63,8 @@ class PictureData(pl.LightningDataModule):
         root: str | None = None,
         batch_size: int = 64,
         image_size: int = 224,
-        resize: Literal["shorter_side", "squash"] = "shorter_side",
+        resize: Resize = "shorter_side",
+        crop_and_flip: bool = True,
         min_crop: float = 0.08,
         augmentations: list[dict[str, Any]] | None = None,
         val_fraction: float = 0.1,
@@ -85,8 +88,9 @@ class PictureData(pl.LightningDataModule):
         self.root = root or self.default_root
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
         self.on_bad_image = on_bad_image
-        self.train_transform = train_transform(image_size, augmentations or (), min_crop)
         self.eval_transform = eval_transform(image_size, resize)
+        prepared = None if crop_and_flip else self.eval_transform
+        self.train_transform = train_transform(image_size, augmentations or (), min_crop, prepared)
         self.splits: dict[str, Split] = {}
         self.class_names = class_names or []
         self.fingerprint = ""
@@ -109,7 +113,7 @@ class PictureData(pl.LightningDataModule):
     def loader(self, split: str, train: bool = False) -> DataLoader:
         """Return the batches of this device: of one epoch from where the run stands, or of a whole split in order."""
         pictures = self.splits[split]
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, world_size = batch_share(self.trainer)
         on_bad_image = "skip" if split == "predict" else self.on_bad_image
         transform = self.train_transform if train else self.eval_transform
         dataset = Pictures(pictures.read, pictures.labels, transform, run_seed(), on_bad_image)
@@ -201,33 +205,25 @@ class FashionMNIST(PictureData):
     default_root = "data/fashion-mnist"
 
     def obtain(self, root: Path) -> None:
-        from torchvision.datasets import FashionMNIST as Source
-
-        with suppress(RuntimeError):  # torchvision's for files that are not there, or still packed
-            Source(str(root))
-            return
-        try:
-            with one_at_a_time(root / "FashionMNIST"):
-                Source(str(root), download=True)
-        except (OSError, RuntimeError) as error:
-            place = f"{root}/FashionMNIST/raw"
-            raise OSError(f"Fashion-MNIST can't be had: {error}; put its four .gz files in {place}") from error
+        fashion_mnist.obtain(root)
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
-        from torchvision.datasets import FashionMNIST as Source
-
-        source = {split: Source(str(root), train=split == "train") for split in ("train", "test")}
+        source = {"train": fashion_mnist.read(root, "train"), "test": fashion_mnist.read(root, "test")}
         if not self.class_names:
-            self.class_names = [name.replace("/", " or ") for name in source["train"].classes]
-        labels = source["train"].targets.numpy()
+            self.class_names = list(fashion_mnist.CLASS_NAMES)
+        pixels, labels = source["train"]
         rest, val = stratified(labels, (val_fraction,), split_seed)
-        everything = {"train": ("train", rest), "val": ("train", val), "test": ("test", np.arange(len(source["test"])))}
+        self.fingerprint = hashlib.sha256(pixels[rest].tobytes()).hexdigest()
+        everything = {
+            "train": ("train", rest),
+            "val": ("train", val),
+            "test": ("test", np.arange(len(source["test"][1]))),
+        }
         for split, (part, indices) in everything.items():
             if len(indices):
-                pixels = source[part].data.numpy()[indices]
+                pixels, labels = source[part]
                 names = PathList(f"{part}/{i}" for i in indices)
-                self.splits[split] = Split(GreyReader(pixels), source[part].targets.numpy()[indices], names)
-        self.fingerprint = hashlib.sha256(source["train"].data.numpy()[rest].tobytes()).hexdigest()
+                self.splits[split] = Split(GreyReader(pixels[indices]), labels[indices], names)
 
 
 class GreyReader:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from finetune.models import head
 from finetune.probe import fit_probe
+from finetune.sharding import assign, is_counted, is_sharded, reshard
 
 if TYPE_CHECKING:
     from finetune.classifier import Classifier
@@ -31,10 +32,11 @@ def probe_head(model: "Classifier", data: "PictureData") -> None:
     probe = fit_probe(x, y, len(model.class_names), *val) if model.trainer.is_global_zero else None
     probe = model.trainer.strategy.broadcast(probe)
     assert probe is not None
+    reshard(model.network)
     linear = head(model.network)
     with torch.no_grad():
-        linear.weight.copy_(torch.from_numpy(probe.weight))
-        linear.bias.copy_(torch.from_numpy(probe.bias))
+        assign(linear.weight, torch.from_numpy(probe.weight))
+        assign(linear.bias, torch.from_numpy(probe.bias))
     if model.trainer.is_global_zero:
         accuracy = "" if probe.val_accuracy is None else f", accuracy {probe.val_accuracy:.4f} on pictures held out"
         log.info("head fitted on the features of %d pictures: strength %.1e%s", len(y), probe.strength, accuracy)
@@ -63,15 +65,17 @@ def _batches(model: "Classifier", data: "PictureData", split: str) -> Iterator[t
     def remember(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
 
-    handle = linear.register_forward_pre_hook(remember)
+    handle = linear.register_forward_pre_hook(remember, prepend=True)  # before what spreads it over devices
     was_training = model.training
     model.eval()
     try:
         for batch in data.loader(split):
             images = batch["image"].to(model.device)
-            if len(images):
+            if len(images) or is_sharded(model.trainer):
                 model(images)
-                yield seen.pop().cpu(), batch["label"]
+            if len(images) and is_counted(model.trainer):
+                yield seen[-1].cpu(), batch["label"]
+            seen.clear()
         # A device without pictures adds nothing, but has to add something.
         yield torch.empty(0, linear.in_features), torch.empty(0, dtype=torch.int64)
     finally:

@@ -12,6 +12,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune import configs
@@ -22,6 +23,7 @@ from finetune.parsing import OneLineErrorLightningParser
 from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
 from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, versions
+from finetune.sharding import MeshStrategy
 from finetune.signals import Interrupted, StopAtOnce, stop_at_once
 from finetune.weights import read_weights
 
@@ -127,6 +129,8 @@ class FinetuneCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
             raise ValueError("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
+        if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
+            raise ValueError("for trainer.strategy take model_parallel or finetune.sharding.MeshStrategy")
         self.run = Run(config["default_root_dir"], self.subcommand)
         options = self.config[self.subcommand]
         callbacks: list[Any] = [

@@ -1,5 +1,6 @@
 """What is measured on a split: metrics with sum states only, so that every picture counts once on any devices."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
@@ -64,6 +65,12 @@ class MeanLoss(Metric):
 
     def compute(self) -> Tensor:
         return (self.sum / self.weight).float()
+
+
+def balanced_weights(labels: np.ndarray, num_classes: int) -> Tensor:
+    """Return a weight for each class (num_classes,), inverse to its frequency in labels (N,), 1 on their average."""
+    counts = torch.bincount(torch.from_numpy(labels), minlength=num_classes)
+    return counts.sum() / (num_classes * counts.clamp_min(1))
 
 
 def split_metrics(num_classes: int) -> MetricCollection:

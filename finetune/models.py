@@ -1,25 +1,107 @@
-"""Torchvision's classification networks: building one, its parts in order, its pretrained weights, its head.
+"""Classification networks, torchvision's and three small ones: building one, its parts in order, its head.
 
-A network is a torchvision module from normalised pictures (B, 3, H, W) to logits (B, K). Its last linear layer is the
-*head*; what comes before is a row of *stages*, from the stem on. Both are known by their dotted module names.
+A network is a module from normalised pictures (B, 3, H, W) to logits (B, K). Its last linear layer is the *head*; what
+comes before is a row of *stages*, from the stem on. Both are known by their dotted module names.
 """
 
 import difflib
+from collections import OrderedDict
 from collections.abc import Iterable
-from typing import cast
+from typing import TypeVar, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torchvision import models
+
+# Mean and standard deviation of the pixels that a network wants to see, in [0, 1]: ImageNet's for torchvision's.
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+_IMAGENET: Normalization = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_AS_THEY_ARE: Normalization = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+
+_Network = TypeVar("_Network", bound=nn.Module)
 
 # Modules that only hold a row of stages, in torchvision's naming.
 _CONTAINERS = {"features", "encoder", "layers", "blocks", "trunk_output"}
 
 
+class PictureSize(nn.Module):
+    """Lets pictures of one size pass: the first linear layer behind has room for no other."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.shape[2:] != (self.side, self.side):
+            raise ValueError(
+                f"this network takes pictures of {self.side}x{self.side} pixels, not {images.shape[2]}x"
+                f"{images.shape[3]}: set --data.image_size {self.side}"
+            )
+        return images
+
+
+class Grey(nn.Module):
+    """RGB (B, 3, H, W) to its mean (B, 1, H, W)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean(dim=1, keepdim=True)
+
+
+def lenet(num_classes: int) -> nn.Sequential:
+    """The network that `data_parallel` trains by hand, for grey pictures of 28x28.
+
+    Source: d2l.ai, "Training on Multiple GPUs".
+    """
+    layers: dict[str, nn.Module] = {"size": PictureSize(28), "grey": Grey()}
+    layers |= {"conv1": nn.Conv2d(1, 20, 3), "relu1": nn.ReLU(), "pool1": nn.AvgPool2d(2)}
+    layers |= {"conv2": nn.Conv2d(20, 50, 5), "relu2": nn.ReLU(), "pool2": nn.AvgPool2d(2)}
+    layers |= {"flatten": nn.Flatten(), "linear": nn.Linear(800, 128), "relu3": nn.ReLU()}
+    return _normal(nn.Sequential(OrderedDict(layers, head=nn.Linear(128, num_classes))))
+
+
+def resnet18_small(num_classes: int) -> models.ResNet:
+    """ResNet-18 for small grey pictures: its first layer is 3x3 with stride 1, and no pooling follows.
+
+    Source: d2l.ai, "Concise Implementation for Multiple GPUs"; the blocks are torchvision's: no bias in convolutions,
+    batch norm in shortcuts.
+    """
+    network = models.resnet18(num_classes=num_classes)
+    network.conv1 = nn.Sequential(Grey(), nn.Conv2d(1, 64, 3, padding=1, bias=False))
+    network.maxpool = nn.Identity()
+    return _normal(network)
+
+
+def small_cnn(num_classes: int) -> nn.Sequential:
+    """One convolution and two linear layers, for RGB pictures of 28x28, with torch's own initialisation."""
+    layers: dict[str, nn.Module] = {"size": PictureSize(28), "conv": nn.Conv2d(3, 32, 5), "relu1": nn.ReLU()}
+    layers |= {"pool": nn.MaxPool2d(2), "flatten": nn.Flatten(), "linear": nn.Linear(4608, 64), "relu2": nn.ReLU()}
+    return nn.Sequential(OrderedDict(layers, head=nn.Linear(64, num_classes)))
+
+
+OWN = {network.__name__: network for network in (lenet, resnet18_small, small_cnn)}
+
+
+def _normal(network: _Network) -> _Network:
+    """Draw all weights from N(0, 0.01), as the book does: 0.01 is the standard deviation."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.normal_(module.weight, std=0.01)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return network
+
+
+def normalization(backbone: str) -> Normalization:
+    """Return mean and standard deviation of the pixels, in [0, 1], that a network wants to see where no weights say."""
+    return _AS_THEY_ARE if backbone in OWN else _IMAGENET
+
+
 def build(backbone: str, num_classes: int) -> nn.Module:
-    """Make an untrained network of torchvision's with a Xavier-initialised head, as d2l.ai does for fine-tuning."""
+    """Make an untrained network: one of `OWN`, or torchvision's with a Xavier head, as d2l.ai does for fine-tuning."""
+    if backbone in OWN:
+        return OWN[backbone](num_classes)
     names = models.list_models(module=models)
     if backbone not in names:
-        raise ValueError(f"there is no torchvision classification network {backbone!r}{did_you_mean(backbone, names)}")
+        raise ValueError(f"there is no classification network {backbone!r}{did_you_mean(backbone, [*OWN, *names])}")
     if backbone.startswith("squeezenet"):
         raise ValueError(f"{backbone} is not supported: it ends in a convolution, not in a linear head")
     # As torchvision does with weights: `transform_input` turns ImageNet's normalisation into that of these two.

@@ -19,9 +19,9 @@ _UNKNOWN = (
 
 # A value that fits none of the types that a key may have.
 _KEY = re.compile(r'Parser key "([^"]+)":')
-_VALUE = re.compile(r"Given value: (.*)$", re.S)
-_EXPECTED = re.compile(r"Expected an? (.+)$", re.M)
-_CLASS = re.compile(r"<class '([^']+)'>")
+_VALUE = re.compile(r"(?:Given|Got) value: (.*)$", re.S)
+_EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
+_CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
 
 class OneLineErrorParser(ArgumentParser):
@@ -58,7 +58,7 @@ def explain(parser: ArgumentParser, message: str) -> str:
 
 
 def _plain_type(match: re.Match[str]) -> str:
-    return "null" if match[1] == "NoneType" else match[1]
+    return match[2] or ("null" if match[1] == "NoneType" else match[1])
 
 
 def nearest_key(key: str, valid: list[str]) -> str | None:

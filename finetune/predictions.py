@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from finetune.runs import Run
+from finetune.sharding import is_counted
 
 _DIGITS = 7
 SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -61,6 +62,8 @@ class PredictionWriter(pl.Callback):
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
         assert self._part is not None
+        if not is_counted(trainer):
+            return
         paths = trainer.datamodule.splits["predict"].paths  # type: ignore[attr-defined]
         rows = list(self._rows(outputs, paths, pl_module.class_names))  # type: ignore[arg-type]
         self.counts.update(row["class"] or "unreadable" for row in rows)

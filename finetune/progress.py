@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from finetune.runs import Run, replace_text, write_results
+from finetune.sharding import batch_share
 
 
 class PicturesBar(ProgressBar):
@@ -47,8 +48,8 @@ class PicturesBar(ProgressBar):
         self._task = self._progress.add_task(what, total=None if total == float("inf") else total, rate=0.0, note="")
 
     def _advance(self, batch: Any, note: str = "") -> None:
-        # This device's share times the number of devices: shares differ by one at most.
-        self._pictures += len(batch["label"]) * self.trainer.world_size
+        # This device's share times the number of shares: they differ by one at most.
+        self._pictures += len(batch["label"]) * batch_share(self.trainer)[1]
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, rate=self._rate(), note=note)
 

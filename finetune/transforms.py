@@ -17,39 +17,46 @@ import numpy as np
 # Worker processes are the parallelism here; OpenCV's own threads would only fight them and torch's.
 cv2.setNumThreads(0)
 
+Resize = Literal["shorter_side", "squash", "whole"]
+
 # The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same ratio at any size.
 _RESIZE_RATIO = 256 / 224
 
 
-def train_transform(image_size: int, extra: Sequence[dict[str, Any]] = (), min_crop: float = 0.08) -> A.Compose:
+def train_transform(
+    image_size: int,
+    extra: Sequence[dict[str, Any]] = (),
+    min_crop: float = 0.08,
+    prepared: A.Compose | None = None,
+) -> A.Compose:
     """Return the book's training pipeline: random resized crop and flip, then the `extra` transforms.
 
     Args:
         image_size: Side of the result in pixels.
         extra: More transforms, each as `{"class_path": ..., "init_args": {...}}`.
         min_crop: Smallest share of the picture's area that a crop keeps, in (0, 1].
+        prepared: What brings a picture to size instead of crop and flip.
 
     Source: d2l.ai, section "Fine-Tuning"; `area` interpolation when shrinking avoids aliasing.
     """
-    return _checked(
-        A.Compose(
-            [
-                A.RandomResizedCrop((image_size, image_size), scale=(min_crop, 1.0), area_for_downscale="image"),
-                A.HorizontalFlip(),
-                *(build_transform(spec) for spec in extra),
-            ]
-        ),
-        image_size,
-    )
+    random = [
+        A.RandomResizedCrop((image_size, image_size), scale=(min_crop, 1.0), area_for_downscale="image"),
+        A.HorizontalFlip(),
+    ]
+    first = random if prepared is None else prepared.transforms
+    return _checked(A.Compose([*first, *(build_transform(spec) for spec in extra)]), image_size)
 
 
-def eval_transform(image_size: int, resize: Literal["shorter_side", "squash"] = "shorter_side") -> A.Compose:
+def eval_transform(image_size: int, resize: Resize = "shorter_side") -> A.Compose:
     """Return the evaluation pipeline: resize to 8/7 of `image_size`, then crop the centre.
 
     Args:
         image_size: Side of the result in pixels.
-        resize: `shorter_side` keeps the picture's proportions; `squash` makes it square, as the book does.
+        resize: `shorter_side` keeps the picture's proportions; `squash` makes it square, as the book does; `whole`
+            makes it square at `image_size` itself, so that nothing is cropped.
     """
+    if resize == "whole":
+        return A.Compose([A.Resize(image_size, image_size, area_for_downscale="image")])
     side = round(image_size * _RESIZE_RATIO)
     if resize == "squash":
         first = A.Resize(side, side, area_for_downscale="image")

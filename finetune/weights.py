@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from finetune.download import one_at_a_time
-from finetune.models import did_you_mean, head, head_name
+from finetune.models import OWN, did_you_mean, head, head_name
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +47,22 @@ def read_weights(weights: str, backbone: str) -> Pretrained:
 
     All is read to CPU memory, and nothing but tensors and plain values is ever unpickled.
     """
-    published = models.get_model_weights(backbone)
-    name = weights.removeprefix(f"{published.__name__}.")
-    if name in published.__members__:
-        return _read_published(published[name])
+    published: dict[str, Any] = {}
+    if backbone not in OWN:
+        enum = models.get_model_weights(backbone)
+        published = {
+            name: weight for key, weight in enum.__members__.items() for name in (key, f"{enum.__name__}.{key}")
+        }
+    if weights in published:
+        return _read_published(published[weights])
     path = Path(weights)
     if path.is_file():
         return _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     if path.suffix in (".pt", ".pth", ".ckpt", ".safetensors") or len(path.parts) > 1:
         raise FileNotFoundError(f"there is no weights file {weights}")
-    valid = ", ".join(published.__members__)
-    raise ValueError(f"{weights!r} is neither a file nor weights of {backbone}; valid are: {valid}")
+    valid = ", ".join(name for name in published if "." not in name)
+    hint = f"valid are: {valid}" if valid else "none are published: give a file, or --model.weights null"
+    raise ValueError(f"{weights!r} is neither a file nor weights of {backbone}; {hint}")
 
 
 def _read_published(weights: Any) -> Pretrained:

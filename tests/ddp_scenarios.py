@@ -61,8 +61,8 @@ def trainer(**options: Any) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
         devices=world_size,
-        strategy="ddp" if world_size > 1 else "auto",
         **{
+            "strategy": "ddp" if world_size > 1 else "auto",
             "use_distributed_sampler": False,
             "logger": False,
             "enable_checkpointing": False,
@@ -126,13 +126,13 @@ def averaged_means(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
     return F.cross_entropy(model(batch["image"]), batch["label"], weight, label_smoothing=model.label_smoothing)
 
 
-def evaluated(root: Path, out: Path, name: str) -> dict[str, Any]:
-    """Test metrics and predictions of a fixed network on the pictures in `root`."""
+def evaluated(root: Path, out: Path, name: str, options: Callable[[], dict] = dict) -> dict[str, Any]:
+    """Test metrics and predictions of a fixed network on the pictures in `root`; `options` makes the trainers'."""
     data = ImageFolderData(str(root), batch_size=4, image_size=32, num_workers=0, class_names=["blue", "green", "red"])
     pl.seed_everything(3, verbose=False)
     with patch("finetune.classifier.build", small_network):
         model = Classifier(data.class_names, weights=None)
-    test = trainer()
+    test = trainer(**options())
     test.test(model, datamodule=data, verbose=False)
     metrics = {key: float(value) for key, value in test.callback_metrics.items()}
 
@@ -141,7 +141,7 @@ def evaluated(root: Path, out: Path, name: str) -> dict[str, Any]:
         batch_size=4, image_size=32, num_workers=0, class_names=data.class_names, predict=str(root / "test")
     )
     writer = PredictionWriter(run, output=str(out / f"{name}.csv"))
-    trainer(callbacks=[writer]).predict(model, datamodule=data, return_predictions=False)
+    trainer(callbacks=[writer], **options()).predict(model, datamodule=data, return_predictions=False)
     return {"metrics": metrics, "confusion_matrix": model.confusion_matrix}
 
 
@@ -156,8 +156,9 @@ def padded(root: Path) -> float:
     return sum(map(sum, model.confusion_matrix))
 
 
-def main() -> None:
-    out, data_root, world_size = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+def begin() -> tuple[Path, Path, Callable[..., ImageFolderData]]:
+    """Quieten this process; return OUT, DATA and what makes data of a folder in DATA."""
+    out, data_root = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
@@ -166,21 +167,28 @@ def main() -> None:
         options = {"batch_size": batch_size, "image_size": image_size}
         return ImageFolderData(str(data_root / root), val_fraction=0, num_workers=0, **options)  # type: ignore[arg-type]
 
-    resnet: dict[str, Any] = {
-        "build": calibrated_network,
-        "optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
-    }
-    balanced = {"class_weights": "balanced", "label_smoothing": 0.1, "build": small_network}
+    return out, data_root, data
+
+
+RESNET: dict[str, Any] = {
+    "build": calibrated_network,
+    "optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
+}
+BALANCED: dict[str, Any] = {"class_weights": "balanced", "label_smoothing": 0.1, "build": small_network}
+
+
+def main() -> None:
+    (out, data_root, data), world_size = begin(), int(sys.argv[3])
     scenarios: dict[str, Callable[[], Any]] = {
         "small_float64": lambda: weights_after(data(), "64-true", build=small_network),
         "small_float32": lambda: weights_after(data(), "32-true", build=small_network),
-        "resnet_float64": lambda: weights_after(data(), "64-true", freeze_batch_norm=True, **resnet),
-        "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **resnet),
-        "trained_batch_norm": lambda: weights_after(data(), "64-true", **resnet),
-        "batch_norm_uneven": lambda: weights_after(data("uneven", 6, 64), "64-true", **resnet),
-        "balanced": lambda: weights_after(data("uneven", 6), "64-true", **balanced),
+        "resnet_float64": lambda: weights_after(data(), "64-true", freeze_batch_norm=True, **RESNET),
+        "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **RESNET),
+        "trained_batch_norm": lambda: weights_after(data(), "64-true", **RESNET),
+        "batch_norm_uneven": lambda: weights_after(data("uneven", 6, 64), "64-true", **RESNET),
+        "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
-        "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **resnet),
+        "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **RESNET),
     }
     if world_size == 2:
 
@@ -192,11 +200,11 @@ def main() -> None:
         scenarios |= {
             "control_order": lambda: control(order_of_each_rank(), data(), "64-true", **small),
             "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
-            "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", **resnet),
+            "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", **RESNET),
             "control_padding": lambda: padded(data_root / "test13"),
         }
     if world_size == 3:
-        scenarios["control_means"] = lambda: control_means(data("uneven", 6), balanced)
+        scenarios["control_means"] = lambda: control_means(data("uneven", 6), BALANCED)
     for num in NUM_EVALUATED:
         scenarios[f"evaluated_{num}"] = lambda num=num: evaluated(data_root / f"test{num}", out, f"evaluated_{num}")
     for name, scenario in scenarios.items():

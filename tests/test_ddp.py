@@ -1,10 +1,7 @@
 """The same run on 1, 2 and 3 processes, each promise beside a wrong variant that the comparison catches."""
 
 import csv
-import os
-import socket
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import pytest
 import torch
 from conftest import draw_colours
 from ddp_scenarios import NUM_EVALUATED
+from processes import launch
 
 WORLD_SIZES = (1, 2, 3)
 
@@ -20,49 +18,23 @@ WORLD_SIZES = (1, 2, 3)
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Folders with what the scenarios left for each number of processes."""
     root = tmp_path_factory.mktemp("ddp")
-    data = root / "data"
+    data = draw_scenarios(root / "data", NUM_EVALUATED)
+    return {k: launch("ddp_scenarios.py", root / f"world{k}", k, data) for k in WORLD_SIZES}
+
+
+def draw_scenarios(data: Path, nums: Sequence[int]) -> Path:
+    """Pictures to train with, in equal and in unequal classes, and test splits of several sizes."""
     draw_colours(data / "train", train=30)
     # 25 pictures of unequal classes in batches of 6: the last batch has one picture, and two of three devices none.
     uneven = draw_colours(data / "uneven", train=14)
     for name, kept in (("blue", 14), ("green", 8), ("red", 3)):
         for path in sorted((uneven / "train" / name).iterdir())[kept:]:
             path.unlink()
-    for num in NUM_EVALUATED:
+    for num in nums:
         folder = draw_colours(data / f"test{num}", test=5)
         for path in sorted((folder / "test").rglob("*.png"))[num:]:
             path.unlink()
-    return {k: launch(root / f"world{k}", data, k) for k in WORLD_SIZES}
-
-
-def launch(out: Path, data: Path, world_size: int) -> Path:
-    out.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(world_size):
-        launched = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "GROUP_RANK": 0,
-            "WORLD_SIZE": world_size,
-            "LOCAL_WORLD_SIZE": world_size,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "TORCHELASTIC_RUN_ID": "test",
-            "OMP_NUM_THREADS": 1,
-        }
-        environment = {**os.environ, **{key: str(value) for key, value in launched.items() if world_size > 1}}
-        command = [sys.executable, str(Path(__file__).with_name("ddp_scenarios.py")), out, data, str(world_size)]
-        with open(out / f"log{rank}", "w") as log:
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0] * world_size, "\n".join(path.read_text()[-3000:] for path in out.glob("log*"))
-    return out
+    return data
 
 
 def load(folder: Path, name: str, rank: int = 0) -> Any:
@@ -75,8 +47,9 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-# float64: rounding over 20 steps, far below any mistake. float32: ten times what was measured (small 7.5e-8, ResNet-18
-# 2.9e-7 at a largest weight of 1); the order of additions differs between device counts.
+# float64: rounding over 20 steps, far below any mistake. float32: ten times the most that was measured on two kinds of
+# processor (small 7.5e-8; ResNet-18 2.9e-7 and 1.3e-5 at a largest weight of 1): additions in another order round
+# differently, and a ReLU at zero may turn that into more. The mistakes below are at 0.1 and more.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("scenario", "tolerance"),
@@ -84,7 +57,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ("small_float64", 1e-10),
         ("small_float32", 7.5e-7),
         ("resnet_float64", 1e-10),
-        ("resnet_float32", 3e-6),
+        ("resnet_float32", 1.3e-4),
         ("trained_batch_norm", 1e-10),
         ("batch_norm_uneven", 1e-10),
         ("balanced", 1e-10),

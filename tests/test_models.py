@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torchvision import models
 
-from finetune.models import build, head, head_name, stages
+from finetune import data_parallel
+from finetune.models import OWN, build, head, head_name, normalization, stages
 from finetune.weights import Pretrained
 
 HEADS = {
@@ -63,7 +64,7 @@ def test_head_is_xavier():
 def test_unknown_backbone_names_the_nearest():
     with pytest.raises(ValueError, match=r"'resnet81'; did you mean .*resnet18"):
         build("resnet81", 2)
-    with pytest.raises(ValueError, match="no torchvision classification network 'fcn_resnet50'"):
+    with pytest.raises(ValueError, match="no classification network 'fcn_resnet50'"):
         build("fcn_resnet50", 2)  # torchvision has it, but it segments
     with pytest.raises(ValueError, match="squeezenet1_1 is not supported"):
         build("squeezenet1_1", 2)
@@ -73,13 +74,13 @@ def test_unknown_backbone_names_the_nearest():
 ALL = [n for n in models.list_models(module=models) if not n.startswith(("squeezenet", "regnet"))] + ["regnet_y_400mf"]
 
 
-@pytest.mark.parametrize("backbone", ALL)
+@pytest.mark.parametrize("backbone", [*ALL, *OWN])
 def test_stages_and_head_cover_every_network_without_overlap(backbone):
     with torch.device("cpu" if backbone.startswith("regnet") else "meta"):
         net = build(backbone, 3)
     parts = stages(net)
     inside = [name for part in (*parts, head_name(net)) for name, _ in named_below(net, part)]
-    assert len(inside) == len(set(inside)) and len(parts) >= 3
+    assert len(inside) == len(set(inside)) and len(parts) >= 2
     outside = {name for name, _ in net.named_parameters()} - set(inside)
     assert outside == ({"class_token", "encoder.pos_embedding"} if backbone.startswith("vit") else set())
     assert head(net).out_features == 3
@@ -106,3 +107,55 @@ def test_stage_names():
     assert list(stages(network(SMALL))) == [*(f"features.{i}" for i in range(13)), "classifier.0"]
     layers = [f"encoder.layers.encoder_layer_{i}" for i in range(12)]
     assert list(stages(network("vit_b_16"))) == ["conv_proj", *layers, "encoder.ln"]
+    assert list(stages(build("lenet", 3))) == ["conv1", "conv2", "linear"]
+
+
+def test_lenet_is_the_one_by_hand():
+    torch.manual_seed(0)
+    net = build("lenet", 10).double()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1)  # as first drawn, logits are too small to tell networks apart
+    grey = torch.rand(2, 1, 28, 28, dtype=torch.float64)
+    params = [p.T if p.dim() == 2 else p for p in net.parameters()]
+    expected = data_parallel.lenet(grey, params)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(net(grey.expand(2, 3, 28, 28)), expected, rtol=0, atol=1e-12)  # the channels' mean
+    assert not torch.allclose(net(grey.expand(2, 3, 28, 28).flip(2)), expected)
+
+
+@pytest.mark.parametrize("backbone", ["lenet", "resnet18_small"])
+def test_first_weights_are_the_book_s(backbone):
+    torch.manual_seed(0)
+    layers = [m for m in build(backbone, 10).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    drawn = torch.cat([layer.weight.flatten() for layer in layers])
+    assert drawn.std().item() == pytest.approx(0.01, rel=0.02)  # over 100,000 numbers
+    assert abs(drawn.mean()) < 1e-4
+    assert all(layer.bias is None or layer.bias.eq(0).all() for layer in layers)
+
+
+def test_resnet18_small_keeps_small_pictures_large():
+    net, seen = build("resnet18_small", 10).eval(), {}
+    for name in ("conv1", "layer1", "layer4"):
+        net.get_submodule(name).register_forward_hook(lambda m, i, o, name=name: seen.update({name: o.shape[1:]}))
+    with torch.inference_mode():
+        net(torch.rand(1, 3, 28, 28))
+    assert seen == {"conv1": (64, 28, 28), "layer1": (64, 28, 28), "layer4": (512, 4, 4)}
+    assert net.get_submodule("conv1.1").in_channels == 1
+
+
+def test_small_cnn_is_the_text_s():
+    shapes = [tuple(p.shape) for p in build("small_cnn", 10).parameters() if p.dim() > 1]
+    assert shapes == [(32, 3, 5, 5), (64, 4608), (10, 64)]
+
+
+@pytest.mark.parametrize("backbone", ["lenet", "small_cnn"])
+def test_pictures_of_another_size_are_refused_in_a_line(backbone):
+    with pytest.raises(ValueError, match=r"pictures of 28x28 pixels, not 32x28: set --data\.image_size 28"):
+        build(backbone, 10)(torch.rand(1, 3, 32, 28))
+
+
+def test_our_own_take_pixels_as_they_are():
+    assert normalization("lenet") == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    assert normalization("resnet18")[0] == (0.485, 0.456, 0.406)
+    with pytest.raises(ValueError, match="did you mean lenet"):
+        build("lenett", 3)

@@ -182,3 +182,12 @@ def test_typos_on_the_real_command_line(cli, capsys, arguments):
     line = failing(capsys, lambda: cli("fit", *arguments))
     assert LIGHTNING[arguments] in line
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("value", "expected"), [(["--num", "many"], "int"), (["--kind", "c"], "'a', 'b'")])
+def test_a_value_of_a_function_s_argument_that_does_not_fit(capsys, value, expected):
+    def command(num: int = 1, kind: Literal["a", "b"] = "a") -> None:
+        """Do it."""
+
+    line = failing(capsys, lambda: auto_cli(command, args=value, parser_class=OneLineErrorParser, as_positional=False))
+    assert line == f"finetune: error: {value[0][2:]}: {value[1]} is not valid; expected {expected}"

@@ -50,7 +50,12 @@ def predict(
     data = SimpleNamespace(splits={"predict": SimpleNamespace(paths=paths)})
     for rank in reversed(range(world_size)):
         trainer = SimpleNamespace(
-            global_rank=rank, world_size=world_size, is_global_zero=rank == 0, datamodule=data, predicting=True
+            strategy=None,
+            global_rank=rank,
+            world_size=world_size,
+            is_global_zero=rank == 0,
+            datamodule=data,
+            predicting=True,
         )
         writer = PredictionWriter(run, str(output) if output else None, top_k)
         writer.on_predict_start(trainer, model)
@@ -198,7 +203,9 @@ def test_memory_does_not_grow_with_the_rows(run):
     writer, model = PredictionWriter(run), SimpleNamespace(class_names=["a", "b"])
     paths = [f"{i}.png" for i in range(1000)]
     data = SimpleNamespace(splits={"predict": SimpleNamespace(paths=paths)})
-    trainer = SimpleNamespace(global_rank=0, world_size=1, is_global_zero=True, datamodule=data, predicting=True)
+    trainer = SimpleNamespace(
+        strategy=None, global_rank=0, world_size=1, is_global_zero=True, datamodule=data, predicting=True
+    )
     writer.on_predict_start(trainer, model)
     for i in range(0, 1000, 10):
         index = torch.arange(i, i + 10)
@@ -214,7 +221,7 @@ def test_a_run_that_fails_leaves_no_part_and_keeps_the_file_of_before(run):
     target = predict(run, probabilities(2), ["a.png", "b.png"])
     before = target.read_bytes()
     writer, model = PredictionWriter(run), SimpleNamespace(class_names=NAMES)
-    trainer = SimpleNamespace(global_rank=0, world_size=1, is_global_zero=True, predicting=True)
+    trainer = SimpleNamespace(strategy=None, global_rank=0, world_size=1, is_global_zero=True, predicting=True)
     writer.on_predict_start(trainer, model)
     assert len(list(run.path.iterdir())) == 2
     writer.on_exception(trainer, model, RuntimeError("torn"))

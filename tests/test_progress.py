@@ -147,7 +147,7 @@ def test_the_rate_counts_all_devices_and_no_validation(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
     shown, _ = bar(is_terminal=False)
-    shown._trainer = SimpleNamespace(world_size=4)
+    shown._trainer = SimpleNamespace(strategy=None, global_rank=0, world_size=4)
     fit = SimpleNamespace(state=SimpleNamespace(fn="fit"))
     shown._begin("epoch", 10)
     now[0] += 2

@@ -35,6 +35,27 @@ def test_evaluation_equals_opencv(size, image_size, resize):
     np.testing.assert_array_equal(result, reference(image, image_size, resize))
 
 
+def test_whole_crops_nothing_and_leaves_a_picture_of_the_size_as_it_is():
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (28, 28, 3), np.uint8)
+    assert np.array_equal(eval_transform(28, "whole")(image=picture)["image"], picture)
+    assert not np.array_equal(eval_transform(28, "squash")(image=picture)["image"], picture)
+    wide = rng.integers(0, 256, (40, 90, 3), np.uint8)
+    expected = cv2.resize(wide, (28, 28), interpolation=cv2.INTER_AREA)
+    assert np.array_equal(eval_transform(28, "whole")(image=wide)["image"], expected)
+
+
+def test_prepared_pictures_are_neither_cropped_nor_flipped():
+    picture = np.random.default_rng(0).integers(0, 256, (60, 50, 3), np.uint8)
+    prepared = eval_transform(32)
+    plain = train_transform(32, prepared=prepared)
+    for seed in range(5):
+        plain.set_random_seed(seed)
+        assert np.array_equal(plain(image=picture)["image"], prepared(image=picture)["image"])
+    inverted = train_transform(32, [{"class_path": "InvertImg", "init_args": {"p": 1.0}}], prepared=prepared)
+    assert np.array_equal(inverted(image=picture)["image"], 255 - prepared(image=picture)["image"])
+
+
 def test_control_the_two_ways_to_resize_differ_and_squash_keeps_more():
     image = np.zeros((100, 300, 3), np.uint8)
     image[:, :50] = image[:, -50:] = 255  # the ends of a long picture

@@ -191,6 +191,8 @@ def test_weights_that_are_nowhere(tmp_path):
     for wrong in ("IMAGENET1K_V3", "ResNet18_Weights.IMAGENET1K_V1"):
         with pytest.raises(ValueError, match=valid):
             read_weights(wrong, "resnet50")
+    with pytest.raises(ValueError, match="none are published: give a file, or --model.weights null$"):
+        read_weights("DEFAULT", "lenet")
 
 
 @pytest.fixture

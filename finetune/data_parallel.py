@@ -1,0 +1,197 @@
+"""Data parallelism by hand: every device holds all weights and takes a part of each batch; gradients are added up.
+
+The form and the names are those of d2l.ai, "Training on Multiple GPUs". Everything is a function on tensors: autograd
+does the gradients and nothing else. The same arithmetic results for any number of devices.
+
+On CUDA the devices compute at the same time, since kernels are only launched here, not awaited. Replicas on a CPU
+compute one after another: they show that the arithmetic is right, and save no time.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Shapes: B pictures in a batch, N in a split, 10 classes.
+
+
+def init_params(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return LeNet's weights from N(0, 0.01^2) and zero biases, on the CPU; every dtype gets the same numbers, rounded.
+
+    The loss stays near log(10) for some 300 batches from here: so small is the book's choice.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return (0.01 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+    W1, W2, W3, W4 = normal(20, 1, 3, 3), normal(50, 20, 5, 5), normal(800, 128), normal(128, 10)
+    b1, b2, b3, b4 = (torch.zeros(num, dtype=dtype) for num in (20, 50, 128, 10))
+    return [W1, b1, W2, b2, W3, b3, W4, b4]
+
+
+def lenet(X: Tensor, params: Sequence[Tensor]) -> Tensor:
+    """Return logits (B, 10) of pictures (B, 1, 28, 28)."""
+    W1, b1, W2, b2, W3, b3, W4, b4 = params
+    h1 = F.avg_pool2d(F.relu(F.conv2d(X, W1, b1)), 2)  # (B, 20, 13, 13)
+    h2 = F.avg_pool2d(F.relu(F.conv2d(h1, W2, b2)), 2)  # (B, 50, 4, 4)
+    h3 = F.relu(h2.flatten(1) @ W3 + b3)  # (B, 128)
+    return h3 @ W4 + b4
+
+
+def get_params(params: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return a copy of `params` on `device` that learns by itself."""
+    # Without `copy` all replicas on one device would be the same tensors.
+    return [p.detach().to(device, copy=True).requires_grad_() for p in params]
+
+
+@torch.no_grad()
+def allreduce(data: Sequence[Tensor]) -> None:
+    """Give every tensor the sum of all, in place; they have one shape, and each may be on a device of its own."""
+    for i in range(1, len(data)):
+        data[0].add_(data[i].to(data[0].device))
+    for i in range(1, len(data)):
+        data[i].copy_(data[0])
+
+
+def split_batch(X: Tensor, y: Tensor, devices: Sequence[torch.device]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return a batch's pictures and labels as one equal part for each device, in order.
+
+    Raises:
+        ValueError: If the batch does not divide by the number of devices.
+    """
+    assert len(X) == len(y)
+    if len(X) % len(devices):
+        raise ValueError(f"a batch of {len(X)} pictures can't be split evenly over {len(devices)} devices")
+    num = len(X) // len(devices)
+    return (
+        [part.to(device) for part, device in zip(X.split(num), devices, strict=True)],
+        [part.to(device) for part, device in zip(y.split(num), devices, strict=True)],
+    )
+
+
+def train_batch(
+    X: Tensor, y: Tensor, device_params: Sequence[Sequence[Tensor]], devices: Sequence[torch.device], lr: float
+) -> None:
+    """Take one step of plain SGD on the mean loss of a batch; all replicas end with the same weights.
+
+    Args:
+        X: Pictures (B, 1, 28, 28).
+        y: Class indices (B,).
+        device_params: The weights of each replica, changed in place.
+        devices: Where each replica is.
+        lr: Learning rate for the mean over the batch.
+    """
+    X_shards, y_shards = split_batch(X, y, devices)
+    losses = [
+        F.cross_entropy(lenet(X_shard, params), y_shard, reduction="sum")
+        for X_shard, y_shard, params in zip(X_shards, y_shards, device_params, strict=True)
+    ]
+    for loss in losses:
+        loss.backward()
+    for replicas in zip(*device_params, strict=True):
+        allreduce([p.grad for p in replicas])
+    for params in device_params:
+        sgd(params, lr, len(X))
+
+
+@torch.no_grad()
+def sgd(params: Sequence[Tensor], lr: float, batch_size: int) -> None:
+    """Take a step down the gradients, which are sums over `batch_size` pictures, and set them to zero."""
+    for p in params:
+        assert p.grad is not None
+        p -= lr * p.grad / batch_size
+        p.grad.zero_()
+
+
+@torch.no_grad()
+def predict(X: Tensor, device_params: Sequence[Sequence[Tensor]], devices: Sequence[torch.device]) -> Tensor:
+    """Return logits (B, 10) on the first device: the batch is split over the replicas, their outputs are joined.
+
+    B need not divide by the number of devices. The form is that of Keras's `multi_gpu_model`.
+    """
+    shards = [part.to(device) for part, device in zip(X.tensor_split(len(devices)), devices, strict=True)]
+    outputs = [lenet(shard, params) for shard, params in zip(shards, device_params, strict=True)]
+    return torch.cat([output.to(devices[0]) for output in outputs])
+
+
+class Epoch(NamedTuple):
+    """What became of one epoch: its number from 1, accuracy on the test split, seconds of training alone."""
+
+    epoch: int
+    accuracy: float
+    seconds: float
+
+
+def train(
+    devices: Sequence[torch.device],
+    batch_size: int,
+    lr: float,
+    num_epochs: int,
+    *,
+    root: Path,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Iterator[Epoch]:
+    """Train LeNet on Fashion-MNIST and report each epoch when it is over; no picture is left out.
+
+    Args:
+        devices: One replica on each; a device may come more than once.
+        batch_size: Pictures in a batch, over all devices together.
+        lr: Learning rate for the mean over the batch.
+        num_epochs: Passes over the training split.
+        root: Folder of the set; see `fashion_mnist.obtain`.
+        dtype: Of weights and arithmetic.
+        seed: Of the first weights and of the pictures' order, which is the same for any number of devices.
+
+    Raises:
+        ValueError: Before training, if a value makes no sense or a batch, be it the last, smaller one of an epoch,
+            does not divide by the number of devices; after an epoch, if weights are no longer finite.
+    """
+    from finetune.fashion_mnist import obtain, read
+    from finetune.sampling import train_order
+
+    if num_epochs < 1 or batch_size < 1 or seed < 0 or not 0 < lr < math.inf:
+        raise ValueError(
+            "epochs and batch_size must be at least 1, lr above 0 and seed not negative, "
+            f"got epochs {num_epochs}, batch_size {batch_size}, lr {lr} and seed {seed}"
+        )
+    obtain(root)
+    X, y = map(torch.from_numpy, read(root, "train"))
+    for num in (min(batch_size, len(X)), len(X) % batch_size):
+        if num % len(devices):
+            raise ValueError(
+                f"batch_size {batch_size} makes a batch of {num} out of {len(X)} pictures, "
+                f"and {num} does not divide by {len(devices)} devices"
+            )
+    X_test, y_test = map(torch.from_numpy, read(root, "test"))
+    params = init_params(seed, dtype)
+    device_params = [get_params(params, device) for device in devices]
+    for epoch in range(1, num_epochs + 1):
+        synchronize(devices)
+        start = time.perf_counter()
+        for indices in torch.from_numpy(train_order(len(X), seed, epoch - 1)).split(batch_size):
+            train_batch(scale(X[indices], dtype), y[indices], device_params, devices, lr)
+        synchronize(devices)
+        seconds = time.perf_counter() - start
+        if not all(p.isfinite().all() for p in device_params[0]):
+            raise ValueError(f"lr {lr} is too high: weights are no longer finite after epoch {epoch}")
+        logits = [predict(scale(pixels, dtype), device_params, devices).cpu() for pixels in X_test.split(batch_size)]
+        yield Epoch(epoch, float((torch.cat(logits).argmax(1) == y_test).double().mean()), seconds)
+
+
+def scale(pixels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return pixels (B, 28, 28) uint8 as (B, 1, 28, 28) in [0, 1]."""
+    return pixels.unsqueeze(1).to(dtype) / 255
+
+
+def synchronize(devices: Sequence[torch.device]) -> None:
+    """Wait until every device has done what it was given, so that the clock tells the truth; a CPU always has."""
+    for device in set(devices):
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)

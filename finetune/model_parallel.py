@@ -1,0 +1,249 @@
+"""One network on several devices: cut between its layers, within its layers, or by its branches.
+
+Each way computes what one device would, up to rounding; `traffic` says what it sends.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torchvision.models import ResNet
+
+from finetune.data_parallel import allreduce
+from finetune.models import head_name
+
+# Shapes: B samples in a batch, K classes, k devices.
+
+
+# Between layers: a pipeline. Process i holds the i-th part and works on one micro-batch while others work on the next.
+
+# GPipe (arXiv:1811.06965) takes all micro-batches forward, then all backward; 1F1B (PipeDream, arXiv:1806.03377) goes
+# backward as early as it can, so that process i of k keeps the activations of k - i micro-batches instead of all.
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+def subnets() -> nn.Sequential:
+    """Three small networks in a row, from (B, 1024) to logits (B, 100)."""
+    return nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 100))
+
+
+def layers(network: nn.Module) -> list[nn.Sequential]:
+    """List the parts between which a network can be cut, in forward order: its own weights, under their old names.
+
+    A ResNet is cut between its stages, an `nn.Sequential` before each module with weights.
+    """
+    children = dict(network.named_children())
+    if isinstance(network, ResNet):
+        children |= {"flatten": nn.Flatten(), "fc": children.pop("fc")}
+        starts = ["conv1", "layer2", "layer3", "layer4"]
+    elif isinstance(network, nn.Sequential):
+        starts = [name for name, child in children.items() if next(child.parameters(), None) is not None]
+    else:
+        raise ValueError(f"{type(network).__name__} can't be cut between layers: only a ResNet or an nn.Sequential can")
+    parts: list[OrderedDict[str, nn.Module]] = [OrderedDict()]
+    for name, child in children.items():
+        if name in starts[1:]:
+            parts.append(OrderedDict())
+        parts[-1][name] = child
+    return [nn.Sequential(part) for part in parts]
+
+
+def cut(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
+    """Join neighbours until k are left, each of as many parts as the others or one fewer."""
+    if not 1 <= k <= len(parts):
+        raise ValueError(f"a network of {len(parts)} parts can't be cut into {k}: take 1 to {len(parts)} devices")
+    bounds = [-(-i * len(parts) // k) for i in range(k + 1)]
+    joined = [parts[bounds[i] : bounds[i + 1]] for i in range(k)]
+    return [nn.Sequential(OrderedDict(child for part in row for child in part.named_children())) for row in joined]
+
+
+def activations(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """Return what enters each part and what leaves the last, for a batch like `x`, without data (device "meta")."""
+    found = [x.to("meta")]
+    for part in parts:
+        state = {name: value.to("meta") for name, value in part.state_dict().items()}
+        found.append(torch.func.functional_call(part, state, found[-1]).detach())
+    return found
+
+
+class Pipeline:
+    """This process's part of a network; `step` leaves in it the gradients of the mean loss over the whole batch.
+
+    `part` is an ordinary module, to be given to an optimizer. Batch norm that trains sees one micro-batch at a time,
+    which is not what one device computes: keep it in eval mode.
+
+    Args:
+        parts: The whole network as `cut` gives it: a part for each process, the same list on all.
+        x: A batch like all to come; only its shape and dtype count, so that it may be without data.
+        schedule: One of `SCHEDULES`.
+        num_micro_batches: Equal pieces of a batch; 1f1b needs at least as many as there are processes.
+        loss: From outputs and targets to a mean over samples.
+        device: Where this process computes.
+        group: The processes, in the order of the parts; all there are where none is given.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        x: Tensor,
+        schedule: str,
+        num_micro_batches: int,
+        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        device: torch.device | str = "cpu",
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        rank, k, m = dist.get_rank(group), dist.get_world_size(group), num_micro_batches
+        if schedule not in SCHEDULES:
+            raise ValueError(f"there is no schedule {schedule!r}: take {' or '.join(SCHEDULES)}")
+        if len(parts) != k:
+            raise ValueError(f"a network of {len(parts)} parts needs as many processes, not {k}: cut it into {k}")
+        if m < 1 or len(x) % m:
+            raise ValueError(f"a batch of {len(x)} can't be split evenly into {m} micro-batches")
+        if schedule == "1f1b" and m < k:
+            raise ValueError(f"1f1b over {k} processes needs at least {k} micro-batches, not {m}")
+        self.is_first, self.is_last = rank == 0, rank == k - 1
+        self.batch_size, self.device, self.group = len(x), torch.device(device), group
+        self.part = parts[rank].to(self.device)
+        # Told the shapes, torch need not find them out by running the network on made-up data.
+        given, made = activations(parts, x[: len(x) // m])[rank : rank + 2]
+        given.requires_grad_(not self.is_first)
+        stage = PipelineStage(self.part, rank, k, self.device, given, made.requires_grad_(), group=group)
+        self._schedule = SCHEDULES[schedule](stage, m, lambda *pair: loss(*pair) / m, scale_grads=False)
+
+    def step(self, x: Tensor | None, y: Tensor | None) -> Tensor | None:
+        """Run a batch forward and backward, adding to the gradients of `part`.
+
+        Args:
+            x: Input (B, ...), needed on the first process only.
+            y: Targets (B, ...), needed on the last process only.
+
+        Returns:
+            The mean loss over the batch on the last process, None on the others.
+        """
+        for given in (x, y):
+            if given is not None and len(given) != self.batch_size:
+                raise ValueError(f"this pipeline takes batches of {self.batch_size}, not of {len(given)}")
+        inputs = (x.to(self.device),) if self.is_first and x is not None else ()
+        target = y.to(self.device) if self.is_last and y is not None else None
+        losses: list[Tensor] = []
+        self._schedule.step(*inputs, target=target, losses=losses if self.is_last else None)
+        return torch.stack(losses).sum().detach() if self.is_last else None
+
+    def full_state(self) -> dict[str, Tensor]:
+        """Collect the state of the uncut network on the CPU of every process; all must call it."""
+        own = {name: value.cpu() for name, value in self.part.state_dict().items()}
+        states: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(states, own, group=self.group)
+        return {name: value for state in states for name, value in state.items()}
+
+
+# Within layers: in y = x W^T a device holds some rows of W (out, in) and computes some of the outputs ("column-wise",
+# after W^T), or it holds some columns of W, takes some of the inputs, and the devices' results are summed ("row-wise").
+# The second needs just the inputs that the first has made (Megatron-LM, arXiv:1909.08053, section 3).
+
+
+def linear_names(network: nn.Module) -> list[str]:
+    """List the dotted names of all linear layers, in order."""
+    return [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+
+
+def shard_linear(network: nn.Module, names: Sequence[str], mesh: DeviceMesh) -> nn.Module:
+    """Spread linear layers in place: the first is cut column-wise, the next row-wise, and so on.
+
+    The first takes the same input on all devices, the last gives its whole output to all. What lies between a
+    column-wise and a row-wise layer must treat each value by itself (ReLU), since a device has only some. Parameters
+    become DTensors under their old names. Their values are those of the first device; other weights are left alone and
+    must be the same on all. Sizes need not divide by k: the last devices hold less, or nothing.
+
+    Args:
+        network: Whole, on this process's device.
+        names: The layers, in forward order.
+        mesh: The devices that share the layers, one-dimensional.
+    """
+    if mesh.ndim != 1:
+        raise ValueError(f"layers are spread over one axis of devices, not over {mesh.ndim}: pass mesh[axis]")
+    plan: dict[str, ParallelStyle] = {}
+    for i, name in enumerate(names):
+        if i % 2:
+            plan[name] = RowwiseParallel()
+        elif name == names[-1]:
+            plan[name] = ColwiseParallel(output_layouts=Replicate())
+        else:  # stays a DTensor, which knows the whole size although parts may be uneven
+            plan[name] = ColwiseParallel(use_local_output=False)
+    return parallelize_module(network, mesh, plan)
+
+
+def shard_head(network: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Spread the last linear layer: each device holds about K / k classes and gets all logits, as a plain tensor."""
+    return shard_linear(network, [head_name(network)], mesh)
+
+
+def full_state(network: nn.Module) -> dict[str, Tensor]:
+    """Copy the state of a network with spread layers, each whole again; all processes of the mesh must call it."""
+    state = network.state_dict()
+    return {n: (value.full_tensor() if isinstance(value, DTensor) else value).clone() for n, value in state.items()}
+
+
+# By branches: what does not depend on each other runs at the same time (on CUDA, where kernels are not awaited).
+
+
+class Siamese(nn.Module):
+    """One LSTM reads two sequences (2, B, 140, 256); from its last outputs, side by side, comes a logit (B,).
+
+    Source: Keras's FAQ on device parallelism, and the shared layers of its guide to the functional API, which ends in a
+    sigmoid: here that is part of the loss. torch's LSTM has two biases, which are added, for Keras's one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(256, 64, batch_first=True)
+        self.dense = nn.Linear(2 * 64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(torch.cat([_last_output(self.lstm, branch) for branch in x], dim=1)).squeeze(1)
+
+
+class Branches(nn.Module):
+    """A `Siamese` on two devices: each sequence has a copy of the LSTM there, what follows is on the CPU."""
+
+    def __init__(self, network: Siamese, devices: Sequence[torch.device | str]) -> None:
+        super().__init__()
+        if len(devices) != 2:
+            raise ValueError(f"two sequences need two devices, not {len(devices)}")
+        # Without a copy, two branches on one device would share their weights and prove nothing.
+        self.copies = nn.ModuleList(copy.deepcopy(network.lstm).to(device) for device in devices)
+        self.dense = copy.deepcopy(network.dense).cpu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [_last_output(cast(nn.LSTM, lstm), branch) for lstm, branch in zip(self.copies, x, strict=True)]
+        return self.dense(torch.cat([output.cpu() for output in outputs], dim=1)).squeeze(1)
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """Run a batch (2, B, 140, 256) with targets (B,) in [0, 1] forward and backward; return its mean loss.
+
+        Both copies get the sum of their gradients, so that they stay the same; before, these must be zero or None.
+        """
+        loss = F.binary_cross_entropy_with_logits(self(x), y)
+        loss.backward()
+        for replicas in zip(*(lstm.parameters() for lstm in self.copies), strict=True):
+            allreduce([cast(Tensor, p.grad) for p in replicas])
+        return loss.detach()
+
+    def full_state(self) -> dict[str, Tensor]:
+        """Copy the state of the `Siamese` that this is, on the CPU."""
+        whole = nn.ModuleDict({"lstm": self.copies[0], "dense": self.dense})
+        return {name: value.to("cpu", copy=True) for name, value in whole.state_dict().items()}
+
+
+def _last_output(lstm: nn.LSTM, x: Tensor) -> Tensor:
+    _, (output, _) = lstm(x.to(next(lstm.parameters()).device))
+    return output[-1]  # (B, 64)

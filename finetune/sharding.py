@@ -1,0 +1,132 @@
+"""What Lightning's ModelParallelStrategy leaves to us: which device holds what of the network, and which pictures.
+
+Its k devices form a mesh, data_parallel x tensor_parallel. Along the first axis a batch is shared out, and each device
+holds a part of every weight (FSDP2), fetched when it is needed. Along the second all see the same pictures, and each
+holds the rows of the head for a part of the classes.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch.distributed as dist
+from pytorch_lightning.strategies import ModelParallelStrategy, StrategyRegistry
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, OptimStateKeyType, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from finetune.checkpoints import read_checkpoint
+from finetune.models import stages
+
+
+class MeshStrategy(ModelParallelStrategy):
+    """Lightning's ModelParallelStrategy, whose checkpoints are those of one device: one file, that any mesh can load.
+
+    Args:
+        data_parallel_size: Devices that share out a batch; `auto` is the number of machines.
+        tensor_parallel_size: Devices that share the head; `auto` is the number of devices of a machine.
+    """
+
+    def __init__(
+        self, data_parallel_size: Literal["auto"] | int = "auto", tensor_parallel_size: Literal["auto"] | int = "auto"
+    ) -> None:
+        super().__init__(data_parallel_size, tensor_parallel_size, save_distributed_checkpoint=False)
+
+    def setup_environment(self) -> None:
+        try:
+            super().setup_environment()
+        except RuntimeError as error:  # sizes that don't give the number of devices
+            raise ValueError(str(error)) from error
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        if trainer.gradient_clip_val:  # torch can't take the norm of whole and sharded gradients together
+            raise ValueError(
+                "trainer.gradient_clip_val can't be had with trainer.strategy model_parallel: leave it out"
+            )
+        super().setup(trainer)
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = True) -> dict[str, Any]:
+        # Lightning's own unpickles anything, and sends tensors from rank 0 as they lie in memory: channels_last weights
+        # arrive permuted (torch 2.15). Here every device reads the file.
+        checkpoint = read_checkpoint(checkpoint_path)
+        assert self.model is not None
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            named = FullyShardedDataParallel.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_NAME, self.model)
+            set_optimizer_state_dict(self.model, optimizer, named, options=options)
+        return checkpoint
+
+
+StrategyRegistry.register("model_parallel", MeshStrategy)
+
+
+def shard(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Spread a network over a mesh, in place; once it is, nothing happens.
+
+    Args:
+        network: Every device holds all of it, with the same weights.
+        mesh: With the axes `data_parallel` and `tensor_parallel`.
+    """
+    if any(isinstance(parameter, DTensor) for parameter in network.parameters()):
+        return
+    if mesh["tensor_parallel"].size() > 1:
+        from finetune.model_parallel import shard_head
+
+        shard_head(network, mesh["tensor_parallel"])
+    if mesh["data_parallel"].size() > 1:
+        for parameter in network.parameters():  # FSDP2 takes no channels_last weights
+            parameter.data = parameter.data.contiguous()
+        for module in (*stages(network).values(), network):
+            fully_shard(module, mesh=mesh["data_parallel"])
+
+
+def batch_share(trainer: "pl.Trainer | None") -> tuple[int, int]:
+    """Return (i, n): this device takes the i-th of n parts of every batch. Those that share a head take the same."""
+    if trainer is None:
+        return 0, 1
+    mesh = _mesh(trainer)
+    if mesh is None:
+        return trainer.global_rank, trainer.world_size
+    return mesh["data_parallel"].get_local_rank(), mesh["data_parallel"].size()
+
+
+def is_counted(trainer: pl.Trainer) -> bool:
+    """Return whether this device speaks for the pictures that it sees: of those that see the same, the first does."""
+    mesh = _mesh(trainer)
+    return mesh is None or mesh["tensor_parallel"].get_local_rank() == 0
+
+
+def group_of_batch(trainer: pl.Trainer) -> Any:
+    """Return the process group whose devices' parts make up a batch; None for all devices."""
+    mesh = _mesh(trainer)
+    return None if mesh is None else mesh["data_parallel"].get_group()
+
+
+def is_sharded(trainer: pl.Trainer) -> bool:
+    """Return whether the forward pass needs every device, also those without a picture."""
+    return _mesh(trainer) is not None
+
+
+def reshard(network: nn.Module) -> None:
+    """Let go of what FSDP2 still holds whole after a forward pass: what were written there would be lost."""
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def assign(parameter: Tensor, value: Tensor) -> None:
+    """Copy a whole tensor, the same on every device, into a parameter, sharded or not; call it under `no_grad`."""
+    value = value.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor):
+        value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    parameter.copy_(value)
+
+
+def _mesh(trainer: pl.Trainer) -> DeviceMesh | None:
+    strategy = trainer.strategy
+    if isinstance(strategy, ModelParallelStrategy) and dist.is_initialized():
+        return strategy.device_mesh
+    return None

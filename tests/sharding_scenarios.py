@@ -1,0 +1,94 @@
+"""What test_sharding.py runs in 1 and 2 processes: `python sharding_scenarios.py OUT DATA WORLD_SIZE`.
+
+Each scenario leaves its result in OUT/<name>_<rank>.pt; those of two devices have the mesh in their name.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytorch_lightning as pl
+import torch
+from ddp_scenarios import BALANCED, RESNET, begin, evaluated, sgd, small_network, trainer
+
+from finetune import Classifier, ImageFolderData
+from finetune.model_parallel import full_state
+from finetune.models import head
+from finetune.sharding import MeshStrategy
+
+NUM_EVALUATED = (1, 13)
+
+
+def strategy(mesh: tuple[int, int] | None) -> dict[str, Any]:
+    """The trainer's options for a mesh, data_parallel x tensor_parallel; one process has none."""
+    return {"strategy": MeshStrategy(*mesh)} if mesh else {}
+
+
+def model_of(data: ImageFolderData, build: Callable, **options: Any) -> Classifier:
+    pl.seed_everything(1, verbose=False)
+    with patch("finetune.classifier.build", build):
+        # Lightning refuses precision 64-true for a mesh: the network is made so, and the trainer leaves it.
+        return Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options}).double()
+
+
+def fit(mesh: Any, data: ImageFolderData, model: Classifier, max_steps: int = 10, ckpt: Path | None = None) -> Any:
+    fitting = trainer(max_steps=max_steps, max_epochs=-1, limit_val_batches=0, **strategy(mesh))
+    fitting.fit(model, datamodule=data, ckpt_path=ckpt)
+    return fitting
+
+
+def weights_after(mesh: Any, data: ImageFolderData, build: Callable, **options: Any) -> dict[str, Any]:
+    model = model_of(data, build, **options)
+    fit(mesh, data, model)
+    return full_state(model.network)
+
+
+def head_and_checkpoint(mesh: Any, data: Callable[[], ImageFolderData], path: Path) -> dict[str, Any]:
+    """Train 5 steps and write a checkpoint, and go on from it in a new trainer to 10; what each device holds."""
+    model = model_of(data(), small_network)
+    fit(mesh, data(), model, max_steps=5).save_checkpoint(path)
+    at_checkpoint = full_state(model.network)
+    resumed = model_of(data(), small_network)
+    with torch.no_grad():
+        for parameter in resumed.parameters():
+            parameter.zero_()  # so that the checkpoint alone can have put the weights there
+    fit(mesh, data(), resumed, ckpt=path)
+    weight = head(resumed.network).weight
+    local = weight.to_local() if hasattr(weight, "to_local") else weight
+    return {"at_checkpoint": at_checkpoint, "resumed": full_state(resumed.network), "shape": tuple(local.shape)}
+
+
+def main() -> None:
+    (out, data_root, data), world_size = begin(), int(sys.argv[3])
+    scenarios: dict[str, Callable[[Any], Any]] = {
+        "small": lambda mesh: weights_after(mesh, data(), small_network),
+        "balanced": lambda mesh: weights_after(mesh, data("uneven", 6), **BALANCED),
+        "frozen_stages": lambda mesh: weights_after(mesh, data(), freeze="layer2", freeze_batch_norm=True, **RESNET),
+        "batch_norm_uneven": lambda mesh: weights_after(mesh, data("uneven", 6, 64), **RESNET),
+        "probe": lambda mesh: weights_after(mesh, data(), small_network, head_init="probe"),
+    }
+    for num in NUM_EVALUATED:
+        scenarios[f"evaluated_{num}"] = lambda mesh, num=num: evaluated(
+            data_root / f"test{num}", out, f"evaluated_{num}_{mesh}", lambda: strategy(mesh)
+        )
+    meshes: tuple[Any, ...] = (None,) if world_size == 1 else ((2, 1), (1, 2))
+    for mesh in meshes:
+        for name, scenario in scenarios.items():
+            save(out, f"{name}_{mesh}", scenario(mesh))
+        save(out, f"checkpoint_{mesh}", head_and_checkpoint(mesh, data, out / f"{mesh}.ckpt"))
+    if world_size == 2:
+        # Control: shares by the global rank, so that the devices of one head see different pictures.
+        with patch("finetune.datamodules.batch_share", lambda t: (t.global_rank, t.world_size)):
+            save(out, "control_(1, 2)", weights_after((1, 2), data(), small_network))
+        torch.distributed.destroy_process_group()
+
+
+def save(out: Path, name: str, result: Any) -> None:
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    torch.save(result, out / f"{name}_{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The same run with the head, or the whole network, spread over two devices: held against one device."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK
+from processes import launch
+from sharding_scenarios import NUM_EVALUATED
+from test_ddp import distance, draw_scenarios, load
+
+from finetune import Classifier
+from finetune.checkpoints import read_checkpoint
+
+MESHES = ("(2, 1)", "(1, 2)")  # the batch shared out and every weight sharded; the head cut in two
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[int, Path]:
+    root = tmp_path_factory.mktemp("sharding")
+    data = draw_scenarios(root / "data", NUM_EVALUATED)
+    return {k: launch("sharding_scenarios.py", root / f"world{k}", k, data) for k in (1, 2)}
+
+
+# float64: rounding over 10 steps, far below any mistake.
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("scenario", ["small", "balanced", "frozen_stages", "batch_norm_uneven", "probe"])
+def test_weights_are_those_of_one_device(results, scenario, mesh):
+    alone = load(results[1], f"{scenario}_None")
+    for rank in range(2):
+        assert distance(alone, load(results[2], f"{scenario}_{mesh}", rank)) <= 1e-10
+
+
+def test_training_moved_the_weights(results):
+    assert distance(load(results[1], "small_None"), load(results[1], "balanced_None")) > 1e-3
+
+
+def test_shares_by_global_rank_are_caught(results):
+    assert distance(load(results[1], "small_None"), load(results[2], "control_(1, 2)")) > 1e-4
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("num", NUM_EVALUATED)
+def test_every_picture_counts_once(results, num, mesh):
+    alone = load(results[1], f"evaluated_{num}_None")
+    assert sum(map(sum, alone["confusion_matrix"])) == num
+    for rank in range(2):
+        shared = load(results[2], f"evaluated_{num}_{mesh}", rank)
+        assert shared["confusion_matrix"] == alone["confusion_matrix"]
+        assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6)
+    rows_alone, rows = (
+        list(csv.DictReader((results[k] / f"evaluated_{num}_{m}.csv").read_text().splitlines()))
+        for k, m in ((1, None), (2, mesh))
+    )
+    assert len(rows_alone) == num
+    for row, row_alone in zip(rows, rows_alone, strict=True):
+        assert (row["path"], row["class"]) == (row_alone["path"], row_alone["class"])
+        assert float(row["probability"]) == pytest.approx(float(row_alone["probability"]), abs=1e-6)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_each_device_holds_its_part_of_the_head(results, mesh):
+    parts = [load(results[2], f"checkpoint_{mesh}", rank)["shape"] for rank in range(2)]
+    assert parts == [(2, 32), (1, 32)]  # of three classes, both times by rows
+    assert load(results[1], "checkpoint_None")["shape"] == (3, 32)
+
+
+@pytest.mark.parametrize("mesh", ["None", *MESHES])
+def test_a_checkpoint_is_one_ordinary_file(results, mesh):
+    folder = results[1 if mesh == "None" else 2]
+    path, saved = folder / f"{mesh}.ckpt", load(folder, f"checkpoint_{mesh}")
+    assert path.is_file()
+    state = read_checkpoint(path)["state_dict"]
+    whole = {name.removeprefix("network."): value for name, value in state.items() if name.startswith("network.")}
+    assert distance(whole, saved["at_checkpoint"]) == 0
+    assert all(type(value) is torch.Tensor for value in state.values())
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_going_on_from_it_ends_as_one_device_does(results, mesh):
+    alone = load(results[1], "checkpoint_None")
+    assert distance(alone["at_checkpoint"], alone["resumed"]) > 1e-4
+    for rank in range(2):
+        assert distance(alone["resumed"], load(results[2], f"checkpoint_{mesh}", rank)["resumed"]) <= 1e-10
+
+
+def test_the_command_line_spreads_the_head_and_one_device_tests_it(cli, colours, tmp_path, capfd):
+    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
+    mesh = ["--trainer.strategy", "model_parallel", "--trainer.devices", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *mesh], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    accuracy = next(line for line in done.stdout.splitlines() if line.startswith("test/accuracy"))
+    best = tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"
+    assert len(Classifier.load_from_checkpoint(best, map_location="cpu").class_names) == 3
+    capfd.readouterr()
+    cli("test", "--ckpt_path", best, "--data.num_workers", "0", "--trainer.accelerator", "cpu")
+    assert accuracy in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer.strategy.tensor_parallel_size", "2"], "multiplied should equal the world size"),
+        (["--trainer.gradient_clip_val", "1"], "gradient_clip_val can't be had"),
+    ],
+)
+def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, message):
+    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
+    mesh = ["--trainer.strategy", "finetune.sharding.MeshStrategy", "--trainer.strategy.data_parallel_size", "1"]
+    sizes = ["--trainer.strategy.tensor_parallel_size", "1"]
+    done = subprocess.run(
+        [*command, *mesh, *sizes, "--trainer.devices", "1", *options], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_lightnings_own_strategy_is_refused_for_ours(cli, colours):
+    strategy = "pytorch_lightning.strategies.ModelParallelStrategy"
+    with pytest.raises(ValueError, match=r"take model_parallel or finetune\.sharding\.MeshStrategy"):
+        cli("fit", "--data.root", colours, *QUICK, "--trainer.strategy.class_path", strategy)
