@@ -43,10 +43,12 @@ RUN pip install --no-cache-dir --root-user-action ignore --require-hashes --only
 COPY --from=build /installed /
 
 # HOME: a place that anybody may write to. USER: libraries ask for the user's name, and a mere number has none.
+# TORCH_DISABLE_…: processes that torchrun starts again would look for each other at addresses of before (torch 2.15).
 # TORCH_LOGS: torch would tell at each start that triton is absent.
 ENV NO_ALBUMENTATIONS_UPDATE=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_LOGS=-torch.utils.flop_counter \
     XDG_CACHE_HOME=/workspace/.cache \
     HOME=/tmp \

@@ -126,6 +126,10 @@ def _one_line(error: Exception) -> str | None:
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif type(error).__name__ == "OutOfMemoryError":
         return "out of GPU memory: lower --data.batch_size or --data.image_size, or set --trainer.precision bf16-mixed"
+    elif "connectFullMesh" in text:
+        rank, address = os.environ.get("RANK", "0"), text.rpartition("remote=")[2]
+        reached = "it ended, or GLOO_SOCKET_IFNAME must name the network between them"
+        return f"process {rank} can't reach another one at {address}: {reached}"
     elif type(error).__name__ == "DistBackendError" or "gloo" in text:
         return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
     elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":

@@ -192,7 +192,9 @@ class FinetuneCLI(LightningCLI):
             for logger in self.trainer.loggers:
                 if isinstance(logger, MetricsCSV):
                     logger.rewind(checkpoint["global_step"])
-        self.trainer.fit(**kwargs, ckpt_path=ckpt_path)
+        self.trainer.ckpt_path = ckpt_path  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
+        self.trainer.fit(**kwargs)
+        self.trainer.ckpt_path = None
         self._after_training()
 
     def _after_training(self, is_resumed_finished: bool = False) -> None:

@@ -1,7 +1,7 @@
 """`finetune parity`: every way of using several devices, held against the same training on one."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,8 +52,9 @@ def parity(devices: int = 2, steps: int = 10, dtype: Literal["float64", "float32
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder:
-            rows = compare(Path(folder), devices, steps, dtype)
+        show_status = Console(stderr=True).status("")
+        with tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder, show_status as status:
+            rows = compare(Path(folder), devices, steps, dtype, status.update)
     finally:
         torch.set_num_threads(threads)
     tolerance = TOLERANCES[dtype]
@@ -63,8 +64,9 @@ def parity(devices: int = 2, steps: int = 10, dtype: Literal["float64", "float32
         raise ValueError(f"not what one device computes: {', '.join(wrong)}")
 
 
-def compare(folder: Path, k: int, steps: int, dtype: str) -> list[Row]:
-    """Train in every way, with all files in `folder`, and return a row for each."""
+def compare(folder: Path, k: int, steps: int, dtype: str, tell: Callable[[str], None] = lambda way: None) -> list[Row]:
+    """Train in every way, with all files in `folder`, and return a row for each; `tell` hears what is being done."""
+    tell("one device")
     is_cuda = torch.cuda.device_count() >= k
     devices = [torch.device("cuda", i) if is_cuda else torch.device("cpu") for i in range(k)]
     batch_size = k * _PICTURES_PER_DEVICE
@@ -86,16 +88,20 @@ def compare(folder: Path, k: int, steps: int, dtype: str) -> list[Row]:
         )
 
     lenet = starts["lenet"]
+    tell("by hand")
     rows = [row("one device", "lenet", alone["lenet"], [0])]
     rows.append(row("by hand", "lenet", ways.by_hand(lenet, batches, devices), traffic.by_hand_bytes(lenet, k)))
     for name, network in (("ddp", "lenet"), ("ddp_spawn", "small_cnn")):
+        tell(f"finetune fit with {name}")
         trained = processes.by_lightning(name, network, job)
         rows.append(row(name, network, trained, traffic.data_parallel_bytes(starts[network], k)))
+    tell("pipelines and layers on several devices")
     for name, split in processes.splits(lenet, batches, job).items():
         if isinstance(split, str):
             rows.append(Row(name, "lenet", k, skipped=split))
         else:
             rows.append(row(name, "lenet", *split))
+    tell("branches")
     siamese, alone["lstm"], trained = ways.branches(job)
     starts["lstm"] = siamese
     rows.append(row("branches", "lstm", trained, traffic.branches_bytes(siamese, batch_size)))

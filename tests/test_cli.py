@@ -379,6 +379,20 @@ def test_a_file_that_cannot_be_made_is_named_in_full(monkeypatch, capsys, tmp_pa
     assert capsys.readouterr().err == f"finetune: error: No such file or directory: {tmp_path}/absent/file\n"
 
 
+def test_a_process_out_of_reach_is_told_in_a_line(monkeypatch, capsys):
+    def unreachable(arguments):
+        what = "SO_ERROR: Connection refused, remote=[127.0.1.1]:31116"
+        raise RuntimeError(f"Gloo connectFullMesh failed with [/__w/third_party/gloo/pair.cc:1] timed out: {what}")
+
+    monkeypatch.setattr("finetune.cli.run", unreachable)
+    with pytest.raises(SystemExit):
+        main(["fit"])
+    assert re.fullmatch(
+        r"finetune: error: process 0 can't reach another one at \[127\.0\.1\.1\]:31116: .* GLOO_SOCKET_IFNAME .*\n",
+        capsys.readouterr().err,
+    )
+
+
 @pytest.mark.parametrize("what", ["(pid 21) is killed by signal: Killed. ", "(pid(s) 21, 22) exited unexpectedly"])
 def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
     def killed(arguments):

@@ -1,10 +1,16 @@
 """What fit makes of Lightning's trainer; test_cli.py, test_configs.py and test_resume.py go through all of it."""
 
+from pathlib import Path
+from unittest.mock import patch
+
 import pytest
+import torch
 from conftest import QUICK
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
+from finetune.classifier import Classifier
 from finetune.lightning_cli import run_lightning
+from finetune.models import build
 
 
 def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):
@@ -14,6 +20,19 @@ def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch
     trainer = run_lightning(["fit", "--data.root", str(colours), *QUICK]).trainer
     environment = trainer._accelerator_connector.cluster_environment
     assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
+
+
+def test_a_run_that_goes_on_needs_no_weights_and_every_process_knows_its_checkpoint(colours, cli, tmp_path):
+    weights = tmp_path / "weights.pt"
+    torch.save(build("mobilenet_v3_small", 3).state_dict(), weights)
+    options = ["fit", "--resume", "--data.root", str(colours), *QUICK, "--model.weights", str(weights)]
+    cli(*options)
+    weights.unlink()
+    seen = []
+    with patch.object(Classifier, "setup", lambda model, stage: seen.append((stage, model.trainer.ckpt_path))):
+        cli(*options, "--trainer.max_epochs", 2)
+    # known in `setup`, where processes on other machines tell whether they see the same checkpoint
+    assert seen[0] == ("fit", Path("runs/fit/version_0/checkpoints/last.ckpt"))
 
 
 def test_batch_norm_is_synchronised_once(colours, cli):
