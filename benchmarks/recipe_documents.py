@@ -38,7 +38,8 @@ def table(records: Records, names: Iterable[str], sizes: Sequence[int]) -> str:
             row.append(mean_and_spread([r["accuracy"] for r in found], 3))
             errors = [r["calibration_error"] for r in found if "calibration_error" in r]
             row.append(mean_and_spread(errors, 3))
-            row.append(f"{min(r['seconds'] for r in found):.0f}" if found else "–")
+            seconds = [r["seconds"] for r in found if "seconds" in r]  # not of runs that were paused
+            row.append(f"{min(seconds):.0f}" if seconds else "–")
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 

@@ -112,3 +112,19 @@ def test_headers_and_readme_say_what_was_recorded():
         expected = f"{statistics.fmean(found):.3f} ± {statistics.stdev(found):.3f}"
         assert f"test accuracy {expected}," in header, (name, expected)
         assert re.search(rf"^\| `{name}\.yaml`.* \| {expected} \|$", readme, re.M), (name, expected)
+
+
+def test_fashion_mnist_s_table_and_headers_are_those_of_the_records(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    fashion = importlib.import_module("fashion_mnist")
+    records = fashion.load()
+    text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    table = fashion.table(records)
+    assert f"<!-- fashion_mnist -->\n{table}\n<!-- /fashion_mnist -->" in text and len(table.splitlines()) > 2
+    assert all(record["command"] == f"finetune {fashion.COMMANDS[record['name']]}" for record in records)
+    for record in records:
+        if match := re.search(r"--config (\S+)", record["command"]):
+            header = (ROOT / "configs" / match[1]).read_text("utf-8")
+            assert f"{record['accuracy']:.4f}" in header, record["name"]
+    # The control: a record that says something else is seen.
+    assert fashion.table([{**records[0], "accuracy": 0.5}, *records[1:]]) not in text

@@ -1,0 +1,107 @@
+"""Measure how the time of a training step changes with the number of processes, and write docs/parallelism.md's tables.
+
+    pip install -e '.[dev]'
+    python benchmarks/scaling.py
+
+It takes about eight minutes on two cores, which nothing else should use. Each process has one thread; the batch is the
+same for any number of them (strong scaling). Every case is added to benchmarks/scaling.json as soon as it is there, and
+is not measured again unless it changes: stop at any time, start again to go on.
+`--document` only writes tables and chart from what is recorded.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from recipe_documents import fill
+from recipes import processor
+from scaling_chart import draw
+from scaling_documents import tables
+from scaling_steps import COUNTS, Case, Transport, measure
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "benchmarks/scaling.json"
+REPEATS = 7
+
+_RESNET = {"network": "resnet18", "batch_size": 32, "image_size": 64, "num_steps": 2}
+_CUT = {**_RESNET, "batch_norm": "frozen", "num_micro_batches": 4}
+CASES = (
+    Transport("all-reduce", (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000)),
+    Case("ddp, LeNet", "ddp", "lenet", 256, 28, 10),
+    Case("ddp, frozen batch norm", "ddp", **_RESNET, batch_norm="frozen"),
+    Case("ddp, batch norm over all", "ddp", **_RESNET, batch_norm="shared"),
+    Case("pipeline gpipe", "gpipe", **_CUT),
+    Case("pipeline 1f1b", "1f1b", **_CUT),
+    Case("layer-wise, 100,000 classes", "layer-wise", **_RESNET, batch_norm="frozen", num_classes=100_000),
+)
+
+
+def load() -> dict[str, dict]:
+    """Return the records so far by the name of their case, without those of cases that have changed."""
+    records = json.loads(RECORDS.read_text("utf-8")) if RECORDS.exists() else []
+    now = {case.name: fingerprint(case) for case in CASES}
+    return {r["name"]: r for r in records if r["fingerprint"] == now.get(r["name"])}
+
+
+def fingerprint(case: Case | Transport) -> str:
+    """Return what changes when the case does."""
+    return hashlib.sha256(repr(case).encode()).hexdigest()[:12]
+
+
+def save(case: Case | Transport, seconds: dict[str, list[float]]) -> None:
+    """Add what was measured to the records."""
+    record = {
+        "name": case.name,
+        "seconds": {name: [float(f"{value:.4g}") for value in values] for name, values in seconds.items()},
+        "fingerprint": fingerprint(case),
+        "command": "python benchmarks/scaling.py",
+        "machine": f"{processor()}, {num_cores()} cores",
+        "cores": num_cores(),
+        "torch": str(torch.__version__),
+        "date": datetime.date.today().isoformat(),
+    }
+    records = load() | {case.name: record}
+    temporary = RECORDS.with_suffix(".tmp")
+    lines = ",\n".join(json.dumps(records[case.name]) for case in CASES if case.name in records)
+    temporary.write_text(f"[\n{lines}\n]\n", "utf-8")
+    os.replace(temporary, RECORDS)
+    print(case.name, {name: f"{1000 * sorted(values)[len(values) // 2]:.1f} ms" for name, values in seconds.items()})
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def document() -> None:
+    """Write the tables and the chart of what is recorded."""
+    records = load()
+    if missing := [case.name for case in CASES if case.name not in records]:
+        print(f"documents are left as they are, since these are not measured yet: {'; '.join(missing)}")
+        return
+    fill(ROOT / "docs/parallelism.md", tables(CASES, records))
+    draw(CASES, records, ROOT / "docs/parallelism/scaling.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names of cases, measured although they are recorded")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="rounds through the settings of a case")
+    parser.add_argument("--document", action="store_true", help="measure nothing")
+    args = parser.parse_args()
+    records = load()
+    wanted = [case for case in CASES if (case.name in args.only if args.only else case.name not in records)]
+    if wanted and not args.document:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (wanted, args.repeats, f"{folder}/rendezvous", save)
+            torch.multiprocessing.spawn(measure, arguments, nprocs=max(COUNTS))
+    document()
+
+
+if __name__ == "__main__":
+    main()
