@@ -7,8 +7,9 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/finetune demo
 
+# A file of tests a core at a time: what a file's tests share is made once.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses logical --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PureWindowsPath
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -53,19 +53,23 @@ def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str], max_bytes
 
 
 @contextmanager
-def one_at_a_time(target: Path) -> Iterator[None]:
+def one_at_a_time(target: Path) -> Iterator[bool]:
     """Hold back other processes that would make `target` too, on all machines that share the disk.
 
-    Those that waited go on where it is made already, and must look again.
+    Those that waited go on where it is made already, and must look again; they are given True.
     """
     missing_parents = [parent for parent in target.parents if not parent.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
-    lock = target.with_name(f".{target.name}.lock")
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
-        with FileLock(lock):
-            yield
+        try:
+            held, has_waited = lock.acquire(timeout=0), False
+        except Timeout:
+            held, has_waited = lock.acquire(), True
+        with held:
+            yield has_waited
     finally:
-        lock.unlink(missing_ok=True)
+        Path(lock.lock_file).unlink(missing_ok=True)
         for parent in missing_parents:
             with suppress(OSError):  # not empty: the target is there
                 parent.rmdir()

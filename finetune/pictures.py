@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from finetune.decode import DecodeError, decode
 from finetune.sampling import augmentation_seed
+from finetune.transforms import set_random_seed
 
 log = logging.getLogger(__name__)
 
@@ -81,19 +82,38 @@ class Pictures(Dataset[dict[str, Any]]):
             if self.on_bad_image == "error":
                 raise
             return {**item, "error": str(error)}
+        try:
+            image = self._transformed(picture, epoch, index)
+        except Exception:
+            if picture.flags.writeable:
+                raise
+            image = self._transformed(picture.copy(), epoch, index)  # it writes into its input, which is a cache's
+        return {**item, "image": image}
+
+    def _transformed(self, picture: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
         if epoch is not None:
-            self.transform.set_random_seed(augmentation_seed(self.seed, epoch, index))
-        return {**item, "image": self.transform(image=picture)["image"]}
+            set_random_seed(self.transform, augmentation_seed(self.seed, epoch, index))
+        return self.transform(image=picture)["image"]
 
 
 class FileReader:
-    """Reads picture i of a list of files."""
+    """Reads picture i of a list of files, made smaller if its shorter side is longer than `shorter_side` pixels."""
 
-    def __init__(self, paths: PathList) -> None:
-        self.paths = paths
+    def __init__(self, paths: PathList, shorter_side: int | None = None) -> None:
+        self.paths, self.shorter_side = paths, shorter_side
 
     def __call__(self, index: int) -> np.ndarray:
-        return decode(self.paths[index])
+        return decode(self.paths[index], shorter_side=self.shorter_side)
+
+
+class GreyReader:
+    """Gives picture i of an array (N, H, W) uint8 as RGB."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.pixels = pixels
+
+    def __call__(self, index: int) -> np.ndarray:
+        return np.repeat(self.pixels[index][:, :, None], 3, axis=2)
 
 
 class Collate:

@@ -18,6 +18,15 @@ QUICK = [
 torch.set_num_threads(1)  # the pictures are tiny: more threads only cost time
 
 
+@pytest.fixture(scope="session", autouse=True)
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of decoded pictures, apart from the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("caches")
+        patch.setenv("FINETUNE_CACHE", str(folder))
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in three easy classes: 20 pictures each in train, 10 in test."""

@@ -43,14 +43,15 @@ def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, cap
 def test_losses_of_the_sample_run_are_golden(few_pictures, cli, tmp_path):
     """The first ten losses through the real command; a change that moves them says why in its message.
 
-    Other CPUs add in another order: 1e-3 is a hundred times what batch
-    norm makes of float32's rounding in ten steps, and far less than a step more or less makes.
+    In float64, for in float32 the order in which a CPU adds moves them by 1e-3 within ten steps. What is left are
+    pixels that OpenCV rounds otherwise on another CPU: 1.5e-3 with half of its instruction sets switched off. A rate
+    that is 1 % higher moves them by 6e-2.
     """
     options = ["--model.weights", "null", "--trainer.accelerator", "cpu", "--trainer.max_steps", 10]
     options += ["--trainer.log_every_n_steps", 1, "--test_after_fit", "false", "--data.num_workers", 0]
-    cli("fit", "--config", "sample.yaml", *options, "--trainer.enable_progress_bar", "false")
+    cli("fit", "--config", "sample.yaml", *options, "--trainer.precision", "64-true")
     rows = read_metrics(tmp_path / "runs/fit/version_0/metrics.csv")
     losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
     assert len(losses) == 10
     golden = [float(line) for line in GOLDEN.read_text().split()]
-    assert losses == pytest.approx(golden, abs=1e-3)
+    assert losses == pytest.approx(golden, abs=5e-3)

@@ -1,0 +1,242 @@
+"""Decoded pictures, kept on disk: decoded once, shared by workers, ranks and later runs; `finetune cache` lists them.
+
+The name of a cache holds a hash of the relative path, size and time of change of every file, of the folder's own path
+and of all else that decides about the pixels: another file, another setting or another Pillow is another cache.
+"""
+
+# Shapes: N pictures in a cache.
+
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import PIL
+from rich.console import Console
+from rich.progress import track
+from rich.table import Column, Table
+
+from finetune.decode import DecodeError, decode, stored_size
+from finetune.download import one_at_a_time
+from finetune.packed import Packed, TooLarge, unfinished, write_packed
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+    from finetune.pictures import FileReader
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = ".pictures"
+_MIN_SAVED = 1000  # pictures not decoded again: about a second of one core
+_NUM_SAMPLED = 200  # headers that the estimate of the size looks at
+
+
+class CachedReader:
+    """Gives picture i of a split from a cache; what could not be decoded then is tried again, for its error.
+
+    Args:
+        files: How to read picture i without a cache.
+        packed: The cache.
+        positions: Where in it the pictures of the split are, (num_images,).
+    """
+
+    def __init__(self, files: "FileReader", packed: Packed, positions: np.ndarray) -> None:
+        self.files, self.packed, self.positions = files, packed, positions
+
+    def __call__(self, index: int) -> np.ndarray:
+        picture = self.packed[self.positions[index]]
+        return self.files(index) if picture is None else picture
+
+
+def pays(trainer: "pl.Trainer", num_images: int, batch_size: int) -> bool:
+    """Return whether a fit reads its training pictures at least twice, and often enough to save a second."""
+    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+    limit = trainer.limit_train_batches  # a number of batches, or a share of them
+    reads = epochs * (min(num_images, limit * batch_size) if isinstance(limit, int) else limit * num_images)
+    if trainer.max_steps != -1:
+        reads = min(reads, trainer.max_steps * trainer.accumulate_grad_batches * batch_size)
+    return reads - num_images >= max(num_images, _MIN_SAVED)
+
+
+def cached_readers(
+    splits: Mapping[str, "FileReader"], root: str | Path, limit_gb: float, build: bool
+) -> dict[str, CachedReader]:
+    """Return readers of the same pictures from a cache, none where there is no cache.
+
+    Of several processes on a machine one builds it, and the others wait. Where it can't be had (a full disk, a folder
+    that may not be written to, a data set above the limit), a line says why.
+
+    Args:
+        splits: How each split is read without a cache, all with the same settings.
+        root: Folder of the data set.
+        limit_gb: Most gigabytes (10^9 bytes) that the cache may take, 0 for no cache. None takes more than half of what
+            is free on its disk.
+        build: Make it if there is none.
+    """
+    if limit_gb <= 0 or not splits:
+        return {}
+    paths = [path for files in splits.values() for path in files.paths]
+    order = sorted(range(len(paths)), key=paths.__getitem__)  # however the pictures are split, it is one cache
+    positions = np.empty(len(paths), np.int64)
+    positions[order] = np.arange(len(paths))
+    paths = [paths[i] for i in order]
+    shorter_side = next(iter(splits.values())).shorter_side
+    decoder = f"Pillow {PIL.__version__}" + (f", OpenCV {cv2.__version__}" if shorter_side else "")
+    place = os.path.realpath(root)
+    about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
+    path = cache_dir() / f"{os.path.basename(place)}-{_key(paths, root, about)[:16]}{_SUFFIX}"
+    packed = _opened(path)
+    if packed is None and build:
+        packed = _made(path, paths, about, limit_gb)
+    if packed is None:
+        return {}
+    with suppress(OSError):  # when it was last used; in somebody else's folder nobody needs to know
+        os.utime(path)
+    parts = np.split(positions, np.cumsum([len(files.paths) for files in splits.values()])[:-1])
+    return {s: CachedReader(files, packed, part) for (s, files), part in zip(splits.items(), parts, strict=True)}
+
+
+def cache_dir() -> Path:
+    """Return the folder of all caches: FINETUNE_CACHE, or else `finetune` among the user's other caches."""
+    own, all_caches = os.environ.get("FINETUNE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else Path(all_caches or Path.home() / ".cache", "finetune")
+
+
+def cache(remove: str | None = None) -> None:
+    """List the caches of decoded pictures, or remove some; a run that uses one has it until its end.
+
+    They lie in the folder that the variable FINETUNE_CACHE names, else in ~/.cache/finetune.
+
+    Args:
+        remove: Name of the cache to remove, or `all`.
+    """
+    folder = cache_dir()
+    found = {path.name.removesuffix(_SUFFIX): path for path in sorted(folder.glob(f"[!.]*{_SUFFIX}"))}
+    if remove is None:
+        columns = (Column("name", no_wrap=True), Column("pictures of", overflow="fold"), "number", "size", "last used")
+        table = Table(*columns, title=f"caches in {folder}")
+        for name, path in found.items():
+            packed, status = _opened(path), path.stat()
+            about = (packed.about["root"], f"{len(packed):,}") if packed else ("damaged", "")
+            last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
+            table.add_row(name, *about, f"{status.st_size / 1e9:.2f} GB", last_used)
+        Console().print(table if found else f"no caches in {folder}")
+        return
+    if remove != "all" and remove not in found:
+        raise ValueError(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
+    chosen = [*found.values(), *unfinished(folder / f"*{_SUFFIX}")] if remove == "all" else [found[remove]]
+    num_bytes = sum(path.stat().st_size for path in chosen)
+    for path in chosen:
+        path.unlink()
+    print(f"removed {len(chosen)} from {folder}: {num_bytes / 1e9:.2f} GB")
+
+
+def _key(paths: Sequence[str], root: str | Path, about: dict[str, Any]) -> str:
+    digest, prefix = hashlib.sha256(json.dumps(about).encode()), os.path.join(Path(root), "")
+    for path in paths:
+        try:
+            status = os.stat(path)
+            size, changed = status.st_size, status.st_mtime_ns
+        except OSError:  # whoever reads it will say so
+            size = changed = -1
+        digest.update(f"{path.removeprefix(prefix)}\0{size}\0{changed}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _opened(path: Path) -> Packed | None:
+    try:
+        return Packed(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float) -> Packed | None:
+    """Build a cache, unless another process has or could not; return None where there is none."""
+    from finetune.signals import is_first_process  # brings torch, without which `finetune cache` answers at once
+
+    failure = f"the pictures of {about['root']} are decoded anew in every epoch: {{}}"
+    try:
+        num_bytes, max_bytes = _estimate(paths, about["shorter_side"]), min(limit_gb * 1e9, _room(path.parent))
+        if num_bytes > max_bytes:
+            limit = "--data.cache_limit_gb" if max_bytes == limit_gb * 1e9 else f"half the free disk of {path.parent}"
+            reason = f"a cache of {num_bytes / 1e9:.2g} GB would be above {limit}, {max_bytes / 1e9:.2g} GB"
+            if is_first_process():
+                log.info(failure.format(reason))
+            return None
+        with one_at_a_time(path) as has_waited:
+            packed = _opened(path)
+            if packed is not None or has_waited:  # whoever was first has told why there is none
+                return packed
+            if path.exists():
+                log.warning("the cache %s is damaged: it is made anew", path)
+            began = time.perf_counter()
+            try:
+                with ThreadPoolExecutor(_num_cores()) as pool:
+                    write_packed(path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes)
+            except (OSError, TooLarge) as error:
+                log.warning(failure.format(f"no cache, {_reason(error)}"))
+                return None
+            seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
+            log.info("decoded %d pictures once, in %.1f s: %.2f GB in %s", len(paths), seconds, size, path)
+            return Packed(path)
+    except (OSError, NotImplementedError) as error:  # no right to write there, or no locks on that disk
+        if is_first_process():
+            log.warning(failure.format(f"no cache, {_reason(error)}"))
+        return None
+
+
+def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
+    """Bytes of all pictures, judged by the headers of some."""
+    num_pixels = []
+    # At random, for sizes may come in a rhythm; by a fixed seed, for all processes must agree.
+    for i in np.random.default_rng(0).permutation(len(paths))[:_NUM_SAMPLED]:
+        height, width = stored_size(paths[i])
+        scale = min(1.0, (shorter_side or math.inf) / max(1, min(height, width)))
+        num_pixels.append(height * width * scale**2)
+    return 3 * len(paths) * float(np.mean(num_pixels))
+
+
+def _room(folder: Path) -> float:
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free / 2
+
+
+def _decoded(pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int | None) -> Iterator[np.ndarray | None]:
+    """Yield the pictures in order while the pool is a few ahead, with a bar on a terminal."""
+
+    def load(path: str) -> np.ndarray | None:
+        try:
+            return decode(path, shorter_side=shorter_side)
+        except DecodeError:
+            return None
+
+    console = Console(stderr=True)
+    waiting: deque[Future[np.ndarray | None]] = deque()
+    for path in track(paths, "decoding pictures", console=console, transient=True, disable=not console.is_terminal):
+        waiting.append(pool.submit(load, path))
+        if len(waiting) > 4 * _num_cores():
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename or cache_dir()}"
+    return " ".join(str(error).split())

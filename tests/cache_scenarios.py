@@ -1,0 +1,82 @@
+"""What test_cache.py runs in several processes at once: `python cache_scenarios.py OUT DATA WORLD_SIZE`.
+
+Each process prints `uncached` after a setup with a full disk and `cached` after a fit, beside what the cache says.
+"""
+
+import errno
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+
+from finetune import ImageFolderData, cache
+from finetune.cache import CachedReader
+
+
+class Tiny(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        return self.layer(batch["image"].float().mean(dim=(1, 2, 3))[:, None]).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+def slowly(function: Any) -> Any:
+    def wrapped(*args: Any, **options: Any) -> Any:
+        time.sleep(0.05)
+        return function(*args, **options)
+
+    return wrapped
+
+
+def full_disk(*_: Any) -> None:
+    time.sleep(3)
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def report(data: ImageFolderData) -> None:
+    readers = [data.splits[split].read for split in ("train", "val")]
+    print("cached" if all(isinstance(read, CachedReader) for read in readers) else "uncached")
+
+
+def main(out: Path, root: str, world_size: int) -> None:
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    logging.getLogger("finetune").setLevel(logging.INFO)
+    cache._MIN_SAVED = 0
+    cache.decode = slowly(cache.decode)  # so that they meet
+    data = ImageFolderData(root, image_size=24, batch_size=16, num_workers=0, on_bad_image="skip")
+    data.trainer = trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy="ddp",
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        use_distributed_sampler=False,
+    )
+    dist.init_process_group("gloo")
+    with patch.object(cache, "write_packed", full_disk):
+        dist.barrier()
+        data.setup("fit")
+    report(data)
+    dist.barrier()
+    model = Tiny()
+    trainer.fit(model, datamodule=data)
+    torch.save(model.state_dict(), out / f"{trainer.global_rank}.pt")
+    report(data)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
