@@ -11,12 +11,10 @@ import json
 import logging
 import math
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +23,11 @@ import numpy as np
 import PIL
 from rich.console import Console
 from rich.progress import track
-from rich.table import Column, Table
 
+from finetune.caches import PICTURES, cache_dir, files_digest, mark_used, room
 from finetune.decode import DecodeError, decode, stored_size
 from finetune.download import one_at_a_time
-from finetune.packed import Packed, TooLarge, unfinished, write_packed
+from finetune.packed import Packed, TooLarge, opened, write_packed
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SUFFIX = ".pictures"
 _MIN_SAVED = 1000  # pictures not decoded again: about a second of one core
 _NUM_SAMPLED = 200  # headers that the estimate of the size looks at
 
@@ -96,70 +93,16 @@ def cached_readers(
     decoder = f"Pillow {PIL.__version__}" + (f", OpenCV {cv2.__version__}" if shorter_side else "")
     place = os.path.realpath(root)
     about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
-    path = cache_dir() / f"{os.path.basename(place)}-{_key(paths, root, about)[:16]}{_SUFFIX}"
-    packed = _opened(path)
+    key = hashlib.sha256((json.dumps(about) + files_digest(paths, root)).encode()).hexdigest()[:16]
+    path = cache_dir() / f"{os.path.basename(place)}-{key}{PICTURES}"
+    packed = opened(path)
     if packed is None and build:
         packed = _made(path, paths, about, limit_gb)
     if packed is None:
         return {}
-    with suppress(OSError):  # when it was last used; in somebody else's folder nobody needs to know
-        os.utime(path)
+    mark_used(path)
     parts = np.split(positions, np.cumsum([len(files.paths) for files in splits.values()])[:-1])
     return {s: CachedReader(files, packed, part) for (s, files), part in zip(splits.items(), parts, strict=True)}
-
-
-def cache_dir() -> Path:
-    """Return the folder of all caches: FINETUNE_CACHE, or else `finetune` among the user's other caches."""
-    own, all_caches = os.environ.get("FINETUNE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else Path(all_caches or Path.home() / ".cache", "finetune")
-
-
-def cache(remove: str | None = None) -> None:
-    """List the caches of decoded pictures, or remove some; a run that uses one has it until its end.
-
-    They lie in the folder that the variable FINETUNE_CACHE names, else in ~/.cache/finetune.
-
-    Args:
-        remove: Name of the cache to remove, or `all`.
-    """
-    folder = cache_dir()
-    found = {path.name.removesuffix(_SUFFIX): path for path in sorted(folder.glob(f"[!.]*{_SUFFIX}"))}
-    if remove is None:
-        columns = (Column("name", no_wrap=True), Column("pictures of", overflow="fold"), "number", "size", "last used")
-        table = Table(*columns, title=f"caches in {folder}")
-        for name, path in found.items():
-            packed, status = _opened(path), path.stat()
-            about = (packed.about["root"], f"{len(packed):,}") if packed else ("damaged", "")
-            last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
-            table.add_row(name, *about, f"{status.st_size / 1e9:.2f} GB", last_used)
-        Console().print(table if found else f"no caches in {folder}")
-        return
-    if remove != "all" and remove not in found:
-        raise ValueError(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
-    chosen = [*found.values(), *unfinished(folder / f"*{_SUFFIX}")] if remove == "all" else [found[remove]]
-    num_bytes = sum(path.stat().st_size for path in chosen)
-    for path in chosen:
-        path.unlink()
-    print(f"removed {len(chosen)} from {folder}: {num_bytes / 1e9:.2f} GB")
-
-
-def _key(paths: Sequence[str], root: str | Path, about: dict[str, Any]) -> str:
-    digest, prefix = hashlib.sha256(json.dumps(about).encode()), os.path.join(Path(root), "")
-    for path in paths:
-        try:
-            status = os.stat(path)
-            size, changed = status.st_size, status.st_mtime_ns
-        except OSError:  # whoever reads it will say so
-            size = changed = -1
-        digest.update(f"{path.removeprefix(prefix)}\0{size}\0{changed}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
-
-
-def _opened(path: Path) -> Packed | None:
-    try:
-        return Packed(path)
-    except (OSError, ValueError):
-        return None
 
 
 def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float) -> Packed | None:
@@ -168,7 +111,7 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
 
     failure = f"the pictures of {about['root']} are decoded anew in every epoch: {{}}"
     try:
-        num_bytes, max_bytes = _estimate(paths, about["shorter_side"]), min(limit_gb * 1e9, _room(path.parent))
+        num_bytes, max_bytes = _estimate(paths, about["shorter_side"]), min(limit_gb * 1e9, room(path.parent))
         if num_bytes > max_bytes:
             limit = "--data.cache_limit_gb" if max_bytes == limit_gb * 1e9 else f"half the free disk of {path.parent}"
             reason = f"a cache of {num_bytes / 1e9:.2g} GB would be above {limit}, {max_bytes / 1e9:.2g} GB"
@@ -176,7 +119,7 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
                 log.info(failure.format(reason))
             return None
         with one_at_a_time(path) as has_waited:
-            packed = _opened(path)
+            packed = opened(path)
             if packed is not None or has_waited:  # whoever was first has told why there is none
                 return packed
             if path.exists():
@@ -206,11 +149,6 @@ def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
         scale = min(1.0, (shorter_side or math.inf) / max(1, min(height, width)))
         num_pixels.append(height * width * scale**2)
     return 3 * len(paths) * float(np.mean(num_pixels))
-
-
-def _room(folder: Path) -> float:
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    return shutil.disk_usage(existing).free / 2
 
 
 def _decoded(pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int | None) -> Iterator[np.ndarray | None]:

@@ -13,6 +13,7 @@ import torch
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
+import finetune
 from finetune.runs import Run
 from finetune.signals import Interrupted, SignalFlag
 
@@ -45,6 +46,28 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
         return _load(path)
+
+
+def origin(data: Any) -> dict[str, str]:
+    """Return what a checkpoint says of where it comes from."""
+    return {
+        "version": finetune.__version__,
+        "torch": str(torch.__version__),
+        "data_fingerprint": getattr(data, "fingerprint", ""),
+        "data_class": f"{type(data).__module__}.{type(data).__qualname__}",
+    }
+
+
+def check_model(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Make sure that a checkpoint is of a model with these hyperparameters.
+
+    Raises:
+        ValueError: It is of another.
+    """
+    for name, own in model.items():
+        given = checkpoint["hyper_parameters"][name]
+        if own != given:
+            raise ValueError(f"the checkpoint is of a run with {name} {given}, this one has {own}")
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
-import finetune
 from finetune import param_groups
+from finetune.activations import use_activations
 from finetune.batch_norm import share_statistics
+from finetune.checkpoints import check_model, origin
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import build, normalization
 from finetune.sampling import run_seed, step_seed
@@ -88,11 +89,13 @@ class Classifier(pl.LightningModule):
         self.decay_norm_and_bias = decay_norm_and_bias
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.label_smoothing, self.class_weights = label_smoothing, class_weights
+        self.rest: Callable[[Tensor], Tensor]  # from activations to logits, once there are any
         num_classes = len(self.class_names)
 
         self.network = build(backbone, num_classes).to(memory_format=torch.channels_last)
         # Decided before DDP wraps: it would never average what is unfrozen later.
-        self._always_eval = param_groups.freeze(self.network, freeze)
+        self.frozen = param_groups.freeze(self.network, freeze)
+        self._always_eval = [*self.frozen]
         if freeze_batch_norm:
             self._always_eval += param_groups.batch_norms(self.network)
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
@@ -104,9 +107,14 @@ class Classifier(pl.LightningModule):
         self.val_metrics, self.test_metrics = SplitMetrics(num_classes), SplitMetrics(num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB."""
+        """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB, or of what the frozen part made of them."""
+        logits = self.rest(images) if images.is_floating_point() else self.network(self.normalized(images))
+        return logits.to(self.mean.dtype)
+
+    def normalized(self, images: Tensor) -> Tensor:
+        """Return what the network sees of pictures (B, 3, h, w) uint8 RGB."""
         x = (images.to(self.mean.dtype) - self.mean) / self.std
-        return self.network(x.contiguous(memory_format=torch.channels_last)).to(self.mean.dtype)
+        return x.contiguous(memory_format=torch.channels_last)
 
     def train(self, mode: bool = True) -> "Classifier":
         super().train(mode)
@@ -146,6 +154,7 @@ class Classifier(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning leaves the mode of every module as it finds it
+        use_activations(self, self._data)
         if self.head_init == "probe" and self.trainer.ckpt_path is None:
             from finetune.features import probe_head  # scipy takes a second to import
 
@@ -220,20 +229,12 @@ class Classifier(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": self.scheduler_interval}]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["finetune"] = {
-            "version": finetune.__version__,
-            "torch": str(torch.__version__),
-            "data_fingerprint": getattr(self._data, "fingerprint", ""),
-            "data_class": f"{type(self._data).__module__}.{type(self._data).__qualname__}",
-            # The epoch so far: a checkpoint may lie inside it.
-            "train_metrics": {name: global_sums(getattr(self, name)) for name in ("train_loss", "train_accuracy")},
-        }
+        # The metrics of the epoch so far: a checkpoint may lie inside it.
+        metrics = {name: global_sums(getattr(self, name)) for name in ("train_loss", "train_accuracy")}
+        checkpoint["finetune"] = {**origin(self._data), "train_metrics": metrics}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        for name in ("backbone", "class_names"):
-            own, given = getattr(self, name), checkpoint["hyper_parameters"][name]
-            if own != given:
-                raise ValueError(f"the checkpoint is of a run with {name} {given}, this one has {own}")
+        check_model(checkpoint, {"backbone": self.backbone, "class_names": self.class_names})
         if self._trainer is not None:
             if self.trainer.state.fn == "fit" and checkpoint["finetune"]["data_fingerprint"] != self._data.fingerprint:
                 log.warning("the training pictures are not those that this run began with: it will end differently")

@@ -23,7 +23,7 @@ OWN = {
     "demo": ("finetune.demo:demo", "Run the whole main job offline on drawn pictures, in a few minutes"),
     "by-hand": ("finetune.by_hand:by_hand", "Train LeNet on Fashion-MNIST by data parallelism without a framework"),
     "parity": ("finetune.parity:parity", "Hold every way of using several devices against one device"),
-    "cache": ("finetune.cache:cache", "List or remove the decoded pictures that earlier runs have kept"),
+    "cache": ("finetune.caches:cache", "List or remove decoded pictures and activations that earlier runs have kept"),
     "sheet": ("finetune.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
 

@@ -15,7 +15,7 @@ from finetune.sharding import assign, is_counted, is_sharded, reshard
 
 if TYPE_CHECKING:
     from finetune.classifier import Classifier
-    from finetune.datamodules import PictureData
+    from finetune.picture_data import PictureData
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,10 @@ def probe_head(model: "Classifier", data: "PictureData") -> None:
 
 @torch.no_grad()
 def features(model: "Classifier", data: "PictureData", split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the head sees of a split's pictures, evaluation transform, (N, D) float64, and labels (N,).
+    """Return what the head sees of a split's pictures as in evaluation, (N, D) float64, and labels (N,).
 
-    Each device computes its part of the list; every device gets all of it, in order.
+    Each device computes its part of the list; every device gets all of it, in order. Fixed views of training pictures
+    (`data.num_views`) count each, and are as in training.
     """
     parts = list(_batches(model, data, split))
     x = torch.cat([features for features, _ in parts]).double().numpy()
@@ -72,7 +73,8 @@ def _batches(model: "Classifier", data: "PictureData", split: str) -> Iterator[t
         for batch in data.loader(split):
             images = batch["image"].to(model.device)
             if len(images) or is_sharded(model.trainer):
-                model(images)
+                with model.trainer.precision_plugin.forward_context():
+                    model(images)
             if len(images) and is_counted(model.trainer):
                 yield seen[-1].cpu(), batch["label"]
             seen.clear()

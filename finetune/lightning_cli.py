@@ -11,6 +11,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.plugins import Precision
 from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
@@ -18,8 +19,9 @@ from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from finetune import configs
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, is_finished, read_checkpoint
 from finetune.classifier import Classifier
-from finetune.datamodules import PictureData
-from finetune.parsing import OneLineErrorLightningParser
+from finetune.parsing import OneLineErrorLightningParser, last_value
+from finetune.picture_data import PictureData
+from finetune.precision import allow_tf32, automatic_precision
 from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
 from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, versions
@@ -100,7 +102,7 @@ class FinetuneCLI(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        subcommand, ckpt_path = args[0], _flag(args, "--ckpt_path")
+        subcommand, ckpt_path = args[0], last_value(args, "--ckpt_path")
         asks_for_help = any(a in ("-h", "--help") or re.match(r"--[\w.]+\.help\b", a) for a in args)
         if subcommand != "fit" and not asks_for_help:
             if ckpt_path is None:
@@ -133,6 +135,10 @@ class FinetuneCLI(LightningCLI):
             raise ValueError("for trainer.strategy take model_parallel or finetune.sharding.MeshStrategy")
         self.run = Run(config["default_root_dir"], self.subcommand)
         options = self.config[self.subcommand]
+        allow_tf32()
+        plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
+        if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
+            config["precision"] = options.trainer.precision = automatic_precision(config["accelerator"])
         callbacks: list[Any] = [
             RunFolder(self.run, self._parser(self.subcommand), options),
             Results(self.run),
@@ -147,7 +153,6 @@ class FinetuneCLI(LightningCLI):
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in own):
             callbacks.append(PicturesBar())
         loggers = [MetricsCSV(self.run), *_listed(config["logger"])]
-        plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
         is_given = any(isinstance(p, ClusterEnvironment) for p in plugins) or TorchElasticEnvironment.detect()
         if SLURMEnvironment.detect() and not is_given:
             # Requeueing is the job script's business: Lightning's would write and later load checkpoints of its own.
@@ -231,16 +236,6 @@ def run_lightning(arguments: Sequence[str]) -> FinetuneCLI:
 
 def _never() -> bool:
     return False
-
-
-def _flag(args: Sequence[str], name: str) -> str | None:
-    value = None  # of several the last counts, as for the parser
-    for i, argument in enumerate(args):
-        if argument.startswith(f"{name}="):
-            value = argument.partition("=")[2]
-        elif argument == name and i + 1 < len(args):
-            value = args[i + 1]
-    return value
 
 
 def _listed(value: Any) -> list[Any]:

@@ -73,6 +73,14 @@ class Packed:
         return Packed, (self.path,)  # a spawned process maps the file itself
 
 
+def opened(path: Path) -> Packed | None:
+    """Return the pictures of a file, None where it is not there or damaged."""
+    try:
+        return Packed(path)
+    except (OSError, ValueError):
+        return None
+
+
 class TooLarge(Exception):
     """The pictures take more bytes than they may."""
 

@@ -3,6 +3,7 @@
 import difflib
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
@@ -83,3 +84,14 @@ def valid_keys(parser: ArgumentParser) -> list[str]:
         for subparser in choices.values():
             keys += valid_keys(subparser)
     return sorted(set(keys))
+
+
+def last_value(args: Sequence[str], name: str) -> str | None:
+    """Return what the command line gives for a flag, None where it is not there."""
+    value = None  # of several the last counts, as for the parser
+    for i, argument in enumerate(args):
+        if argument.startswith(f"{name}="):
+            value = argument.partition("=")[2]
+        elif argument == name and i + 1 < len(args):
+            value = args[i + 1]
+    return value

@@ -57,6 +57,7 @@ class Pictures(Dataset[dict[str, Any]]):
         transform: To (h, w, 3) uint8.
         seed: Seed of the random transforms.
         on_bad_image: What a picture that can't be decoded does: end the run, or be left out.
+        num_views: After so many epochs the transforms begin again; None for never.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class Pictures(Dataset[dict[str, Any]]):
         transform: A.Compose,
         seed: int = 0,
         on_bad_image: Literal["error", "skip"] = "error",
+        num_views: int | None = None,
     ) -> None:
         self.read, self.labels, self.transform, self.seed = read, labels, transform, seed
-        self.on_bad_image = on_bad_image
+        self.on_bad_image, self.num_views = on_bad_image, num_views
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -92,7 +94,8 @@ class Pictures(Dataset[dict[str, Any]]):
 
     def _transformed(self, picture: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
         if epoch is not None:
-            set_random_seed(self.transform, augmentation_seed(self.seed, epoch, index))
+            view = epoch % self.num_views if self.num_views else epoch
+            set_random_seed(self.transform, augmentation_seed(self.seed, view, index))
         return self.transform(image=picture)["image"]
 
 

@@ -6,7 +6,7 @@ it. In evaluation, device r takes the r-th contiguous part of the whole list: no
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,20 +84,24 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         return math.ceil(self.num_images / self.batch_size)
 
 
-class EvalBatches(Sampler[range]):
+class EvalBatches(Sampler[Sequence[Any]]):
     """The `rank`-th contiguous part of all pictures, in order; every device makes the same number of steps.
 
     Where shares differ, the last batch of a smaller one may be empty: devices speak to each other after each step.
-    Batches are ranges, since Lightning keeps those of a prediction.
+    Batches are ranges, since Lightning keeps those of a prediction; with a `key`, what it makes of each number.
     """
 
-    def __init__(self, num_images: int, num_per_step: int, rank: int, world_size: int) -> None:
+    def __init__(
+        self, num_images: int, num_per_step: int, rank: int, world_size: int, key: Callable[[int], Any] | None = None
+    ) -> None:
+        self.key = key
         self.indices, self.num_per_step = share(num_images, rank, world_size), num_per_step
         self.num_steps = math.ceil(len(share(num_images, 0, world_size)) / num_per_step)
 
-    def __iter__(self) -> Iterator[range]:
+    def __iter__(self) -> Iterator[Sequence[Any]]:
         for i in range(self.num_steps):
-            yield self.indices[i * self.num_per_step : (i + 1) * self.num_per_step]
+            batch = self.indices[i * self.num_per_step : (i + 1) * self.num_per_step]
+            yield [self.key(row) for row in batch] if self.key else batch
 
     def __len__(self) -> int:
         return self.num_steps

@@ -4,6 +4,7 @@ Each scenario leaves its result in OUT/<name>_<rank>.pt. All share one process g
 """
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -163,8 +164,10 @@ def begin() -> tuple[Path, Path, Callable[..., ImageFolderData]]:
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
-    def data(root: str = "train", batch_size: int = 12, image_size: int = 32) -> ImageFolderData:
-        options = {"batch_size": batch_size, "image_size": image_size}
+    os.environ["FINETUNE_CACHE"] = str(out / "cache")  # what another number of processes left is not to be found
+
+    def data(root: str = "train", batch_size: int = 12, image_size: int = 32, **more: Any) -> ImageFolderData:
+        options = {"batch_size": batch_size, "image_size": image_size, **more}
         return ImageFolderData(str(data_root / root), val_fraction=0, num_workers=0, **options)  # type: ignore[arg-type]
 
     return out, data_root, data
@@ -189,6 +192,7 @@ def main() -> None:
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
         "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **RESNET),
+        "activations": lambda: weights_after(data(num_views=2), "64-true", freeze="layer3", **RESNET),
     }
     if world_size == 2:
 

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 
 import finetune.lightning_cli
-from finetune import datamodules
+from finetune import picture_data
 from finetune.checkpoints import AtomicCheckpointIO
 from finetune.cli import main
 from finetune.runs import read_metrics, versions
@@ -160,10 +160,10 @@ def die_while_writing() -> None:
 
 def start_the_epoch_again() -> None:
     """Control: what Lightning does by itself."""
-    patch("finetune.datamodules.position", lambda trainer: (datamodules_position(trainer)[0], 0)).start()
+    patch("finetune.picture_data.position", lambda trainer: (original_position(trainer)[0], 0)).start()
 
 
-datamodules_position = datamodules.position
+original_position = picture_data.position
 
 
 @contextmanager

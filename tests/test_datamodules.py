@@ -16,9 +16,10 @@ import torch
 from torchvision.datasets import FashionMNIST as Source
 
 from finetune import sample
-from finetune.datamodules import FashionMNIST, Hotdog, ImageFolderData, PictureData, SampleData, position
+from finetune.datamodules import FashionMNIST, Hotdog, ImageFolderData, SampleData
 from finetune.decode import DecodeError
 from finetune.folders import stratified
+from finetune.picture_data import PictureData, position
 from finetune.sampling import train_order
 from finetune.transforms import eval_transform
 

@@ -62,6 +62,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ("batch_norm_uneven", 1e-10),
         ("balanced", 1e-10),
         ("frozen_backbone", 1e-10),
+        ("activations", 1e-10),
         ("probe", 1e-10),
     ],
 )

@@ -10,9 +10,9 @@ import pytest
 
 from finetune import configs
 from finetune.cli import LIGHTNING, OWN
-from finetune.datamodules import PictureData
 from finetune.lightning_cli import FinetuneCLI
 from finetune.parsing import valid_keys
+from finetune.picture_data import PictureData
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

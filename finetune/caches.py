@@ -1,0 +1,81 @@
+"""Where caches lie, what they are called by, and `finetune cache`, which lists and removes them."""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from finetune.packed import opened, unfinished
+
+PICTURES, ACTIVATIONS = ".pictures", ".activations"
+
+
+def cache_dir() -> Path:
+    """Return the folder of all caches: FINETUNE_CACHE, or else `finetune` among the user's other caches."""
+    own, all_caches = os.environ.get("FINETUNE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else Path(all_caches or Path.home() / ".cache", "finetune")
+
+
+def room(folder: Path) -> float:
+    """Return how many bytes a new cache may take: half of what is free."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free / 2
+
+
+def files_digest(paths: Sequence[str], root: str | Path) -> str:
+    """Return a hash of the relative path, size and time of change of every file, in this order."""
+    digest, prefix = hashlib.sha256(), os.path.join(Path(root), "")
+    for path in paths:
+        try:
+            status = os.stat(path)
+            size, changed = status.st_size, status.st_mtime_ns
+        except OSError:  # whoever reads it will say so
+            size = changed = -1
+        digest.update(f"{path.removeprefix(prefix)}\0{size}\0{changed}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def mark_used(path: Path) -> None:
+    """Note when a cache was last used; in somebody else's folder nobody needs to know."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def cache(remove: str | None = None) -> None:
+    """List what earlier runs have kept, or remove some; a run that uses it has it until its end.
+
+    That is decoded pictures, and activations: what a frozen part of a network made of pictures. They lie in the folder
+    that the variable FINETUNE_CACHE names, else in ~/.cache/finetune.
+
+    Args:
+        remove: Name of the cache to remove, or `all`.
+    """
+    folder = cache_dir()
+    found = {path.stem: path for kind in (PICTURES, ACTIVATIONS) for path in sorted(folder.glob(f"[!.]*{kind}"))}
+    if remove is None:
+        columns = (Column("name", no_wrap=True), Column("what", overflow="fold"), "size", "last used")
+        table = Table(*columns, title=f"caches in {folder}")
+        for name, path in found.items():
+            status, about = path.stat(), "activations"
+            if path.suffix == PICTURES:
+                packed = opened(path)
+                about = f"{len(packed):,} pictures of {packed.about['root']}" if packed else "damaged pictures"
+            last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
+            table.add_row(name, about, f"{status.st_size / 1e9:.2f} GB", last_used)
+        Console().print(table if found else f"no caches in {folder}")
+        return
+    if remove != "all" and remove not in found:
+        raise ValueError(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
+    chosen = [found[remove]] if remove != "all" else list(found.values())
+    if remove == "all":
+        chosen += [path for kind in (PICTURES, ACTIVATIONS) for path in unfinished(folder / f"*{kind}")]
+    num_bytes = sum(path.stat().st_size for path in chosen)
+    for path in chosen:
+        path.unlink()
+    print(f"removed {len(chosen)} from {folder}: {num_bytes / 1e9:.2f} GB")

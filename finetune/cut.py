@@ -1,0 +1,68 @@
+"""A network cut in two between its frozen stages and the rest, along what torch.fx sees of its data flow."""
+
+from collections.abc import Sequence
+
+from torch import fx, nn
+from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
+from torchvision.ops import StochasticDepth
+
+from finetune.models import head, head_name, stages
+
+
+def cut(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.Module] | None:
+    """Return the frozen part of a network and the rest as modules that share its weights.
+
+    The cut is before the first module that learns or is random, so all that needs no gradient is on the frozen side.
+
+    Args:
+        network: (B, 3, H, W) to (B, K).
+        frozen: Its first stages.
+
+    Returns:
+        (B, 3, H, W) to (B, …), and (B, …) to (B, K); None where something else goes from the one to the other.
+    """
+    parts = {**stages(network), head_name(network): head(network)}
+    halves = []
+    for is_rest in (False, True):
+        graph = _Tracer(parts).trace(network)
+        pictures = next(node for node in graph.nodes if node.op == "placeholder")
+        first = next(node for node in graph.nodes if _learns_or_is_random(network, node, frozen))
+        if len(first.all_input_nodes) != 1:
+            return None
+        activations = first.all_input_nodes[0]
+        if is_rest:
+            with graph.inserting_before(pictures):
+                activations.replace_all_uses_with(graph.placeholder("activations"))
+        else:
+            graph.erase_node(next(node for node in graph.nodes if node.op == "output"))
+            graph.output(activations)
+        graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))  # assertions are dead code too
+        if is_rest:
+            if pictures.users:
+                return None
+            graph.erase_node(pictures)
+        halves.append(fx.GraphModule(network, graph))
+    return halves[0], halves[1]
+
+
+class _Tracer(fx.Tracer):
+    """Follows what happens between the stages, and takes them and all that holds none as they are."""
+
+    def __init__(self, parts: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.containers = {name.rsplit(".", i)[0] for name in parts for i in range(1, name.count(".") + 1)}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name not in self.containers
+
+
+def _learns_or_is_random(network: nn.Module, node: fx.Node, frozen: Sequence[nn.Module]) -> bool:
+    if node.op != "call_module":
+        return node.target is F.dropout
+    module = network.get_submodule(str(node.target))
+    if any(module is stage for stage in frozen):
+        return False
+    if isinstance(module, _DropoutNd | StochasticDepth):
+        return module.p > 0
+    return next(module.parameters(), None) is not None

@@ -1,0 +1,187 @@
+"""Training on activations that were computed once ends with the weights of training on pictures."""
+
+import errno
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from ddp_scenarios import calibrated_network, sgd
+
+from finetune import Classifier, ImageFolderData, activations
+from finetune.activations import Activations
+from finetune.caches import ACTIVATIONS, cache_dir
+
+FROZEN = {"backbone": "resnet18", "weights": None, "optimizer": sgd, "freeze_batch_norm": True}
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "caches"))
+
+
+def data(root: Path, **options) -> ImageFolderData:
+    options = {"image_size": 32, "batch_size": 16, "num_workers": 0, "num_views": 2, **options}
+    return ImageFolderData(str(root), **options)
+
+
+def fit(
+    pictures: ImageFolderData, ckpt_path: Path | None = None, max_epochs: int = 4, network=calibrated_network, **options
+):
+    """Train a network that is always the same at the start."""
+    pl.seed_everything(1, verbose=False)
+    with patch("finetune.classifier.build", network):
+        model = Classifier(pictures.class_names, **{**FROZEN, "freeze": "layer3", **options})
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=max_epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.ckpt_path = ckpt_path
+    trainer.fit(model, datamodule=pictures)
+    model.result = float(trainer.callback_metrics["val/loss"]) if "val" in pictures.splits else None
+    return model
+
+
+def distance(a: Classifier, b: Classifier) -> float:
+    ours, theirs = a.network.state_dict(), b.network.state_dict()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def caches() -> list[Path]:
+    return sorted(cache_dir().glob(f"*{ACTIVATIONS}"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"freeze": "layer3"},
+        {"freeze": "backbone"},
+        {"freeze": "layer1", "freeze_batch_norm": False},
+        {"freeze": "backbone", "head_init": "probe"},
+        {"freeze": "layer3", "class_weights": "balanced", "label_smoothing": 0.1},
+    ],
+)
+def test_weights_are_those_of_training_on_pictures(colours, options):
+    pictures = data(colours)
+    with_activations = fit(pictures, **options)
+    assert set(pictures.activations) == {"train", "val"}
+    without = data(colours, cache_limit_gb=0)
+    on_pictures = fit(without, **options)
+    assert not without.activations
+    assert distance(with_activations, on_pictures) < 1e-6
+    assert with_activations.result == pytest.approx(on_pictures.result, abs=1e-5)
+
+
+def test_views_take_turns(colours):
+    """Control: with the first view in every epoch the weights are others."""
+    right = fit(data(colours))
+    original = Activations.__getitems__
+
+    def first_view(self, keys):
+        return original(self, [(0, key[1]) if isinstance(key, tuple) else key for key in keys])
+
+    with patch.object(Activations, "__getitems__", first_view):
+        wrong = fit(data(colours))
+    assert distance(right, wrong) > 1e-4
+
+
+def test_pictures_that_are_prepared_as_in_evaluation_need_no_views(colours):
+    plain = {"num_views": None, "crop_and_flip": False}
+    pictures = data(colours, **plain)
+    assert distance(fit(pictures), fit(data(colours, **plain, cache_limit_gb=0))) < 1e-6
+    assert pictures.activations
+    drawn_anew = data(colours, num_views=None)
+    fit(drawn_anew)
+    assert not drawn_anew.activations
+
+
+def test_nothing_is_computed_where_it_would_not_be_read_again(colours):
+    for pictures, options in ((data(colours), {"freeze": None}), (data(colours), {"max_epochs": 2})):
+        fit(pictures, **options)
+        assert not pictures.activations
+    assert not caches()
+
+
+def test_a_later_run_finds_them_and_only_the_same_one(colours):
+    first = fit(data(colours))
+    assert len(caches()) == 2
+    with patch.object(activations, "_fill", side_effect=AssertionError):
+        assert distance(first, fit(data(colours))) == 0
+    fit(data(colours, image_size=40))
+    assert len(caches()) == 4
+    fit(data(colours), freeze="layer2")
+    assert len(caches()) == 6
+    fit(data(colours, augmentations=[{"class_path": "albumentations.ColorJitter"}]))
+    assert len(caches()) == 7  # val has no augmentation
+
+
+def other_network(backbone: str, num_classes: int):
+    network = calibrated_network(backbone, num_classes)
+    network.conv1.weight.data[0, 0, 0, 0] += 1e-3
+    return network
+
+
+def test_other_weights_are_other_activations(colours):
+    fit(data(colours))
+    fit(data(colours), network=other_network)
+    assert len(caches()) == 4
+
+
+def test_a_resumed_run_goes_on_with_them(colours, tmp_path):
+    whole = fit(data(colours))
+    half = fit(data(colours), max_epochs=3)
+    half.trainer.save_checkpoint(tmp_path / "half.ckpt")
+    pictures = data(colours)
+    assert distance(fit(pictures, ckpt_path=tmp_path / "half.ckpt"), whole) == 0
+    assert pictures.activations
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("patched", "reason"),
+    [
+        (patch.object(os, "posix_fallocate", full), "No space left on device"),
+        (patch.object(activations, "room", lambda folder: 1000.0), "above --data.cache_limit_gb or half the free disk"),
+    ],
+)
+def test_where_they_can_not_be_kept_a_line_says_so_and_the_run_is_the_same(colours, caplog, patched, reason):
+    pictures = data(colours)
+    with patched:
+        model = fit(pictures)
+    assert reason in caplog.text and caplog.text.count("computed anew in every epoch") == 1
+    assert not pictures.activations and not list(cache_dir().glob(f"*{ACTIVATIONS}*"))
+    assert distance(model, fit(data(colours))) < 1e-6
+
+
+def test_a_picture_that_can_not_be_decoded_is_skipped_as_before(colours, tmp_path, caplog):
+    from conftest import draw_colours
+
+    root = draw_colours(tmp_path / "broken", train=6)
+    broken = root / "train/blue/00.png"
+    broken.write_bytes(broken.read_bytes()[:50])
+    pictures = data(root, on_bad_image="skip", val_fraction=0)
+    model = fit(pictures)
+    assert not pictures.activations and "blue/00.png" in caplog.text
+    assert distance(model, fit(data(root, on_bad_image="skip", val_fraction=0, cache_limit_gb=0))) == 0
+
+
+def test_a_batch_is_what_the_keys_say():
+    rows = torch.arange(6.0)[:, None].expand(6, 4)  # two views of three pictures
+    held = Activations(rows, np.array([5, 6, 7]))
+    batch = held.__getitems__([(0, 2), (1, 0), (2, 1), (3, 1)])
+    assert batch["image"][:, 0].tolist() == [2, 3, 1, 4]
+    assert batch["label"].tolist() == [7, 5, 6, 6] and batch["index"].tolist() == [2, 0, 1, 1]
+    assert held.__getitems__([0, 3, 5])["index"].tolist() == [0, 0, 2]
+    maps = Activations(torch.zeros(6, 2, 2, 8), np.array([5, 6, 7])).__getitems__([0, 1])["image"]
+    assert maps.shape == (2, 8, 2, 2) and maps.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,81 @@
+"""A network cut in two computes what it did whole, and nothing random or learning is on the frozen side."""
+
+import pytest
+import torch
+from torch import nn
+
+from finetune.cut import cut
+from finetune.models import build, stages
+from finetune.param_groups import freeze
+
+# One of each way to be built: plain rows, blocks with shortcuts, branches, dropout before the head, tokens.
+SIZES = {"resnet18": 64, "mobilenet_v2": 64, "alexnet": 64, "densenet121": 64, "googlenet": 64, "vit_b_32": 224}
+NETWORKS = {**SIZES, "swin_t": 64, "lenet": 28, "resnet18_small": 28}
+
+
+def frozen_to(backbone: str, last: str) -> tuple[nn.Module, list[nn.Module]]:
+    """A network in training mode, frozen as in a run."""
+    torch.manual_seed(0)
+    network = build(backbone, 4).train()
+    frozen = freeze(network, last)
+    for module in frozen:
+        module.eval()
+    return network, frozen
+
+
+@pytest.mark.parametrize("backbone", NETWORKS)
+@torch.no_grad()
+def test_both_parts_together_are_the_network(backbone):
+    names = list(stages(build(backbone, 4)))
+    images = torch.rand(2, 3, NETWORKS[backbone], NETWORKS[backbone])
+    for last in {names[0], names[len(names) // 2], "backbone"}:
+        network, frozen = frozen_to(backbone, last)
+        parts = cut(network, frozen)
+        assert parts is not None
+        network.eval()
+        assert torch.equal(parts[1](parts[0](images)), network(images))
+
+
+def test_weights_are_shared_and_all_that_learn_are_in_the_rest():
+    network, frozen = frozen_to("resnet18", "layer3")
+    first, rest = cut(network, frozen)
+    learning = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    assert {name for name, _ in rest.named_parameters()} == learning
+    assert not any(parameter.requires_grad for parameter in first.parameters())
+    own = dict(network.named_parameters())
+    assert all(own[name] is parameter for name, parameter in rest.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "last"), [("mobilenet_v2", "backbone"), ("alexnet", "backbone"), ("vgg11", "features")]
+)
+def test_dropout_is_in_the_rest_and_still_random(backbone, last):
+    network, frozen = frozen_to(backbone, last)
+    first, rest = cut(network, frozen)
+    assert not any(isinstance(module, nn.Dropout) for module in first.modules())
+    images = torch.rand(2, 3, 64, 64)
+    activations = first(images)
+    assert torch.equal(activations, first(images))
+    assert not torch.equal(rest(activations), rest(activations))
+
+
+def test_dropout_that_drops_nothing_does_not_keep_the_rest_large():
+    network, frozen = frozen_to("vit_b_32", "backbone")  # its dropout, of rate 0, comes before all layers
+    _, rest = cut(network, frozen)
+    assert sum(parameter.numel() for parameter in rest.parameters()) == 4 * 768 + 4
+
+
+class Shortcut(nn.Module):
+    """The head sees the pictures themselves, too: nothing frozen stands between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(images).mean((2, 3))) + images.mean((1, 2, 3))[:, None]
+
+
+def test_a_network_with_another_way_around_is_left_whole():
+    network = Shortcut()
+    assert cut(network, freeze(network, "backbone")) is None

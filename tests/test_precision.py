@@ -1,0 +1,71 @@
+"""What is computed in where nobody says."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from conftest import QUICK
+
+from finetune.precision import automatic_precision
+from finetune.runs import versions
+
+CUDA = "finetune.precision.CUDAAccelerator.is_available"
+
+
+def capabilities(**given: bool):
+    return patch("torch.cpu.get_capabilities", lambda: given)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"avx512_bf16": True, "amx_bf16": False}, "bf16-mixed"),
+        ({"amx_bf16": True}, "bf16-mixed"),
+        ({"avx512_bf16": False, "avx512_f": True}, "32-true"),
+        ({"neon": True, "bf16": True}, "32-true"),  # not looked into on ARM
+    ],
+)
+@pytest.mark.parametrize("accelerator", ["cpu", "auto"])
+def test_a_cpu_computes_in_bf16_where_it_has_instructions_for_it(given, expected, accelerator):
+    with capabilities(**given), patch(CUDA, lambda: False):
+        assert automatic_precision(accelerator) == expected
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda", "auto"])
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_gpu_computes_in_bf16_if_it_can_without_emulation(accelerator, supported):
+    def is_supported(including_emulation: bool = True) -> bool:
+        return supported or including_emulation
+
+    with capabilities(), patch(CUDA, lambda: True), patch("torch.cuda.is_bf16_supported", is_supported):
+        assert automatic_precision(accelerator) == ("bf16-mixed" if supported else "32-true")
+
+
+def test_the_cpu_of_a_machine_with_a_gpu_is_asked_when_it_is_the_one_to_compute():
+    with capabilities(avx512_bf16=True), patch(CUDA, lambda: True):
+        assert automatic_precision("cpu") == "bf16-mixed"
+
+
+def test_other_accelerators_compute_in_float32():
+    with capabilities(avx512_bf16=True), patch(CUDA, lambda: False):
+        assert automatic_precision("mps") == "32-true"
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "written"),
+    [
+        ([], {}, "bf16-mixed"),
+        (["--trainer.precision", "64-true"], {}, "64-true"),
+        (["--config", "own.yaml"], {}, "32-true"),
+    ],
+)
+def test_what_is_given_wins_and_the_run_says_what_it_was(cli, colours, tmp_path, options, config, written):
+    (tmp_path / "own.yaml").write_text("trainer: {precision: 32-true}\n")
+    without = [option for option in QUICK if option not in ("--trainer.precision", "32-true")]
+    with capabilities(avx512_bf16=True):
+        cli("fit", "--data.root", colours, *without, *options)
+    (run,) = versions(tmp_path / "runs", "fit")
+    assert f"precision: {written}\n" in (run / "config.yaml").read_text()
+    dtype = torch.float64 if written == "64-true" else torch.float32  # mixed: weights stay in float32
+    weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert weights["network.classifier.3.weight"].dtype == dtype
