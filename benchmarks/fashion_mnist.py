@@ -35,8 +35,6 @@ COMMANDS = {
     "LeNet by Lightning, ddp on 2": f"{_FIT.format('lenet', 10)} {_DDP}",
     **{f"by hand, {k} × cpu, float64, 2 epochs": f"{_BY_HAND[k]} --dtype float64 --epochs 2" for k in (1, 2, 4)},
     "ResNet-18, 1 device, 3 epochs": f"{_FIT.format('resnet18', 3)} --trainer.precision bf16-mixed",
-    "ResNet-18, ddp on 2, 1 epoch": f"{_FIT.format('resnet18', 1)} {_DDP} --trainer.precision bf16-mixed",
-    "ResNet-18, 1 device, 1 epoch": f"{_FIT.format('resnet18', 1)} --trainer.precision bf16-mixed",
 }
 
 

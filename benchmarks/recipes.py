@@ -58,7 +58,7 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-CONFIGS = ("hotdog", "image_folder", "hotdog_probe", "hotdog_frozen", "hotdog_book", "hotdog_scratch")
+CONFIGS = ("hotdog", "image_folder", "hotdog_probe", "hotdog_fast", "hotdog_frozen", "hotdog_book", "hotdog_scratch")
 PLAIN = ("plain_one_rate", "plain_book", "plain_scratch")
 # Each group goes through all its recipes before the next seed: what is measured side by side is compared.
 GROUPS = (
@@ -104,8 +104,11 @@ def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
             places = ["--data.root", root, "--trainer.default_root_dir", folder]
             if "scratch" not in recipe.name:
                 places += ["--model.weights", weights]
+        environment = {**os.environ, "FINETUNE_CACHE": f"{folder}/cache"}  # each run begins without one
         started = time.perf_counter()
-        done = subprocess.run([*program, *arguments, *places], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [*program, *arguments, *places], stdout=subprocess.PIPE, text=True, check=True, env=environment
+        )
         seconds = time.perf_counter() - started
         if recipe.name.startswith("plain_"):
             result = {"accuracy": json.loads(done.stdout.splitlines()[-1])["accuracy"]}

@@ -131,8 +131,9 @@ class PictureData(pl.LightningDataModule):
         """Read from the cache what every epoch reads, where there is a cache or a fit is worth one."""
         files = {s: p.read for s, p in self.splits.items() if s in ("train", "val") and isinstance(p.read, FileReader)}
         assert self.trainer is not None
-        build = stage == "fit" and pays(self.trainer, len(self.splits["train"].labels), self.batch_size)
-        build = build and not activations.pays(self.trainer.lightning_module, self)  # reads each but once
+        # Where activations are computed, each view is read but once.
+        most = self.num_views or math.inf if activations.pays(self.trainer.lightning_module, self) else math.inf
+        build = stage == "fit" and pays(self.trainer, len(self.splits["train"].labels), self.batch_size, most)
         for split, read in cached_readers(files, self.root or "", self.cache_limit_gb, build).items():
             self.splits[split] = replace(self.splits[split], read=read)
 
