@@ -9,20 +9,28 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import albumentations
+import cv2
 import numpy as np
+import PIL
+import pytorch_lightning as pl
 import torch
+import torchvision
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+import finetune
+from finetune.cache import num_reads
 from finetune.caches import ACTIVATIONS, cache_dir, files_digest, mark_used, room
 from finetune.cut import cut
-from finetune.pictures import Collate, GreyReader
+from finetune.packed import unfinished
+from finetune.pictures import Collate, FileReader, GreyReader
 from finetune.sampling import share
 from finetune.sharding import is_sharded
 
@@ -32,16 +40,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Shapes: N pictures of a split, V views of each, C channels.
+# Shapes: N pictures of a split, V views of each; D features, T tokens, C channels.
 
-_NUM_AT_ONCE = 64  # pictures: no gradients are kept
+_NUM_AT_ONCE = 64  # pictures at most, and not more than a batch: the memory is there
+_DEAD_AFTER = 86_400  # seconds without a write
+_T = TypeVar("_T")
 
 
 class Activations(Dataset[dict[str, Any]]):
     """Batches of activations by key: (epoch, index) in training, where views take turns, else a row.
 
     Args:
-        rows: (V x N, D), or maps (V x N, h, w, C); the first view of all pictures comes first.
+        rows: (V x N, D), (V x N, T, D) or maps (V x N, h, w, C); the first view of all pictures comes first.
         labels: (N,).
     """
 
@@ -70,56 +80,57 @@ def use_activations(model: "Classifier", data: "PictureData") -> None:
     """
     if not pays(model, data):
         return
-    parts = cut(model.network, model.frozen)
-    if parts is None:
-        log.info("what is frozen is computed anew in every epoch: %s can't be cut there", model.backbone)
-        return
-    frozen, rest = parts
     found: dict[str, Activations] = {}
     try:
+        parts = cut(model.network, model.frozen)
+        if parts is None:
+            raise Unavailable(f"{model.backbone} can't be cut there")
         for split in ("train", "val"):
             if split in data.splits:
-                found[split] = Activations(_rows(model, data, split, frozen), data.splits[split].labels)
+                found[split] = Activations(_rows(model, data, split, parts[0]), data.splits[split].labels)
     except Unavailable as error:
         if model.trainer.is_global_zero:
             log.warning("what is frozen is computed anew in every epoch: %s", error)
+        data.keep_decoded()
         return
     data.activations = found
-    model.rest = rest.forward  # not the module: its weights are in the model already
+    model.rest = parts[1].forward  # not the module: its weights are in the model already
 
 
-def pays(model: Any, data: "PictureData") -> bool:
+def pays(model: Any, data: Any) -> bool:
     """Return whether something is frozen, pictures come back unchanged, and a fit reads them more than once."""
-    trainer = data.trainer
-    if trainer is None or data.num_views is None or not getattr(model, "frozen", None) or is_sharded(trainer):
+    views = getattr(data, "num_views", None)
+    if views is None or not getattr(model, "frozen", None) or data.cache_limit_gb <= 0:
         return False
-    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
-    if trainer.max_steps != -1:
-        batches = math.ceil(len(data.splits["train"].labels) / data.batch_size)
-        epochs = min(epochs, trainer.max_steps * trainer.accumulate_grad_batches / batches)
-    return data.cache_limit_gb > 0 and epochs > data.num_views
+    trainer, num = model.trainer, len(data.splits["train"].labels) if "train" in data.splits else 0
+    is_fit = trainer.state.fn == "fit" and not is_sharded(trainer)
+    return is_fit and num_reads(trainer, num, data.batch_size) > views * num
 
 
 def _rows(model: "Classifier", data: "PictureData", split: str, frozen: nn.Module) -> Tensor:
     """Return the activations of a split, one row for each view of each picture."""
     trainer = model.trainer
-    pictures = data.pictures(split, train=split == "train")
-    first = _activations(model, frozen, Collate(data.image_size)([pictures[data.key(split, 0)]]))
-    shape, dtype = (data.num_rows(split), *first.shape[1:]), first.dtype
+
+    def look() -> tuple[Path, tuple[int, ...], torch.dtype, bool]:
+        pictures = data.pictures(split, train=split == "train")
+        first = _activations(model, frozen, Collate(data.image_size)([pictures[data.key(split, 0)]]))
+        shape = (data.num_rows(split), *first.shape[1:])
+        name = f"{Path(data.root or '').resolve().name}-{_key(model, data, split, frozen)[:16]}{ACTIVATIONS}"
+        path = cache_dir() / name
+        is_there = path.exists() and path.stat().st_size == math.prod(shape) * first.dtype.itemsize
+        return path, shape, first.dtype, is_there
+
+    path, shape, dtype, is_there = _in_step(trainer, look)
     num_bytes = math.prod(shape) * dtype.itemsize
-    name = f"{Path(data.root or '').resolve().name}-{_key(model, data, split, frozen)[:16]}{ACTIVATIONS}"
-    path = cache_dir() / name
-    is_there = path.exists() and path.stat().st_size == num_bytes
     if not trainer.strategy.reduce_boolean_decision(is_there, all=True):
         began = time.perf_counter()
-        temporary = path.with_name(f".{name}.{trainer.strategy.broadcast(os.urandom(4).hex())}.tmp")
+        data.keep_decoded(most=data.num_views or 1)
+        token = trainer.strategy.broadcast(os.urandom(4).hex())
+        temporary = path.with_name(f".{path.name}.{token}-{trainer.node_rank}.tmp")
         try:
-            _in_step(model, lambda: _reserve(model, temporary, num_bytes, data.cache_limit_gb))
-            rows = torch.from_file(str(temporary), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
-            _in_step(model, lambda: _fill(model, data, split, frozen, rows))
-            if trainer.local_rank == 0:
-                temporary.replace(path)
-            trainer.strategy.barrier()
+            _in_step(trainer, lambda: _reserve(trainer, temporary, num_bytes, data.cache_limit_gb))
+            _in_step(trainer, lambda: _fill(model, data, split, frozen, _mapped(temporary, shape, dtype, shared=True)))
+            _in_step(trainer, lambda: _finish(trainer, temporary, path))
         finally:
             if trainer.local_rank == 0:
                 temporary.unlink(missing_ok=True)
@@ -128,25 +139,39 @@ def _rows(model: "Classifier", data: "PictureData", split: str, frozen: nn.Modul
             words = "computed what is frozen once, for %s pictures of %s in %.1f s: %.2f GB in %s"
             log.info(words, f"{shape[0]:,}", split, seconds, num_bytes / 1e9, path)
     mark_used(path)
-    # A map of the file, which all processes share: it takes memory only as long as there is some to spare.
-    return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+    return _in_step(trainer, lambda: _mapped(path, shape, dtype, shared=False))
 
 
-def _in_step(model: "Classifier", act: Any) -> None:
-    """Do what may fail on one device: then none goes on."""
-    failure: Exception | None = None
+def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype, shared: bool) -> Tensor:
+    """Return a map of a file, which takes memory only as long as there is some to spare; `shared` to write to it."""
     try:
-        act()
-    except (OSError, Unavailable) as error:
+        return torch.from_file(str(path), shared=shared, size=math.prod(shape), dtype=dtype).view(shape)
+    except RuntimeError as error:  # torch's word for a file that is gone, or may not be read
+        raise Unavailable(" ".join(str(error).split())) from error
+
+
+def _in_step(trainer: pl.Trainer, act: Callable[[], _T]) -> _T:
+    """Do what may fail on one device, on all: if it does, none goes on."""
+    result, failure = None, None
+    try:
+        result = act()
+    except Exception as error:
         failure = error
-    if not model.trainer.strategy.reduce_boolean_decision(failure is None, all=True):
-        message = failure.strerror if isinstance(failure, OSError) else failure
-        raise Unavailable(message or "another process can't")
+    if not trainer.strategy.reduce_boolean_decision(failure is None, all=True):
+        if failure is None:
+            raise Unavailable("another process can't keep it")
+        if isinstance(failure, OSError):
+            raise Unavailable(f"{failure.strerror or failure}: {failure.filename or cache_dir()}") from failure
+        raise failure
+    return cast(_T, result)
 
 
-def _reserve(model: "Classifier", path: Path, num_bytes: int, limit_gb: float) -> None:
-    if model.trainer.local_rank != 0:
+def _reserve(trainer: pl.Trainer, path: Path, num_bytes: int, limit_gb: float) -> None:
+    if trainer.local_rank != 0:
         return
+    for old in unfinished(path.parent / f"*{ACTIVATIONS}"):
+        if time.time() - old.stat().st_mtime > _DEAD_AFTER:  # of a run that was killed
+            old.unlink(missing_ok=True)
     limit = min(limit_gb * 1e9, room(path.parent))
     if num_bytes > limit:
         words = f"{num_bytes / 1e9:.2g} GB of activations would be above --data.cache_limit_gb or half the free disk"
@@ -158,13 +183,21 @@ def _reserve(model: "Classifier", path: Path, num_bytes: int, limit_gb: float) -
         file.truncate(num_bytes)
 
 
+def _finish(trainer: pl.Trainer, temporary: Path, path: Path) -> None:
+    if trainer.local_rank == 0:
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())  # the name is not to be there before the content is, whatever happens
+        temporary.replace(path)
+
+
 def _fill(model: "Classifier", data: "PictureData", split: str, frozen: nn.Module, rows: Tensor) -> None:
     """Compute this device's part of a machine's activations."""
+    num_at_once = min(_NUM_AT_ONCE, math.ceil(data.batch_size / model.trainer.world_size))
     part = share(len(rows), model.trainer.local_rank, model.trainer.num_devices)
-    chosen = [part[i : i + _NUM_AT_ONCE] for i in range(0, len(part), _NUM_AT_ONCE)]
+    chosen = [part[i : i + num_at_once] for i in range(0, len(part), num_at_once)]
     batches = [[data.key(split, row) for row in batch] for batch in chosen]
     pictures = data.pictures(split, train=split == "train")
-    options = data.worker_options(_NUM_AT_ONCE)
+    options = data.worker_options(num_at_once)
     loader = DataLoader(pictures, batch_sampler=batches, collate_fn=Collate(data.image_size), **options)
     console = Console(stderr=True)
     hidden = not console.is_terminal or not model.trainer.is_global_zero
@@ -190,16 +223,20 @@ def _key(model: "Classifier", data: "PictureData", split: str, frozen: nn.Module
     """Return a hash of all that decides about the activations."""
     digest = hashlib.sha256()
     read: Any = data.splits[split].read
-    if isinstance(read, GreyReader):
-        digest.update(read.pixels.tobytes())
+    files = getattr(read, "files", read)  # of what was decoded before
+    if isinstance(files, FileReader):
+        digest.update(files_digest(files.paths, data.root or "").encode())
+    elif isinstance(files, GreyReader):
+        digest.update(files.pixels.tobytes())
     else:
-        digest.update(files_digest(getattr(read, "files", read).paths, data.root or "").encode())
+        raise Unavailable(f"{type(files).__name__} does not say which pictures it reads")
     is_train = split == "train"
     pictures = data.pictures(split, is_train)
     # A transform's own words may leave out what it was told; evaluation has none but ours.
     settings = {**data.hparams, "root": None, "batch_size": None} if is_train else data.cache_size
-    about = (split, pictures.seed * is_train, repr(pictures.transform), settings, model.trainer.precision)
-    digest.update(repr((*about, model.device.type, str(torch.__version__), model.backbone)).encode())
+    versions = [str(module.__version__) for module in (finetune, torch, torchvision, albumentations, cv2, PIL)]
+    about = (split, pictures.seed * is_train, repr(pictures.transform), settings, os.path.realpath(data.root or ""))
+    digest.update(repr((*about, model.trainer.precision, model.device.type, model.backbone, versions)).encode())
     for tensor in (model.mean, model.std, *frozen.state_dict().values()):
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -57,18 +57,19 @@ class CachedReader:
         return self.files(index) if picture is None else picture
 
 
-def pays(trainer: "pl.Trainer", num_images: int, batch_size: int, most: float = math.inf) -> bool:
-    """Return whether a fit reads its training pictures at least twice, and often enough to save a second.
-
-    Args:
-        most: So many times it reads each at most.
-    """
-    epochs = min(most, math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs)
+def num_reads(trainer: "pl.Trainer", num_images: int, batch_size: int) -> float:
+    """Return how often a fit reads a training picture, all together."""
+    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
     limit = trainer.limit_train_batches  # a number of batches, or a share of them
     reads = epochs * (min(num_images, limit * batch_size) if isinstance(limit, int) else limit * num_images)
     if trainer.max_steps != -1:
         reads = min(reads, trainer.max_steps * trainer.accumulate_grad_batches * batch_size)
-    return reads - num_images >= max(num_images, _MIN_SAVED)
+    return reads
+
+
+def pays(num_reads: float, num_images: int) -> bool:
+    """Return whether pictures are read at least twice, and often enough to save a second."""
+    return num_reads - num_images >= max(num_images, _MIN_SAVED)
 
 
 def cached_readers(

@@ -48,11 +48,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return _load(path)
 
 
-def origin(data: Any) -> dict[str, str]:
-    """Return what a checkpoint says of where it comes from."""
+def origin(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return what a checkpoint says of the run that it comes from."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
     return {
         "version": finetune.__version__,
         "torch": str(torch.__version__),
+        "precision": trainer.precision,
         "data_fingerprint": getattr(data, "fingerprint", ""),
         "data_class": f"{type(data).__module__}.{type(data).__qualname__}",
     }

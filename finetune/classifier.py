@@ -231,7 +231,7 @@ class Classifier(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The metrics of the epoch so far: a checkpoint may lie inside it.
         metrics = {name: global_sums(getattr(self, name)) for name in ("train_loss", "train_accuracy")}
-        checkpoint["finetune"] = {**origin(self._data), "train_metrics": metrics}
+        checkpoint["finetune"] = {**origin(self.trainer), "train_metrics": metrics}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_model(checkpoint, {"backbone": self.backbone, "class_names": self.class_names})

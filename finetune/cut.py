@@ -1,9 +1,8 @@
 """A network cut in two between its frozen stages and the rest, along what torch.fx sees of its data flow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import fx, nn
-from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
@@ -49,7 +48,7 @@ def cut(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.
 class _Tracer(fx.Tracer):
     """Follows what happens between the stages, and takes them and all that holds none as they are."""
 
-    def __init__(self, parts: dict[str, nn.Module]) -> None:
+    def __init__(self, parts: Iterable[str] = ()) -> None:  # torch makes one without, to unpickle a half
         super().__init__()
         self.containers = {name.rsplit(".", i)[0] for name in parts for i in range(1, name.count(".") + 1)}
 
@@ -59,10 +58,10 @@ class _Tracer(fx.Tracer):
 
 def _learns_or_is_random(network: nn.Module, node: fx.Node, frozen: Sequence[nn.Module]) -> bool:
     if node.op != "call_module":
-        return node.target is F.dropout
+        return False
     module = network.get_submodule(str(node.target))
     if any(module is stage for stage in frozen):
         return False
-    if isinstance(module, _DropoutNd | StochasticDepth):
-        return module.p > 0
-    return next(module.parameters(), None) is not None
+    if any(isinstance(part, _DropoutNd | StochasticDepth) and part.p > 0 for part in module.modules()):
+        return True
+    return any(True for _ in (*module.parameters(), *module.buffers()))

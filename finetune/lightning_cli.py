@@ -138,7 +138,13 @@ class FinetuneCLI(LightningCLI):
         allow_tf32()
         plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
         if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
-            config["precision"] = options.trainer.precision = automatic_precision(config["accelerator"])
+            checkpoint, goes_on = self.checkpoint, self.subcommand == "fit"
+            if goes_on:
+                newest = newest_with_checkpoint(self.run.root) if options.resume else None
+                path = newest / "checkpoints/last.ckpt" if newest else options.ckpt_path
+                checkpoint = read_checkpoint(path) if path and Path(path).is_file() else None
+            precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
+            config["precision"] = options.trainer.precision = precision
         callbacks: list[Any] = [
             RunFolder(self.run, self._parser(self.subcommand), options),
             Results(self.run),

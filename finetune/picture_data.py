@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from finetune import activations
 from finetune.activations import Activations
-from finetune.cache import cached_readers, pays
+from finetune.cache import cached_readers, num_reads, pays
 from finetune.folders import files_to_predict
 from finetune.pictures import Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
@@ -54,8 +54,8 @@ class PictureData(pl.LightningDataModule):
         test_fraction: Share set apart for testing where the folder has no splits at all.
         split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
         num_workers: Processes that read pictures for each device; `auto` looks at the machine.
-        cache_limit_gb: Most gigabytes of disk that the decoded pictures of train and val may take; 0 decodes them anew
-            in every epoch. The pixels are the same.
+        cache_limit_gb: Most gigabytes of disk that the decoded pictures of train and val may take, and what a frozen
+            part of the network makes of each of the two; 0 computes all anew in every epoch. The results are the same.
         cache_size: Make larger pictures of train and val smaller before all else, to this many pixels on their shorter
             side: they cost less to decode and to keep. Random crops then hold less detail; at 8/7 of image_size val
             stays within 6 grey levels (mean absolute difference of a picture), at other sizes within 20.
@@ -129,11 +129,24 @@ class PictureData(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Read from the cache what every epoch reads, where there is a cache or a fit is worth one."""
-        files = {s: p.read for s, p in self.splits.items() if s in ("train", "val") and isinstance(p.read, FileReader)}
         assert self.trainer is not None
-        # Where activations are computed, each view is read but once.
-        most = self.num_views or math.inf if activations.pays(self.trainer.lightning_module, self) else math.inf
-        build = stage == "fit" and pays(self.trainer, len(self.splits["train"].labels), self.batch_size, most)
+        self.activations = {}  # of another fit, perhaps
+        if not activations.pays(self.trainer.lightning_module, self):  # which decides by itself
+            self.keep_decoded(is_fit=stage == "fit")
+
+    def keep_decoded(self, is_fit: bool = True, most: float = math.inf) -> None:
+        """Take the pictures of train and val from the cache; a fit that reads each often enough makes one.
+
+        Args:
+            is_fit: Whether this is one.
+            most: It reads each so often at most.
+        """
+        files = {s: p.read for s, p in self.splits.items() if s in ("train", "val") and isinstance(p.read, FileReader)}
+        build = False
+        if is_fit:
+            assert self.trainer is not None
+            num = len(self.splits["train"].labels)
+            build = pays(min(most * num, num_reads(self.trainer, num, self.batch_size)), num)
         for split, read in cached_readers(files, self.root or "", self.cache_limit_gb, build).items():
             self.splits[split] = replace(self.splits[split], read=read)
 

@@ -1,17 +1,26 @@
 """The arithmetic of a run where nobody says: bf16 where the hardware gains from it, else float32."""
 
-from typing import Literal
+from typing import Any
 
 import torch
 from pytorch_lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 
 
-def automatic_precision(accelerator: str | Accelerator) -> Literal["bf16-mixed", "32-true"]:
+def automatic_precision(accelerator: str | Accelerator, checkpoint: dict[str, Any] | None, goes_on: bool) -> str:
     """Return what `trainer.precision` should be on the devices that Lightning would choose for `accelerator`.
 
     A GPU gains from bf16 if it computes in it; a CPU only with instructions of its own for it, AVX512-BF16 or AMX:
     others compute in float32 all the same, and convert besides.
+
+    Args:
+        accelerator: As the trainer is given it.
+        checkpoint: What the command begins with. A run goes on as it was; a network that learned in another precision
+            than bf16 is evaluated in that one.
+        goes_on: Whether the command is the rest of the checkpoint's run.
     """
+    before = checkpoint["finetune"].get("precision") if checkpoint else None
+    if before and (goes_on or before != "bf16-mixed"):
+        return before
     wants_cuda = accelerator in ("auto", "gpu", "cuda") or isinstance(accelerator, CUDAAccelerator)
     if wants_cuda and CUDAAccelerator.is_available():
         gains = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -85,6 +85,7 @@ def weights_after(data: ImageFolderData, precision: str, build: Callable, **opti
     with patch("finetune.classifier.build", build):
         model = Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options})
     trainer(precision=precision, max_steps=20, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
+    assert bool(data.activations) == (data.num_views is not None)
     return {name: parameter.detach().clone() for name, parameter in model.network.named_parameters()}
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -185,3 +186,55 @@ def test_a_batch_is_what_the_keys_say():
     assert held.__getitems__([0, 3, 5])["index"].tolist() == [0, 0, 2]
     maps = Activations(torch.zeros(6, 2, 2, 8), np.array([5, 6, 7])).__getitems__([0, 1])["image"]
     assert maps.shape == (2, 8, 2, 2) and maps.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_file_of_the_right_size_is_needed_and_only_read(colours, monkeypatch):
+    first = fit(data(colours))
+    for path in caches():
+        path.chmod(0o444)
+    opened = []
+    original = torch.from_file
+
+    def from_file(path, shared, **options):
+        opened.append(shared)
+        return original(path, shared=shared, **options)
+
+    monkeypatch.setattr(torch, "from_file", from_file)
+    assert distance(first, fit(data(colours))) == 0
+    assert opened == [False, False]  # a map to write to would make a missing file, of zeros
+    for path in caches():
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-1])
+    assert distance(first, fit(data(colours))) == 0
+    assert opened == [False, False, True, False, True, False]
+
+
+def test_one_that_is_removed_meanwhile_is_told_and_not_made_of_zeros(colours, caplog):
+    pictures = data(colours)
+    with patch.object(activations, "mark_used", lambda path: path.unlink()):
+        model = fit(pictures)
+    assert "computed anew in every epoch" in caplog.text and not pictures.activations
+    assert distance(model, fit(data(colours))) < 1e-6
+
+
+def test_what_a_killed_run_left_is_removed_after_a_day(colours):
+    cache_dir().mkdir()
+    old, new = (cache_dir() / f".x{i}{ACTIVATIONS}.aa-0.tmp" for i in range(2))
+    for path, age in ((old, 90_000), (new, 80_000)):
+        path.write_bytes(b"x")
+        os.utime(path, (time.time() - age,) * 2)
+    fit(data(colours))
+    assert new.exists() and not old.exists()
+
+
+def test_another_trainer_s_pictures_are_pictures_again(colours):
+    pictures = data(colours)
+    model = fit(pictures)
+    value = float(model.trainer.callback_metrics["val/loss"])
+    model.trainer.validate(model, datamodule=pictures, verbose=False)
+    assert not pictures.activations
+    assert float(model.trainer.callback_metrics["val/loss"]) == pytest.approx(value, abs=1e-5)
+
+
+def test_a_fit_without_our_data_is_left_alone():
+    assert not activations.pays(Classifier(["a", "b"], backbone="resnet18", weights=None, freeze="layer3"), None)

@@ -22,7 +22,7 @@ from PIL import Image
 from processes import launch
 
 from finetune import ImageFolderData, cache
-from finetune.cache import CachedReader, cache_dir, cached_readers, pays
+from finetune.cache import CachedReader, cache_dir, cached_readers, num_reads, pays
 from finetune.decode import DecodeError, decode, stored_size
 from finetune.download import one_at_a_time
 from finetune.folders import scan
@@ -280,7 +280,7 @@ def test_a_damaged_cache_is_noticed_and_made_anew(root, how, caplog):
 def test_a_cache_pays_from_the_second_epoch_on(monkeypatch, options, num, worth):
     monkeypatch.setattr(cache, "_MIN_SAVED", 1000)
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
-    assert pays(trainer, num, batch_size=10) == worth
+    assert pays(num_reads(trainer, num, batch_size=10), num) == worth
 
 
 @pytest.mark.parametrize(("stage", "epochs"), [("fit", 1), ("validate", 3), ("test", 3), ("predict", 3)])

@@ -28,7 +28,7 @@ def capabilities(**given: bool):
 @pytest.mark.parametrize("accelerator", ["cpu", "auto"])
 def test_a_cpu_computes_in_bf16_where_it_has_instructions_for_it(given, expected, accelerator):
     with capabilities(**given), patch(CUDA, lambda: False):
-        assert automatic_precision(accelerator) == expected
+        assert automatic_precision(accelerator, None, False) == expected
 
 
 @pytest.mark.parametrize("accelerator", ["gpu", "cuda", "auto"])
@@ -38,17 +38,17 @@ def test_a_gpu_computes_in_bf16_if_it_can_without_emulation(accelerator, support
         return supported or including_emulation
 
     with capabilities(), patch(CUDA, lambda: True), patch("torch.cuda.is_bf16_supported", is_supported):
-        assert automatic_precision(accelerator) == ("bf16-mixed" if supported else "32-true")
+        assert automatic_precision(accelerator, None, False) == ("bf16-mixed" if supported else "32-true")
 
 
 def test_the_cpu_of_a_machine_with_a_gpu_is_asked_when_it_is_the_one_to_compute():
     with capabilities(avx512_bf16=True), patch(CUDA, lambda: True):
-        assert automatic_precision("cpu") == "bf16-mixed"
+        assert automatic_precision("cpu", None, False) == "bf16-mixed"
 
 
 def test_other_accelerators_compute_in_float32():
     with capabilities(avx512_bf16=True), patch(CUDA, lambda: False):
-        assert automatic_precision("mps") == "32-true"
+        assert automatic_precision("mps", None, False) == "32-true"
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,37 @@ def test_what_is_given_wins_and_the_run_says_what_it_was(cli, colours, tmp_path,
     (run,) = versions(tmp_path / "runs", "fit")
     assert f"precision: {written}\n" in (run / "config.yaml").read_text()
     dtype = torch.float64 if written == "64-true" else torch.float32  # mixed: weights stay in float32
-    weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    assert weights["network.classifier.3.weight"].dtype == dtype
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["state_dict"]["network.classifier.3.weight"].dtype == dtype
+    assert checkpoint["finetune"]["precision"] == written
+
+
+@pytest.mark.parametrize(
+    ("before", "goes_on", "gains", "expected"),
+    [
+        ("32-true", True, True, "32-true"),
+        ("bf16-mixed", True, False, "bf16-mixed"),  # slow, but the same run
+        ("64-true", False, True, "64-true"),
+        ("32-true", False, True, "32-true"),
+        ("bf16-mixed", False, False, "32-true"),
+        ("bf16-mixed", False, True, "bf16-mixed"),
+        (None, True, True, "bf16-mixed"),  # an older checkpoint does not say
+    ],
+)
+def test_a_run_goes_on_as_it_was_and_is_tested_so(before, goes_on, gains, expected):
+    checkpoint = {"finetune": {"precision": before} if before else {}}
+    with capabilities(avx512_bf16=gains), patch(CUDA, lambda: False):
+        assert automatic_precision("cpu", checkpoint, goes_on) == expected
+
+
+def test_resume_and_test_keep_to_what_the_checkpoint_says(cli, colours, tmp_path):
+    unsaid = [option for option in QUICK if option not in ("--trainer.precision", "32-true")]
+    with capabilities():
+        cli("fit", "--data.root", colours, *unsaid)
+    with capabilities(avx512_bf16=True):  # on another machine
+        cli("fit", "--data.root", colours, *unsaid, "--trainer.max_epochs", 2, "--resume")
+        best = tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"
+        cli("test", "--ckpt_path", best)
+    for command in ("fit", "test"):
+        (run,) = versions(tmp_path / "runs", command)
+        assert "precision: 32-true\n" in (run / "config.yaml").read_text()
