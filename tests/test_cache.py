@@ -296,7 +296,7 @@ def test_what_reads_once_builds_nothing_and_uses_what_there_is(root, stage, epoc
 
 def test_predictions_have_no_cache(root):
     data = ImageFolderData(predict=str(root / "test"), image_size=24)
-    data.trainer = SimpleNamespace(max_epochs=3)
+    data.trainer = SimpleNamespace(max_epochs=3, lightning_module=None)
     data.setup("predict")
     assert not cache_dir().exists()
 
@@ -321,7 +321,7 @@ def small_disk(tmp_path: Path, folder: Path) -> Iterator[Path]:
 
 def test_a_full_disk_leaves_the_run_without_a_cache(root, small_disk, caplog, monkeypatch):
     expected = batches(data_module(root, cached=False))
-    monkeypatch.setattr(cache, "_room", lambda folder: 1e9)  # it fills up while we write
+    monkeypatch.setattr(cache, "room", lambda folder: 1e9)  # it fills up while we write
     data = data_module(root, cached=True)
     assert not any(is_cached(data).values()) and os.listdir(small_disk) == []
     (line,) = lines(caplog)
@@ -433,13 +433,16 @@ def test_list_and_remove(root, cli, folder, capsys, monkeypatch):
         cached_readers({"train": FileReader(paths, shorter_side)}, root, 1, build=True)
     (folder / "other.txt").write_text("not ours")
     (folder / ".x.pictures.1234.tmp").write_text("half a cache")
+    (folder / ".x.activations.1234-0.tmp").write_text("half a cache")
+    (folder / "kept.activations").write_text("some")
     first, second = (path.stem for path in caches())
     os.utime(folder / f"{first}.pictures", (0, time.mktime((2020, 2, 3, 4, 5, 0, 0, 0, -1))))
     damage(folder / f"{second}.pictures", "half")
     cli("cache")
     shown = [line.split("│") for line in capsys.readouterr().out.splitlines()]
     rows = {row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in shown if len(row) > 2}
-    assert rows[first] == [str(root), "24", "0.00 GB", "2020-02-03 04:05"] and rows[second][0] == "damaged"
+    assert rows[first] == [f"24 pictures of {root}", "0.00 GB", "2020-02-03 04:05"]
+    assert rows[second][0] == "damaged pictures" and rows["kept"][0] == "activations"
     with pytest.raises(ValueError, match="there is no cache 'third'"):
         cli("cache", "--remove", "third")
     cli("cache", "--remove", first)
