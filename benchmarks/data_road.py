@@ -1,20 +1,20 @@
 """From picture files to batches on one core: torchvision's road beside ours, with and without the cache.
 
-    python benchmarks/data_road.py --root data/hotdog [--repeats 5] [--output data_road.json]
+    python benchmarks/data_road.py --root data/hotdog [--repeats 5]
 
 One process on one core, libraries with one thread, batches of 64, `num_workers` 0. torchvision: ImageFolder,
 RandomResizedCrop, flip, ToTensor, Normalize, DataLoader. Ours: ImageFolderData with its defaults; that means uint8, for
 normalisation is the network's part. Each repeat takes the roads in turn (A B C D A B C D …), every picture of
 root/train once for each. `first pass` decodes all pictures, writes the cache and brings it to the disk, then trains an
 epoch from it; `later pass` is an epoch after it. Rates are per second of the core's time, which other programs on the
-machine hardly change; those by the clock are recorded too.
+machine hardly change; those by the clock are recorded too. The results go to benchmarks/data_road.json and into
+docs/benchmarks.md.
 """
 
 import argparse
 import json
 import logging
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -25,13 +25,15 @@ os.environ |= {"OMP_NUM_THREADS": "1", "NO_ALBUMENTATIONS_UPDATE": "1"}
 
 import pytorch_lightning as pl
 import torch
-from recipes import processor
+from recipe_documents import fill, spread
+from recipes import ROOT, processor
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from finetune import ImageFolderData
 
+RECORDS = ROOT / "benchmarks/data_road.json"
 _BATCH = 64
 Road = Callable[[], Iterable[Any]]
 
@@ -93,14 +95,9 @@ def table(found: dict[str, list[dict[str, float]]]) -> str:
     rows = ["| road | pictures/s of a core | by the clock | beside torchvision |", "| --- | --- | --- | --- |"]
     for name, results in found.items():
         ratios = [ours["cpu"] / theirs["cpu"] for ours, theirs in zip(results, found["torchvision"], strict=True)]
-        cells = [_spread([r[clock] for r in results], 0) for clock in ("cpu", "wall")]
-        rows.append(f"| {name} | {' | '.join(cells)} | {_spread(ratios, 2)} |")
+        cells = [spread([r[clock] for r in results], 0) for clock in ("cpu", "wall")]
+        rows.append(f"| {name} | {' | '.join(cells)} | {spread(ratios, 2)} |")
     return "\n".join(rows)
-
-
-def _spread(values: list[float], digits: int) -> str:
-    low, middle, high = (f"{f(values):,.{digits}f}" for f in (min, statistics.median, max))
-    return f"{middle} ({low} to {high})"
 
 
 def main() -> None:
@@ -109,7 +106,6 @@ def main() -> None:
     parser.add_argument("--image_size", type=int, default=224)
     parser.add_argument("--cache_size", type=int, help="shorter side of the cached pictures; by default as they are")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="file for the results as JSON; by default they are printed")
     args = parser.parse_args()
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -117,11 +113,8 @@ def main() -> None:
     found = compare(args.root, args.image_size, args.cache_size, args.repeats)
     settings = {"image_size": args.image_size, "cache_size": args.cache_size, "batch_size": _BATCH}
     about = {"processor": processor(), "torch": torch.__version__, **settings}
-    text = json.dumps({"about": about, "pictures_per_second": found}, indent=1)
-    if args.output:
-        args.output.write_text(text + "\n", "utf-8")
-    else:
-        print(text)
+    RECORDS.write_text(json.dumps({"about": about, "pictures_per_second": found}, indent=1) + "\n", "utf-8")
+    fill(ROOT / "docs/benchmarks.md", {"data_road": table(found)})
     print(table(found))
 
 

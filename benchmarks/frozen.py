@@ -1,10 +1,10 @@
 """What an epoch of training the head costs when what is frozen is computed anew each time, and when it was kept.
 
-    python benchmarks/frozen.py --root data/hotdog --weights resnet18.pt [--repeats 3] [--output frozen.json]
+    python benchmarks/frozen.py --root data/hotdog --weights resnet18.pt [--repeats 3]
 
 Both ways in turn (A B A B …), each `finetune fit --config hotdog_frozen.yaml --data.crop_and_flip false` in a process
 of its own with an empty cache. An epoch's seconds are those between its line and the one before, everything included:
-a checkpoint is written in between.
+a checkpoint is written in between. The results go to benchmarks/frozen.json and into docs/benchmarks.md.
 """
 
 import argparse
@@ -18,8 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from recipes import processor
+from recipe_documents import fill, spread
+from recipes import ROOT, processor
 
+RECORDS = ROOT / "benchmarks/frozen.json"
 _EPOCHS = {"anew": 2, "kept": 6}
 
 
@@ -54,26 +56,32 @@ def measure(way: str, root: str, weights: str, image_size: int) -> dict[str, flo
         return {"whole": time.perf_counter() - began, "epoch": statistics.median(later)}
 
 
+def table(found: dict[str, list[dict[str, float]]]) -> str:
+    """Return medians, smallest and largest value, and the ratio within each repeat."""
+    rows = ["| what is frozen | seconds of an epoch after the first | whole run, epochs |", "| --- | --- | --- |"]
+    for way, results in found.items():
+        epoch, whole = spread([r["epoch"] for r in results], 2), spread([r["whole"] for r in results], 0)
+        rows.append(f"| computed {'in every epoch' if way == 'anew' else 'once'} | {epoch} | {whole}, {_EPOCHS[way]} |")
+    ratios = [a["epoch"] / k["epoch"] for a, k in zip(found["anew"], found["kept"], strict=True)]
+    return "\n".join([*rows, f"| ratio | {spread(ratios, 0)} | |"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", required=True, help="folder with train/CLASS/*")
     parser.add_argument("--weights", required=True, help="state dict of ResNet-18 to start from")
     parser.add_argument("--image_size", type=int, default=224)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path, help="file for the results as JSON; by default they are printed")
     args = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {way: [] for way in _EPOCHS}
     for _ in range(args.repeats):
         for way, results in found.items():
             results.append(measure(way, args.root, args.weights, args.image_size))
             print(way, {name: round(value, 3) for name, value in results[-1].items()}, flush=True)
-    ratios = [a["epoch"] / k["epoch"] for a, k in zip(found["anew"], found["kept"], strict=True)]
     about = {"machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores", "image_size": args.image_size}
-    text = json.dumps({"about": about, "seconds": found, "ratios": [round(ratio, 1) for ratio in ratios]}, indent=1)
-    if args.output:
-        args.output.write_text(text + "\n", "utf-8")
-    else:
-        print(text)
+    RECORDS.write_text(json.dumps({"about": about, "seconds": found}, indent=1) + "\n", "utf-8")
+    fill(ROOT / "docs/benchmarks.md", {"frozen": table(found)})
+    print(table(found))
 
 
 if __name__ == "__main__":

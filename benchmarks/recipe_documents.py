@@ -27,6 +27,12 @@ def mean_and_spread(values: Sequence[float], digits: int) -> str:
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else f"{mean} (n = 1)"
 
 
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return the median, and smallest and largest value."""
+    low, middle, high = (f"{f(values):,.{digits}f}" for f in (min, statistics.median, max))
+    return f"{middle} ({low} to {high})"
+
+
 def table(records: Records, names: Iterable[str], sizes: Sequence[int]) -> str:
     """Return a Markdown table: a row for each recipe; accuracy, calibration error and seconds for each picture size."""
     cells = [f"accuracy at {s} | ECE | seconds" for s in sizes]
