@@ -28,8 +28,13 @@ def probe_head(model: "Classifier", data: "PictureData") -> None:
     Its strength is chosen on the validation split. The model keeps its mode; only the head changes.
     """
     x, y = features(model, data, "train")
-    val = features(model, data, "val") if "val" in data.splits else (None, None)
-    probe = fit_probe(x, y, len(model.class_names), *val) if model.trainer.is_global_zero else None
+    num_views = data.num_views or 1
+    val_x, val_y = features(model, data, "val") if "val" in data.splits else (None, None)
+    probe = (
+        fit_probe(x, y, len(model.class_names), val_x, val_y, num_views=num_views)
+        if model.trainer.is_global_zero
+        else None
+    )
     probe = model.trainer.strategy.broadcast(probe)
     assert probe is not None
     reshard(model.network)

@@ -24,11 +24,12 @@ Array = NDArray[np.float64]
 STRENGTHS = tuple(10.0 ** np.arange(0, -6.5, -0.5))
 
 # Gradient norm at which a fit is taken as solved. The weights are then within tolerance / strength of the optimum;
-# Newton's last step usually lands several orders below.
-_TOLERANCE = 1e-12
+# Newton's last step usually lands several orders below. Fits that are only compared are solved less far.
+_TOLERANCE, _TOLERANCE_OF_FOLDS = 1e-12, 1e-8
 
 _MAX_STEPS = 200  # of Newton's method; about five are needed
 _NUM_FOLDS = 5
+_MAX_WORSE = 3
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,11 @@ def fit_probe(
     val_features: Array | None = None,
     val_labels: NDArray[np.integer] | None = None,
     strengths: Sequence[float] = STRENGTHS,
+    num_views: int = 1,
 ) -> Probe:
     """Fit a head at the strength with the least log loss on held-out pictures; of equal ones the strongest.
+
+    Strengths are tried from the strongest on, until three in a row did worse than the best: weak ones cost most.
 
     Held out are the validation pictures, which never enter the fit. Without them, five stratified folds of the training
     pictures take turns, and the fit at the chosen strength is then made on all. The result depends neither on the order
@@ -63,6 +67,7 @@ def fit_probe(
         val_features: Like `features`; None or empty for folds.
         val_labels: Like `labels`.
         strengths: All above 0.
+        num_views: The rows are so many views of each picture, the first of all pictures first: held out together.
     """
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
@@ -73,18 +78,29 @@ def fit_probe(
     has_val = val_features is not None and val_labels is not None and len(val_features) > 0
     held_out: list[tuple[Any, Any, Any]] = [(slice(None), val_features, val_labels)]
     if not has_val:
-        folds = _folds(x, y)
+        num = len(y) // num_views
+        folds = np.tile(_folds(x[:num], y[:num]), num_views)
         held_out = [(folds != k, x[folds == k], y[folds == k]) for k in range(_NUM_FOLDS) if k in folds]
-    fits: list[tuple[Array, Array]] = []
-    totals = np.zeros((len(strengths), 3))
-    for rows, val_x, val_y in held_out:
-        fits = list(_path(x[rows], y[rows], num_classes, strengths))
-        totals += [_score(fit, np.asarray(val_x, np.float64), np.asarray(val_y)) for fit in fits]
-    loss, accuracy = totals[:, 0] / totals[:, 2].clip(1), totals[:, 1] / totals[:, 2].clip(1)
-    best = int(np.argmax(loss <= loss.min() + 1e-9))  # the first, so the strongest, of those equal up to rounding
-    weight, bias = fits[best] if has_val else next(_path(x, y, num_classes, strengths[best : best + 1]))
-    table = list(zip(strengths, loss.tolist(), accuracy.tolist(), strict=True)) if held_out else []
-    return Probe(weight, bias, strengths[best], float(accuracy[best]) if held_out else None, table)
+    paths = [
+        _path(x[rows], y[rows], num_classes, strengths, _TOLERANCE if has_val else _TOLERANCE_OF_FOLDS)
+        for rows, _, _ in held_out
+    ]
+    table: list[tuple[float, float, float]] = []
+    best, chosen = 0, None
+    for i, fits in enumerate(zip(*paths, strict=True)):
+        scores = [
+            _score(fit, np.asarray(a, np.float64), np.asarray(b)) for fit, (_, a, b) in zip(fits, held_out, strict=True)
+        ]
+        loss, right, total = np.sum(scores, axis=0)
+        table.append((strengths[i], float(loss / max(total, 1)), float(right / max(total, 1))))
+        if i == 0 or table[i][1] < table[best][1] - 1e-9:  # the strongest of those equal up to rounding
+            best, chosen = i, fits[0]
+        if i - best == _MAX_WORSE:
+            break
+    if chosen is None or not has_val:
+        chosen = next(_path(x, y, num_classes, strengths[best : best + 1]))
+    weight, bias = chosen
+    return Probe(weight, bias, strengths[best], table[best][2] if table else None, table)
 
 
 def _score(fit: tuple[Array, Array], x: Array, y: NDArray[np.integer]) -> tuple[float, int, int]:
@@ -109,7 +125,7 @@ def _folds(x: Array, y: NDArray[np.integer]) -> NDArray[np.integer]:
 
 
 def _path(
-    x: Array, y: NDArray[np.integer], num_classes: int, strengths: Sequence[float]
+    x: Array, y: NDArray[np.integer], num_classes: int, strengths: Sequence[float], tolerance: float = _TOLERANCE
 ) -> Iterator[tuple[Array, Array]]:
     """Yield weight (K, D) and bias (K,) for each strength, each solved from where the one before it ended."""
     centre = x.mean(axis=0)
@@ -119,7 +135,7 @@ def _path(
     present, targets = np.unique(y, return_inverse=True)
     fitted = np.zeros((len(present), x.shape[1]))
     for strength in strengths:
-        fitted = _solve(x, targets, strength, fitted)
+        fitted = _solve(x, targets, strength, fitted, tolerance)
         weight, bias = np.zeros((num_classes, x.shape[1] - 1)), np.zeros(num_classes)
         weight[present] = fitted[:, :-1] / scale
         # Adding one number to all biases changes no probability: fix it.
@@ -129,7 +145,7 @@ def _path(
         yield weight, bias - weight @ centre
 
 
-def _solve(x: Array, y: NDArray[np.integer], strength: float, w: Array) -> Array:
+def _solve(x: Array, y: NDArray[np.integer], strength: float, w: Array, tolerance: float = _TOLERANCE) -> Array:
     """Minimise over w (K', D + 1), from the one given, by Newton's method.
 
     Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
@@ -147,7 +163,7 @@ def _solve(x: Array, y: NDArray[np.integer], strength: float, w: Array) -> Array
         residual = p.copy()
         residual[rows, y] -= 1
         gradient = residual.T @ x / len(x) + penalty * w
-        if np.linalg.norm(gradient) <= _TOLERANCE:
+        if np.linalg.norm(gradient) <= tolerance:
             return w
         step = _newton_step(x, p, penalty, gradient)
         change, slope = x @ step.T, float((gradient * step).sum())
