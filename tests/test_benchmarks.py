@@ -128,3 +128,20 @@ def test_fashion_mnist_s_table_and_headers_are_those_of_the_records(monkeypatch)
             assert f"{record['accuracy']:.4f}" in header, record["name"]
     # The control: a record that says something else is seen.
     assert fashion.table([{**records[0], "accuracy": 0.5}, *records[1:]]) not in text
+
+
+@pytest.mark.parametrize(("name", "records"), [("data_road", "pictures_per_second"), ("frozen", "seconds")])
+def test_the_tables_of_speed_are_those_of_the_records(name, records, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for variable in ("OMP_NUM_THREADS", "NO_ALBUMENTATIONS_UPDATE"):  # which data_road sets for itself
+        monkeypatch.setenv(variable, "1")
+    module = importlib.import_module(name)
+    found = json.loads((ROOT / f"benchmarks/{name}.json").read_text("utf-8"))[records]
+    text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    assert f"<!-- {name} -->\n{module.table(found)}\n<!-- /{name} -->" in text
+    # The control: a record that says something else is seen.
+    other = {
+        road: [{key: 2 * value for key, value in result.items()} for result in results]
+        for road, results in found.items()
+    }
+    assert module.table(other) not in text
