@@ -252,7 +252,7 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ctrl_c_ends_in_one_line(devices, colours, tmp_path):
     arguments = [str(a) for a in ("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 500)]
-    arguments += ["--trainer.devices", str(devices)]
+    arguments += ["--trainer.devices", str(devices), "--data.cache_limit_gb", "0"]  # which may be told of in a line
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", *arguments],
         cwd=tmp_path,
