@@ -64,4 +64,4 @@ def _learns_or_is_random(network: nn.Module, node: fx.Node, frozen: Sequence[nn.
         return False
     if any(isinstance(part, _DropoutNd | StochasticDepth) and part.p > 0 for part in module.modules()):
         return True
-    return any(True for _ in (*module.parameters(), *module.buffers()))
+    return bool([*module.parameters(), *module.buffers()])
