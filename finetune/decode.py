@@ -62,8 +62,8 @@ def decode(
         source: Path of the picture, or the content of its file.
         name: What errors call the picture; by default its path.
         shorter_side: Make a larger picture smaller by averaging, to this many pixels on its shorter side. A JPEG is
-            decoded at 1/2, 1/4 or 1/8 of its size where that leaves twice as many: faster, and on photographs about
-            one grey level (mean absolute difference) from averaging the whole picture.
+            decoded at 1/2, 1/4 or 1/8 of its size where that leaves twice as many: faster, and on 200 photographs at
+            28 to 60 pixels within 7 grey levels (mean absolute difference) of averaging the whole picture.
 
     Returns:
         Pixels of shape (H, W, 3), owned by the caller.

@@ -58,7 +58,7 @@ class PictureData(pl.LightningDataModule):
             part of the network makes of each of the two; 0 computes all anew in every epoch. The results are the same.
         cache_size: Make larger pictures of train and val smaller before all else, to this many pixels on their shorter
             side: they cost less to decode and to keep. Random crops then hold less detail; at 8/7 of image_size val
-            stays within 6 grey levels (mean absolute difference of a picture), at other sizes within 20.
+            stayed within 7 grey levels (mean absolute difference of a picture), at other sizes within 20.
         on_bad_image: `error` ends the run at a picture that can't be decoded; `skip` leaves it out and lists it.
         class_names: The classes in order, if not all folders of train, sorted.
         predict: Picture, folder, glob or text file with a path on each line, for `finetune predict`.
