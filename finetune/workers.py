@@ -3,7 +3,9 @@
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
+from types import TracebackType
 
 import pytorch_lightning as pl
 import torch
@@ -46,7 +48,15 @@ def check_shared_memory(num_workers: int, batch_bytes: int) -> None:
 def start_worker(worker_id: int) -> None:
     """Prepare a process that reads pictures."""
     torch.set_num_threads(1)
+    sys.excepthook = _tell_unless_left
     # Ctrl-C in a terminal and SIGTERM to a whole job reach every process; the main one decides when its workers end.
     # It does so by SIGTERM too if need be: only the first is ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def _tell_unless_left(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    # A main process that ends while a batch is handed over leaves its worker's thread with half a connection, whose
+    # traceback multiprocessing would print (resource_sharer.py). What else fails in a worker reaches the main process.
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, traceback)

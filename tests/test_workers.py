@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -45,8 +47,9 @@ def test_shared_memory_must_hold_all_batches_on_their_way(monkeypatch, tmp_path)
     check_shared_memory(3, batch)
 
 
-def test_workers_leave_signals_to_the_main_process():
+def test_workers_leave_signals_to_the_main_process(monkeypatch):
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     try:
         start_worker(0)
         assert torch.get_num_threads() == 1
@@ -56,3 +59,27 @@ def test_workers_leave_signals_to_the_main_process():
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+_LEFT = """
+import socket, sys, time
+from multiprocessing.resource_sharer import _resource_sharer
+from finetune.workers import start_worker
+if sys.argv[1] == "ours":
+    start_worker(0)
+address, _ = _resource_sharer.register(None, None)  # starts the thread that hands batches over
+main_process = socket.socket(socket.AF_UNIX)
+main_process.connect(address)
+main_process.recv(4)  # they have begun to talk
+main_process.close()
+time.sleep(0.5)
+"""
+
+
+def test_a_worker_that_is_left_while_it_hands_over_a_batch_says_nothing():
+    told = {
+        way: subprocess.run([sys.executable, "-c", _LEFT, way], capture_output=True, text=True, timeout=60).stderr
+        for way in ("ours", "without")
+    }
+    assert told["ours"] == ""
+    assert "resource_sharer.py" in told["without"]
