@@ -1,7 +1,6 @@
 """The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
 
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -19,10 +18,11 @@ from finetune import param_groups
 from finetune.activations import use_activations
 from finetune.batch_norm import share_statistics
 from finetune.checkpoints import check_model, origin
+from finetune.compiled import Compile
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import build, normalization
 from finetune.sampling import run_seed, step_seed
-from finetune.schedules import total_steps, with_total_steps
+from finetune.schedules import as_lightning_wants, total_steps, with_total_steps
 from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard
 from finetune.weights import load_weights, read_weights, source_head
 
@@ -55,6 +55,7 @@ class Classifier(pl.LightningModule):
         scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
         label_smoothing: Share of the target spread over all classes, in [0, 1).
         class_weights: `balanced` weighs each class with the inverse of its frequency in training.
+        compile: Use torch.compile; the first batch of each kind then takes the better part of a minute.
     """
 
     mean: Tensor
@@ -79,16 +80,17 @@ class Classifier(pl.LightningModule):
         scheduler_interval: Literal["step", "epoch"] = "step",
         label_smoothing: float = 0.0,
         class_weights: Literal["balanced"] | None = None,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         # What the optimizer was is in config.yaml; a checkpoint holds plain values only (`weights_only=True`).
-        self.save_hyperparameters(ignore=["optimizer", "scheduler"])
+        self.save_hyperparameters(ignore=["optimizer", "scheduler", "compile"])
         self.class_names, self.backbone, self.weights = list(class_names), backbone, weights
         self.head_init, self.source_classes, self.class_mapping = head_init, source_classes, class_mapping
         self.head_lr_multiplier, self.layer_decay = head_lr_multiplier, layer_decay
         self.decay_norm_and_bias = decay_norm_and_bias
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
-        self.label_smoothing, self.class_weights = label_smoothing, class_weights
+        self.label_smoothing, self.class_weights, self.is_compiled = label_smoothing, class_weights, compile
         self.rest: Callable[[Tensor], Tensor]  # from activations to logits, once there are any
         num_classes = len(self.class_names)
 
@@ -139,14 +141,15 @@ class Classifier(pl.LightningModule):
         pretrained = read_weights(self.weights, self.backbone) if self.weights is not None else None
         if pretrained is not None:
             load_weights(self.network, pretrained)
-            if pretrained.mean and pretrained.std:
-                self.mean.copy_(255 * torch.tensor(pretrained.mean).view(3, 1, 1))
-                self.std.copy_(255 * torch.tensor(pretrained.std).view(3, 1, 1))
+            pretrained.write_normalization(self.mean, self.std)
         if self.head_init == "source":
             names = Path(self.source_classes).read_text("utf-8").splitlines() if self.source_classes else None
             source_head(self.network, pretrained, self.class_names, self.class_mapping, names)
         if self.class_weights == "balanced":
             self.class_weight.copy_(balanced_weights(self._data.splits["train"].labels, len(self.class_names)))
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        return [Compile()] if self.is_compiled else []
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
@@ -222,11 +225,8 @@ class Classifier(pl.LightningModule):
         param_groups.scale_learning_rates(optimizer)
         if self.scheduler is None:
             return optimizer
-        batches_per_epoch = math.ceil(len(self._data.splits["train"].labels) / self._data.batch_size)
-        scheduler = with_total_steps(self.scheduler, total_steps(self.trainer, batches_per_epoch))(optimizer)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            return [optimizer], [{"scheduler": scheduler, "interval": "epoch", "monitor": "val/loss"}]
-        return [optimizer], [{"scheduler": scheduler, "interval": self.scheduler_interval}]
+        scheduler = with_total_steps(self.scheduler, total_steps(self.trainer, self._data))(optimizer)
+        return [optimizer], [as_lightning_wants(scheduler, self.scheduler_interval)]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The metrics of the epoch so far: a checkpoint may lie inside it.
@@ -242,8 +242,7 @@ class Classifier(pl.LightningModule):
                 restore_sums(getattr(self, name), state, is_first=self.trainer.is_global_zero)
 
     def _loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
-        weight = self.class_weight.to(logits.dtype)
-        return F.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=self.label_smoothing)
+        return F.cross_entropy(logits, labels, self.class_weight, reduction="sum", label_smoothing=self.label_smoothing)
 
     @property
     def _data(self) -> Any:

@@ -4,13 +4,15 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+
+    from finetune.picture_data import PictureData
 
 
 class WarmupCosine(LambdaLR):
@@ -62,12 +64,22 @@ def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Call
     return partial(make, total_steps=total_steps) if wants and not is_told else make
 
 
-def total_steps(trainer: "pl.Trainer", batches_per_epoch: int) -> int:
+def as_lightning_wants(scheduler: LRScheduler, interval: str) -> dict[str, Any]:
+    """Return when Lightning is to step a scheduler; one that waits for a plateau watches the validation loss."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return {"scheduler": scheduler, "interval": "epoch", "monitor": "val/loss"}
+    return {"scheduler": scheduler, "interval": interval}
+
+
+def total_steps(trainer: "pl.Trainer", data: "PictureData") -> int:
     """Return the optimizer steps of a whole run, resumed or not.
 
     Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
     """
-    limit = trainer.limit_train_batches
+    limit, batches_per_epoch = (
+        trainer.limit_train_batches,
+        math.ceil(len(data.splits["train"].labels) / data.batch_size),
+    )
     batches = min(batches_per_epoch, limit) if isinstance(limit, int) else int(batches_per_epoch * limit)
     max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
     in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * max_epochs

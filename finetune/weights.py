@@ -41,6 +41,12 @@ class Pretrained:
     mean: tuple[float, ...] | None = None  # the normalisation that torchvision states for its weights
     std: tuple[float, ...] | None = None
 
+    def write_normalization(self, mean: Tensor, std: Tensor) -> None:
+        """Write the normalisation, where these weights state one, to buffers (3, 1, 1) in grey levels."""
+        for buffer, values in ((mean, self.mean), (std, self.std)):
+            if values:
+                buffer.copy_(255 * torch.tensor(values).view(3, 1, 1))
+
 
 def read_weights(weights: str, backbone: str) -> Pretrained:
     """Read a torchvision weights name of this backbone, a state dict, a safetensors file or a checkpoint of ours.
