@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytorch_lightning as pl
 import torch
 
+from finetune.batch_norm import SharedBatchNorm
 from finetune.sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class Compile(pl.Callback):
         if self._is_done or (trainer.state.fn == "fit" and not trainer.training):
             return
         self._is_done = True
+        for module in pl_module.network.modules():
+            if isinstance(module, SharedBatchNorm):  # its devices talk: nothing to compile, but each piece of it anew
+                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         pl_module.network.compile()
         if hasattr(pl_module, "rest"):
             pl_module.rest = torch.compile(pl_module.rest)
