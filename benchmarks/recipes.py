@@ -14,7 +14,6 @@ import datetime
 import hashlib
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -25,6 +24,8 @@ from pathlib import Path
 
 import yaml
 from recipe_documents import draw, fill, table
+
+from finetune.machine import processor
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/recipes.json"
@@ -130,12 +131,6 @@ def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
         "torch": str(torch.__version__),
         "date": datetime.date.today().isoformat(),
     }
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def write_fashion_folder(source: str, root: Path, train: int = 200, test: int = 100) -> Path:

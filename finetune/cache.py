@@ -27,6 +27,7 @@ from rich.progress import track
 from finetune.caches import PICTURES, cache_dir, files_digest, mark_used, room
 from finetune.decode import DecodeError, decode, stored_size
 from finetune.download import one_at_a_time
+from finetune.machine import num_cores
 from finetune.packed import Packed, TooLarge, opened, write_packed
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
                 log.warning("the cache %s is damaged: it is made anew", path)
             began = time.perf_counter()
             try:
-                with ThreadPoolExecutor(_num_cores()) as pool:
+                with ThreadPoolExecutor(num_cores()) as pool:
                     write_packed(path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes)
             except (OSError, TooLarge) as error:
                 log.warning(failure.format(f"no cache, {_reason(error)}"))
@@ -169,14 +170,10 @@ def _decoded(pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int |
     waiting: deque[Future[np.ndarray | None]] = deque()
     for path in track(paths, "decoding pictures", console=console, transient=True, disable=not console.is_terminal):
         waiting.append(pool.submit(load, path))
-        if len(waiting) > 4 * _num_cores():
+        if len(waiting) > 4 * num_cores():
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reason(error: Exception) -> str:

@@ -23,6 +23,7 @@ OWN = {
     "demo": ("finetune.demo:demo", "Run the whole main job offline on drawn pictures, in a few minutes"),
     "by-hand": ("finetune.by_hand:by_hand", "Train LeNet on Fashion-MNIST by data parallelism without a framework"),
     "parity": ("finetune.parity:parity", "Hold every way of using several devices against one device"),
+    "benchmark": ("finetune.benchmark:benchmark", "Measure a fit: pictures per second, and where its time goes"),
     "cache": ("finetune.caches:cache", "List or remove decoded pictures and activations that earlier runs have kept"),
     "sheet": ("finetune.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
@@ -86,6 +87,9 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
 
     module, _, name = OWN[command][0].partition(":")
     function = getattr(importlib.import_module(module), name)
+    if command == "benchmark":  # its flags are those of fit, and some more
+        function(arguments)
+        return
     auto_cli(
         function, args=list(arguments), prog=f"finetune {command}", parser_class=OneLineErrorParser, as_positional=False
     )

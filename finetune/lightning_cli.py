@@ -226,15 +226,15 @@ class FinetuneCLI(LightningCLI):
             print(f"run in {self.run.path}", flush=True)
 
 
-def run_lightning(arguments: Sequence[str]) -> FinetuneCLI:
-    """Run fit, validate, test or predict, and return what ran."""
+def run_lightning(arguments: Sequence[str], kind: type[FinetuneCLI] = FinetuneCLI) -> FinetuneCLI:
+    """Run fit, validate, test or predict, or another kind of fit, and return what ran."""
     be_quiet()
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     for signum in handlers:
         signal.signal(signum, stop_at_once)  # until training begins, where Checkpoints takes over
     try:
-        return FinetuneCLI(arguments)
+        return kind(arguments)
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)

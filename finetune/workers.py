@@ -10,13 +10,15 @@ from types import TracebackType
 import pytorch_lightning as pl
 import torch
 
+from finetune.machine import num_cores
+
 _SHARED_MEMORY = Path("/dev/shm")
 _BATCHES_AHEAD = 3  # of each worker: two that the loader asks for ahead, and the one that training holds
 
 
 def automatic_workers(trainer: pl.Trainer | None) -> int:
     """Return how many processes should read pictures for each device of this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     # srun gives each task cores of its own; what other starters give is for all devices of the machine.
     sharing = trainer.num_devices if trainer and "SLURM_STEP_ID" not in os.environ else 1
     if trainer and trainer.strategy.root_device.type == "cpu":

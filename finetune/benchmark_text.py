@@ -1,0 +1,115 @@
+"""What was measured, in words: where a step's time goes, and what would help."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+_ROWS = {
+    "decode": "decode: one core, from the files",
+    "cache": "the same from decoded pictures",
+    "augment": "augment: one core",
+    "load": "load: as in the run, alone",
+    "transfer": "transfer to the device",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "plain": "plain loop, nothing to load",
+    "whole": "whole",
+}
+_KEPT = {"activations": "activations kept", "pictures": "decoded pictures kept", "nothing": "nothing kept"}
+_WAITS = 0.1  # a greater share of waiting makes the data the bottleneck
+
+
+def text(result: dict[str, Any]) -> str:
+    """Return the tables of a result of `Recorder`."""
+    about, seconds = result["about"], result["seconds"]
+    size, num = about["batch_size"], about["num_devices"]
+    cores = f" ({about['cores']} cores)" if about["device_type"] == "cpu" else ""
+    workers = f"{about['num_workers']} worker" + "s" * (about["num_workers"] != 1)
+    lines = [
+        f"{num} × {about['device']}{cores}",
+        f"{about['precision']}, batch {size} at {about['image_size']} pixels, {workers}, {_KEPT[about['cache']]}"
+        + (", compiled" if about["compiled"] else ""),
+        "",
+        f"{'a batch':34}{'ms: median (smallest to largest), n':>38}{'pictures/s':>14}",
+    ]
+    for name, title in _ROWS.items():
+        if values := seconds.get(name):
+            spread = f"{_ms(statistics.median(values))} ({_ms(min(values))} to {_ms(max(values))}), {len(values)}"
+            lines.append(f"{title:34}{spread:>38}{_rate(size, values):>14,.0f}")
+    waited = [100 * share for share in result["waited"]]
+    lines += ["", f"waiting for data: {_percent(waited)} of the time"]
+    if plain := seconds.get("plain"):
+        ratios = [100 * p / w for p, w in zip(plain, seconds["whole"], strict=True)]
+        lines.append(f"speed beside the plain loop: {_percent(ratios)}")
+    if floor := result["floor"]:
+        times = statistics.median(seconds["plain"]) / floor["seconds"]
+        lines.append(
+            f"least time of a step: {_ms(floor['seconds'])} ms for {floor['operations'] / 1e9:,.1f} G operations and "
+            f"{floor['bytes'] / 1e9:,.2f} GB at the measured {floor['operations_per_second'] / 1e12:,.2f} T/s and "
+            f"{floor['bytes_per_second'] / 1e9:,.0f} GB/s; the plain loop takes {times:.1f} times that"
+        )
+    lines += result.get("advice", [])
+    for row in result.get("scaling", []):
+        lines.append(
+            f"{row['devices']} devices: {row['rate']:,.0f} pictures/s, {row['speed_up']:.2f} times 1, efficiency "
+            f"{100 * row['efficiency']:.0f} %" + (" of the shared cores" if about["device_type"] == "cpu" else "")
+        )
+    return "\n".join(lines)
+
+
+def advice(result: dict[str, Any]) -> list[str]:
+    """Return which part holds the run up, and what would help, as far as it was measured."""
+    about, seconds = result["about"], {name: statistics.median(v) for name, v in result["seconds"].items() if v}
+    if "plain" not in seconds:
+        return []
+    if statistics.median(result["waited"]) > _WAITS:
+        lines = ["bottleneck: reading pictures"]
+        free = about["cores"] - about["num_workers"] - (about["device_type"] == "cpu")
+        if about["cache"] == "nothing" and seconds.get("decode", 0) > seconds.get("augment", 0):
+            share = seconds["decode"] / (seconds["decode"] + seconds["augment"])
+            lines.append(f"would help: a cache (--data.cache_limit_gb), since decoding is {100 * share:.0f} % of it")
+        if free > 0:
+            lines.append(f"would help: --data.num_workers {about['num_workers'] + free}, as many as cores are free")
+        if len(lines) == 1:
+            lines.append("would help: more cores, a smaller --data.image_size, fewer augmentations")
+        return lines
+    part = max(("forward", "backward", "optimizer"), key=seconds.__getitem__)
+    lines = [f"bottleneck: the network, its {part} most, {100 * seconds[part] / seconds['whole']:.0f} % of a step"]
+    total = seconds["forward"] + seconds["backward"] + seconds["optimizer"]
+    for precision, other in result["other"].items():
+        if total / other > 1.1:
+            lines.append(f"would help: --trainer.precision {precision}, measured {total / other:.1f} times as fast")
+    if not about["compiled"] and about["device_type"] == "cuda":
+        lines.append("may help: --model.compile true; add it here to measure it")
+    if seconds["plain"] / seconds["whole"] < 0.97:
+        lines.append(f"what is not the network takes {100 * (1 - seconds['plain'] / seconds['whole']):.0f} % of a step")
+    if len(lines) == 1:
+        lines.append("would help: a smaller --data.image_size, or --model.freeze with --data.num_views")
+    return lines
+
+
+def scaling(results: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Return how fast each number of devices is beside the first.
+
+    Devices on a CPU share its cores: there, as fast as one is all that can be had.
+    """
+    rates = [_rate(r["about"]["batch_size"], r["seconds"]["whole"]) for r in results]
+    base, rows = rates[0] / results[0]["about"]["num_devices"], []
+    for rate, result in zip(rates, results, strict=True):
+        num = result["about"]["num_devices"]
+        ideal = rates[0] if result["about"]["device_type"] == "cpu" else base * num
+        rows.append({"devices": num, "rate": rate, "speed_up": rate / base, "efficiency": rate / ideal})
+    return rows
+
+
+def _rate(batch_size: int, seconds: Sequence[float]) -> float:
+    return batch_size / statistics.median(seconds)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f}"
+
+
+def _percent(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.1f} % ({min(values):.1f} to {max(values):.1f})"

@@ -1,0 +1,163 @@
+"""Measures a fit from inside: its steps in turn with those of a plain loop, and the parts of both."""
+
+import datetime
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.profilers import Profiler
+
+from finetune import step_parts
+from finetune.machine import num_cores, processor
+from finetune.roofline import least_seconds, measured_rates
+from finetune.step_parts import PlainLoop, synchronize
+
+_WARM_UP = 4  # steps before anything is measured, and steps after each pause: the loader has read ahead meanwhile
+_SECONDS = 2.0  # of each measurement, or more
+_CHUNK = (3, 50)  # fewest and most steps of each
+
+
+class Measured(Exception):
+    """All is measured: ends the fit."""
+
+
+class Waiting(Profiler):
+    """Adds up the seconds that training waits for its next batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds, self._since = 0.0, 0.0
+
+    def start(self, action_name: str) -> None:
+        if action_name.endswith("train_dataloader_next"):
+            self._since = time.perf_counter()
+
+    def stop(self, action_name: str) -> None:
+        if action_name.endswith("train_dataloader_next"):
+            self.seconds += time.perf_counter() - self._since
+
+
+class Recorder(pl.Callback):
+    """Ends the fit with `Measured` after `repeats` measurements of all parts.
+
+    A measurement is some steps of the fit, then as many of a plain loop. With several devices there is none of the
+    latter: the devices would have to leave the fit together.
+    """
+
+    def __init__(self, repeats: int) -> None:
+        self.repeats, self.waiting = repeats, Waiting()
+        self.parts: dict[str, list[float]] = {}
+        self.whole: list[float] = []
+        self.waited: list[float] = []
+        self.other: dict[str, float] = {}
+        self.floor: dict[str, float] = {}
+        self._plain: PlainLoop | None = None
+        self._step, self._chunk, self._batch_size = 0, 0, 0
+
+    def attach(self, trainer: pl.Trainer) -> None:
+        """Put this among the callbacks, and leave out those that write checkpoints."""
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks[:] = [callback for callback in callbacks if not isinstance(callback, Checkpoint)] + [self]
+        trainer.profiler = self.waiting  # type: ignore[attr-defined]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        self._batch_size = min(data.batch_size, len(data.splits["train"].labels))
+        if trainer.world_size == 1:
+            if "train" not in data.activations:
+                self.parts |= step_parts.reading(data, self._batch_size, self.repeats)
+            if loading := step_parts.loading(data, self._batch_size, max(8, self.repeats)):
+                self.parts["load"] = loading
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self._begin()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._step += 1
+        if self._step < _WARM_UP:
+            self._begin()
+            return
+        if self._chunk == 0:
+            self._prepare(trainer, pl_module, batch)
+        taken = self._step - _WARM_UP
+        if taken == 0:
+            self._begin()
+        elif taken == self._chunk:
+            synchronize(pl_module.device)
+            seconds = time.perf_counter() - self._began
+            self.whole.append(seconds / self._chunk)
+            self.waited.append(self.waiting.seconds / seconds)
+            if self._plain is not None:
+                self.parts.setdefault("plain", []).append(self._plain.steps(self._chunk))
+            if len(self.whole) == self.repeats:
+                raise Measured
+            self._step = 0
+
+    def _begin(self) -> None:
+        if self._step <= _WARM_UP or not self._chunk:
+            self._began, self.waiting.seconds = time.perf_counter(), 0.0
+
+    def _prepare(self, trainer: pl.Trainer, pl_module: Any, batch: Any) -> None:
+        """Choose how many steps to take at a time, and measure what needs a batch."""
+        synchronize(pl_module.device)
+        seconds = max(time.perf_counter() - self._began, 1e-6)
+        self._chunk = trainer.strategy.broadcast(min(max(round(_SECONDS / seconds), _CHUNK[0]), _CHUNK[1]))
+        if trainer.world_size > 1:
+            return
+        device = pl_module.device
+        host = {name: batch[name].cpu() for name in ("image", "label")}
+        if device.type != "cpu":
+            host = {name: tensor.pin_memory() for name, tensor in host.items()}
+            self.parts["transfer"] = step_parts.timed(
+                lambda: [tensor.to(device, non_blocking=True) for tensor in host.values()], device, self.repeats
+            )
+        self._plain = PlainLoop(pl_module, batch)
+        self.parts |= self._plain.parts(self.repeats)
+        compute = torch.bfloat16 if "bf16" in str(trainer.precision) else pl_module.mean.dtype
+        rates = measured_rates(device, compute)
+        least = least_seconds(self._plain.step, rates)
+        self.floor = {**least, "operations_per_second": rates.operations, "bytes_per_second": rates.bytes}
+        if compute == torch.float32:
+            with torch.autocast(device.type, torch.bfloat16):
+                other = self._plain.parts(self.repeats)
+            self.other["bf16-mixed"] = sum(statistics.median(seconds) for seconds in other.values())
+
+    def too_short(self) -> str:
+        """Return why a fit that ended by itself could not be measured."""
+        need = _WARM_UP + max(self._chunk, _CHUNK[0])
+        return (
+            f"the fit ended after {len(self.whole)} of {self.repeats} measurements, of {need} steps each: give it more "
+            "with --trainer.max_epochs, or lower --repeats"
+        )
+
+    def result(self, trainer: pl.Trainer, data: Any) -> dict[str, Any]:
+        """Return what was measured; seconds are of a batch, one number for each measurement."""
+        device = trainer.strategy.root_device
+        is_cuda = device.type == "cuda"
+        about = {
+            "device": torch.cuda.get_device_name(device) if is_cuda else processor(),
+            "device_type": device.type,
+            "num_devices": trainer.world_size,
+            "cores": num_cores(),
+            "precision": str(trainer.precision),
+            "batch_size": self._batch_size,
+            "image_size": data.image_size,
+            "num_workers": data.worker_options(1)["num_workers"],
+            "cache": _kept(data),
+            "compiled": bool(getattr(trainer.lightning_module, "is_compiled", False)),
+            "torch": str(torch.__version__),
+            "date": datetime.date.today().isoformat(),
+        }
+        seconds: dict[str, Sequence[float]] = {**self.parts, "whole": self.whole}
+        return {"about": about, "seconds": seconds, "waited": self.waited, "other": self.other, "floor": self.floor}
+
+
+def _kept(data: Any) -> str:
+    """Return what of the training pictures lies ready."""
+    if "train" in data.activations:
+        return "activations"
+    return "pictures" if hasattr(data.splits["train"].read, "packed") else "nothing"

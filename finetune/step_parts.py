@@ -1,0 +1,151 @@
+"""How long the parts of training take: reading and augmenting pictures, the loader alone, a plain loop, its parts."""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim import Optimizer
+
+from finetune.sampling import augmentation_seed
+from finetune.transforms import set_random_seed
+
+if TYPE_CHECKING:
+    from finetune.classifier import Classifier
+    from finetune.picture_data import PictureData
+
+# Every result is a list of seconds, each of as much work as one batch.
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what a GPU has been given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(action: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
+    """Return the seconds of each of `repeats` calls, after one that is not counted."""
+    seconds = []
+    for _ in range(repeats + 1):
+        synchronize(device)
+        began = time.perf_counter()
+        action()
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def reading(data: "PictureData", num: int, repeats: int) -> dict[str, list[float]]:
+    """Return the seconds that one core takes to decode, to read from the cache and to augment `num` pictures.
+
+    Each repeat has pictures of its own, as far as they last: what the system keeps in memory is read from there.
+    """
+    pictures = data.pictures("train", train=True)
+    from_files = getattr(pictures.read, "files", pictures.read)
+    parts: dict[str, list[float]] = {"decode": [], "cache": [], "augment": []}
+    for repeat in range(repeats):
+        indices = [i % len(pictures) for i in range(repeat * num, (repeat + 1) * num)]
+        decoded, seconds = _clocked(lambda indices=indices: [from_files(i) for i in indices])  # type: ignore[misc]
+        parts["decode"].append(seconds)
+        if from_files is not pictures.read:
+            _, seconds = _clocked(lambda indices=indices: [pictures.read(i).sum() for i in indices])  # type: ignore[misc]
+            parts["cache"].append(seconds)
+
+        def augment(repeat: int = repeat, indices: list[int] = indices, decoded: list[Any] = decoded) -> None:
+            for i, picture in zip(indices, decoded, strict=True):
+                set_random_seed(pictures.transform, augmentation_seed(pictures.seed, repeat, i))
+                pictures.transform(image=picture)
+
+        parts["augment"].append(_clocked(augment)[1])
+    return {name: seconds for name, seconds in parts.items() if seconds}
+
+
+def loading(data: "PictureData", num: int, repeats: int) -> list[float]:
+    """Return the seconds of a batch of `num` pictures from the loader of training, with nothing else running.
+
+    Those of the first batches are not counted: its processes start with them.
+    """
+    arrivals: list[float] = []
+    seconds: list[float] = []
+    while len(seconds) < repeats:
+        arrivals.clear()
+        for batch in data.loader("train", train=True):
+            arrivals.append(time.perf_counter())
+            if len(arrivals) > repeats + 2 or len(batch["label"]) < num:
+                break
+        if len(arrivals) < 4:
+            return []  # too few pictures to say
+        seconds += [later - earlier for earlier, later in itertools.pairwise(arrivals[1:])]
+    return seconds[:repeats]
+
+
+class PlainLoop:
+    """Training without a framework: the same network, precision, optimizer and batch, on tensors already in place.
+
+    It learns at a rate of 0, so that the run it stands in keeps its weights; batch norm sees the batch once more.
+
+    Args:
+        model: Attached to a trainer on one device.
+        batch: On the model's device.
+    """
+
+    def __init__(self, model: "Classifier", batch: dict[str, Any]) -> None:
+        self.model, self.device = model, model.device
+        images, self.labels = batch["image"], batch["label"]
+        self.is_kept = images.is_floating_point()  # what the frozen part made of the pictures
+        self.inputs: Tensor = images if self.is_kept else model.normalized(images)
+        self.optimizer = _idle_optimizer(model)
+
+    def forward(self) -> Tensor:
+        """Return the loss."""
+        with self.model.trainer.precision_plugin.forward_context():
+            logits = (self.model.rest if self.is_kept else self.model.network)(self.inputs)
+        return F.cross_entropy(logits.to(self.model.mean.dtype), self.labels)
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        self.forward().backward()
+        self.update()
+
+    def steps(self, num: int) -> float:
+        """Take steps, and return the seconds of one."""
+        synchronize(self.device)
+        began = time.perf_counter()
+        for _ in range(num):
+            self.step()
+        synchronize(self.device)
+        return (time.perf_counter() - began) / num
+
+    def parts(self, repeats: int) -> dict[str, list[float]]:
+        """Return the seconds of each part by itself: on a GPU, without what overlaps."""
+        parts: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+        for repeat in range(repeats + 1):
+            loss, forward = _clocked(self.forward, self.device)
+            _, backward = _clocked(loss.backward, self.device)
+            _, update = _clocked(self.update, self.device)
+            for name, seconds in zip(parts, (forward, backward, update), strict=True):
+                parts[name] += [seconds] if repeat else []
+        return parts
+
+
+def _clocked(action: Callable[[], Any], device: torch.device | None = None) -> tuple[Any, float]:
+    device = device or torch.device("cpu")
+    synchronize(device)
+    began = time.perf_counter()
+    result = action()
+    synchronize(device)
+    return result, time.perf_counter() - began
+
+
+def _idle_optimizer(model: "Classifier") -> Optimizer:
+    configured = model.configure_optimizers()
+    optimizer = configured[0][0] if isinstance(configured, tuple) else configured
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    return optimizer
