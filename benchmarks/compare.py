@@ -1,0 +1,220 @@
+"""Measure `finetune` beside its peers on the same pictures, from the same weights, and write it into docs/benchmarks.md.
+
+    pip install -e '.[dev]'
+    python benchmarks/compare.py --root HOTDOG --weights resnet18.pt --timm TIMM [--minutes 60] [--only NAMES]
+
+The peers are plain PyTorch, timm's train.py, fastai, Ultralytics and transformers' Trainer, each in an environment of its
+own with the versions of benchmarks/peers/requirements, offline, called as its documentation does. TIMM is a checkout of
+timm at the tag of that version: its scripts are not in the package. Linux only.
+
+Each run is added to benchmarks/compare.json as soon as it is there and not done again: stop at any time, start again to
+go on. What failed is recorded too, and done again with `--again` alone. `--document` only writes the documents.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from compare_documents import draw, tables
+from peers import materials, measure, tools
+from recipe_documents import fill
+from recipes import ROOT, processor
+
+RECORDS = ROOT / "benchmarks/compare.json"
+# experiment: (repeats, epochs, training and evaluated pictures of each class: None is all)
+EXPERIMENTS = {
+    "throughput": (5, 2, 200, 50),
+    "job": (3, 5, None, None),
+    "fast": (3, 4, None, None),  # the epochs are those of hotdog_fast.yaml
+    "head": (3, 5, None, None),
+    "predict": (3, 1, 50, 50),  # what is trained first is not measured
+}
+
+
+class Run(NamedTuple):
+    """What there is one record of."""
+
+    experiment: str
+    tool: str
+    setting: str
+    repeat: int
+
+
+def load() -> list[dict]:
+    """Return the results so far."""
+    return json.loads(RECORDS.read_text("utf-8")) if RECORDS.exists() else []
+
+
+def save(records: Sequence[dict]) -> None:
+    temporary = RECORDS.with_suffix(".tmp")
+    temporary.write_text("[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n", "utf-8")
+    os.replace(temporary, RECORDS)
+
+
+def key(record: dict) -> Run:
+    return Run(*(record[name] for name in Run._fields))
+
+
+def best_peer(records: Sequence[dict]) -> tuple[str, str] | None:
+    """Return tool and setting of the peer whose first whole job took the least time, however well it learned."""
+    jobs = [r for r in records if r["experiment"] == "job" and r["tool"] in tools.PEERS and "seconds" in r]
+    first = min((r for r in jobs if r["repeat"] == 0), key=lambda r: r["seconds"], default=None)
+    return (first["tool"], first["setting"]) if first else None
+
+
+def plan(records: Sequence[dict]) -> Iterator[Run]:
+    """Yield all runs in their order: in each repeat all take turns, so that a slow hour is everybody's."""
+    everybody = [(tool, setting) for tool, (_, settings) in tools.TOOLS.items() for setting in settings]
+    for repeat in range(EXPERIMENTS["throughput"][0]):
+        yield from (Run("throughput", *who, repeat) for who in everybody)
+    for repeat in range(EXPERIMENTS["job"][0]):
+        best = best_peer(records)
+        for who in everybody if repeat == 0 else [("finetune", "default"), *([best] if best else [])]:
+            yield Run("job", *who, repeat)
+            if who[0] == "finetune":
+                yield Run("fast", *who, repeat)
+    for repeat in range(EXPERIMENTS["head"][0]):
+        for who in everybody:
+            if (repeat == 0 or who[0] == "finetune") and ("head", who[0]) not in tools.CANNOT:
+                yield Run("head", *who, repeat)
+    for repeat in range(EXPERIMENTS["predict"][0]):
+        yield from (Run("predict", tool, "default", repeat) for tool in tools.PREDICTING)
+
+
+def train(run: Run, place: tools.Place) -> dict:
+    """Return what a run of `fit` gave."""
+    _, epochs, *_ = EXPERIMENTS[run.experiment]
+    command = tools.fit(run.tool, run.setting, run.experiment, epochs, place)
+    done = measure.run(command, tools.variables(place), place.out / "clock.txt")
+    num_pictures = sum(1 for _ in place.data.glob("train/*/*"))
+    result = {name: round(done[name], 2) for name in ("seconds", "memory_mb")}
+    result["accuracy"] = round(tools.accuracy(run.tool, place.out, done["output"]), 5)
+    steps = measure.rates(done["stamps"], epochs, num_pictures, tools.BATCH_SIZE)
+    return {**result, **{name: round(value, 3) for name, value in steps.items()}, "command": shlex.join(command)}
+
+
+def predict(run: Run, place: tools.Place, model: Path, folders: dict[int, Path]) -> dict:
+    """Return what classifying a few and many pictures took; their difference knows nothing of the start."""
+    seconds, command = {}, []
+    for num, folder in folders.items():
+        command = tools.predict(run.tool, folder, model, place)
+        seconds[num] = measure.run(command, tools.variables(place), place.out / "clock.txt")["seconds"]
+    (few, short), (many, long) = seconds.items()
+    rate = round((many - few) / (long - short), 1)
+    return {"seconds": round(long, 2), "seconds_few": round(short, 2), "rate": rate, "command": shlex.join(command)}
+
+
+class Bench:
+    """Folders of pictures, weights and models, made when they are first wanted."""
+
+    def __init__(self, root: Path, weights: Path, environments: Path, timm: Path | None, folder: Path) -> None:
+        self.root, self.weights, self.environments, self.timm, self.folder = root, weights, environments, timm, folder
+
+    def place(self, run: Run) -> tools.Place:
+        _, _, num_train, num_val = EXPERIMENTS[run.experiment]
+        data = self.folder / f"pictures_{num_train}_{num_val}"
+        if not data.exists():
+            materials.write_folder(self.root, data, num_train, num_val)
+        forms = self.folder / "weights"
+        if not forms.exists():
+            materials.write_weights(self.weights, forms)
+        if run.tool not in ("finetune", "plain"):
+            materials.environment(run.tool, self.environments)
+        (self.environments / "home").mkdir(parents=True, exist_ok=True)
+        out = Path(tempfile.mkdtemp(dir=self.folder))
+        return tools.Place(data, out, self.weights, forms, self.environments, self.timm)
+
+    def measure(self, run: Run) -> dict:
+        """Return a run's record."""
+        place = self.place(run)
+        try:
+            result = self.predict(run, place) if run.experiment == "predict" else train(run, place)
+        except measure.Failed as error:
+            result = {"failed": place.hidden(str(error))[:200]}
+        finally:
+            shutil.rmtree(place.out)
+        if "command" in result:
+            result["command"] = place.hidden(result["command"])
+        import torch
+
+        versions = {"torch": str(torch.__version__)}
+        if run.tool not in ("finetune", "plain"):
+            versions |= {run.tool: materials.pins(run.tool)[run.tool]}
+        machine = f"{processor()}, {len(os.sched_getaffinity(0))} cores"
+        date = datetime.date.today().isoformat()
+        return {**run._asdict(), **result, "versions": versions, "machine": machine, "date": date}
+
+    def predict(self, run: Run, place: tools.Place) -> dict:
+        model = self.folder / f"model_{run.tool}"
+        if not model.exists():
+            model.mkdir()
+            _, epochs, *_ = EXPERIMENTS["predict"]
+            there = tools.Place(place.data, model, place.weights, place.forms, place.environments, place.timm)
+            command = tools.fit(run.tool, "default", "job", epochs, there)
+            measure.run(command, tools.variables(there), model / "clock.txt")
+        folders = {}
+        for num in (50, 400):  # of each of the two classes
+            folder = self.folder / f"predict_{num}"
+            if not folder.exists():
+                materials.write_folder(self.root, folder, 0, num)
+            folders[sum(1 for _ in folder.glob("val/*/*"))] = folder / "val"
+        return predict(run, place, model, folders)
+
+
+def document() -> None:
+    """Write the tables and the chart of what is recorded."""
+    records = load()
+    fill(ROOT / "docs/benchmarks.md", tables(records, best_peer(records)))
+    if any(r["experiment"] == "throughput" and "later_rate" in r for r in records):
+        draw(records, ROOT / "docs/compare.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, help="folder with train/CLASS and test/CLASS")
+    parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
+    parser.add_argument(
+        "--timm", type=Path, help="checkout of timm with train.py and inference.py; left out without it"
+    )
+    parser.add_argument("--environments", type=Path, default=ROOT / "benchmarks/.environments")
+    parser.add_argument("--only", nargs="*", help="names of experiments and tools; all without it")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument("--again", action="store_true", help="do again what failed")
+    parser.add_argument("--document", action="store_true", help="run nothing")
+    args = parser.parse_args()
+    if not args.document and not (args.root and args.weights):
+        parser.error("--root and --weights are needed to measure")
+    deadline = time.monotonic() + 60 * args.minutes
+    wanted = set(args.only or [])
+    experiments, names = wanted & EXPERIMENTS.keys() or EXPERIMENTS, wanted & tools.TOOLS.keys() or tools.TOOLS
+    if unknown := wanted - {*EXPERIMENTS, *tools.TOOLS}:
+        parser.error(f"--only: {', '.join(unknown)} are none of {', '.join([*EXPERIMENTS, *tools.TOOLS])}")
+    if args.again:
+        save([r for r in load() if "failed" not in r or r["experiment"] not in experiments or r["tool"] not in names])
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [path and path.resolve() for path in (args.root, args.weights, args.environments, args.timm)]
+        bench = Bench(*paths, Path(folder))
+        while not args.document and time.monotonic() < deadline:
+            done = {key(r) for r in load()}
+            chosen = (r for r in plan(load()) if r.experiment in experiments and r.tool in names and r not in done)
+            run = next((r for r in chosen if r.tool != "timm" or args.timm), None)
+            if run is None:
+                break
+            record = bench.measure(run)
+            save([*load(), record])
+            print(json.dumps(record), flush=True)
+    document()
+    sys.exit(any("failed" in r for r in load()))
+
+
+if __name__ == "__main__":
+    main()

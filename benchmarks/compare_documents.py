@@ -1,0 +1,148 @@
+"""The results of compare.py as tables in docs/benchmarks.md and as the chart docs/compare.png."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from peers.tools import CANNOT, PREDICTING, TOOLS
+from recipe_documents import spread
+
+Records = Sequence[dict]
+
+
+def found(records: Records, experiment: str, tool: str, setting: str = "default") -> list[dict]:
+    wanted = (experiment, tool, setting)
+    return [r for r in records if (r["experiment"], r["tool"], r["setting"]) == wanted]
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Return tool, setting and what a table calls them, in the order of the tables."""
+    return [
+        (tool, setting, f"{name}, {setting}" if len(settings) > 1 else name)
+        for tool, (name, settings) in TOOLS.items()
+        for setting in settings
+    ]
+
+
+def values(results: Records, name: str) -> list[float]:
+    return [r[name] for r in results if name in r]
+
+
+def cell(results: Records, name: str, digits: int) -> str:
+    """Return median and extremes, the one value where there is one, a dash where there is none."""
+    numbers = values(results, name)
+    if len(numbers) > 1:
+        return spread(numbers, digits)
+    return f"{numbers[0]:,.{digits}f}" if numbers else "–"
+
+
+def ratio(ours: Records, theirs: Records, name: str) -> str:
+    """Return our median divided by theirs."""
+    a, b = values(ours, name), values(theirs, name)
+    return f"{statistics.median(a) / statistics.median(b):.2f}" if a and b else "–"
+
+
+def table(records: Records, experiment: str, columns: Sequence[tuple[str, str, int]], compared: str) -> str:
+    """Return a Markdown table of one experiment.
+
+    Args:
+        records: All results.
+        experiment: Whose rows are shown.
+        columns: Heading, name in the record and digits of each.
+        compared: Name in the record of what the last column divides: that of `finetune fit` by this row's.
+    """
+    heads = ["", *(heading for heading, _, _ in columns), "ours ÷ this", "n"]
+    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " --- |" * (len(heads) - 1)]
+    ours = found(records, experiment, "finetune")
+    for tool, setting, name in rows():
+        results = found(records, experiment, tool, setting)
+        good = [r for r in results if "seconds" in r]
+        if good:
+            cells = [cell(good, key, digits) for _, key, digits in columns]
+            lines.append(f"| {name} | {' | '.join(cells)} | {ratio(ours, good, compared)} | {len(good)} |")
+        else:
+            reason = CANNOT.get((experiment, tool)) or (
+                f"failed: `{results[0]['failed']}`" if results else "not measured"
+            )
+            lines.append(f"| {name} | {reason.replace('|', '/')} |" + " |" * (len(heads) - 2))
+    return "\n".join(lines)
+
+
+def fast_table(records: Records, best: tuple[str, str] | None) -> str:
+    """Return the recipe on kept activations beside our default and the peer whose whole job is the fastest."""
+    lines = [
+        "| | seconds, whole job | accuracy | time beside hotdog_fast.yaml's | n |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    fast = found(records, "fast", "finetune")
+    shown = [
+        ("finetune fit, hotdog_fast.yaml", fast),
+        ("finetune fit, image_folder.yaml", found(records, "job", "finetune")),
+    ]
+    if best:
+        shown.append((f"fastest peer: {TOOLS[best[0]][0]}, {best[1]}", found(records, "job", *best)))
+    for name, results in shown:
+        good = [r for r in results if "seconds" in r]
+        cells = [cell(good, "seconds", 0), cell(good, "accuracy", 3), ratio(good, fast, "seconds"), str(len(good))]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def predict_table(records: Records) -> str:
+    """Return how fast the tools that predict do so."""
+    lines = ["| | seconds, 800 pictures | pictures/s without the start | n |", "| --- | --- | --- | --- |"]
+    names = {"finetune": "finetune predict", "timm": "timm inference.py", "fastai": "fastai get_preds"}
+    for tool in PREDICTING:
+        good = [r for r in found(records, "predict", tool) if "seconds" in r]
+        lines.append(f"| {names[tool]} | {cell(good, 'seconds', 1)} | {cell(good, 'rate', 0)} | {len(good)} |")
+    return "\n".join(lines)
+
+
+def about(records: Records) -> str:
+    """Return where and with what the records were measured."""
+    if not records:
+        return "Not measured yet."
+    versions = {f"{name} {version}" for r in records for name, version in r["versions"].items()}
+    parts = [sorted({r["machine"] for r in records}), sorted(versions), sorted({r["date"] for r in records})]
+    return "; ".join(", ".join(part) for part in parts) + "."
+
+
+def tables(records: Records, best: tuple[str, str] | None) -> dict[str, str]:
+    """Return the blocks of docs/benchmarks.md."""
+    start = [("s to the first step", "first_step", 1), ("peak memory, MB", "memory_mb", 0)]
+    speed = [("pictures/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *start]
+    job = [("seconds", "seconds", 0), ("accuracy", "accuracy", 3), *start]
+    head = [("seconds", "seconds", 0), ("pictures/s, later epoch", "later_rate", 0), ("accuracy", "accuracy", 3)]
+    return {
+        "compare_about": about(records),
+        "compare_throughput": table(records, "throughput", speed, "later_rate"),
+        "compare_job": table(records, "job", job, "seconds"),
+        "compare_fast": fast_table(records, best),
+        "compare_head": table(records, "head", head, "seconds"),
+        "compare_predict": predict_table(records),
+    }
+
+
+def draw(records: Records, path: Path) -> None:
+    """Draw a bar for each tool's median pictures per second in a later epoch, a line from smallest to largest."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    bars = [
+        (name, values(found(records, "throughput", tool, setting), "later_rate"), tool)
+        for tool, setting, name in rows()
+    ]
+    bars = [bar for bar in bars if bar[1]]
+    figure, axes = plt.subplots(figsize=(8.5, 0.4 * len(bars) + 1.0), layout="constrained")
+    for y, (_, numbers, tool) in enumerate(bars):
+        axes.barh(y, statistics.median(numbers), height=0.65, color="#c2410c" if tool == "finetune" else "#94a3b8")
+        axes.plot([min(numbers), max(numbers)], [y, y], color="#1e293b", lw=1.5)
+    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
+    axes.invert_yaxis()
+    axes.set_xlabel("pictures per second while training ResNet-18 at 128 pixels, an epoch after the first")
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

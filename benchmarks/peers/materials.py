@@ -1,0 +1,95 @@
+"""What the measured programs are given: an environment each, the same folder of pictures, the same weights."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).with_name("requirements")
+TORCH_HOME = "torch"  # as torchvision looks for weights: TORCH_HOME/hub/checkpoints
+
+
+def pins(name: str) -> dict[str, str]:
+    """Return the packages that a peer's environment has of its own, and their versions."""
+    lines = (REQUIREMENTS / f"{name}.txt").read_text("utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def environment(name: str, folder: Path) -> Path:
+    """Return the Python of a peer's environment, which is made where it is not there or its pins have changed.
+
+    Torch and torchvision are ours, by a line in a .pth file: all are measured with the same, and it is not installed
+    five times. A peer's own packages stand before ours on its path. Without dependencies, since pip would bring others.
+    """
+    home = folder / name
+    python = home / "bin/python"
+    done = home / "installed.txt"
+    wanted = json.dumps(pins(name), indent=1)
+    if not (done.exists() and done.read_text("utf-8") == wanted):
+        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)], check=True)
+        own = subprocess.check_output(
+            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
+        )
+        Path(own.strip(), "shared.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
+        install = "-m pip --disable-pip-version-check install --quiet --no-deps --ignore-installed --requirement"
+        subprocess.run([python, *install.split(), str(REQUIREMENTS / f"{name}.txt")], check=True)
+        code = "import json, sys; from importlib.metadata import version as v; print(json.dumps({n: v(n) for n in sys.argv[1:]}))"
+        found = json.loads(subprocess.check_output([python, "-c", code, *pins(name)], text=True))
+        if found != pins(name):
+            raise RuntimeError(f"the environment of {name} has {found}, wanted {pins(name)}")
+        done.write_text(wanted, "utf-8")
+    return python
+
+
+def write_folder(root: Path, to: Path, num_train: int | None, num_val: int | None) -> Path:
+    """Link the first pictures of each class: train/CLASS as it is, test/CLASS as val/CLASS.
+
+    Args:
+        root: Folder with train/CLASS and test/CLASS.
+        to: Where the folder is made.
+        num_train: Training pictures of each class; None for all.
+        num_val: The same for those that each tool evaluates with.
+    """
+    for split, new, num in (("train", "train", num_train), ("test", "val", num_val)):
+        for source in sorted(p for p in (root / split).iterdir() if p.is_dir()):
+            folder = to / new / source.name
+            folder.mkdir(parents=True)
+            pictures = sorted(source.iterdir())
+            if num is not None and len(pictures) < num:
+                raise ValueError(f"{source} has {len(pictures)} pictures, {num} are wanted")
+            for picture in pictures[:num]:
+                os.symlink(picture.resolve(), folder / picture.name)
+    return to
+
+
+def write_weights(weights: Path, to: Path) -> Path:
+    """Write the state dict of a torchvision ResNet-18 in the forms that the peers read; return the folder.
+
+    `torch/hub/checkpoints/…`: where torchvision would have put a download, with a head of 1,000 classes, as it must be
+    for what takes ImageNet's head off. `hub_model`: the same for transformers, through timm, whose names are torchvision's.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    state = {name: t.float() if t.is_floating_point() else t for name, t in torch.load(weights).items()}
+    for name in ("fc.weight", "fc.bias"):
+        rows = state[name][:1000]
+        state[name] = torch.cat([rows, rows.new_zeros(1000 - len(rows), *rows.shape[1:])])
+    path = pretrained(to)
+    path.parent.mkdir(parents=True)
+    torch.save(state, path)
+    hub = to / "hub_model"
+    hub.mkdir()
+    save_file({name: t.contiguous() for name, t in state.items()}, hub / "model.safetensors", {"format": "pt"})
+    config = {"architecture": "resnet18", "num_classes": 1000, "num_features": 512, "model_type": "timm_wrapper"}
+    cfg = {"input_size": [3, 224, 224], "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    cfg |= {"interpolation": "bilinear", "crop_pct": 0.875, "first_conv": "conv1", "classifier": "fc"}
+    (hub / "config.json").write_text(json.dumps({**config, "pretrained_cfg": cfg}, indent=1), "utf-8")
+    return to
+
+
+def pretrained(folder: Path) -> Path:
+    """Return where `write_weights` puts the file of torchvision's name."""
+    return folder / TORCH_HOME / "hub/checkpoints/resnet18-f37072fd.pth"

@@ -1,0 +1,70 @@
+"""Plain PyTorch in the manner of torchvision's references: ImageFolder, its transforms, the loop written out.
+
+    python plain_peer.py --data FOLDER --out FOLDER [--epochs 5] [--best] [--head]
+
+The recipe is `one_rate` of benchmarks/plain.py. `--best` is bf16, channels last and workers that stay; `--head` trains
+the head alone, without random augmentation. Prints the accuracy of the last epoch.
+"""
+
+import argparse
+import json
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.models import resnet18
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder with train/CLASS and val/CLASS")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--image_size", type=int, default=128)
+    parser.add_argument("--best", action="store_true")
+    parser.add_argument("--head", action="store_true")
+    args = parser.parse_args()
+
+    side = args.image_size * 256 // 224
+    to_tensor = [transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
+    fixed = [transforms.Resize(side), transforms.CenterCrop(args.image_size), *to_tensor]
+    random = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip(), *to_tensor]
+    train_set = ImageFolder(f"{args.data}/train", transforms.Compose(fixed if args.head else random))
+    val_set = ImageFolder(f"{args.data}/val", transforms.Compose(fixed))
+    workers = {"num_workers": 2, "persistent_workers": args.best}  # the references' 16 are too many for two cores
+    train = DataLoader(train_set, args.batch_size, shuffle=True, **workers)
+    val = DataLoader(val_set, args.batch_size, **workers)
+
+    net = resnet18(weights="DEFAULT")
+    net.requires_grad_(not args.head)
+    net.fc = nn.Linear(net.fc.in_features, len(train_set.classes))
+    layout = torch.channels_last if args.best else torch.contiguous_format
+    net.to(memory_format=layout)
+    learning = [p for p in net.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(learning, lr=0.02, momentum=0.9, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=args.epochs * len(train))
+
+    for _ in range(args.epochs):
+        net.train(not args.head)
+        for x, y in train:
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.best):
+                logits = net(x.to(memory_format=layout))
+            optimizer.zero_grad()
+            F.cross_entropy(logits.float(), y).backward()
+            optimizer.step()
+            schedule.step()
+        net.eval()
+        num_correct = 0
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=args.best):
+            for x, y in val:
+                num_correct += int((net(x.to(memory_format=layout)).argmax(1) == y).sum())
+        torch.save(net.state_dict(), f"{args.out}/model.pt")
+    print(json.dumps({"accuracy": num_correct / len(val_set)}))
+
+
+if __name__ == "__main__":
+    main()
