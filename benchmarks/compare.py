@@ -1,11 +1,11 @@
-"""Measure `finetune` beside its peers on the same pictures, from the same weights, and write it into docs/benchmarks.md.
+"""Measure `finetune` beside its peers, on the same pictures and from the same weights, for docs/benchmarks.md.
 
     pip install -e '.[dev]'
     python benchmarks/compare.py --root HOTDOG --weights resnet18.pt --timm TIMM [--minutes 60] [--only NAMES]
 
-The peers are plain PyTorch, timm's train.py, fastai, Ultralytics and transformers' Trainer, each in an environment of its
-own with the versions of benchmarks/peers/requirements, offline, called as its documentation does. TIMM is a checkout of
-timm at the tag of that version: its scripts are not in the package. Linux only.
+The peers are plain PyTorch, timm's train.py, fastai, Ultralytics and transformers' Trainer, each in an environment of
+its own with the versions of benchmarks/peers/requirements, offline, called as its documentation does. TIMM is a
+checkout of timm at the tag of that version: its scripts are not in the package. Linux only.
 
 Each run is added to benchmarks/compare.json as soon as it is there and not done again: stop at any time, start again to
 go on. What failed is recorded too, and done again with `--again` alone. `--document` only writes the documents.
@@ -109,8 +109,9 @@ def predict(run: Run, place: tools.Place, model: Path, folders: dict[int, Path])
         command = tools.predict(run.tool, folder, model, place)
         seconds[num] = measure.run(command, tools.variables(place), place.out / "clock.txt")["seconds"]
     (few, short), (many, long) = seconds.items()
+    shown = shlex.join(command).replace(str(folders[many]), "PICTURES").replace(str(model), "MODEL")
     rate = round((many - few) / (long - short), 1)
-    return {"seconds": round(long, 2), "seconds_few": round(short, 2), "rate": rate, "command": shlex.join(command)}
+    return {"seconds": round(long, 2), "seconds_few": round(short, 2), "rate": rate, "command": shown}
 
 
 class Bench:

@@ -3,9 +3,9 @@
     python fastai_peer.py --data FOLDER --out FOLDER [--epochs 5] [--best] [--head]
     python fastai_peer.py --predict FOLDER --out FOLDER
 
-`fine_tune` trains the head alone in the first of the epochs, its default. `--best` is channels last and workers that stay;
-its bf16 is for CUDA only (fastai/callback/fp16.py). `--head` is `freeze` and `fit_one_cycle` without random augmentation.
-Prints the accuracy of the last epoch.
+`fine_tune` trains the head alone in the first of the epochs, its default. `--best` is channels last and workers that
+stay; its bf16 is for CUDA only (fastai/callback/fp16.py). `--head` is `freeze` and `fit_one_cycle` without random
+augmentation. Prints the accuracy of the last epoch.
 """
 
 import argparse

@@ -35,7 +35,7 @@ def environment(name: str, folder: Path) -> Path:
         Path(own.strip(), "shared.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
         install = "-m pip --disable-pip-version-check install --quiet --no-deps --ignore-installed --requirement"
         subprocess.run([python, *install.split(), str(REQUIREMENTS / f"{name}.txt")], check=True)
-        code = "import json, sys; from importlib.metadata import version as v; print(json.dumps({n: v(n) for n in sys.argv[1:]}))"
+        code = "import json, sys, importlib.metadata as m; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
         found = json.loads(subprocess.check_output([python, "-c", code, *pins(name)], text=True))
         if found != pins(name):
             raise RuntimeError(f"the environment of {name} has {found}, wanted {pins(name)}")
@@ -68,7 +68,7 @@ def write_weights(weights: Path, to: Path) -> Path:
     """Write the state dict of a torchvision ResNet-18 in the forms that the peers read; return the folder.
 
     `torch/hub/checkpoints/…`: where torchvision would have put a download, with a head of 1,000 classes, as it must be
-    for what takes ImageNet's head off. `hub_model`: the same for transformers, through timm, whose names are torchvision's.
+    for what takes ImageNet's head off. `hub_model`: the same for transformers, through timm, which names the same.
     """
     import torch
     from safetensors.torch import save_file

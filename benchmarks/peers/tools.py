@@ -1,4 +1,4 @@
-"""How each tool is called, with what it does by itself and with the best it offers on a CPU, and where its result is."""
+"""How each tool is called, with what it does by itself and the best it offers on a CPU, and where its result is."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ _BEST = {
     "fastai": "--best",
     "transformers": "--best",
     "timm": "--amp --amp-dtype bfloat16 --channels-last --workers 2 --warmup-epochs 1",
-    "ultralytics": "amp=bf16 cache=ram workers=2",
+    "ultralytics": "cache=ram workers=2",  # its bf16 is for CUDA only, and it has no channels last
 }
 _HEAD = {
     "plain": "--head",
@@ -124,7 +124,7 @@ def predict(tool: str, pictures: Path, model: Path, place: Place) -> list[str]:
         checkpoint = next(model.glob("fit/version_0/checkpoints/last.ckpt"))
         return [*program, *map(str, [checkpoint, "--data.predict", pictures, "--trainer.default_root_dir", place.out])]
     if tool == "timm":
-        common = f"--model resnet18 --num-classes 2 --input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} --device cpu"
+        common = f"--model resnet18 --num-classes 2 --input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} --device cpu --fullname"
         places = ["--data-dir", pictures, "--checkpoint", model / "run/last.pth.tar", "--results-dir", place.out]
         return [place.python(tool), f"{place.timm}/inference.py", *common.split(), *map(str, places)]
     return [place.python(tool), str(HERE / "fastai_peer.py"), "--predict", str(pictures), "--out", str(model)]
