@@ -12,11 +12,14 @@ go on. What failed is recorded too, and done again with `--again` alone. `--docu
 """
 
 import argparse
+import dataclasses
 import datetime
+import hashlib
 import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from compare_documents import draw, tables
+from compare_documents import draw, has_chart, tables
 from peers import materials, measure, tools
 from recipe_documents import fill
 from recipes import ROOT, processor
@@ -107,7 +110,8 @@ def predict(run: Run, place: tools.Place, model: Path, folders: dict[int, Path])
     seconds, command = {}, []
     for num, folder in folders.items():
         command = tools.predict(run.tool, folder, model, place)
-        seconds[num] = measure.run(command, tools.variables(place), place.out / "clock.txt")["seconds"]
+        variables = {**tools.variables(place), "FINETUNE_CACHE": str(place.out / f"cache_{num}")}
+        seconds[num] = measure.run(command, variables, place.out / "clock.txt")["seconds"]
     (few, short), (many, long) = seconds.items()
     shown = shlex.join(command).replace(str(folders[many]), "PICTURES").replace(str(model), "MODEL")
     rate = round((many - few) / (long - short), 1)
@@ -139,7 +143,8 @@ class Bench:
         place = self.place(run)
         try:
             result = self.predict(run, place) if run.experiment == "predict" else train(run, place)
-        except measure.Failed as error:
+        except (measure.Failed, subprocess.TimeoutExpired, OSError, LookupError, ValueError) as error:
+            # A tool that ends well and leaves no result has failed as well.
             result = {"failed": place.hidden(str(error))[:200]}
         finally:
             shutil.rmtree(place.out)
@@ -149,7 +154,9 @@ class Bench:
 
         versions = {"torch": str(torch.__version__)}
         if run.tool not in ("finetune", "plain"):
-            versions |= {run.tool: materials.pins(run.tool)[run.tool]}
+            versions[run.tool] = materials.pins(run.tool)[run.tool]
+        if run.tool == "timm":
+            versions["its train.py, sha256"] = hashlib.sha256((self.timm / "train.py").read_bytes()).hexdigest()[:12]
         machine = f"{processor()}, {len(os.sched_getaffinity(0))} cores"
         date = datetime.date.today().isoformat()
         return {**run._asdict(), **result, "versions": versions, "machine": machine, "date": date}
@@ -157,11 +164,11 @@ class Bench:
     def predict(self, run: Run, place: tools.Place) -> dict:
         model = self.folder / f"model_{run.tool}"
         if not model.exists():
-            model.mkdir()
             _, epochs, *_ = EXPERIMENTS["predict"]
-            there = tools.Place(place.data, model, place.weights, place.forms, place.environments, place.timm)
+            there = dataclasses.replace(place, out=Path(tempfile.mkdtemp(dir=self.folder)))
             command = tools.fit(run.tool, "default", "job", epochs, there)
-            measure.run(command, tools.variables(there), model / "clock.txt")
+            measure.run(command, tools.variables(there), there.out / "clock.txt")
+            there.out.rename(model)
         folders = {}
         for num in (50, 400):  # of each of the two classes
             folder = self.folder / f"predict_{num}"
@@ -175,7 +182,7 @@ def document() -> None:
     """Write the tables and the chart of what is recorded."""
     records = load()
     fill(ROOT / "docs/benchmarks.md", tables(records, best_peer(records)))
-    if any(r["experiment"] == "throughput" and "later_rate" in r for r in records):
+    if has_chart(records):
         draw(records, ROOT / "docs/compare.png")
 
 
@@ -194,7 +201,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.document and not (args.root and args.weights):
         parser.error("--root and --weights are needed to measure")
-    deadline = time.monotonic() + 60 * args.minutes
+    has_failed, deadline = False, time.monotonic() + 60 * args.minutes
     wanted = set(args.only or [])
     experiments, names = wanted & EXPERIMENTS.keys() or EXPERIMENTS, wanted & tools.TOOLS.keys() or tools.TOOLS
     if unknown := wanted - {*EXPERIMENTS, *tools.TOOLS}:
@@ -212,9 +219,10 @@ def main() -> None:
                 break
             record = bench.measure(run)
             save([*load(), record])
+            has_failed |= "failed" in record
             print(json.dumps(record), flush=True)
     document()
-    sys.exit(any("failed" in r for r in load()))
+    sys.exit(has_failed)
 
 
 if __name__ == "__main__":

@@ -113,14 +113,21 @@ def tables(records: Records, best: tuple[str, str] | None) -> dict[str, str]:
     speed = [("pictures/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *start]
     job = [("seconds", "seconds", 0), ("accuracy", "accuracy", 3), *start]
     head = [("seconds", "seconds", 0), ("pictures/s, later epoch", "later_rate", 0), ("accuracy", "accuracy", 3)]
+    throughput = table(records, "throughput", speed, "later_rate")
+    if has_chart(records):
+        throughput += "\n\n![Pictures per second of each tool](compare.png)"
     return {
         "compare_about": about(records),
-        "compare_throughput": table(records, "throughput", speed, "later_rate"),
+        "compare_throughput": throughput,
         "compare_job": table(records, "job", job, "seconds"),
         "compare_fast": fast_table(records, best),
         "compare_head": table(records, "head", head, "seconds"),
         "compare_predict": predict_table(records),
     }
+
+
+def has_chart(records: Records) -> bool:
+    return any(r["experiment"] == "throughput" and "later_rate" in r for r in records)
 
 
 def draw(records: Records, path: Path) -> None:

@@ -62,7 +62,8 @@ class Place:
         names = {self.python(tool): "python" for tool in TOOLS}
         names |= {str(Path(sys.executable).with_name("finetune")): "finetune", str(HERE): "benchmarks/peers"}
         for name in ("data", "out", "weights", "forms", "environments", "timm"):
-            names[str(getattr(self, name))] = name.upper()
+            if path := getattr(self, name):
+                names[str(path)] = name.upper()
         for path in sorted(names, key=len, reverse=True):
             text = text.replace(path, names[path])
         return text
