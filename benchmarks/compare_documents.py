@@ -112,7 +112,7 @@ def tables(records: Records, best: tuple[str, str] | None) -> dict[str, str]:
     start = [("s to the first step", "first_step", 1), ("peak memory, MB", "memory_mb", 0)]
     speed = [("pictures/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *start]
     job = [("seconds", "seconds", 0), ("accuracy", "accuracy", 3), *start]
-    head = [("seconds", "seconds", 0), ("pictures/s, later epoch", "later_rate", 0), ("accuracy", "accuracy", 3)]
+    head = [("seconds", "seconds", 0), ("seconds of a later epoch", "later_seconds", 2), ("accuracy", "accuracy", 3)]
     throughput = table(records, "throughput", speed, "later_rate")
     if has_chart(records):
         throughput += "\n\n![Pictures per second of each tool](compare.png)"

@@ -29,10 +29,12 @@ def test_the_steps_times_become_rates(compare):
     rates, failed = compare.measure.rates, compare.measure.Failed
     # Two epochs of 3 batches, 64 + 64 + 32 pictures: 96 pictures between 10 s and 14 s, then 160 in 5 s.
     found = rates([10, 12, 14, 16, 17, 19], 2, 160, 64)
-    assert found == {"first_step": 10, "pictures": 160, "steps": 3, "first_rate": 24, "later_rate": 32}
-    # The same without its part of a batch: 128 pictures an epoch, 64 of them in 2 s, then 128 in 4 s and 128 in 8 s.
-    found = rates([10, 12, 14, 16, 20, 24], 3, 160, 64)
-    assert found == {"first_step": 10, "pictures": 128, "steps": 2, "first_rate": 32, "later_rate": 24}
+    first = {"first_step": 10, "pictures": 160, "steps": 3, "first_rate": 24}
+    assert found == {**first, "later_seconds": 5, "later_rate": 32}
+    # The same without its part of a batch: 128 pictures an epoch, 64 of them in 2 s; then 128 in 4, 12 and 8 s.
+    found = rates([10, 12, 14, 16, 20, 28, 30, 36], 4, 160, 64)
+    first = {"first_step": 10, "pictures": 128, "steps": 2, "first_rate": 32}
+    assert found == {**first, "later_seconds": 8, "later_rate": 16}
     assert "later_rate" not in rates([10, 12, 14], 1, 160, 64)
     # Steps that are not understood give no number: none, half an epoch too many, gradients gathered over two batches.
     for stamps, epochs in (([], 1), ([1, 2, 3, 4, 5, 6, 7], 2), ([1, 2], 2)):

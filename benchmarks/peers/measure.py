@@ -97,8 +97,8 @@ def rates(stamps: Sequence[float], num_epochs: int, num_pictures: int, batch_siz
 
     Returns:
         `first_step` in seconds; `pictures` that an epoch really had; pictures/s of the first epoch after its first
-        step, `first_rate`, and of a later one, `later_rate`, from the last step of an epoch to the last of the next,
-        so with its evaluation and its checkpoint (the median of the later epochs).
+        step, `first_rate`; seconds of a later one, `later_seconds`, from the last step of an epoch to the last of the
+        next, so with the evaluation and the checkpoint between (the median of them), and `later_rate` in pictures/s.
     """
     steps, rest = divmod(len(stamps), num_epochs)
     full, part = divmod(num_pictures, batch_size)
@@ -109,5 +109,7 @@ def rates(stamps: Sequence[float], num_epochs: int, num_pictures: int, batch_siz
     if steps > 1:
         found["first_rate"] = (pictures - batch_size) / (stamps[steps - 1] - stamps[0])
     ends = stamps[steps - 1 :: steps]
-    later = [pictures / (end - start) for start, end in itertools.pairwise(ends)]
-    return {**found, "later_rate": statistics.median(later)} if later else found
+    if len(ends) > 1:
+        found["later_seconds"] = statistics.median(end - start for start, end in itertools.pairwise(ends))
+        found["later_rate"] = pictures / found["later_seconds"]
+    return found
