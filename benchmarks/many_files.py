@@ -1,0 +1,93 @@
+"""How long a data set of very many files takes to scan and fingerprint, and what its index costs.
+
+    python benchmarks/many_files.py [--num 1000000] [--folder FOLDER]
+
+Makes empty files in 1,000 classes, a tenth of them in test, beneath a temporary folder, and removes them. Nothing is
+read of a file here but its name, size and time, so that empty ones do. The results go to benchmarks/many_files.json
+and into docs/benchmarks.md.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from recipe_documents import fill, spread
+from recipes import ROOT, processor
+
+RECORDS = ROOT / "benchmarks/many_files.json"
+_CLASSES = 1000
+
+
+def make(root: Path, num: int) -> None:
+    """Write `num` empty files."""
+    for split, share in (("train", 0.9), ("test", 0.1)):
+        for c in range(_CLASSES):
+            folder = root / split / f"class_{c:04d}"
+            folder.mkdir(parents=True)
+            for i in range(round(num * share / _CLASSES)):
+                (folder / f"picture_{i:06d}.jpg").touch()
+
+
+def measure(root: str) -> dict[str, float]:
+    """Return seconds, and bytes a file that stay in memory, of one scan in this process."""
+    from finetune import ImageFolderData
+    from finetune.caches import files_digest
+
+    before, began = _resident(), time.perf_counter()
+    data = ImageFolderData(root, val_fraction=0)
+    scanned, after = time.perf_counter(), _resident()
+    paths = [path for split in data.splits.values() for path in split.read.paths]
+    digested = time.perf_counter()
+    files_digest(paths, root)
+    return {
+        "files": len(paths),
+        "scan": scanned - began,
+        "fingerprint": time.perf_counter() - digested,
+        "bytes": (after - before) / len(paths),
+    }
+
+
+def _resident() -> int:
+    return 4096 * int(Path("/proc/self/statm").read_text("utf-8").split()[1])
+
+
+def table(found: list[dict[str, float]]) -> str:
+    """Return medians, smallest and largest value."""
+    cells = [spread([r[name] for r in found], digits) for name, digits in (("scan", 1), ("fingerprint", 1))]
+    return "\n".join(
+        [
+            "| files | seconds to scan | seconds to fingerprint | bytes of the index a file, most |",
+            "| --- | --- | --- | --- |",
+            f"| {found[0]['files']:,} | {cells[0]} | {cells[1]} | {max(r['bytes'] for r in found):.0f} |",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num", type=int, default=1_000_000)
+    parser.add_argument("--folder", help="where to make them; by default the system's temporary folder")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scan", help=argparse.SUPPRESS)  # one measurement, in a process of its own
+    args = parser.parse_args()
+    if args.scan:
+        print(json.dumps(measure(args.scan)))
+        return
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        make(Path(folder), args.num)
+        command = [sys.executable, __file__, "--scan", folder]
+        found = [
+            json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout) for _ in range(args.repeats)
+        ]
+    RECORDS.write_text(json.dumps({"machine": processor(), "seconds": found}, indent=1) + "\n", "utf-8")
+    fill(ROOT / "docs/benchmarks.md", {"many_files": table(found)})
+    print(table(found), statistics.median(r["scan"] + r["fingerprint"] for r in found), "s together")
+
+
+if __name__ == "__main__":
+    main()
