@@ -101,6 +101,10 @@ def train(run: Run, place: tools.Place) -> dict:
     num_pictures = sum(1 for _ in place.data.glob("train/*/*"))
     result = {name: round(done[name], 2) for name in ("seconds", "memory_mb")}
     result["accuracy"] = round(tools.accuracy(run.tool, place.out, done["output"]), 5)
+    if run.experiment == "fast":  # when it was how good
+        ends = measure.evaluated(done["stamps"], epochs, done["seconds"])
+        accuracies = tools.accuracies(place.out)
+        result["epochs"] = [[round(end, 2), round(a, 5)] for end, a in zip(ends, accuracies, strict=True)]
     steps = measure.rates(done["stamps"], epochs, num_pictures, tools.BATCH_SIZE)
     return {**result, **{name: round(value, 3) for name, value in steps.items()}, "command": shlex.join(command)}
 

@@ -69,12 +69,15 @@ def table(records: Records, experiment: str, columns: Sequence[tuple[str, str, i
 
 
 def fast_table(records: Records, best: tuple[str, str] | None) -> str:
-    """Return the recipe on kept activations beside our default and the peer whose whole job is the fastest."""
+    """Return the recipe on kept activations beside our default and the peer whose whole job is the fastest.
+
+    And when it had been as accurate as that peer is at its end, at the latest.
+    """
     lines = [
-        "| | seconds, whole job | accuracy | time beside hotdog_fast.yaml's | n |",
-        "| --- | --- | --- | --- | --- |",
+        "| | seconds, whole job | accuracy | hotdog_fast.yaml's time to it, seconds | this ÷ that | n |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    fast = found(records, "fast", "finetune")
+    fast = [r for r in found(records, "fast", "finetune") if "seconds" in r]
     shown = [
         ("finetune fit, hotdog_fast.yaml", fast),
         ("finetune fit, image_folder.yaml", found(records, "job", "finetune")),
@@ -83,9 +86,20 @@ def fast_table(records: Records, best: tuple[str, str] | None) -> str:
         shown.append((f"fastest peer: {TOOLS[best[0]][0]}, {best[1]}", found(records, "job", *best)))
     for name, results in shown:
         good = [r for r in results if "seconds" in r]
-        cells = [cell(good, "seconds", 0), cell(good, "accuracy", 3), ratio(good, fast, "seconds"), str(len(good))]
+        until = until_as_good(fast, statistics.median(values(good, "accuracy"))) if good else []
+        times = ["–", "–"]
+        if until:
+            ratio_of_times = statistics.median(values(good, "seconds")) / statistics.median(until)
+            times = [spread(until, 0), f"{ratio_of_times:.1f}"]
+        cells = [cell(good, "seconds", 0), cell(good, "accuracy", 3), *times, str(len(good))]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def until_as_good(fast: Records, accuracy: float) -> list[float]:
+    """Return after how many seconds each run had at least this accuracy; nothing if one never had."""
+    ends = [next((end for end, reached in r["epochs"] if reached >= accuracy), None) for r in fast if "epochs" in r]
+    return [end for end in ends if end is not None] if None not in ends else []
 
 
 def predict_table(records: Records) -> str:

@@ -67,7 +67,8 @@ def fit_probe(
         val_features: Like `features`; None or empty for folds.
         val_labels: Like `labels`.
         strengths: All above 0.
-        num_views: The rows are so many views of each picture, the first of all pictures first: held out together.
+        num_views: The rows are so many views of each picture, the first of all pictures first. Strengths are compared
+            on these first ones alone: more views of the same pictures say little more of that, and cost as much each.
     """
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
@@ -75,14 +76,15 @@ def fit_probe(
         raise ValueError("the features hold values that are not finite" if len(features) else "there are no features")
     strengths = sorted(map(float, strengths), reverse=True)
     x, y = np.asarray(features, np.float64), np.asarray(labels)
+    first_x, first_y = x, y
     has_val = val_features is not None and val_labels is not None and len(val_features) > 0
     held_out: list[tuple[Any, Any, Any]] = [(slice(None), val_features, val_labels)]
     if not has_val:
-        num = len(y) // num_views
-        folds = np.tile(_folds(x[:num], y[:num]), num_views)
-        held_out = [(folds != k, x[folds == k], y[folds == k]) for k in range(_NUM_FOLDS) if k in folds]
+        first_x, first_y = x[: len(y) // num_views], y[: len(y) // num_views]
+        folds = _folds(first_x, first_y)
+        held_out = [(folds != k, first_x[folds == k], first_y[folds == k]) for k in range(_NUM_FOLDS) if k in folds]
     paths = [
-        _path(x[rows], y[rows], num_classes, strengths, _TOLERANCE if has_val else _TOLERANCE_OF_FOLDS)
+        _path(first_x[rows], first_y[rows], num_classes, strengths, _TOLERANCE if has_val else _TOLERANCE_OF_FOLDS)
         for rows, _, _ in held_out
     ]
     table: list[tuple[float, float, float]] = []

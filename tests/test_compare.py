@@ -42,6 +42,11 @@ def test_the_steps_times_become_rates(compare):
             rates(stamps, epochs, 160, 64)
 
 
+def test_an_epoch_was_evaluated_by_the_next_ones_first_step(compare):
+    stamps = [10.0, 11.0, 14.0, 15.0, 19.0, 20.0]
+    assert importlib.import_module("peers.measure").evaluated(stamps, 3, 23.0) == [14.0, 19.0, 23.0]
+
+
 def test_the_clock_hears_every_optimizer_and_no_other_process(compare, tmp_path):
     code = """
 import sys
@@ -154,7 +159,7 @@ def test_tables_say_what_was_recorded_and_what_was_not(compare, tmp_path):
     records.append(record("throughput", "timm", "best", seconds=1, later_rate=200, first_step=7))
     records.append(record("throughput", "fastai", failed="ValueError: a | b"))
     records += [
-        record("fast", "finetune", seconds=30, accuracy=0.84),
+        record("fast", "finetune", seconds=30, accuracy=0.84, epochs=[[18, 0.7], [20, 0.82], [30, 0.84]]),
         record("job", "timm", "best", seconds=90, accuracy=0.8),
     ]
     tables = documents.tables(records, ("timm", "best"))
@@ -170,7 +175,10 @@ def test_tables_say_what_was_recorded_and_what_was_not(compare, tmp_path):
         "| timm train.py, default | `train.py` has no option that freezes | | | | |"
         in tables["compare_head"].splitlines()
     )
-    assert "| fastest peer: timm train.py, best | 90 | 0.800 | 3.00 | 1 |" in tables["compare_fast"]
+    # It was as good after 20 of its 30 seconds.
+    assert "| fastest peer: timm train.py, best | 90 | 0.800 | 20 (20 to 20) | 4.5 | 1 |" in tables["compare_fast"]
+    never = [*records[:-2], record("fast", "finetune", seconds=30, accuracy=0.7, epochs=[[30, 0.7]]), records[-1]]
+    assert "timm train.py, best | 90 | 0.800 | – | – | 1 |" in documents.tables(never, ("timm", "best"))["compare_fast"]
     assert {line.count("|") for line in lines} == {8}
     documents.draw(records, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size > 5000

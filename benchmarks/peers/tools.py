@@ -137,7 +137,16 @@ def accuracy(tool: str, out: Path, output: str) -> float:
     if column is None:
         return json.loads(output.strip().splitlines()[-1])["accuracy"]
     file = {"finetune": "fit/version_0/metrics.csv", "timm": "run/summary.csv", "ultralytics": "run/results.csv"}[tool]
-    with open(out / file, newline="") as lines:
-        rows = [{name.strip(): value for name, value in row.items()} for row in csv.DictReader(lines)]
-    last = float([row[column] for row in rows if row[column].strip()][-1])
+    last = _column(out / file, column)[-1]
     return last / 100 if tool == "timm" else last
+
+
+def accuracies(out: Path) -> list[float]:
+    """Return what a run of ours reached after each epoch."""
+    return _column(out / "fit/version_0/metrics.csv", "val/accuracy")
+
+
+def _column(file: Path, name: str) -> list[float]:
+    with open(file, newline="") as lines:
+        rows = [{key.strip(): value for key, value in row.items()} for row in csv.DictReader(lines)]
+    return [float(row[name]) for row in rows if row[name].strip()]
