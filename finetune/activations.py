@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 import finetune
 from finetune.cache import num_reads
 from finetune.caches import ACTIVATIONS, cache_dir, files_digest, mark_used, room
-from finetune.cut import cut
+from finetune.cut import cut, folded
 from finetune.packed import unfinished
 from finetune.pictures import Collate, FileReader, GreyReader
 from finetune.sampling import share
@@ -198,6 +198,8 @@ def _fill(model: "Classifier", data: "PictureData", split: str, frozen: nn.Modul
     batches = [[data.key(split, row) for row in batch] for batch in chosen]
     pictures = data.pictures(split, train=split == "train")
     options = data.worker_options(num_at_once)
+    if "bf16" in str(model.trainer.precision):  # which rounds more than folding does: float32 stays what it was
+        frozen = folded(frozen)
     loader = DataLoader(pictures, batch_sampler=batches, collate_fn=Collate(data.image_size), **options)
     console = Console(stderr=True)
     hidden = not console.is_terminal or not model.trainer.is_global_zero

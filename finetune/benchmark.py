@@ -11,6 +11,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser
+from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune.benchmark_text import advice, scaling, text
 from finetune.lightning_cli import FinetuneCLI, run_lightning
@@ -19,7 +20,7 @@ from finetune.recorder import Measured, Recorder
 
 
 class BenchmarkCLI(FinetuneCLI):
-    """Takes what `finetune fit` takes; the fit is measured, then given up, and leaves nothing."""
+    """Takes what `finetune fit` takes; the fit is measured, then given up, and leaves no more than its caches."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory(prefix="finetune-benchmark-") as folder:
@@ -29,10 +30,13 @@ class BenchmarkCLI(FinetuneCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
-            parser.description = "Measures a fit, with all its options, and where its time goes; it leaves nothing."
+            parser.description = "Measures a fit, with all its options, and where its time goes. Only caches stay."
             parser.usage = "finetune benchmark [--repeats N] [--devices 1,2] [--output FILE.json] [options of fit]"
             parser.add_argument(
-                "--repeats", type=int, default=5, help="How often each part is measured, two seconds or more each time."
+                "--repeats",
+                type=int,
+                default=5,
+                help="How often each part is measured, steps for two seconds at a time.",
             )
             parser.add_argument(
                 "--devices", type=str | None, default=None, help="Numbers of devices to hold beside each other, as 1,2."
@@ -42,13 +46,15 @@ class BenchmarkCLI(FinetuneCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self._get(self.config_init, "trainer")
-        config["default_root_dir"] = self.folder
+        config["default_root_dir"], config["logger"] = self.folder, None
         options = self.config["fit"]
         if options.repeats < 1:
             self.parser.error(f"repeats must be at least 1, not {options.repeats}")
         self.recorder = Recorder(options.repeats)
         trainer = super().instantiate_trainer(**kwargs)
         self.recorder.attach(trainer)
+        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+            raise ValueError("what forked or spawned processes measure stays with them: take --trainer.strategy ddp")
         return trainer
 
     def fit(self, **kwargs: Any) -> None:
@@ -85,9 +91,15 @@ def _in_process(devices: int, arguments: Sequence[str]) -> dict[str, Any]:
         output = Path(folder) / "result.json"
         more = ["--trainer.devices", str(devices), "--output", str(output)]
         command = [sys.executable, "-m", "finetune", "benchmark", *arguments, *more]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            sys.exit(done.returncode)  # it has said why
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            code = process.wait()
+        except BaseException:  # Ctrl-C, or a scheduler's SIGTERM: it tidies up
+            process.terminate()
+            process.wait()
+            raise
+        if code:
+            sys.exit(code)  # it has said why
         return json.loads(output.read_text("utf-8"))
 
 

@@ -19,6 +19,7 @@ from finetune.activations import use_activations
 from finetune.batch_norm import share_statistics
 from finetune.checkpoints import check_model, origin
 from finetune.compiled import Compile
+from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import build, normalization
 from finetune.sampling import run_seed, step_seed
@@ -222,7 +223,7 @@ class Classifier(pl.LightningModule):
         optimizer = self.optimizer(
             param_groups.param_groups(self.network, self.head_lr_multiplier, self.layer_decay, self.decay_norm_and_bias)
         )
-        param_groups.scale_learning_rates(optimizer)
+        param_groups.scale_learning_rates(fuse(optimizer))
         if self.scheduler is None:
             return optimizer
         scheduler = with_total_steps(self.scheduler, total_steps(self.trainer, self._data))(optimizer)

@@ -26,7 +26,6 @@ class Compile(pl.Callback):
 
     def __init__(self) -> None:
         self._told = 0.0
-        self._is_done = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         # torch finds it out in the middle of the first batch, in many lines.
@@ -35,13 +34,14 @@ class Compile(pl.Callback):
             raise ValueError(f"model.compile needs a C++ compiler, and there is no {' or '.join(compilers)} here")
         if is_sharded(trainer):
             raise ValueError("model.compile can't be had with trainer.strategy model_parallel: leave one out")
+        self._told = seconds_compiling()
         # That it finds CUDA's tools but no GPU is no news.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
     def _compile(self, trainer: pl.Trainer, pl_module: "Classifier") -> None:
-        if self._is_done or (trainer.state.fn == "fit" and not trainer.training):
+        is_done = pl_module.network._compiled_call_impl is not None  # by the fit before this test
+        if is_done or (trainer.state.fn == "fit" and not trainer.training):
             return
-        self._is_done = True
         for module in pl_module.network.modules():
             if isinstance(module, SharedBatchNorm):  # its devices talk: nothing to compile, but each piece of it anew
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]

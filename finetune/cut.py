@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from torch import fx, nn
+from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
@@ -43,6 +44,20 @@ def cut(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.
             graph.erase_node(pictures)
         halves.append(fx.GraphModule(network, graph))
     return halves[0], halves[1]
+
+
+def folded(frozen: nn.Module) -> nn.Module:
+    """Return a copy with batch norm folded into the convolutions before it, which saves a walk through memory each.
+
+    What it computes is the same up to rounding. A part that torch.fx can't follow comes back as it is.
+
+    Args:
+        frozen: In eval mode.
+    """
+    try:
+        return fuse(frozen)
+    except fx.proxy.TraceError:
+        return frozen
 
 
 class _Tracer(fx.Tracer):

@@ -1,6 +1,7 @@
 """Measures a fit from inside: its steps in turn with those of a plain loop, and the parts of both."""
 
 import datetime
+import signal
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,11 +15,13 @@ from pytorch_lightning.profilers import Profiler
 from finetune import step_parts
 from finetune.machine import num_cores, processor
 from finetune.roofline import least_seconds, measured_rates
+from finetune.signals import stop_at_once
 from finetune.step_parts import PlainLoop, synchronize
 
-_WARM_UP = 4  # steps before anything is measured, and steps after each pause: the loader has read ahead meanwhile
-_SECONDS = 2.0  # of each measurement, or more
+_WARM_UP = 4  # steps before anything is measured, at least
+_SECONDS = 2.0  # of each measurement, about
 _CHUNK = (3, 50)  # fewest and most steps of each
+_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
 
 
 class Measured(Exception):
@@ -56,7 +59,8 @@ class Recorder(pl.Callback):
         self.other: dict[str, float] = {}
         self.floor: dict[str, float] = {}
         self._plain: PlainLoop | None = None
-        self._step, self._chunk, self._batch_size = 0, 0, 0
+        self._step, self._chunk, self._batch_size, self._warm_up = 0, 0, 0, _WARM_UP
+        self._began, self._paused = 0.0, 0.0
 
     def attach(self, trainer: pl.Trainer) -> None:
         """Put this among the callbacks, and leave out those that write checkpoints."""
@@ -65,29 +69,48 @@ class Recorder(pl.Callback):
         trainer.profiler = self.waiting  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        for signum in (
+            signal.SIGINT,
+            signal.SIGTERM,
+        ):  # there is nothing to save; Lightning's own would wait for others
+            signal.signal(signum, stop_at_once)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self._batch_size = min(data.batch_size, len(data.splits["train"].labels))
+        # What its processes have read ahead while something else was measured is not to be measured.
+        self._warm_up = max(_WARM_UP, 2 * data.worker_options(1)["num_workers"] + 2)
         if trainer.world_size == 1:
             if "train" not in data.activations:
                 self.parts |= step_parts.reading(data, self._batch_size, self.repeats)
-            if loading := step_parts.loading(data, self._batch_size, max(8, self.repeats)):
+            if loading := step_parts.loading(data, self._batch_size, self.repeats):
                 self.parts["load"] = loading
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        self._begin()
+        self._resume()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._pause(pl_module.device)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._pause(pl_module.device)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._resume()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._step += 1
-        if self._step < _WARM_UP:
-            self._begin()
+        taken = self._step - self._warm_up
+        if taken < -1:
             return
-        if self._chunk == 0:
-            self._prepare(trainer, pl_module, batch)
-        taken = self._step - _WARM_UP
-        if taken == 0:
-            self._begin()
+        synchronize(pl_module.device)
+        if taken == 0 and self._chunk == 0:
+            is_full = len(batch["label"]) == self._batch_size or trainer.world_size > 1
+            if not is_full:  # the last of an epoch: the next is not
+                self._step -= 1
+            else:
+                self._prepare(trainer, pl_module, batch)
+        if taken <= 0:
+            self._began, self.waiting.seconds = time.perf_counter(), 0.0
         elif taken == self._chunk:
-            synchronize(pl_module.device)
             seconds = time.perf_counter() - self._began
             self.whole.append(seconds / self._chunk)
             self.waited.append(self.waiting.seconds / seconds)
@@ -97,16 +120,21 @@ class Recorder(pl.Callback):
                 raise Measured
             self._step = 0
 
-    def _begin(self) -> None:
-        if self._step <= _WARM_UP or not self._chunk:
-            self._began, self.waiting.seconds = time.perf_counter(), 0.0
+    def _pause(self, device: torch.device) -> None:
+        """Stop the clock: validation, and what is between two epochs, are not steps."""
+        synchronize(device)
+        self._paused = time.perf_counter()
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._began += time.perf_counter() - self._paused
+        self._paused = 0.0
 
     def _prepare(self, trainer: pl.Trainer, pl_module: Any, batch: Any) -> None:
         """Choose how many steps to take at a time, and measure what needs a batch."""
-        synchronize(pl_module.device)
         seconds = max(time.perf_counter() - self._began, 1e-6)
         self._chunk = trainer.strategy.broadcast(min(max(round(_SECONDS / seconds), _CHUNK[0]), _CHUNK[1]))
-        if trainer.world_size > 1:
+        if trainer.world_size > 1 or isinstance(trainer.optimizers[0], torch.optim.LBFGS):  # which needs a closure
             return
         device = pl_module.device
         host = {name: batch[name].cpu() for name in ("image", "label")}
@@ -117,18 +145,22 @@ class Recorder(pl.Callback):
             )
         self._plain = PlainLoop(pl_module, batch)
         self.parts |= self._plain.parts(self.repeats)
-        compute = torch.bfloat16 if "bf16" in str(trainer.precision) else pl_module.mean.dtype
-        rates = measured_rates(device, compute)
-        least = least_seconds(self._plain.step, rates)
-        self.floor = {**least, "operations_per_second": rates.operations, "bytes_per_second": rates.bytes}
-        if compute == torch.float32:
-            with torch.autocast(device.type, torch.bfloat16):
+        precision = str(trainer.precision)
+        compute = next((dtype for name, dtype in _DTYPES.items() if precision.startswith(name)), torch.float32)
+        try:
+            rates = measured_rates(device, compute)
+            least = least_seconds(self._plain.step, rates)
+            self.floor = {**least, "operations_per_second": rates.operations, "bytes_per_second": rates.bytes}
+        except torch.OutOfMemoryError:  # the fit itself has room
+            self.floor = {}
+        if precision == "32-true":
+            with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):  # as Lightning has it
                 other = self._plain.parts(self.repeats)
             self.other["bf16-mixed"] = sum(statistics.median(seconds) for seconds in other.values())
 
     def too_short(self) -> str:
         """Return why a fit that ended by itself could not be measured."""
-        need = _WARM_UP + max(self._chunk, _CHUNK[0])
+        need = self._warm_up + max(self._chunk, _CHUNK[0])
         return (
             f"the fit ended after {len(self.whole)} of {self.repeats} measurements, of {need} steps each: give it more "
             "with --trainer.max_epochs, or lower --repeats"

@@ -46,7 +46,7 @@ class Work(TorchDispatchMode):
 
 def measured_rates(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> Rates:
     """Return what the device does of one large matrix product in `dtype`, and of one large copy."""
-    n, num_bytes = (8192, 2**30) if device.type == "cuda" else (2048, 2**28)
+    n, num_bytes = 4096 if device.type == "cuda" else 2048, 2**28
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     product = statistics.median(timed(lambda: a @ b, device, repeats))
     source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))

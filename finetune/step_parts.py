@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
+from finetune.decode import DecodeError
 from finetune.sampling import augmentation_seed
 from finetune.transforms import set_random_seed
 
@@ -41,44 +42,58 @@ def timed(action: Callable[[], Any], device: torch.device, repeats: int) -> list
 def reading(data: "PictureData", num: int, repeats: int) -> dict[str, list[float]]:
     """Return the seconds that one core takes to decode, to read from the cache and to augment `num` pictures.
 
-    Each repeat has pictures of its own, as far as they last: what the system keeps in memory is read from there.
+    Each repeat has pictures of its own, as far as they last: what the system keeps in memory is read from there. What
+    can't be decoded is left out.
     """
     pictures = data.pictures("train", train=True)
     from_files = getattr(pictures.read, "files", pictures.read)
     parts: dict[str, list[float]] = {"decode": [], "cache": [], "augment": []}
     for repeat in range(repeats):
-        indices = [i % len(pictures) for i in range(repeat * num, (repeat + 1) * num)]
-        decoded, seconds = _clocked(lambda indices=indices: [from_files(i) for i in indices])  # type: ignore[misc]
-        parts["decode"].append(seconds)
-        if from_files is not pictures.read:
-            _, seconds = _clocked(lambda indices=indices: [pictures.read(i).sum() for i in indices])  # type: ignore[misc]
-            parts["cache"].append(seconds)
+        seconds = dict.fromkeys(parts, 0.0)
+        for i in (j % len(pictures) for j in range(repeat * num, (repeat + 1) * num)):
+            clock = time.perf_counter()
+            try:
+                picture = from_files(i)
+            except DecodeError:
+                continue
+            clock = _add(seconds, "decode", clock)
+            if from_files is not pictures.read:
+                pictures.read(i).sum()
+                clock = _add(seconds, "cache", clock)
+            set_random_seed(pictures.transform, augmentation_seed(pictures.seed, repeat, i))
+            pictures.transform(image=picture)
+            _add(seconds, "augment", clock)
+        for name, sum_of_seconds in seconds.items():
+            parts[name] += [sum_of_seconds] if sum_of_seconds else []
+    return {name: values for name, values in parts.items() if values}
 
-        def augment(repeat: int = repeat, indices: list[int] = indices, decoded: list[Any] = decoded) -> None:
-            for i, picture in zip(indices, decoded, strict=True):
-                set_random_seed(pictures.transform, augmentation_seed(pictures.seed, repeat, i))
-                pictures.transform(image=picture)
 
-        parts["augment"].append(_clocked(augment)[1])
-    return {name: seconds for name, seconds in parts.items() if seconds}
+def _add(seconds: dict[str, float], name: str, since: float) -> float:
+    now = time.perf_counter()
+    seconds[name] += now - since
+    return now
 
 
 def loading(data: "PictureData", num: int, repeats: int) -> list[float]:
     """Return the seconds of a batch of `num` pictures from the loader of training, with nothing else running.
 
-    Those of the first batches are not counted: its processes start with them.
+    Workers deliver in turns, so that each span is one turn of them all; those that start the loader are not counted.
+    Nothing comes back where an epoch is too short to say.
     """
-    arrivals: list[float] = []
     seconds: list[float] = []
     while len(seconds) < repeats:
-        arrivals.clear()
-        for batch in data.loader("train", train=True):
-            arrivals.append(time.perf_counter())
-            if len(arrivals) > repeats + 2 or len(batch["label"]) < num:
+        loader, arrivals = data.loader("train", train=True), []
+        turn = max(1, loader.num_workers)
+        for batch in loader:
+            if len(batch["label"]) < num:
                 break
-        if len(arrivals) < 4:
-            return []  # too few pictures to say
-        seconds += [later - earlier for earlier, later in itertools.pairwise(arrivals[1:])]
+            arrivals.append(time.perf_counter())
+            if len(arrivals) > turn * (2 + repeats - len(seconds)):
+                break
+        ends = arrivals[2 * turn :: turn]
+        if len(ends) < 2:
+            return []
+        seconds += [(later - earlier) / turn for earlier, later in itertools.pairwise(ends)]
     return seconds[:repeats]
 
 

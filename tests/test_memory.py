@@ -6,6 +6,8 @@ from pathlib import Path
 import pytorch_lightning as pl
 from conftest import QUICK
 
+from finetune.lightning_cli import FinetuneCLI
+
 _EPOCHS = 14
 _AFTER = 4  # epochs: caches and allocators have what they want by then
 _ALLOWED = 2**21  # bytes over the ten epochs after them, of which the control leaks twenty times as many
@@ -27,13 +29,15 @@ class Resident(pl.Callback):
 
 def fit(cli: Callable[..., None], colours: Path, monkeypatch, leak: int) -> int:
     resident = Resident(leak)
-    real = pl.Trainer.__init__
+    real = FinetuneCLI.instantiate_trainer
 
-    def with_callback(self, *args, **kwargs):
-        real(self, *args, **{**kwargs, "callbacks": [*kwargs["callbacks"], resident]})
+    def with_callback(self: FinetuneCLI, **kwargs) -> pl.Trainer:
+        trainer = real(self, **kwargs)
+        trainer.callbacks.append(resident)
+        return trainer
 
     with monkeypatch.context() as patch:
-        patch.setattr(pl.Trainer, "__init__", with_callback)
+        patch.setattr(FinetuneCLI, "instantiate_trainer", with_callback)
         cli("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", _EPOCHS)
     return resident.growth()
 

@@ -1,6 +1,7 @@
 """The plain loop beside which a fit is measured: it computes the same, and leaves the fit alone."""
 
 import copy
+import time
 
 import pytest
 import pytorch_lightning as pl
@@ -43,10 +44,30 @@ def test_parts_are_measured_as_often_as_asked(fit):
     assert {name: len(seconds) for name, seconds in parts.items()} == {"forward": 3, "backward": 3, "optimizer": 3}
     read = reading(data, 5, 2)
     assert {name: len(seconds) for name, seconds in read.items()} == {"decode": 2, "augment": 2}  # there is no cache
-    assert len(loading(data, 16, 5)) == 5  # of several epochs
+    data.batch_size = 7
+    assert len(loading(data, 7, 9)) == 9  # of several epochs of eight full batches
 
 
 def test_a_data_set_of_two_batches_has_no_rate_of_loading(fit):
     _, data, _ = fit
     data.batch_size = 30
     assert loading(data, 30, 5) == []
+
+
+def test_batches_that_several_workers_read_at_once_count_one_by_one(fit, monkeypatch):
+    """Two workers deliver two batches at a time, 0.2 seconds apart: 0.1 seconds each, not 0.2 and nothing."""
+    _, data, _ = fit
+    slow = [{"label": torch.zeros(7)}] * 12
+
+    class Loader:
+        num_workers = 2
+
+        def __iter__(self):
+            for i, batch in enumerate(slow):
+                time.sleep(0.2 * (i % 2 == 0))
+                yield batch
+
+    monkeypatch.setattr(data, "loader", lambda *_, **__: Loader())
+    seconds = loading(data, 7, 3)
+    assert len(seconds) == 3
+    assert all(0.08 < value < 0.16 for value in seconds)

@@ -1,0 +1,98 @@
+"""Fused optimizers end where the others do, whatever the layout of gradients and state."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, RMSprop
+
+from finetune.fused import fuse
+
+OPTIMIZERS = {
+    "SGD": partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "plain SGD": partial(SGD, lr=0.1),
+    "Adam": partial(Adam, lr=0.01, weight_decay=0.01),
+    "AdamW": partial(AdamW, lr=0.01, amsgrad=True),
+}
+
+
+def trained(
+    network: nn.Module, make, is_fused: bool, turned: bool = False, hook: bool = True, closure: bool = False
+) -> list[torch.Tensor]:
+    """Take five steps on gradients of a fixed seed.
+
+    `turned`: laid out unlike the weights from the third step on. `closure`: computed by one, as Lightning has it.
+    """
+    network = copy.deepcopy(network)
+    optimizer = make(network.parameters())
+    if is_fused:
+        fuse(optimizer)
+        assert all(group["fused"] for group in optimizer.param_groups)
+        if not hook:
+            optimizer._optimizer_step_pre_hooks.clear()
+    generator = torch.Generator().manual_seed(0)
+
+    def give_gradients(step: int) -> None:
+        for p in network.parameters():
+            grad = torch.randn(p.shape, dtype=p.dtype, generator=generator)
+            p.grad = grad.contiguous() if turned and step > 1 else torch.empty_like(p).copy_(grad)
+
+    for step in range(5):
+        if closure:
+            optimizer.step(closure=lambda step=step: give_gradients(step))
+        else:
+            give_gradients(step)
+            optimizer.step()
+    return list(network.parameters())
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(8, 2))
+    return layers.double().to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("closure", [False, True])
+def test_it_ends_where_the_other_ways_end(network, name, turned, closure):
+    ours = trained(network, OPTIMIZERS[name], True, turned, closure=closure)
+    reference = trained(network, partial(OPTIMIZERS[name], foreach=False), False, turned)
+    for a, b in zip(ours, reference, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+
+
+def test_gradients_laid_out_otherwise_would_go_wrong_without_care(network):
+    wrong = trained(network, OPTIMIZERS["SGD"], True, turned=True, hook=False)
+    reference = trained(network, partial(OPTIMIZERS["SGD"], foreach=False), False, turned=True)
+    assert not all(torch.allclose(a, b) for a, b in zip(wrong, reference, strict=True))
+
+
+@pytest.mark.parametrize("make", [partial(RMSprop, lr=0.1), partial(SGD, lr=0.1, foreach=True)])
+def test_others_and_those_that_were_told_a_way_are_left_alone(network, make):
+    optimizer = make(network.parameters())
+    fuse(optimizer)
+    assert not any(group.get("fused") for group in optimizer.param_groups)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_checkpoint_does_not_decide_the_way(network):
+    """One of a single device may be gone on with where weights are spread over several, and torch has no fused way."""
+    fused, told = (fuse(SGD(network.parameters(), lr=0.1, foreach=way)) for way in (None, False))
+    saved = [optimizer.state_dict() for optimizer in (fused, told)]
+    assert [state["param_groups"][0]["fused"] for state in saved] == [True, None]
+    fused.load_state_dict(saved[1])
+    told.load_state_dict(saved[0])
+    assert [optimizer.param_groups[0]["fused"] for optimizer in (fused, told)] == [True, None]
+
+
+def test_weights_spread_over_devices_are_left_alone():
+    class Spread(nn.Parameter):
+        pass
+
+    optimizer = SGD([Spread(torch.zeros(3))], lr=0.1)
+    fuse(optimizer)
+    assert not optimizer.param_groups[0]["fused"]
