@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.tools import CANNOT, PREDICTING, TOOLS
+from peers.tools import CANNOT, PEERS, PREDICTING, TOOLS
 from recipe_documents import spread
 
 Records = Sequence[dict]
@@ -84,6 +84,11 @@ def fast_table(records: Records, best: tuple[str, str] | None) -> str:
     ]
     if best:
         shown.append((f"fastest peer: {TOOLS[best[0]][0]}, {best[1]}", found(records, "job", *best)))
+    defaults = [r for tool in PEERS for r in found(records, "job", tool)[:1] if "seconds" in r]
+    if defaults:
+        tool = min(defaults, key=lambda r: r["seconds"])["tool"]
+        name = f"fastest peer with its defaults: {TOOLS[tool][0]}"
+        shown.append((name, found(records, "job", tool)))
     for name, results in shown:
         good = [r for r in results if "seconds" in r]
         until = until_as_good(fast, statistics.median(values(good, "accuracy"))) if good else []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.profilers import Profiler
 
 from finetune import step_parts
@@ -63,9 +63,10 @@ class Recorder(pl.Callback):
         self._began, self._paused = 0.0, 0.0
 
     def attach(self, trainer: pl.Trainer) -> None:
-        """Put this among the callbacks, and leave out those that write checkpoints."""
+        """Put this among the callbacks, and leave out those that write checkpoints or a line for each epoch."""
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        callbacks[:] = [callback for callback in callbacks if not isinstance(callback, Checkpoint)] + [self]
+        callbacks[:] = [callback for callback in callbacks if not isinstance(callback, (Checkpoint, ProgressBar))]
+        callbacks.append(self)
         trainer.profiler = self.waiting  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:

@@ -145,3 +145,16 @@ def test_the_tables_of_speed_are_those_of_the_records(name, records, monkeypatch
         for road, results in found.items()
     }
     assert module.table(other) not in text
+
+
+def test_very_many_files_are_made_scanned_and_reported(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    many_files = importlib.import_module("many_files")
+    found = json.loads((ROOT / "benchmarks/many_files.json").read_text("utf-8"))["seconds"]
+    text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    assert f"<!-- many_files -->\n{many_files.table(found)}\n<!-- /many_files -->" in text
+    assert many_files.table([{**r, "scan": 2 * r["scan"]} for r in found]) not in text  # another record, another table
+    monkeypatch.setattr(many_files, "_CLASSES", 5)
+    many_files.make(tmp_path, 100)
+    assert many_files.measure(str(tmp_path))["files"] == 100
+    assert all(r["bytes"] <= 200 and r["scan"] + r["fingerprint"] < 60 for r in found)  # the targets

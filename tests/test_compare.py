@@ -160,6 +160,8 @@ def test_tables_say_what_was_recorded_and_what_was_not(compare, tmp_path):
     records.append(record("throughput", "fastai", failed="ValueError: a | b"))
     records += [
         record("fast", "finetune", seconds=30, accuracy=0.84, epochs=[[18, 0.7], [20, 0.82], [30, 0.84]]),
+        record("job", "fastai", seconds=200, accuracy=0.83),
+        record("job", "timm", seconds=180, accuracy=0.7),
         record("job", "timm", "best", seconds=90, accuracy=0.8),
     ]
     tables = documents.tables(records, ("timm", "best"))
@@ -177,7 +179,11 @@ def test_tables_say_what_was_recorded_and_what_was_not(compare, tmp_path):
     )
     # It was as good after 20 of its 30 seconds.
     assert "| fastest peer: timm train.py, best | 90 | 0.800 | 20 (20 to 20) | 4.5 | 1 |" in tables["compare_fast"]
-    never = [*records[:-2], record("fast", "finetune", seconds=30, accuracy=0.7, epochs=[[30, 0.7]]), records[-1]]
+    assert (
+        "| fastest peer with its defaults: timm train.py | 180 | 0.700 | 18 (18 to 18) | 10.0 | 1 |"
+        in tables["compare_fast"]
+    )
+    never = [*records[:-4], record("fast", "finetune", seconds=30, accuracy=0.7, epochs=[[30, 0.7]]), records[-1]]
     assert "timm train.py, best | 90 | 0.800 | – | – | 1 |" in documents.tables(never, ("timm", "best"))["compare_fast"]
     assert {line.count("|") for line in lines} == {8}
     documents.draw(records, tmp_path / "chart.png")
