@@ -29,6 +29,11 @@ def data(root: Path, **options) -> ImageFolderData:
     return ImageFolderData(str(root), **options)
 
 
+@pytest.fixture(autouse=True)
+def seed(monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # which `fit` sets: so that it is put back
+
+
 def fit(
     pictures: ImageFolderData, ckpt_path: Path | None = None, max_epochs: int = 4, network=calibrated_network, **options
 ):
