@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conftest import QUICK
 
-_ALLOWED = 2**22  # bytes over the ten epochs after the first four, in which the control leaks ten times as many
+_ALLOWED = 2**23  # bytes over the ten epochs after the first four, in which the control leaks ten times as many
 
 # In a process of its own, whose allocator holds nothing of other tests, and takes large pieces from the system.
 _FIT = """
@@ -53,4 +53,4 @@ def growth(leak: int, colours: Path, folder: Path) -> int:
 
 def test_the_memory_of_a_fit_does_not_grow_with_its_epochs(colours, tmp_path):
     assert growth(0, colours, tmp_path) < _ALLOWED
-    assert growth(4 * 2**20, colours, tmp_path) > 5 * _ALLOWED  # and so it would be seen
+    assert growth(8 * 2**20, colours, tmp_path) > 5 * _ALLOWED  # and so it would be seen
