@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 from torch import fx, nn
-from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
@@ -54,6 +53,8 @@ def folded(frozen: nn.Module) -> nn.Module:
     Args:
         frozen: In eval mode.
     """
+    from torch.fx.experimental.optimization import fuse  # only a run with something frozen needs it
+
     try:
         return fuse(frozen)
     except fx.proxy.TraceError:

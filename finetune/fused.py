@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 _FUSED = (SGD, Adam, AdamW)
@@ -25,12 +24,13 @@ def fuse(optimizer: Optimizer) -> Optimizer:
         optimizer.register_step_pre_hook(_lay_out_first)
     chosen = [group.get("fused") for group in groups]
 
-    def choose(loaded: Optimizer) -> None:  # a checkpoint has the way of the devices that it comes from
+    def adapt(loaded: Optimizer) -> None:  # a checkpoint has way and layouts of the devices that it comes from
         for group, fused in zip(loaded.param_groups, chosen, strict=True):
             if "fused" in group:
                 group["fused"] = fused
+        _lay_out_state(loaded)
 
-    optimizer.register_load_state_dict_post_hook(choose)
+    optimizer.register_load_state_dict_post_hook(adapt)
     return optimizer
 
 
@@ -43,31 +43,30 @@ def _is_told(group: dict[str, Any]) -> bool:
 
 
 def _lay_out_first(optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Lay out before the step; where a closure computes the gradients, between the two."""
+    """Lay out the gradients before the step; where a closure computes them, between the two."""
     closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)  # the first is the optimizer
     if closure is None:
-        lay_out(optimizer)
+        _lay_out_gradients(optimizer)
         return None
 
     def closure_then_laid_out() -> Any:
         loss = closure()
-        lay_out(optimizer)
+        _lay_out_gradients(optimizer)
         return loss
 
     return args[:1], {**kwargs, "closure": closure_then_laid_out}
 
 
-def lay_out(optimizer: Optimizer) -> None:
-    """Bring gradients and state to the layout of their weights."""
+def _lay_out_gradients(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if p.grad is not None and _layout(p.grad) != _layout(p):
+            if p.grad is not None and p.grad.stride() != p.stride():
                 p.grad = torch.empty_like(p).copy_(p.grad)
-            state = optimizer.state.get(p, {})
-            for name, value in state.items():
-                if torch.is_tensor(value) and value.shape == p.shape and _layout(value) != _layout(p):
-                    state[name] = torch.empty_like(p).copy_(value)
 
 
-def _layout(tensor: Tensor) -> list[int]:
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+def _lay_out_state(optimizer: Optimizer) -> None:
+    """Once is enough: state begins as a gradient, and stays as it is."""
+    for p, state in optimizer.state.items():
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.shape == p.shape and value.stride() != p.stride():
+                state[name] = torch.empty_like(p).copy_(value)

@@ -76,10 +76,8 @@ def total_steps(trainer: "pl.Trainer", data: "PictureData") -> int:
 
     Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
     """
-    limit, batches_per_epoch = (
-        trainer.limit_train_batches,
-        math.ceil(len(data.splits["train"].labels) / data.batch_size),
-    )
+    limit = trainer.limit_train_batches
+    batches_per_epoch = math.ceil(len(data.splits["train"].labels) / data.batch_size)
     batches = min(batches_per_epoch, limit) if isinstance(limit, int) else int(batches_per_epoch * limit)
     max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
     in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * max_epochs

@@ -89,6 +89,45 @@ def test_a_checkpoint_does_not_decide_the_way(network):
     assert [optimizer.param_groups[0]["fused"] for optimizer in (fused, told)] == [True, None]
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_state_from_a_checkpoint_is_laid_out_as_the_weights(network, name):
+    """As of a run before, which had none of this: its momentum may lie otherwise."""
+    reference = OPTIMIZERS[name](network.parameters(), foreach=False)
+    torch.manual_seed(1)
+    for p in network.parameters():
+        p.grad = torch.randn_like(p)
+    reference.step()
+    turned = copy.deepcopy(reference.state_dict())
+    for state in turned["state"].values():
+        state |= {key: value.contiguous() for key, value in state.items() if torch.is_tensor(value)}
+    for p in network.parameters():
+        p.grad = torch.ones_like(p)
+    weights = [p.detach().clone(memory_format=torch.preserve_format) for p in network.parameters()]
+    reference.step()
+    expected = [p.detach().clone() for p in network.parameters()]
+    with torch.no_grad():
+        for p, before in zip(network.parameters(), weights, strict=True):
+            p.copy_(before)
+
+    def stepped(hook: bool) -> list[torch.Tensor]:
+        other = copy.deepcopy(network)
+        for p, q in zip(other.parameters(), network.parameters(), strict=True):
+            p.grad = torch.ones_like(q)
+        optimizer = fuse(OPTIMIZERS[name](other.parameters()))
+        if not hook:
+            optimizer._optimizer_load_state_dict_post_hooks.clear()
+        optimizer.load_state_dict(copy.deepcopy(turned))
+        for group in optimizer.param_groups:
+            group["fused"], group["foreach"] = True, None
+        optimizer.step()
+        return list(other.parameters())
+
+    for a, b in zip(stepped(hook=True), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+    wrong = stepped(hook=False)  # and so it would be seen
+    assert not all(torch.allclose(a, b, rtol=1e-13, atol=1e-13) for a, b in zip(wrong, expected, strict=True))
+
+
 def test_weights_spread_over_devices_are_left_alone():
     class Spread(nn.Parameter):
         pass
