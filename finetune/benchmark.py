@@ -1,7 +1,6 @@
 """`finetune benchmark`: pictures per second of a fit, where its time goes, and what would help."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from finetune.benchmark_text import advice, scaling, text
 from finetune.lightning_cli import FinetuneCLI, run_lightning
 from finetune.parsing import last_value
 from finetune.recorder import Measured, Recorder
+from finetune.runs import replace_text
 
 
 class BenchmarkCLI(FinetuneCLI):
@@ -72,17 +72,25 @@ class BenchmarkCLI(FinetuneCLI):
             _tell(result, self.config["fit"].output)
 
 
+class WrongUsage(ValueError):
+    """The command line is wrong, as a mistyped flag is."""
+
+    exit_code = 2
+
+
 def benchmark(arguments: Sequence[str]) -> None:
     """Measure the fit that `arguments` describe."""
-    devices, rest = last_value(arguments, "--devices"), list(arguments)
+    devices, output, rest = last_value(arguments, "--devices"), last_value(arguments, "--output"), list(arguments)
+    if output is not None and not Path(output).absolute().parent.is_dir():
+        raise WrongUsage(f"there is no folder for --output {output}")  # told before minutes are spent
     if devices is None or {"-h", "--help"} & set(rest):
         run_lightning(["benchmark", *rest], BenchmarkCLI)
         return
     numbers = [int(number) if number.strip().isdigit() else 0 for number in devices.split(",")]
     if not all(numbers):
-        raise ValueError(f"--devices takes numbers such as 1,2, not {devices!r}")
+        raise WrongUsage(f"--devices takes numbers such as 1,2, not {devices!r}")
     results = [_in_process(number, _without(rest, ("--devices", "--output"))) for number in numbers]
-    _tell({**results[0], "scaling": scaling(results)}, last_value(arguments, "--output"))
+    _tell({**results[0], "scaling": scaling(results)}, output)
 
 
 def _in_process(devices: int, arguments: Sequence[str]) -> dict[str, Any]:
@@ -116,6 +124,4 @@ def _without(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
 def _tell(result: dict[str, Any], output: str | None) -> None:
     print(text(result), flush=True)
     if output is not None:
-        temporary = f"{output}.{os.getpid()}.tmp"
-        Path(temporary).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        os.replace(temporary, output)
+        replace_text(Path(output), json.dumps(result, indent=1) + "\n")

@@ -26,7 +26,7 @@ from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
 from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, versions
 from finetune.sharding import MeshStrategy
-from finetune.signals import Interrupted, StopAtOnce, stop_at_once
+from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once
 from finetune.weights import read_weights
 
 log = logging.getLogger(__name__)
@@ -231,8 +231,7 @@ def run_lightning(arguments: Sequence[str], kind: type[FinetuneCLI] = FinetuneCL
     be_quiet()
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    for signum in handlers:
-        signal.signal(signum, stop_at_once)  # until training begins, where Checkpoints takes over
+    install_stop_at_once()  # until training begins, where Checkpoints takes over
     try:
         return kind(arguments)
     finally:

@@ -1,7 +1,6 @@
 """Measures a fit from inside: its steps in turn with those of a plain loop, and the parts of both."""
 
 import datetime
-import signal
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pytorch_lightning.profilers import Profiler
 from finetune import step_parts
 from finetune.machine import num_cores, processor
 from finetune.roofline import least_seconds, measured_rates
-from finetune.signals import stop_at_once
+from finetune.signals import install_stop_at_once
 from finetune.step_parts import PlainLoop, synchronize
 
 _WARM_UP = 4  # steps before anything is measured, at least
@@ -70,11 +69,7 @@ class Recorder(pl.Callback):
         trainer.profiler = self.waiting  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        for signum in (
-            signal.SIGINT,
-            signal.SIGTERM,
-        ):  # there is nothing to save; Lightning's own would wait for others
-            signal.signal(signum, stop_at_once)
+        install_stop_at_once()  # there is nothing to save; Lightning's own handlers would wait for other devices
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self._batch_size = min(data.batch_size, len(data.splits["train"].labels))
         # What its processes have read ahead while something else was measured is not to be measured.

@@ -29,13 +29,18 @@ def stop_at_once(signum: int, frame: FrameType | None = None) -> None:
     raise Interrupted(signum, hint="")
 
 
+def install_stop_at_once() -> None:
+    """Let the first SIGINT or SIGTERM end the command."""
+    for signum in _SIGNALS:
+        signal.signal(signum, stop_at_once)
+
+
 class StopAtOnce(pl.Callback):
     """Ends evaluation and prediction at the first signal; Lightning's own handlers exit with 0 or 1, or hang."""
 
     def _install(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
-            for signum in _SIGNALS:
-                signal.signal(signum, stop_at_once)
+            install_stop_at_once()
 
     on_validation_start = on_test_start = on_predict_start = _install  # type: ignore[assignment]
 

@@ -27,16 +27,18 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def clocked(action: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
+    """Return what an action returns, and the seconds until the device had done it."""
+    synchronize(device)
+    began = time.perf_counter()
+    result = action()
+    synchronize(device)
+    return result, time.perf_counter() - began
+
+
 def timed(action: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
     """Return the seconds of each of `repeats` calls, after one that is not counted."""
-    seconds = []
-    for _ in range(repeats + 1):
-        synchronize(device)
-        began = time.perf_counter()
-        action()
-        synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+    return [clocked(action, device)[1] for _ in range(repeats + 1)][1:]
 
 
 def reading(data: "PictureData", num: int, repeats: int) -> dict[str, list[float]]:
@@ -130,32 +132,23 @@ class PlainLoop:
 
     def steps(self, num: int) -> float:
         """Take steps, and return the seconds of one."""
-        synchronize(self.device)
-        began = time.perf_counter()
-        for _ in range(num):
-            self.step()
-        synchronize(self.device)
-        return (time.perf_counter() - began) / num
+
+        def run() -> None:
+            for _ in range(num):
+                self.step()
+
+        return clocked(run, self.device)[1] / num
 
     def parts(self, repeats: int) -> dict[str, list[float]]:
         """Return the seconds of each part by itself: on a GPU, without what overlaps."""
         parts: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
         for repeat in range(repeats + 1):
-            loss, forward = _clocked(self.forward, self.device)
-            _, backward = _clocked(loss.backward, self.device)
-            _, update = _clocked(self.update, self.device)
+            loss, forward = clocked(self.forward, self.device)
+            _, backward = clocked(loss.backward, self.device)
+            _, update = clocked(self.update, self.device)
             for name, seconds in zip(parts, (forward, backward, update), strict=True):
                 parts[name] += [seconds] if repeat else []
         return parts
-
-
-def _clocked(action: Callable[[], Any], device: torch.device | None = None) -> tuple[Any, float]:
-    device = device or torch.device("cpu")
-    synchronize(device)
-    began = time.perf_counter()
-    result = action()
-    synchronize(device)
-    return result, time.perf_counter() - began
 
 
 def _idle_optimizer(model: "Classifier") -> Optimizer:

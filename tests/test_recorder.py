@@ -1,0 +1,117 @@
+"""The clock of a benchmark: which steps it counts, and what it leaves out."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from finetune import recorder
+from finetune.progress import PicturesBar
+from finetune.recorder import Measured, Recorder, Waiting
+
+STEP = 0.02  # seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only `advance` moves."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def advance(seconds: float) -> None:
+        now[0] += seconds
+
+    return advance
+
+
+@pytest.fixture
+def fit(monkeypatch, clock):
+    """A recorder in a fit on several devices, of which there is no plain loop, and what makes it take a step."""
+    monkeypatch.setattr(recorder, "_SECONDS", 3 * STEP)
+    made = Recorder(repeats=2)
+    made._batch_size = 4
+    trainer = SimpleNamespace(world_size=2, strategy=SimpleNamespace(broadcast=lambda value: value))
+    module = SimpleNamespace(device=torch.device("cpu"))
+
+    def step(seconds: float = STEP, waited: float = 0.0, num: int = 4) -> None:
+        made.waiting.start("[_TrainingEpochLoop].train_dataloader_next")
+        clock(waited)
+        made.waiting.stop("[_TrainingEpochLoop].train_dataloader_next")
+        clock(seconds - waited)
+        made.on_train_batch_end(trainer, module, None, {"label": torch.zeros(num)}, 0)
+
+    return SimpleNamespace(recorder=made, step=step, trainer=trainer, module=module)
+
+
+def warm_up(fit, seconds: float) -> None:
+    """The steps before a measurement: slow, as the first are, but for the last, which says how many to take."""
+    for _ in range(fit.recorder._warm_up - 1):
+        fit.step(seconds)
+    fit.step()
+
+
+def test_a_measurement_is_of_the_steps_after_the_warm_up(fit):
+    with pytest.raises(Measured):
+        for _ in range(2):
+            warm_up(fit, seconds=1.0)
+            for _ in range(3):
+                fit.step(waited=STEP / 4)
+    assert fit.recorder.whole == pytest.approx([STEP, STEP])  # with those of the warm-up it would be 0.4
+    assert fit.recorder.waited == pytest.approx([0.25, 0.25])
+
+
+def test_validation_and_an_epochs_turn_are_not_in_it(fit, clock):
+    warm_up(fit, seconds=STEP)
+    fit.step()
+    fit.recorder.on_validation_start(fit.trainer, fit.module)
+    clock(5.0)
+    fit.recorder.on_validation_end(fit.trainer, fit.module)
+    fit.recorder.on_train_epoch_end(fit.trainer, fit.module)
+    clock(7.0)
+    fit.recorder.on_train_epoch_start()
+    fit.step()
+    fit.step()
+    assert fit.recorder.whole == pytest.approx([STEP])
+
+
+def test_what_else_takes_time_is_in_it(fit, clock):
+    warm_up(fit, seconds=STEP)
+    fit.step()
+    clock(1.0)  # the control: a callback, or a logger
+    fit.step()
+    fit.step()
+    assert fit.recorder.whole == pytest.approx([STEP + 1.0 / 3])
+
+
+def test_the_plain_loop_is_not_made_of_the_short_last_batch(fit, monkeypatch):
+    seen = []
+    monkeypatch.setattr(fit.recorder, "_prepare", lambda trainer, module, batch: seen.append(len(batch["label"])))
+    fit.trainer.world_size = 1
+    for _ in range(fit.recorder._warm_up - 1):
+        fit.step()
+    fit.step(num=1)
+    fit.step(num=1)
+    assert seen == []
+    fit.step()
+    assert seen == [4]
+
+
+def test_only_waiting_for_training_pictures_counts(clock):
+    waiting = Waiting()
+    for action, seconds in (("[_TrainingEpochLoop].train_dataloader_next", 2.0), ("run_training_batch", 40.0)):
+        waiting.start(action)
+        clock(seconds)
+        waiting.stop(action)
+    assert waiting.seconds == 2.0
+
+
+def test_it_takes_the_place_of_what_writes_checkpoints_and_lines():
+    other = Callback()
+    trainer = SimpleNamespace(callbacks=[ModelCheckpoint(), other, PicturesBar()], profiler=None)
+    made = Recorder(1)
+    made.attach(trainer)
+    assert trainer.callbacks == [other, made]
+    assert trainer.profiler is made.waiting
