@@ -13,10 +13,8 @@ go on. What failed is recorded too, and done again with `--again` alone. `--docu
 
 import argparse
 import dataclasses
-import datetime
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -30,7 +28,8 @@ from typing import NamedTuple
 from compare_documents import draw, has_chart, tables
 from peers import materials, measure, tools
 from recipe_documents import fill
-from recipes import ROOT, processor
+from recipes import ROOT
+from records import load, save, where_and_when
 
 RECORDS = ROOT / "benchmarks/compare.json"
 # experiment: (repeats, epochs, training and evaluated pictures of each class: None is all)
@@ -50,17 +49,6 @@ class Run(NamedTuple):
     tool: str
     setting: str
     repeat: int
-
-
-def load() -> list[dict]:
-    """Return the results so far."""
-    return json.loads(RECORDS.read_text("utf-8")) if RECORDS.exists() else []
-
-
-def save(records: Sequence[dict]) -> None:
-    temporary = RECORDS.with_suffix(".tmp")
-    temporary.write_text("[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n", "utf-8")
-    os.replace(temporary, RECORDS)
 
 
 def key(record: dict) -> Run:
@@ -154,16 +142,13 @@ class Bench:
             shutil.rmtree(place.out)
         if "command" in result:
             result["command"] = place.hidden(result["command"])
-        import torch
-
-        versions = {"torch": str(torch.__version__)}
+        about = where_and_when()
+        versions = {"torch": about.pop("torch")}
         if run.tool not in ("finetune", "plain"):
             versions[run.tool] = materials.pins(run.tool)[run.tool]
         if run.tool == "timm":
             versions["its train.py, sha256"] = hashlib.sha256((self.timm / "train.py").read_bytes()).hexdigest()[:12]
-        machine = f"{processor()}, {len(os.sched_getaffinity(0))} cores"
-        date = datetime.date.today().isoformat()
-        return {**run._asdict(), **result, "versions": versions, "machine": machine, "date": date}
+        return {**run._asdict(), **result, "versions": versions, **about}
 
     def predict(self, run: Run, place: tools.Place) -> dict:
         model = self.folder / f"model_{run.tool}"
@@ -184,7 +169,7 @@ class Bench:
 
 def document() -> None:
     """Write the tables and the chart of what is recorded."""
-    records = load()
+    records = load(RECORDS)
     fill(ROOT / "docs/benchmarks.md", tables(records, best_peer(records)))
     if has_chart(records):
         draw(records, ROOT / "docs/compare.png")
@@ -211,18 +196,20 @@ def main() -> None:
     if unknown := wanted - {*EXPERIMENTS, *tools.TOOLS}:
         parser.error(f"--only: {', '.join(unknown)} are none of {', '.join([*EXPERIMENTS, *tools.TOOLS])}")
     if args.again:
-        save([r for r in load() if "failed" not in r or r["experiment"] not in experiments or r["tool"] not in names])
+        of = [r for r in load(RECORDS) if r["experiment"] in experiments and r["tool"] in names]
+        save(RECORDS, [r for r in load(RECORDS) if "failed" not in r or r not in of])
     with tempfile.TemporaryDirectory() as folder:
         paths = [path and path.resolve() for path in (args.root, args.weights, args.environments, args.timm)]
         bench = Bench(*paths, Path(folder))
         while not args.document and time.monotonic() < deadline:
-            done = {key(r) for r in load()}
-            chosen = (r for r in plan(load()) if r.experiment in experiments and r.tool in names and r not in done)
+            records = load(RECORDS)
+            done = {key(r) for r in records}
+            chosen = (r for r in plan(records) if r.experiment in experiments and r.tool in names and r not in done)
             run = next((r for r in chosen if r.tool != "timm" or args.timm), None)
             if run is None:
                 break
             record = bench.measure(run)
-            save([*load(), record])
+            save(RECORDS, [*records, record])
             has_failed |= "failed" in record
             print(json.dumps(record), flush=True)
     document()

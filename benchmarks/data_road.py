@@ -26,12 +26,13 @@ os.environ |= {"OMP_NUM_THREADS": "1", "NO_ALBUMENTATIONS_UPDATE": "1"}
 import pytorch_lightning as pl
 import torch
 from recipe_documents import fill, spread
-from recipes import ROOT, processor
+from recipes import ROOT
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from finetune import ImageFolderData
+from finetune.machine import processor
 
 RECORDS = ROOT / "benchmarks/data_road.json"
 _BATCH = 64

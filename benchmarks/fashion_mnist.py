@@ -9,9 +9,7 @@ CPU share its cores.
 """
 
 import argparse
-import datetime
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -21,7 +19,8 @@ import time
 from pathlib import Path
 
 from recipe_documents import fill
-from recipes import ROOT, processor
+from recipes import ROOT
+from records import load, save, where_and_when
 
 RECORDS = ROOT / "benchmarks/fashion_mnist.json"
 _BY_HAND = {k: f"by-hand --devices {','.join(['cpu'] * k)}" for k in (1, 2, 4)}
@@ -36,11 +35,6 @@ COMMANDS = {
     **{f"by hand, {k} × cpu, float64, 2 epochs": f"{_BY_HAND[k]} --dtype float64 --epochs 2" for k in (1, 2, 4)},
     "ResNet-18, 1 device, 3 epochs": f"{_FIT.format('resnet18', 3)} --trainer.precision bf16-mixed",
 }
-
-
-def load() -> list[dict]:
-    """Return the results so far."""
-    return json.loads(RECORDS.read_text("utf-8")) if RECORDS.exists() else []
 
 
 def measure(name: str, root: str) -> dict:
@@ -61,16 +55,12 @@ def measure(name: str, root: str) -> dict:
             epochs = re.findall(r"accuracy ([\d.]+)  time ([\d.]+) s", done.stdout)
             result = {"accuracy": float(epochs[-1][0]), "accuracies": [float(accuracy) for accuracy, _ in epochs]}
             result |= {"epoch_seconds": [float(seconds) for _, seconds in epochs]}
-    import torch
-
     return {
         "name": name,
         **result,
         "seconds": round(seconds, 1),
         "command": shlex.join(["finetune", *arguments]),
-        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores",
-        "torch": str(torch.__version__),
-        "date": datetime.date.today().isoformat(),
+        **where_and_when(),
     }
 
 
@@ -92,16 +82,13 @@ def main() -> None:
     args = parser.parse_args()
     deadline = time.monotonic() + 60 * args.minutes
     for name, command in {} if args.document else COMMANDS.items():
-        recorded = [r["command"] for r in load() if r["name"] == name]
+        recorded = [r["command"] for r in load(RECORDS) if r["name"] == name]
         if recorded == [f"finetune {command}"] or time.monotonic() > deadline:
             continue
         record = measure(name, args.root)
-        records = [r for r in load() if r["name"] != name] + [record]
-        temporary = RECORDS.with_suffix(".tmp")
-        temporary.write_text("[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n", "utf-8")
-        os.replace(temporary, RECORDS)
+        save(RECORDS, [r for r in load(RECORDS) if r["name"] != name] + [record])
         print(json.dumps(record), flush=True)
-    fill(ROOT / "docs/benchmarks.md", {"fashion_mnist": table(load())})
+    fill(ROOT / "docs/benchmarks.md", {"fashion_mnist": table(load(RECORDS))})
 
 
 if __name__ == "__main__":

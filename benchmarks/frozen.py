@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 
 from recipe_documents import fill, spread
-from recipes import ROOT, processor
+from recipes import ROOT
+
+from finetune.machine import num_cores, processor
 
 RECORDS = ROOT / "benchmarks/frozen.json"
 _EPOCHS = {"anew": 2, "kept": 6}
@@ -78,7 +80,7 @@ def main() -> None:
         for way, results in found.items():
             results.append(measure(way, args.root, args.weights, args.image_size))
             print(way, {name: round(value, 3) for name, value in results[-1].items()}, flush=True)
-    about = {"machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores", "image_size": args.image_size}
+    about = {"machine": f"{processor()}, {num_cores()} cores", "image_size": args.image_size}
     RECORDS.write_text(json.dumps({"about": about, "seconds": found}, indent=1) + "\n", "utf-8")
     fill(ROOT / "docs/benchmarks.md", {"frozen": table(found)})
     print(table(found))

@@ -36,8 +36,9 @@ from gpu_documents import document
 from gpu_roads import CACHED, DECODED, TORCHVISION, Job, Road, enlarge
 from gpu_steps import Limit, Setup
 from recipe_documents import fill
-from recipes import ROOT, processor
+from recipes import ROOT
 
+from finetune.machine import num_cores, processor
 from finetune.workers import automatic_workers
 
 RECORDS = ROOT / "benchmarks/gpu.json"
@@ -136,7 +137,7 @@ def about(setup: Setup, quick: bool) -> Record:
         "device": torch.cuda.get_device_name() if is_cuda else "cpu",
         "driver": driver() if is_cuda else None,
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "torchvision": str(torchvision.__version__),

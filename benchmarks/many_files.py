@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 
 from recipe_documents import fill, spread
-from recipes import ROOT, processor
+from recipes import ROOT
+
+from finetune.machine import processor
 
 RECORDS = ROOT / "benchmarks/many_files.json"
 _CLASSES = 1000

@@ -10,7 +10,6 @@ again to go on.
 """
 
 import argparse
-import datetime
 import hashlib
 import json
 import os
@@ -24,8 +23,7 @@ from pathlib import Path
 
 import yaml
 from recipe_documents import draw, fill, table
-
-from finetune.machine import processor
+from records import load, save, where_and_when
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/recipes.json"
@@ -70,17 +68,6 @@ GROUPS = (
 )
 
 
-def load() -> list[dict]:
-    """Return the results so far."""
-    return json.loads(RECORDS.read_text("utf-8")) if RECORDS.exists() else []
-
-
-def save(records: list[dict]) -> None:
-    temporary = RECORDS.with_suffix(".tmp")
-    temporary.write_text("[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n", "utf-8")
-    os.replace(temporary, RECORDS)
-
-
 def key(record: dict) -> tuple:
     """Return what of a run there is one record."""
     return record["name"], record["data"], record["image_size"], record["seed"]
@@ -116,8 +103,6 @@ def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
         else:
             test = json.loads(next(Path(folder).glob("fit/version_0/test.json")).read_text("utf-8"))
             result = {name: round(test[f"test/{name}"], 5) for name in ("accuracy", "calibration_error", "loss")}
-    import torch
-
     return {
         "name": recipe.name,
         "data": recipe.data,
@@ -127,9 +112,7 @@ def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
         "seconds": round(seconds, 1),
         "command": shlex.join(shown),
         "fingerprint": recipe.fingerprint(),
-        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores",
-        "torch": str(torch.__version__),
-        "date": datetime.date.today().isoformat(),
+        **where_and_when(),
     }
 
 
@@ -169,7 +152,7 @@ def tables(records: list[dict]) -> dict[str, str]:
 
 def document() -> None:
     """Write the tables and the chart of what is recorded."""
-    records = valid(load())
+    records = valid(load(RECORDS))
     fill(ROOT / "docs/benchmarks.md", tables(records))
     hotdog = [r for r in records if r["data"] == "hotdog"]
     if hotdog:
@@ -192,7 +175,7 @@ def main() -> None:
         roots = {"hotdog": args.hotdog, "fashion": None}
         for recipe, seed in [] if args.document else [(r, s) for g in GROUPS for s in SEEDS for r in g]:
             chosen = (not args.only or recipe.name in args.only) and args.image_size in (None, recipe.image_size)
-            if not chosen or is_recorded(load(), recipe, seed) or time.monotonic() > deadline:
+            if not chosen or is_recorded(load(RECORDS), recipe, seed) or time.monotonic() > deadline:
                 continue
             if recipe.data == "fashion" and args.fashion_mnist and not roots["fashion"]:
                 roots["fashion"] = str(write_fashion_folder(args.fashion_mnist, Path(folder) / "fashion"))
@@ -205,7 +188,7 @@ def main() -> None:
                 print(f"{recipe.name}, seed {seed}: exit code {error.returncode}", file=sys.stderr)
                 continue
             # What an earlier version of the recipe gave is replaced.
-            save([r for r in load() if key(r) != key(record)] + [record])
+            save(RECORDS, [r for r in load(RECORDS) if key(r) != key(record)] + [record])
             print(json.dumps(record), flush=True)
     document()
     sys.exit(has_failed)

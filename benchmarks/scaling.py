@@ -10,19 +10,21 @@ is not measured again unless it changes: stop at any time, start again to go on.
 """
 
 import argparse
-import datetime
 import hashlib
-import json
 import os
 import tempfile
 from pathlib import Path
 
 import torch
 from recipe_documents import fill
-from recipes import processor
+from records import load as read
+from records import save as write
+from records import where_and_when
 from scaling_chart import draw
 from scaling_documents import tables
 from scaling_steps import COUNTS, Case, Transport, measure
+
+from finetune.machine import num_cores
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/scaling.json"
@@ -43,9 +45,8 @@ CASES = (
 
 def load() -> dict[str, dict]:
     """Return the records so far by the name of their case, without those of cases that have changed."""
-    records = json.loads(RECORDS.read_text("utf-8")) if RECORDS.exists() else []
     now = {case.name: fingerprint(case) for case in CASES}
-    return {r["name"]: r for r in records if r["fingerprint"] == now.get(r["name"])}
+    return {r["name"]: r for r in read(RECORDS) if r["fingerprint"] == now.get(r["name"])}
 
 
 def fingerprint(case: Case | Transport) -> str:
@@ -60,21 +61,12 @@ def save(case: Case | Transport, seconds: dict[str, list[float]]) -> None:
         "seconds": {name: [float(f"{value:.4g}") for value in values] for name, values in seconds.items()},
         "fingerprint": fingerprint(case),
         "command": "python benchmarks/scaling.py",
-        "machine": f"{processor()}, {num_cores()} cores",
         "cores": num_cores(),
-        "torch": str(torch.__version__),
-        "date": datetime.date.today().isoformat(),
+        **where_and_when(),
     }
     records = load() | {case.name: record}
-    temporary = RECORDS.with_suffix(".tmp")
-    lines = ",\n".join(json.dumps(records[case.name]) for case in CASES if case.name in records)
-    temporary.write_text(f"[\n{lines}\n]\n", "utf-8")
-    os.replace(temporary, RECORDS)
+    write(RECORDS, [records[case.name] for case in CASES if case.name in records])
     print(case.name, {name: f"{1000 * sorted(values)[len(values) // 2]:.1f} ms" for name, values in seconds.items()})
-
-
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def document() -> None:

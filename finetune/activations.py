@@ -28,7 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 import finetune
 from finetune.cache import num_reads
 from finetune.caches import ACTIVATIONS, cache_dir, files_digest, mark_used, room
-from finetune.cut import cut, folded
+from finetune.cut import cut
+from finetune.folding import folded
 from finetune.packed import unfinished
 from finetune.pictures import Collate, FileReader, GreyReader
 from finetune.sampling import share

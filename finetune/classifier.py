@@ -19,6 +19,7 @@ from finetune.activations import use_activations
 from finetune.batch_norm import share_statistics
 from finetune.checkpoints import check_model, origin
 from finetune.compiled import Compile
+from finetune.folding import Fold
 from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import build, normalization
@@ -93,25 +94,24 @@ class Classifier(pl.LightningModule):
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.label_smoothing, self.class_weights, self.is_compiled = label_smoothing, class_weights, compile
         self.rest: Callable[[Tensor], Tensor]  # from activations to logits, once there are any
+        self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
         num_classes = len(self.class_names)
 
         self.network = build(backbone, num_classes).to(memory_format=torch.channels_last)
         # Decided before DDP wraps: it would never average what is unfrozen later.
         self.frozen = param_groups.freeze(self.network, freeze)
-        self._always_eval = [*self.frozen]
-        if freeze_batch_norm:
-            self._always_eval += param_groups.batch_norms(self.network)
+        self._always_eval = [*self.frozen, *(param_groups.batch_norms(self.network) if freeze_batch_norm else ())]
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
 
-        self.train_loss = MeanLoss()
-        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.train_loss, self.train_accuracy = MeanLoss(), MulticlassAccuracy(num_classes, average="micro")
         self.val_metrics, self.test_metrics = SplitMetrics(num_classes), SplitMetrics(num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB, or of what the frozen part made of them."""
-        logits = self.rest(images) if images.is_floating_point() else self.network(self.normalized(images))
+        network = self.evaluate or self.network
+        logits = self.rest(images) if images.is_floating_point() else network(self.normalized(images))
         return logits.to(self.mean.dtype)
 
     def normalized(self, images: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class Classifier(pl.LightningModule):
             self.class_weight.copy_(balanced_weights(self._data.splits["train"].labels, len(self.class_names)))
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        return [Compile()] if self.is_compiled else []
+        return [Compile() if self.is_compiled else Fold()]
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:

@@ -67,6 +67,9 @@ def run(arguments: Sequence[str]) -> None:
     elif command in ("-V", "--version", "version"):
         print(f"finetune {__version__}")
     elif command in LIGHTNING:
+        if command != "fit" and "torch" not in sys.modules:
+            # Threads that wait leave the cores to what reads pictures: a sixth faster. Training gains nothing from it.
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from finetune.lightning_cli import run_lightning
 
         run_lightning(arguments)

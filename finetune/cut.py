@@ -45,22 +45,6 @@ def cut(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.
     return halves[0], halves[1]
 
 
-def folded(frozen: nn.Module) -> nn.Module:
-    """Return a copy with batch norm folded into the convolutions before it, which saves a walk through memory each.
-
-    What it computes is the same up to rounding. A part that torch.fx can't follow comes back as it is.
-
-    Args:
-        frozen: In eval mode.
-    """
-    from torch.fx.experimental.optimization import fuse  # only a run with something frozen needs it
-
-    try:
-        return fuse(frozen)
-    except fx.proxy.TraceError:
-        return frozen
-
-
 class _Tracer(fx.Tracer):
     """Follows what happens between the stages, and takes them and all that holds none as they are."""
 

@@ -17,6 +17,7 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune import configs
+from finetune.allocator import keep_freed_memory
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, is_finished, read_checkpoint
 from finetune.classifier import Classifier
 from finetune.parsing import OneLineErrorLightningParser, last_value
@@ -166,8 +167,10 @@ class FinetuneCLI(LightningCLI):
         config["callbacks"] = [*own, *callbacks]
         has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
         trainer = super().instantiate_trainer(logger=loggers, plugins=plugins, enable_checkpointing=has_checkpoints)
+        if trainer.strategy.root_device.type == "cpu":
+            keep_freed_memory()
         # With max_steps Lightning takes an epoch that ended for one to go on with, and loses its successor on resume.
-        trainer.fit_loop._iteration_based_training = _never  # type: ignore[method-assign]
+        trainer.fit_loop._iteration_based_training = bool  # type: ignore  # gives False
         return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
@@ -237,10 +240,6 @@ def run_lightning(arguments: Sequence[str], kind: type[FinetuneCLI] = FinetuneCL
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
-
-
-def _never() -> bool:
-    return False
 
 
 def _listed(value: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from torch.utils.data import DataLoader
 
 from finetune import activations
@@ -20,6 +21,7 @@ from finetune.folders import files_to_predict
 from finetune.pictures import Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
 from finetune.sharding import batch_share
+from finetune.transfer import Transfer
 from finetune.transforms import Resize, eval_transform, train_transform
 from finetune.workers import automatic_workers, check_shared_memory, start_worker
 
@@ -109,6 +111,7 @@ class PictureData(pl.LightningDataModule):
         self.num_views = num_views if crop_and_flip or augmentations else 1
         self.splits: dict[str, Split] = {}
         self.activations: dict[str, Activations] = {}
+        self._transfer = Transfer()
         self.class_names = class_names or []
         self.fingerprint = ""
         if predict is not None:
@@ -190,6 +193,9 @@ class PictureData(pl.LightningDataModule):
         num_workers = automatic_workers(self.trainer) if self.num_workers == "auto" else self.num_workers
         check_shared_memory(num_workers, num_at_once * 3 * self.image_size**2)
         return {"num_workers": num_workers, "pin_memory": self._is_pinned(), "worker_init_fn": start_worker}
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return self._transfer(batch, device, partial(super().transfer_batch_to_device, dataloader_idx=dataloader_idx))
 
     def _is_pinned(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

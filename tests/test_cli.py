@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
@@ -20,7 +21,7 @@ import yaml
 from conftest import QUICK
 
 from finetune import __version__
-from finetune.cli import LIGHTNING, OWN, main
+from finetune.cli import LIGHTNING, OWN, main, run
 
 
 def finetune(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -28,6 +29,20 @@ def finetune(*arguments: object, cwd: Path, **environment: str) -> subprocess.Co
     command = [str(Path(sys.executable).with_name("finetune")), *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "expected"),
+    [("predict", None, "passive"), ("test", None, "passive"), ("predict", "active", "active"), ("fit", None, None)],
+)
+def test_waiting_threads_leave_the_cores_to_what_reads_pictures(monkeypatch, command, given, expected):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setitem(sys.modules, "finetune.lightning_cli", SimpleNamespace(run_lightning=lambda arguments: None))
+    monkeypatch.delitem(sys.modules, "torch")  # as at the start of a process: torch reads it when it is imported
+    run([command])
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
 
 
 def test_help_lists_everything_and_loads_nothing(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from finetune.cut import cut, folded
+from finetune.cut import cut
 from finetune.models import build, stages
 from finetune.param_groups import freeze
 
@@ -79,37 +79,3 @@ class Shortcut(nn.Module):
 def test_a_network_with_another_way_around_is_left_whole():
     network = Shortcut()
     assert cut(network, freeze(network, "backbone")) is None
-
-
-@pytest.mark.parametrize("backbone", ["resnet18", "densenet121", "mobilenet_v2"])
-@torch.no_grad()
-def test_folded_batch_norm_computes_the_same(backbone):
-    network, frozen = frozen_to(backbone, list(stages(build(backbone, 4)))[-2])
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):  # as in a network that has learned
-            for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
-                tensor.uniform_(0.5, 1.5)
-    parts = cut(network.double(), frozen)
-    images = torch.rand(2, 3, 64, 64, dtype=torch.float64)
-    expected, before = parts[0](images), [p.clone() for p in network.parameters()]
-    few = folded(parts[0])
-    num_left = [sum(isinstance(m, nn.BatchNorm2d) for m in part.modules()) for part in (few, parts[0])]
-    calls = sum(
-        isinstance(few.get_submodule(n.target), nn.BatchNorm2d) for n in few.graph.nodes if n.op == "call_module"
-    )
-    assert num_left[1] > 10 and calls < 0.6 * num_left[1]  # densenet's stand before, not after
-    torch.testing.assert_close(few(images), expected, rtol=1e-10, atol=1e-10)
-    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))  # it is a copy
-    for module in parts[0].modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.bias.sub_(0.1)
-    assert not torch.allclose(few(images), parts[0](images))  # and so a difference would be seen
-
-
-def test_a_part_that_can_not_be_followed_comes_back_as_it_is():
-    class Bends(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x if x.sum() > 0 else -x
-
-    part = Bends().eval()
-    assert folded(part) is part

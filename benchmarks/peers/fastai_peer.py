@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 import sitecustomize  # the clock: fastai's optimizers aren't torch's
+from arguments import parser
 from fastai.vision.all import (
     Callback,
     ImageDataLoaders,
@@ -62,16 +63,9 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder with train/CLASS and val/CLASS")
-    parser.add_argument("--predict", help="folder of pictures")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--image_size", type=int, default=128)
-    parser.add_argument("--best", action="store_true")
-    parser.add_argument("--head", action="store_true")
-    args = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--predict", help="folder of pictures")
+    args = arguments.parse_args()
     predict(args) if args.predict else train(args)
 
 

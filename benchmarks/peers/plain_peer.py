@@ -6,11 +6,11 @@ The recipe is `one_rate` of benchmarks/plain.py. `--best` is bf16, channels last
 the head alone, without random augmentation. Prints the accuracy of the last epoch.
 """
 
-import argparse
 import json
 
 import torch
 import torch.nn.functional as F
+from arguments import parser
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
@@ -19,15 +19,7 @@ from torchvision.models import resnet18
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder with train/CLASS and val/CLASS")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--image_size", type=int, default=128)
-    parser.add_argument("--best", action="store_true")
-    parser.add_argument("--head", action="store_true")
-    args = parser.parse_args()
+    args = parser(__doc__).parse_args()
 
     side = args.image_size * 256 // 224
     to_tensor = [transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]

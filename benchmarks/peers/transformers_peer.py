@@ -6,26 +6,19 @@
 Prints the accuracy of the last epoch.
 """
 
-import argparse
 import json
 
 import torch
+from arguments import parser
 from datasets import load_dataset
 from torchvision import transforms
 from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder with train/CLASS and val/CLASS")
-    parser.add_argument("--weights", required=True, help="folder with config.json and model.safetensors")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--image_size", type=int, default=128)
-    parser.add_argument("--best", action="store_true")
-    parser.add_argument("--head", action="store_true")
-    args = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--weights", required=True, help="folder with config.json and model.safetensors")
+    args = arguments.parse_args()
 
     data = load_dataset("imagefolder", data_dir=args.data)
     names = data["train"].features["label"].names
@@ -55,7 +48,7 @@ def main() -> None:
     fast = {"bf16": True, "dataloader_num_workers": 2, "dataloader_persistent_workers": True} if args.best else {}
     if args.best:
         net.to(memory_format=torch.channels_last)
-    arguments = TrainingArguments(
+    options = TrainingArguments(
         args.out,
         num_train_epochs=args.epochs,
         per_device_train_batch_size=args.batch_size,
@@ -69,7 +62,7 @@ def main() -> None:
     )
     trainer = Trainer(
         net,
-        arguments,
+        options,
         train_dataset=data["train"].with_transform(transform(fixed if args.head else random)),
         eval_dataset=data["validation"].with_transform(transform(fixed)),
         compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())},

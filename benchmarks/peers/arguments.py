@@ -1,0 +1,16 @@
+"""The command line that the scripts of the peers without one have in common."""
+
+import argparse
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of where the pictures are, where the model goes, and what is alike for all tools."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--data", help="folder with train/CLASS and val/CLASS")
+    made.add_argument("--out", required=True)
+    made.add_argument("--epochs", type=int, default=5)
+    made.add_argument("--batch_size", type=int, default=64)
+    made.add_argument("--image_size", type=int, default=128)
+    made.add_argument("--best", action="store_true")
+    made.add_argument("--head", action="store_true")
+    return made

@@ -1,0 +1,30 @@
+"""Results that are added one by one to a file of JSON, a line each: a run that is cut off loses nothing of them."""
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from finetune.machine import num_cores, processor
+from finetune.runs import replace_text
+
+
+def load(path: Path) -> list[dict]:
+    """Return the results so far."""
+    return json.loads(path.read_text("utf-8")) if path.exists() else []
+
+
+def save(path: Path, records: Sequence[dict]) -> None:
+    """Write all results in place of those that are there."""
+    replace_text(path, "[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n")
+
+
+def where_and_when() -> dict[str, str]:
+    """Return what each record says of its circumstances."""
+    import torch  # who only writes documents does without
+
+    return {
+        "machine": f"{processor()}, {num_cores()} cores",
+        "torch": str(torch.__version__),
+        "date": datetime.date.today().isoformat(),
+    }

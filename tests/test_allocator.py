@@ -1,0 +1,43 @@
+"""Memory that is freed is kept: the system is not asked for it again."""
+
+import ctypes
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from finetune import allocator
+from finetune.allocator import keep_freed_memory
+
+# Tensors that glibc maps by themselves, one after the other, after some that fill the process for the first time.
+_FAULTS = """
+import resource, sys, torch
+from finetune.allocator import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+for i in range(30):
+    if i == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(12_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how: str) -> int:
+    done = subprocess.run([sys.executable, "-c", _FAULTS, how], stdout=subprocess.PIPE, check=True, timeout=60)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
+def test_pages_are_asked_for_once():
+    assert faults("keep") < 500
+    assert faults("leave") > 20 * 10_000  # the control: 48 MB of 4 kB pages each time
+
+
+def test_a_c_library_without_it_is_left_alone(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert not keep_freed_memory()
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError("no such library")))
+    assert not keep_freed_memory()

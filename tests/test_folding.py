@@ -1,0 +1,102 @@
+"""Folded batch norm computes what it did by itself, and is there only while nothing trains and bf16 rounds anyway."""
+
+import csv
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import QUICK
+from torch import nn
+
+from finetune import Classifier
+from finetune.folding import Fold, folded
+from finetune.models import build
+
+CLASSES = ("blue", "green", "red")
+# One of each way to be built: blocks with shortcuts, batch norm before, inverted residuals, branches, tokens.
+SIZES = {"resnet18": 64, "densenet121": 64, "mobilenet_v2": 64, "googlenet": 64, "swin_t": 64, "vit_b_32": 224}
+
+
+def learned(backbone: str) -> nn.Module:
+    """A network whose batch norm does something, as in one that has learned."""
+    torch.manual_seed(0)
+    network = build(backbone, 4).eval()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
+                nn.init.uniform_(tensor, 0.5, 1.5)
+    return network
+
+
+@pytest.mark.parametrize("backbone", SIZES)
+@torch.no_grad()
+def test_folded_batch_norm_computes_the_same(backbone):
+    network = learned(backbone).double()
+    images = torch.rand(2, 3, SIZES[backbone], SIZES[backbone], dtype=torch.float64)
+    expected, before = network(images), [p.clone() for p in network.parameters()]
+    few = folded(network)
+    num = sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    calls = sum(
+        isinstance(few.get_submodule(n.target), nn.BatchNorm2d) for n in few.graph.nodes if n.op == "call_module"
+    )
+    assert calls < 0.6 * num or num == 0  # densenet's stand before, not after
+    torch.testing.assert_close(few(images), expected, rtol=1e-10, atol=1e-10)
+    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))  # it is a copy
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.bias.sub_(0.1)
+    assert num == 0 or not torch.allclose(few(images), network(images))  # and so a difference would be seen
+
+
+def test_a_part_that_can_not_be_followed_comes_back_as_it_is():
+    class Bends(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    part = Bends().eval()
+    assert folded(part) is part
+
+
+@pytest.mark.parametrize(
+    ("fn", "precision", "is_folded"),
+    [
+        ("predict", "bf16-mixed", True),
+        ("test", "bf16-mixed", True),
+        ("predict", "32-true", False),
+        ("fit", "bf16-mixed", False),
+    ],
+)
+@torch.no_grad()
+def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
+    model = Classifier(["cat", "dog"], "resnet18_small", weights=None).eval()
+    names = [*model.state_dict()]
+    trainer = SimpleNamespace(state=SimpleNamespace(fn=fn), precision=precision)
+    fold = Fold()
+    fold.on_predict_start(trainer, model)
+    assert (model.evaluate is not None) == is_folded
+    images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
+    logits = model(images)
+    assert [*model.state_dict()] == names  # a checkpoint is what it was
+    nn.init.constant_(model.network.fc.bias, 9.0)
+    assert torch.equal(model(images), logits) == is_folded  # it is the copy that computes
+    fold.on_predict_end(trainer, model)
+    assert model.evaluate is None and not torch.equal(model(images), logits)
+
+
+def test_predictions_are_those_of_the_network_up_to_bf16(cli, colours, monkeypatch):
+    cli("fit", "--data.root", colours, *QUICK, "--model.backbone", "resnet18_small", "--trainer.max_epochs", "3")
+
+    def predict(output: str) -> torch.Tensor:
+        checkpoint = "runs/fit/version_0/checkpoints/last.ckpt"
+        arguments = ("--data.predict", colours / "test", "--data.num_workers", 0, "--trainer.precision", "bf16-mixed")
+        cli("predict", "--ckpt_path", checkpoint, *arguments, "--output", output)
+        with Path(output).open() as file:
+            return torch.tensor([[float(row[f"p_{name}"]) for name in CLASSES] for row in csv.DictReader(file)])
+
+    rows = predict("folded.csv")
+    for name in ("on_validation_start", "on_test_start", "on_predict_start"):
+        monkeypatch.setattr(Fold, name, lambda *_: None)
+    expected = predict("whole.csv")
+    assert not torch.equal(rows, expected)  # something was folded
+    torch.testing.assert_close(rows, expected, rtol=0, atol=0.02)  # bf16 has 8 bits: logits of 4 are off by 1/64
