@@ -110,7 +110,7 @@ class Classifier(pl.LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB, or of what the frozen part made of them."""
-        network = self.evaluate or self.network
+        network = self.network if self.training else self.evaluate or self.network
         logits = self.rest(images) if images.is_floating_point() else network(self.normalized(images))
         return logits.to(self.mean.dtype)
 

@@ -1,6 +1,6 @@
 """Batch norm folded into the convolutions before it, where nothing trains: each then saves a walk through memory."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 from torch import fx, nn
@@ -21,10 +21,10 @@ class Fold(pl.Callback):
 
     on_validation_start = on_test_start = on_predict_start = _fold  # type: ignore[assignment]
 
-    def _leave(self, trainer: pl.Trainer, pl_module: "Classifier") -> None:
+    def _leave(self, trainer: pl.Trainer, pl_module: "Classifier", *_: Any) -> None:
         pl_module.evaluate = None
 
-    on_validation_end = on_test_end = on_predict_end = _leave  # type: ignore[assignment]
+    on_validation_end = on_test_end = on_predict_end = on_exception = _leave  # type: ignore[assignment]
 
 
 def folded(part: nn.Module) -> nn.Module:

@@ -67,8 +67,8 @@ def fit_probe(
         val_features: Like `features`; None or empty for folds.
         val_labels: Like `labels`.
         strengths: All above 0.
-        num_views: The rows are so many views of each picture, the first of all pictures first. Strengths are compared
-            on these first ones alone: more views of the same pictures say little more of that, and cost as much each.
+        num_views: The rows are so many views of each picture, the first of all pictures first. Folds are made of these
+            first ones alone: more views of the same pictures say little more of the strength, and cost as much each.
     """
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")

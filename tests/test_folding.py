@@ -80,7 +80,7 @@ def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
     assert [*model.state_dict()] == names  # a checkpoint is what it was
     nn.init.constant_(model.network.fc.bias, 9.0)
     assert torch.equal(model(images), logits) == is_folded  # it is the copy that computes
-    fold.on_predict_end(trainer, model)
+    fold.on_exception(trainer, model, KeyboardInterrupt())  # the same as at its end
     assert model.evaluate is None and not torch.equal(model(images), logits)
 
 
