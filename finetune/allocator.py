@@ -1,8 +1,10 @@
 """How the C library hands out memory, which on a CPU is a sixth of a training step."""
 
 import ctypes
+import os
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_VARIABLES = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
 def keep_freed_memory() -> bool:
@@ -10,8 +12,11 @@ def keep_freed_memory() -> bool:
 
     glibc by itself asks the system for each large tensor and gives it back when the tensor is freed, so that every step
     waits for the system to clear every page again. The process then stays as large as it was at its largest. Other C
-    libraries are left alone. PyTorch's tuning guide advises another allocator, preloaded, for the same reason.
+    libraries are left alone, and so is one that its environment variables already tell what to do. PyTorch's tuning
+    guide advises another allocator, preloaded, for the same reason.
     """
+    if _VARIABLES & os.environ.keys():
+        return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # there is none: musl's, macOS's, Windows'

@@ -169,7 +169,12 @@ class PictureData(pl.LightningDataModule):
         dataset = self.pictures(split, train or self._has_views(split))
         options = self.worker_options(math.ceil(self.batch_size / world_size))
         options["persistent_workers"] = options["num_workers"] > 0 and split in ("train", "val")
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=Collate(self.image_size), **options)
+        loader = DataLoader(dataset, batch_sampler=batches, collate_fn=Collate(self.image_size), **options)
+        if split == "val" and options["persistent_workers"]:
+            # Its processes start now: forked later, they would hold every page that training has touched, and the
+            # system would have to copy each as soon as training writes to it again.
+            iter(loader)
+        return loader
 
     def pictures(self, split: str, train: bool = False) -> Pictures:
         """Return the pictures of a split as training sees them, or evaluation."""

@@ -36,6 +36,11 @@ def test_pages_are_asked_for_once():
     assert faults("leave") > 20 * 10_000  # the control: 48 MB of 4 kB pages each time
 
 
+def test_what_the_environment_says_wins(monkeypatch):
+    monkeypatch.setenv("MALLOC_MMAP_MAX_", "65536")
+    assert not keep_freed_memory()
+
+
 def test_a_c_library_without_it_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not keep_freed_memory()

@@ -1,5 +1,7 @@
 """Fixed views of training pictures; all else of the loaders is tested in test_datamodules.py, on data modules."""
 
+import multiprocessing
+
 import numpy as np
 import pytest
 import torch
@@ -44,3 +46,13 @@ def test_all_views_of_train_in_order_are_what_features_are_computed_of(colours):
     assert index.tolist() == [*range(num), *range(num)]
     images = torch.cat([batch["image"] for batch in batches]).permute(0, 2, 3, 1).numpy()
     assert np.array_equal(images[:8], pixels(two, 0)) and np.array_equal(images[num : num + 8], pixels(two, 1))
+
+
+def test_validation_has_its_processes_before_training_fills_the_memory(colours):
+    loader = data(colours, num_workers=1, val_fraction=0.3, batch_size=4).loader("val")
+    before = {child.pid for child in multiprocessing.active_children()}
+    assert len(before) == 1
+    for _ in range(2):  # what was read ahead is not in the way
+        assert torch.cat([batch["index"] for batch in loader]).tolist() == list(range(18))
+    assert {child.pid for child in multiprocessing.active_children()} == before
+    loader._iterator._shutdown_workers()
