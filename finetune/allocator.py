@@ -1,4 +1,4 @@
-"""How the C library hands out memory, which on a CPU is a sixth of a training step."""
+"""How the C library hands out memory, which on a CPU is a tenth of a training step."""
 
 import ctypes
 import os
