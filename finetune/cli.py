@@ -4,6 +4,7 @@ This module imports nothing heavy, so that `finetune --help` answers at once.
 """
 
 import difflib
+import gc
 import importlib
 import os
 import signal
@@ -152,3 +153,4 @@ def _leave_process_group() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
+        gc.collect()  # of the trainer, which refers to itself and to groups of its own: their threads end with them
