@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytorch_lightning as pl
 from torch import fx, nn
 
+from finetune.sharding import is_sharded
+
 if TYPE_CHECKING:
     from finetune.classifier import Classifier
 
@@ -16,7 +18,7 @@ class Fold(pl.Callback):
     """
 
     def _fold(self, trainer: pl.Trainer, pl_module: "Classifier") -> None:
-        if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed":
+        if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed" and not is_sharded(trainer):
             pl_module.evaluate = folded(pl_module.network).forward  # not the module: a checkpoint would hold it
 
     on_validation_start = on_test_start = on_predict_start = _fold  # type: ignore[assignment]

@@ -173,7 +173,9 @@ class PictureData(pl.LightningDataModule):
         if split == "val" and options["persistent_workers"]:
             # Its processes start now: forked later, they would hold every page that training has touched, and the
             # system would have to copy each as soon as training writes to it again.
+            batches.is_held = True
             iter(loader)
+            batches.is_held = False
         return loader
 
     def pictures(self, split: str, train: bool = False) -> Pictures:

@@ -88,18 +88,19 @@ class EvalBatches(Sampler[Sequence[Any]]):
     """The `rank`-th contiguous part of all pictures, in order; every device makes the same number of steps.
 
     Where shares differ, the last batch of a smaller one may be empty: devices speak to each other after each step.
-    Batches are ranges, since Lightning keeps those of a prediction; with a `key`, what it makes of each number.
+    Batches are ranges, since Lightning keeps those of a prediction; with a `key`, what it makes of each number. None
+    come while it `is_held`: a loader can then start its processes, and nothing is read yet.
     """
 
     def __init__(
         self, num_images: int, num_per_step: int, rank: int, world_size: int, key: Callable[[int], Any] | None = None
     ) -> None:
-        self.key = key
+        self.key, self.is_held = key, False
         self.indices, self.num_per_step = share(num_images, rank, world_size), num_per_step
         self.num_steps = math.ceil(len(share(num_images, 0, world_size)) / num_per_step)
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
-        for i in range(self.num_steps):
+        for i in range(0 if self.is_held else self.num_steps):
             batch = self.indices[i * self.num_per_step : (i + 1) * self.num_per_step]
             yield [self.key(row) for row in batch] if self.key else batch
 

@@ -2,9 +2,9 @@
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from conftest import QUICK
 from torch import nn
@@ -71,7 +71,8 @@ def test_a_part_that_can_not_be_followed_comes_back_as_it_is():
 def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
     model = Classifier(["cat", "dog"], "resnet18_small", weights=None).eval()
     names = [*model.state_dict()]
-    trainer = SimpleNamespace(state=SimpleNamespace(fn=fn), precision=precision)
+    trainer = pl.Trainer(precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.state.fn = fn
     fold = Fold()
     fold.on_predict_start(trainer, model)
     assert (model.evaluate is not None) == is_folded

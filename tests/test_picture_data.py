@@ -1,6 +1,7 @@
 """Fixed views of training pictures; all else of the loaders is tested in test_datamodules.py, on data modules."""
 
 import multiprocessing
+import queue
 
 import numpy as np
 import pytest
@@ -52,7 +53,9 @@ def test_validation_has_its_processes_before_training_fills_the_memory(colours):
     loader = data(colours, num_workers=1, val_fraction=0.3, batch_size=4).loader("val")
     before = {child.pid for child in multiprocessing.active_children()}
     assert len(before) == 1
-    for _ in range(2):  # what was read ahead is not in the way
+    with pytest.raises(queue.Empty):  # and they don't fill /dev/shm, which training's batches need
+        loader._iterator._worker_result_queue.get(timeout=1)
+    for _ in range(2):
         assert torch.cat([batch["index"] for batch in loader]).tolist() == list(range(18))
     assert {child.pid for child in multiprocessing.active_children()} == before
     loader._iterator._shutdown_workers()
