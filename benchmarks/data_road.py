@@ -24,6 +24,7 @@ from typing import Any
 os.environ |= {"OMP_NUM_THREADS": "1", "NO_ALBUMENTATIONS_UPDATE": "1"}
 
 import pytorch_lightning as pl
+import simplejpeg
 import torch
 from recipe_documents import fill, spread
 from recipes import ROOT
@@ -51,6 +52,11 @@ def torchvision_road(root: Path, image_size: int) -> Road:
     return lambda: DataLoader(ImageFolder(str(root / "train"), transform), _BATCH, shuffle=True)
 
 
+def decoder_road(root: Path) -> Road:
+    """Read and decode each picture, one by one and no more: what no road can do without."""
+    return lambda: ((simplejpeg.decode_jpeg(path.read_bytes()), [path]) for path in root.glob("train/*/*"))
+
+
 def our_road(root: Path, image_size: int, cache_size: int | None, limit_gb: float) -> Road:
     def batches() -> DataLoader:
         options: dict[str, Any] = {"cache_size": cache_size, "cache_limit_gb": limit_gb, "image_size": image_size}
@@ -75,6 +81,7 @@ def compare(root: Path, image_size: int, cache_size: int | None, repeats: int) -
     kept = our_road(root, image_size, cache_size, limit_gb=1000)
     roads = {
         "torchvision": torchvision_road(root, image_size),
+        "libjpeg-turbo, nothing else": decoder_road(root),
         "ours, no cache": our_road(root, image_size, cache_size, limit_gb=0),
         "ours, first pass": kept,
         "ours, later pass": kept,
@@ -87,7 +94,7 @@ def compare(root: Path, image_size: int, cache_size: int | None, repeats: int) -
                 result = measure(road)
                 if repeat:  # the first warms up the disk and the libraries
                     found[name].append(result)
-                    print(f"{repeat} {name:18} {result['cpu']:6.0f}", flush=True)
+                    print(f"{repeat} {name:28} {result['cpu']:6.0f}", flush=True)
     return found
 
 

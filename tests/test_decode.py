@@ -59,6 +59,29 @@ def test_jpeg_equals_opencv(progressive, subsampling):
     assert np.abs(decode(content)[..., ::-1].astype(int) - reference).max() > 100  # BGR would be seen
 
 
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 1}, {"optimize": True}])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("size", [(24, 40), (17, 33), (1, 1), (64, 7)])
+def test_jpeg_has_pillow_s_very_pixels(options, subsampling, size):
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)  # sharp, so that every rounding shows
+    for pixels, more in (noise, {"subsampling": subsampling}), (noise[..., 0], {}):
+        content = encode(pixels, "JPEG", **options, **more)
+        np.testing.assert_array_equal(decode(content), np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
+
+
+def test_pillow_decodes_only_the_jpegs_that_are_unusual(monkeypatch):
+    loads = []
+    monkeypatch.setattr(module, "_pixels", lambda image: loads.append(image.mode) or np.zeros((1, 1, 3), np.uint8))
+    sound = encode(RGB, "JPEG")
+    for content in sound, encode(GREY, "JPEG"):
+        decode(content)
+    assert loads == []
+    start = sound.index(b"\xff\xda") + 14  # of the compressed data
+    decode(sound[:start] + b"\xff\x01" + sound[start:])  # a marker where none belongs: Pillow reads on
+    decode(encode(Image.new("CMYK", (W, H)), "JPEG"))
+    assert loads == ["RGB", "CMYK"]
+
+
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation(format, orientation):
