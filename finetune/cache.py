@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 import PIL
+import simplejpeg
 from rich.console import Console
 from rich.progress import track
 
@@ -96,7 +97,8 @@ def cached_readers(
     positions[order] = np.arange(len(paths))
     paths = [paths[i] for i in order]
     shorter_side = next(iter(splits.values())).shorter_side
-    decoder = f"Pillow {PIL.__version__}" + (f", OpenCV {cv2.__version__}" if shorter_side else "")
+    decoder = f"Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
+    decoder += f", OpenCV {cv2.__version__}" if shorter_side else ""
     place = os.path.realpath(root)
     about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
     key = hashlib.sha256((json.dumps(about) + files_digest(paths, root)).encode()).hexdigest()[:16]

@@ -223,8 +223,12 @@ def test_other_settings_and_places_mean_another_cache(root, tmp_path, monkeypatc
         assert len(caches()) == number
     shutil.copytree(root, tmp_path / "copy")  # with the same times
     assert not cached_readers(files_of(tmp_path / "copy"), tmp_path / "copy", 1, build=False)
-    monkeypatch.setattr(cache.PIL, "__version__", "another")
-    assert not cached_readers(files_of(root), root, 1, build=False)
+    train = {"train": FileReader(paths)}
+    for decoder in cache.PIL, cache.simplejpeg:
+        with monkeypatch.context() as patched:
+            patched.setattr(decoder, "__version__", "another")
+            assert not cached_readers(train, root, 1, build=False)
+    assert cached_readers(train, root, 1, build=False)  # the control: all as it was
 
 
 def test_the_folder_may_be_named_in_any_way(root, monkeypatch):
