@@ -18,10 +18,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cv2
 import numpy as np
 import PIL
 import simplejpeg
+import torch
 from rich.console import Console
 from rich.progress import track
 
@@ -98,7 +98,7 @@ def cached_readers(
     paths = [paths[i] for i in order]
     shorter_side = next(iter(splits.values())).shorter_side
     decoder = f"Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
-    decoder += f", OpenCV {cv2.__version__}" if shorter_side else ""
+    decoder += f", torch {torch.__version__}" if shorter_side else ""
     place = os.path.realpath(root)
     about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
     key = hashlib.sha256((json.dumps(about) + files_digest(paths, root)).encode()).hexdigest()[:16]

@@ -102,14 +102,13 @@ def stored_size(path: str) -> tuple[int, int]:
 
 
 def _shrunk(image: ImageFile, shorter_side: int) -> NDArray[np.uint8]:
-    import cv2  # which decoding as such does without
+    from finetune.resize import resize  # with torch and OpenCV, which decoding as such does without
 
     longer_side = round(max(image.size) * (shorter_side / min(image.size)))  # a fraction's own sides are rounded
     image.draft(None, (2 * shorter_side, 2 * shorter_side))  # for a JPEG; other formats know no fractions
     picture = _pixels(image)
     is_wide = picture.shape[1] > picture.shape[0]
-    size = (longer_side, shorter_side) if is_wide else (shorter_side, longer_side)
-    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)
+    return resize(picture, *((shorter_side, longer_side) if is_wide else (longer_side, shorter_side)))
 
 
 def _open(file: BinaryIO) -> ImageFile:

@@ -22,7 +22,7 @@ from finetune.pictures import Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
 from finetune.sharding import batch_share
 from finetune.transfer import Transfer
-from finetune.transforms import Resize, eval_transform, train_transform
+from finetune.transforms import ResizeMode, eval_transform, train_transform
 from finetune.workers import automatic_workers, check_shared_memory, start_worker
 
 # Lightning can't know that ours gives every picture.
@@ -73,7 +73,7 @@ class PictureData(pl.LightningDataModule):
         root: str | None = None,
         batch_size: int = 64,
         image_size: int = 224,
-        resize: Resize = "shorter_side",
+        resize: ResizeMode = "shorter_side",
         crop_and_flip: bool = True,
         min_crop: float = 0.08,
         augmentations: list[dict[str, Any]] | None = None,

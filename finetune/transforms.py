@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import albumentations as A
-import cv2
 import numpy as np
 
-# Worker processes are the parallelism here; OpenCV's own threads would only fight them and torch's.
-cv2.setNumThreads(0)
+from finetune.resize import RandomResizedCrop, Resize, SmallestMaxSize
 
-Resize = Literal["shorter_side", "squash", "whole"]
+ResizeMode = Literal["shorter_side", "squash", "whole"]
 
 # The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same ratio at any size.
 _RESIZE_RATIO = 256 / 224
@@ -38,17 +36,14 @@ def train_transform(
         min_crop: Smallest share of the picture's area that a crop keeps, in (0, 1].
         prepared: What brings a picture to size instead of crop and flip.
 
-    Source: d2l.ai, section "Fine-Tuning"; `area` interpolation when shrinking avoids aliasing.
+    Source: d2l.ai, section "Fine-Tuning".
     """
-    random = [
-        A.RandomResizedCrop((image_size, image_size), scale=(min_crop, 1.0), area_for_downscale="image"),
-        A.HorizontalFlip(),
-    ]
+    random = [RandomResizedCrop((image_size, image_size), scale=(min_crop, 1.0)), A.HorizontalFlip()]
     first = random if prepared is None else prepared.transforms
     return _checked(A.Compose([*first, *(build_transform(spec) for spec in extra)]), image_size)
 
 
-def eval_transform(image_size: int, resize: Resize = "shorter_side") -> A.Compose:
+def eval_transform(image_size: int, resize: ResizeMode = "shorter_side") -> A.Compose:
     """Return the evaluation pipeline: resize to 8/7 of `image_size`, then crop the centre.
 
     Args:
@@ -57,12 +52,9 @@ def eval_transform(image_size: int, resize: Resize = "shorter_side") -> A.Compos
             makes it square at `image_size` itself, so that nothing is cropped.
     """
     if resize == "whole":
-        return A.Compose([A.Resize(image_size, image_size, area_for_downscale="image")])
+        return A.Compose([Resize(image_size, image_size)])
     side = round(image_size * _RESIZE_RATIO)
-    if resize == "squash":
-        first = A.Resize(side, side, area_for_downscale="image")
-    else:
-        first = A.SmallestMaxSize(side, area_for_downscale="image")
+    first = Resize(side, side) if resize == "squash" else SmallestMaxSize(side)
     return A.Compose([first, A.CenterCrop(image_size, image_size)])
 
 

@@ -198,11 +198,11 @@ def test_a_checkpoint_is_complete_and_plain(colours, tmp_path):
 
 
 def test_a_few_pictures_are_learned_by_heart(colours):
-    pictures = data(colours, val_fraction=0.1, batch_size=6)
+    pictures = data(colours, val_fraction=0.1, batch_size=27)
     pl.seed_everything(0, verbose=False)
     model = Classifier(pictures.class_names, **SMALL, optimizer=partial(torch.optim.Adam, lr=1e-3))
-    trainer = fit(model, pictures, max_epochs=8)
-    assert trainer.callback_metrics["train/accuracy"] > 0.95
+    trainer = fit(model, pictures, max_epochs=16)
+    assert trainer.callback_metrics["train/accuracy"] > 0.95  # of seeds 0 to 5 the worst gives 0.98
 
 
 def test_pictures_that_cannot_be_read(tmp_path, cli, capsys):

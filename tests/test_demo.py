@@ -44,7 +44,7 @@ def test_losses_of_the_sample_run_are_golden(few_pictures, cli, tmp_path):
     """The first ten losses through the real command; a change that moves them says why in its message.
 
     In float64, for in float32 the order in which a CPU adds moves them by 1e-3 within ten steps. What is left are
-    pixels that OpenCV rounds otherwise on another CPU: 1.5e-3 with half of its instruction sets switched off. A rate
+    pixels that OpenCV and torch round otherwise on another CPU: 7e-4 without torch's code for AVX. A rate
     that is 1 % higher moves them by 6e-2.
     """
     options = ["--model.weights", "null", "--trainer.accelerator", "cpu", "--trainer.max_steps", 10]

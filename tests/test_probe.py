@@ -144,6 +144,18 @@ def test_more_features_than_pictures_separable():
     assert gradient(probe, features, labels) < 1e-10
 
 
+def test_rounding_has_no_part_in_a_head_even_of_the_weakest_strength():
+    features, labels = pictures(90, 20, 3, seed=3)
+    features[:, 0] += 3 * labels  # separable: the weights grow until the weak strength holds them
+    val = features[::3], labels[::3]
+    probe = fit_probe(features, labels, 3, *val)
+    assert probe.strength == min(STRENGTHS)
+    for seed in range(3):
+        rounded = features * (1 + 1e-16 * np.random.default_rng(seed).choice([-1, 1], features.shape))
+        again = fit_probe(rounded, labels, 3, *val)
+        np.testing.assert_allclose(again.weight * scale(features), probe.weight * scale(features), rtol=0, atol=1e-9)
+
+
 def test_a_class_with_one_picture():
     features, labels = pictures(100, 10, 3)
     features = np.vstack([features, features.max(axis=0) + 1])
