@@ -36,10 +36,15 @@ def cell(results: Records, name: str, digits: int) -> str:
     return f"{numbers[0]:,.{digits}f}" if numbers else "–"
 
 
+def machines(results: Records) -> set[str]:
+    return {r["machine"] for r in results if "machine" in r}
+
+
 def ratio(ours: Records, theirs: Records, name: str) -> str:
-    """Return our median divided by theirs."""
+    """Return our median divided by theirs, a dash if they were not measured on the same machine."""
     a, b = values(ours, name), values(theirs, name)
-    return f"{statistics.median(a) / statistics.median(b):.2f}" if a and b else "–"
+    is_fair = machines(ours) == machines(theirs)
+    return f"{statistics.median(a) / statistics.median(b):.2f}" if a and b and is_fair else "–"
 
 
 def table(records: Records, experiment: str, columns: Sequence[tuple[str, str, int]], compared: str) -> str:
@@ -59,6 +64,8 @@ def table(records: Records, experiment: str, columns: Sequence[tuple[str, str, i
         good = [r for r in results if "seconds" in r]
         if good:
             cells = [cell(good, key, digits) for _, key, digits in columns]
+            if machines(good) != machines(ours):
+                name += f" (on {', '.join(sorted(machines(good)))})"
             lines.append(f"| {name} | {' | '.join(cells)} | {ratio(ours, good, compared)} | {len(good)} |")
         else:
             reason = CANNOT.get((experiment, tool)) or (
@@ -118,12 +125,18 @@ def predict_table(records: Records) -> str:
 
 
 def about(records: Records) -> str:
-    """Return where and with what the records were measured."""
+    """Return where and with what the records were measured, and which experiment on what."""
     if not records:
         return "Not measured yet."
     versions = {f"{name} {version}" for r in records for name, version in r["versions"].items()}
-    parts = [sorted({r["machine"] for r in records}), sorted(versions), sorted({r["date"] for r in records})]
-    return "; ".join(", ".join(part) for part in parts) + "."
+    places: dict[str, list[str]] = {}
+    for experiment in dict.fromkeys(r["experiment"] for r in records):
+        ours = [r for r in found(records, experiment, "finetune") if "machine" in r]
+        if ours:
+            place = f"{', '.join(sorted(machines(ours)))}, {', '.join(sorted({r['date'] for r in ours}))}"
+            places.setdefault(place, []).append(experiment)
+    parts = [f"{', '.join(experiments)} on {place}" for place, experiments in places.items()]
+    return f"{'; '.join([*parts, ', '.join(sorted(versions))])}."
 
 
 def tables(records: Records, best: tuple[str, str] | None) -> dict[str, str]:

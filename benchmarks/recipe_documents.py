@@ -8,6 +8,8 @@ from pathlib import Path
 Records = Sequence[dict]
 
 _LABELS = {
+    "image_folder_float32": "image_folder.yaml, float32",
+    "image_folder_compiled": "image_folder.yaml, compiled",
     "plain_book": "plain PyTorch, the book's recipe",
     "plain_scratch": "plain PyTorch, the book's from scratch",
     "plain_one_rate": "plain PyTorch, one rate for all",

@@ -29,11 +29,17 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/recipes.json"
 SEEDS = range(3)
 SIZES = (128, 224)
+BF16 = "--trainer.precision bf16-mixed"
+# A recipe computed in other ways: its config and options.
+ARITHMETIC = {
+    "image_folder_float32": ("image_folder", "--trainer.precision 32-true"),
+    "image_folder_compiled": ("image_folder", f"{BF16} --model.compile true"),
+}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is run on which data: a config's name, or for `plain_…` a recipe of plain.py."""
+    """What is run on which data: a config's name, one of ARITHMETIC, or for `plain_…` a recipe of plain.py."""
 
     name: str
     data: str
@@ -43,9 +49,10 @@ class Recipe:
         """Return the command's arguments after the data and the weights."""
         if self.name.startswith("plain_"):
             return f"--recipe {self.name.removeprefix('plain_')} --image_size {self.image_size} --seed {seed}".split()
+        config, options = ARITHMETIC.get(self.name, (self.name, BF16))
         return (
-            f"fit --config {self.name}.yaml --data.image_size {self.image_size} --seed_everything {seed} "
-            "--trainer.precision bf16-mixed --test_after_fit true"
+            f"fit --config {config}.yaml --data.image_size {self.image_size} --seed_everything {seed} {options} "
+            "--test_after_fit true"
         ).split()
 
     def fingerprint(self) -> str:
@@ -53,7 +60,8 @@ class Recipe:
         if self.name.startswith("plain_"):
             text = (ROOT / "benchmarks/plain.py").read_text("utf-8").split('"""', 2)[2]
         else:
-            text = json.dumps(yaml.safe_load((ROOT / "configs" / f"{self.name}.yaml").read_text("utf-8")))
+            config, options = ARITHMETIC.get(self.name, (self.name, ""))
+            text = json.dumps(yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))) + options
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -65,6 +73,7 @@ GROUPS = (
     [Recipe(name, "hotdog", 224) for name in ("hotdog", "hotdog_book", "plain_book")],
     [Recipe(name, "fashion", 64) for name in ("hotdog", "image_folder", "hotdog_book")],
     [Recipe(name, "hotdog", 224) for name in (*CONFIGS, *PLAIN) if name not in ("hotdog", "hotdog_book", "plain_book")],
+    [Recipe(name, "hotdog", 128) for name in ARITHMETIC],
 )
 
 
@@ -146,6 +155,7 @@ def tables(records: list[dict]) -> dict[str, str]:
     hotdog, fashion = ([r for r in records if r["data"] == data] for data in ("hotdog", "fashion"))
     return {
         "recipes": table(hotdog, names_in(hotdog), SIZES),
+        "arithmetic": table(hotdog, ["image_folder", *ARITHMETIC], (128,)),
         "fashion": table(fashion, [recipe.name for recipe in GROUPS[2]], (64,)),
     }
 

@@ -209,3 +209,14 @@ def test_the_peers_own_packages_are_pinned(compare):
         pins = compare.materials.pins(tool)
         assert tool in pins and not {"torch", "torchvision", "numpy"} & pins.keys()
     assert subprocess.run([sys.executable, BENCHMARKS / "compare.py", "--help"], capture_output=True).returncode == 0
+
+
+def test_what_was_measured_on_another_machine_is_marked_and_not_compared(compare):
+    documents = importlib.import_module("compare_documents")
+    ours, there = record("head", "finetune", seconds=10.0), record("head", "plain", seconds=20.0)
+    table = documents.tables([ours, there], None)["compare_head"]
+    assert "| plain PyTorch, default | 20 | – | – | 0.50 | 1 |" in table
+    elsewhere = {**there, "machine": "another processor"}
+    blocks = documents.tables([ours, elsewhere], None)
+    assert "| plain PyTorch, default (on another processor) | 20 | – | – | – | 1 |" in blocks["compare_head"]
+    assert "head on a processor, 2 cores, 2026-11-21; torch 2.15." in blocks["compare_about"]
