@@ -99,15 +99,17 @@ def train(run: Run, place: tools.Place) -> dict:
 
 def predict(run: Run, place: tools.Place, model: Path, folders: dict[int, Path]) -> dict:
     """Return what classifying a few and many pictures took; their difference knows nothing of the start."""
-    seconds, command = {}, []
+    seconds, memory, command = {}, 0.0, []
     for num, folder in folders.items():
         command = tools.predict(run.tool, folder, model, place)
         variables = {**tools.variables(place), "FINETUNE_CACHE": str(place.out / f"cache_{num}")}
-        seconds[num] = measure.run(command, variables, place.out / "clock.txt")["seconds"]
+        done = measure.run(command, variables, place.out / "clock.txt")
+        seconds[num], memory = done["seconds"], done["memory_mb"]
     (few, short), (many, long) = seconds.items()
     shown = shlex.join(command).replace(str(folders[many]), "PICTURES").replace(str(model), "MODEL")
     rate = round((many - few) / (long - short), 1)
-    return {"seconds": round(long, 2), "seconds_few": round(short, 2), "rate": rate, "command": shown}
+    times = {"seconds": round(long, 2), "seconds_few": round(short, 2), "rate": rate}
+    return {**times, "memory_mb": round(memory, 2), "command": shown}  # of the many
 
 
 class Bench:

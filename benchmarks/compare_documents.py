@@ -116,11 +116,15 @@ def until_as_good(fast: Records, accuracy: float) -> list[float]:
 
 def predict_table(records: Records) -> str:
     """Return how fast the tools that predict do so."""
-    lines = ["| | seconds, 800 pictures | pictures/s without the start | n |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| | seconds, 800 pictures | pictures/s without the start | peak memory, MB | n |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     names = {"finetune": "finetune predict", "timm": "timm inference.py", "fastai": "fastai get_preds"}
     for tool in PREDICTING:
         good = [r for r in found(records, "predict", tool) if "seconds" in r]
-        lines.append(f"| {names[tool]} | {cell(good, 'seconds', 1)} | {cell(good, 'rate', 0)} | {len(good)} |")
+        cells = [cell(good, "seconds", 1), cell(good, "rate", 0), cell(good, "memory_mb", 0), str(len(good))]
+        lines.append(f"| {names[tool]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
