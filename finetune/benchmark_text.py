@@ -51,8 +51,9 @@ def text(result: dict[str, Any]) -> str:
         )
     lines += result.get("advice", [])
     for row in result.get("scaling", []):
+        devices = f"{row['devices']} device{'s' * (row['devices'] > 1)}"
         lines.append(
-            f"{row['devices']} devices: {row['rate']:,.0f} pictures/s, {row['speed_up']:.2f} times 1, efficiency "
+            f"{devices}: {row['rate']:,.0f} pictures/s, {row['speed_up']:.2f} times 1, efficiency "
             f"{100 * row['efficiency']:.0f} %" + (" of the shared cores" if about["device_type"] == "cpu" else "")
         )
     return "\n".join(lines)

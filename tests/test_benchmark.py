@@ -67,7 +67,8 @@ def test_numbers_of_devices_are_held_beside_each_other(cli, colours, capsys):
     rows = json.loads(Path("out.json").read_text())["scaling"]
     assert [row["devices"] for row in rows] == [1, 2]
     assert rows[0]["efficiency"] == 1 and rows[1]["rate"] > 0
-    assert "2 devices:" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "\n1 device: " in out and "\n2 devices: " in out
     assert [path.name for path in Path().iterdir()] == ["out.json"]
 
 
