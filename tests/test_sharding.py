@@ -26,14 +26,13 @@ def results(tmp_path_factory) -> dict[int, Path]:
     return {k: launch("sharding_scenarios.py", root / f"world{k}", k, data) for k in (1, 2)}
 
 
-# float64: rounding over 10 steps, far below any mistake; a probe's as in test_ddp.py.
+# float64: rounding over 10 steps, far below any mistake.
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("scenario", ["small", "balanced", "frozen_stages", "batch_norm_uneven", "probe"])
 def test_weights_are_those_of_one_device(results, scenario, mesh):
     alone = load(results[1], f"{scenario}_None")
     for rank in range(2):
-        tolerance = 1e-8 if scenario == "probe" else 1e-10
-        assert distance(alone, load(results[2], f"{scenario}_{mesh}", rank)) <= tolerance
+        assert distance(alone, load(results[2], f"{scenario}_{mesh}", rank)) <= 1e-10
 
 
 def test_training_moved_the_weights(results):
