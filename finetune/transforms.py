@@ -7,7 +7,7 @@ import copy
 import difflib
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import albumentations as A
@@ -19,6 +19,7 @@ ResizeMode = Literal["shorter_side", "squash", "whole"]
 
 # The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same ratio at any size.
 _RESIZE_RATIO = 256 / 224
+_WORDS_OF_PART = 5  # of 64 bits: one for Python's generator, four for NumPy's
 _SET_RANDOM_SEED = (A.BasicTransform.set_random_seed, A.BaseCompose.set_random_seed)
 
 
@@ -59,22 +60,40 @@ def eval_transform(image_size: int, resize: ResizeMode = "shorter_side") -> A.Co
 
 
 def set_random_seed(transform: A.Compose, seed: int) -> None:
-    """Do what `transform.set_random_seed(seed)` does, in half the time: the generators stay, and get their state anew.
+    """Give every part of a pipeline a stream of random numbers of its own: a function of the seed and of its place.
 
-    All parts of a pipeline begin with the same state, each in generators of its own; it is worked out once.
+    albumentations' own `set_random_seed` begins all of them alike, so that they draw the same numbers: colours then
+    change exactly when the picture is flipped. The generators stay and get their state anew, which takes half the time.
+
+    Args:
+        transform: Its parts count in the order in which they are applied, those of nested pipelines included: one more
+            at the end leaves the others as they were.
+        seed: At least 0.
     """
-    state = np.random.default_rng(seed).bit_generator.state
-    parts: list[Any] = [transform]
-    while parts:
-        part = parts.pop()
+    parts = list(_parts(transform))
+    # PCG64 takes its state and, odd, its increment; both come from one hash, as `np.random.default_rng` would have it.
+    words = np.random.SeedSequence(seed).generate_state(_WORDS_OF_PART * len(parts), np.uint64).tolist()
+    for i, part in enumerate(parts):
+        own, high, low, inc_high, inc_low = words[i * _WORDS_OF_PART : (i + 1) * _WORDS_OF_PART]
         if getattr(part.set_random_seed, "__func__", None) not in _SET_RANDOM_SEED:
-            part.set_random_seed(seed)  # has its own way
+            part.set_random_seed(own >> 32)  # has its own way
             continue
-        part.seed = seed
-        part.random_generator.bit_generator.state = state
-        part.py_random.seed(seed)
-        if isinstance(part, A.BaseCompose):
-            parts += [inner for inner in part.transforms if isinstance(inner, (A.BasicTransform, A.BaseCompose))]
+        part.seed = own
+        part.py_random.seed(own)
+        part.random_generator.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low | 1},
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+
+def _parts(transform: A.BasicTransform | A.BaseCompose) -> Iterator[Any]:
+    yield transform
+    if isinstance(transform, A.BaseCompose):
+        for inner in transform.transforms:
+            if isinstance(inner, (A.BasicTransform, A.BaseCompose)):
+                yield from _parts(inner)
 
 
 def build_transform(spec: dict[str, Any]) -> A.BasicTransform:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_resize import assert_alike, picture, pillow
 
-from finetune.transforms import build_transform, eval_transform, set_random_seed, train_transform
+from finetune.transforms import build_transform, eval_transform, train_transform
 
 
 def reference(image: np.ndarray, image_size: int, mode: str) -> np.ndarray:
@@ -172,38 +172,6 @@ def test_a_transform_that_fails_says_so_at_once():
     with pytest.raises(ValueError, match="transforms fail on a picture") as caught:
         train_transform(32, [{"class_path": "RandomCrop", "init_args": {"height": 99, "width": 99}}])
     assert "\n" not in str(caught.value)
-
-
-def states(transform: A.BasicTransform | A.BaseCompose) -> list:
-    parts = [transform.seed, transform.random_generator.bit_generator.state, transform.py_random.getstate()]
-    inside = transform.transforms if isinstance(transform, A.BaseCompose) else []
-    return [*parts, *(state for inner in inside for state in states(inner))]
-
-
-def test_the_fast_way_to_seed_a_pipeline_leaves_the_same_state():
-    def pipeline() -> A.Compose:
-        inner = A.OneOf([A.GaussNoise(p=1), A.Sequential([A.GaussNoise(p=1), A.ColorJitter(p=0.5)])], p=0.9)
-        return A.Compose([A.RandomResizedCrop((32, 32)), A.HorizontalFlip(), inner])
-
-    fast, slow, image = pipeline(), pipeline(), picture(40, 50)
-    for seed in (0, 1, 2**32 - 1, 5, 5):
-        set_random_seed(fast, seed)
-        slow.set_random_seed(seed)
-        assert states(fast) == states(slow) and len(states(fast)) == 3 * 8
-        np.testing.assert_array_equal(fast(image=image)["image"], slow(image=image)["image"])
-        assert states(fast) == states(slow)  # each part drew from a generator of its own
-    set_random_seed(fast, 6)
-    assert states(fast) != states(slow)
-
-
-def test_a_transform_with_a_way_of_its_own_is_seeded_in_it():
-    class Own(A.HorizontalFlip):
-        def set_random_seed(self, seed: int | None) -> None:
-            super().set_random_seed(None if seed is None else seed + 1)
-
-    transform = A.Compose([Own(), A.HorizontalFlip()])
-    set_random_seed(transform, 4)
-    assert [part.seed for part in transform.transforms] == [5, 4]
 
 
 def test_opencv_starts_no_threads_of_its_own():
