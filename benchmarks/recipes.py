@@ -6,10 +6,12 @@
 Each run is a command of its own, `finetune fit` or `benchmarks/plain.py`. Its result is added to
 benchmarks/recipes.json as soon as it is there, and is not run again unless its config changes: stop at any time, start
 again to go on.
-`--document` only writes the documents from what is recorded.
+`--document` only writes the documents from what is recorded. `--paired A B --image_size N` holds two recipes against
+each other, picture by picture, seed by seed.
 """
 
 import argparse
+import csv
 import hashlib
 import json
 import os
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,21 +111,59 @@ def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
         )
         seconds = time.perf_counter() - started
         if recipe.name.startswith("plain_"):
-            result = {"accuracy": json.loads(done.stdout.splitlines()[-1])["accuracy"]}
+            printed = json.loads(done.stdout.splitlines()[-1])
+            result, right = {"accuracy": printed["accuracy"]}, printed["right"]
         else:
-            test = json.loads(next(Path(folder).glob("fit/version_0/test.json")).read_text("utf-8"))
+            run = next(Path(folder).glob("fit/version_0"))
+            test = json.loads((run / "test.json").read_text("utf-8"))
             result = {name: round(test[f"test/{name}"], 5) for name in ("accuracy", "calibration_error", "loss")}
+            right = predicted_right(program[0], run / "checkpoints/best.ckpt", f"{root}/test", f"{folder}/rows.csv")
     return {
         "name": recipe.name,
         "data": recipe.data,
         "image_size": recipe.image_size,
         "seed": seed,
         **result,
+        "right": as_text(right),
         "seconds": round(seconds, 1),
         "command": shlex.join(shown),
         "fingerprint": recipe.fingerprint(),
         **where_and_when(),
     }
+
+
+def predicted_right(program: str, checkpoint: Path, pictures: str, output: str) -> list[int]:
+    """Return for each picture of a folder of class folders whether a checkpoint is right, in the order of the paths."""
+    options = ["--ckpt_path", str(checkpoint), "--data.predict", pictures, "--output", output]
+    subprocess.run([program, "predict", *options], stdout=subprocess.DEVNULL, check=True)
+    with open(output, encoding="utf-8", newline="") as file:
+        return [int(Path(row["path"]).parent.name == row["class"]) for row in csv.DictReader(file)]
+
+
+def as_text(right: Sequence[int]) -> str:
+    """Return four pictures a letter, in hexadecimal; the last is filled up with zeros."""
+    bits = "".join(map(str, right))
+    return "".join(f"{int(bits[i : i + 4].ljust(4, '0'), 2):x}" for i in range(0, len(bits), 4))
+
+
+def paired(records: list[dict], names: Sequence[str], data: str, image_size: int) -> str:
+    """Return how two recipes differ on the same pictures: by McNemar's exact test."""
+    from scipy.stats import binomtest
+
+    lines, sums = [], [0, 0]
+    for seed in SEEDS:
+        found = [key(r) for name in names for r in records if key(r) == (name, data, image_size, seed) and "right" in r]
+        if len(found) < 2:
+            continue
+        a, b = (int(next(r for r in records if key(r) == k)["right"], 16) for k in found)
+        only = ((a & ~b).bit_count(), (b & ~a).bit_count())
+        sums = [sums[0] + only[0], sums[1] + only[1]]
+        lines.append((f"seed {seed}", *only))
+    lines.append(("all seeds", *sums))
+    return "\n".join(
+        f"{what}: only {names[0]} right {a}, only {names[1]} right {b}, p = {binomtest(a, max(1, a + b)).pvalue:.3f}"
+        for what, a, b in lines
+    )
 
 
 def write_fashion_folder(source: str, root: Path, train: int = 200, test: int = 100) -> Path:
@@ -177,8 +218,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of recipes; all without it")
     parser.add_argument("--image_size", type=int, help="only this size")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument("--paired", nargs=2, metavar="NAME", help="hold two recipes against each other; run nothing")
     parser.add_argument("--document", action="store_true", help="run nothing")
     args = parser.parse_args()
+    if args.paired:
+        print(paired(valid(load(RECORDS)), args.paired, "hotdog", args.image_size or SIZES[0]))
+        return
     has_failed = False
     deadline = time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as folder:

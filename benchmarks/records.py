@@ -2,9 +2,11 @@
 
 import datetime
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import finetune
 from finetune.machine import num_cores, processor
 from finetune.runs import replace_text
 
@@ -26,5 +28,15 @@ def where_and_when() -> dict[str, str]:
     return {
         "machine": f"{processor()}, {num_cores()} cores",
         "torch": str(torch.__version__),
+        "commit": commit(),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def commit() -> str:
+    """Return which code is measured: the commit, with a `+` where the tree differs from it; our version without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=9", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return finetune.__version__

@@ -162,3 +162,17 @@ def test_very_many_files_are_made_scanned_and_reported(monkeypatch, tmp_path):
     many_files.make(tmp_path, 100)
     assert many_files.measure(str(tmp_path))["files"] == 100
     assert all(r["bytes"] <= 200 and r["scan"] + r["fingerprint"] < 60 for r in found)  # the targets
+
+
+def test_two_recipes_are_held_against_each_other_on_the_same_pictures(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    recipes = importlib.import_module("recipes")
+    assert [recipes.as_text(right) for right in ([1, 0, 1, 0], [1], [0, 0, 0, 1, 1, 1, 1, 1])] == ["a", "8", "1f"]
+    rights = {("a", 0): [1, 1, 1, 0, 0, 1], ("b", 0): [1, 0, 0, 0, 1, 0], ("a", 1): [1, 1], ("b", 1): [1, 0]}
+    common = {"data": "hotdog", "image_size": 128}
+    records = [{"name": n, "seed": s, "right": recipes.as_text(r), **common} for (n, s), r in rights.items()]
+    assert recipes.paired(records, ["a", "b"], "hotdog", 128).splitlines() == [
+        "seed 0: only a right 3, only b right 1, p = 0.625",  # 2 * (1 + 4) / 16
+        "seed 1: only a right 1, only b right 0, p = 1.000",
+        "all seeds: only a right 4, only b right 1, p = 0.375",  # 2 * (1 + 5) / 32
+    ]
