@@ -31,9 +31,17 @@ def values(results: Records, name: str) -> list[float]:
 def cell(results: Records, name: str, digits: int) -> str:
     """Return median and extremes, the one value where there is one, a dash where there is none."""
     numbers = values(results, name)
+    if name == "accuracy" and len(set(numbers)) == 1:  # repeated with one seed: no spread that says anything
+        numbers = numbers[:1]
     if len(numbers) > 1:
         return spread(numbers, digits)
     return f"{numbers[0]:,.{digits}f}" if numbers else "–"
+
+
+def when(results: Records) -> str:
+    """Return when a row was measured, and with which of our commits."""
+    ours = {r["commit"] for r in results if r["tool"] == "finetune" and "commit" in r}
+    return ", ".join([*sorted({r["date"][5:] for r in results}), *sorted(ours)])
 
 
 def machines(results: Records) -> set[str]:
@@ -56,7 +64,7 @@ def table(records: Records, experiment: str, columns: Sequence[tuple[str, str, i
         columns: Heading, name in the record and digits of each.
         compared: Name in the record of what the last column divides: that of `finetune fit` by this row's.
     """
-    heads = ["", *(heading for heading, _, _ in columns), "ours ÷ this", "n"]
+    heads = ["", *(heading for heading, _, _ in columns), "ours ÷ this", "n", "measured"]
     lines = ["| " + " | ".join(heads) + " |", "| --- |" + " --- |" * (len(heads) - 1)]
     ours = found(records, experiment, "finetune")
     for tool, setting, name in rows():
@@ -66,7 +74,9 @@ def table(records: Records, experiment: str, columns: Sequence[tuple[str, str, i
             cells = [cell(good, key, digits) for _, key, digits in columns]
             if machines(good) != machines(ours):
                 name += f" (on {', '.join(sorted(machines(good)))})"
-            lines.append(f"| {name} | {' | '.join(cells)} | {ratio(ours, good, compared)} | {len(good)} |")
+            lines.append(
+                f"| {name} | {' | '.join(cells)} | {ratio(ours, good, compared)} | {len(good)} | {when(good)} |"
+            )
         else:
             reason = CANNOT.get((experiment, tool)) or (
                 f"failed: `{results[0]['failed']}`" if results else "not measured"
@@ -81,8 +91,8 @@ def fast_table(records: Records, best: tuple[str, str] | None) -> str:
     And when it had been as accurate as that peer is at its end, at the latest.
     """
     lines = [
-        "| | seconds, whole job | accuracy | hotdog_fast.yaml's time to it, seconds | this ÷ that | n |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| | seconds, whole job | accuracy | hotdog_fast.yaml's time to it, seconds | this ÷ that | n | measured |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     fast = [r for r in found(records, "fast", "finetune") if "seconds" in r]
     shown = [
@@ -103,7 +113,7 @@ def fast_table(records: Records, best: tuple[str, str] | None) -> str:
         if until:
             ratio_of_times = statistics.median(values(good, "seconds")) / statistics.median(until)
             times = [spread(until, 0), f"{ratio_of_times:.1f}"]
-        cells = [cell(good, "seconds", 0), cell(good, "accuracy", 3), *times, str(len(good))]
+        cells = [cell(good, "seconds", 0), cell(good, "accuracy", 3), *times, str(len(good)), when(good)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -117,13 +127,19 @@ def until_as_good(fast: Records, accuracy: float) -> list[float]:
 def predict_table(records: Records) -> str:
     """Return how fast the tools that predict do so."""
     lines = [
-        "| | seconds, 800 pictures | pictures/s without the start | peak memory, MB | n |",
-        "| --- | --- | --- | --- | --- |",
+        "| | seconds, 800 pictures | pictures/s without the start | peak memory, MB | n | measured |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     names = {"finetune": "finetune predict", "timm": "timm inference.py", "fastai": "fastai get_preds"}
     for tool in PREDICTING:
         good = [r for r in found(records, "predict", tool) if "seconds" in r]
-        cells = [cell(good, "seconds", 1), cell(good, "rate", 0), cell(good, "memory_mb", 0), str(len(good))]
+        cells = [
+            cell(good, "seconds", 1),
+            cell(good, "rate", 0),
+            cell(good, "memory_mb", 0),
+            str(len(good)),
+            when(good),
+        ]
         lines.append(f"| {names[tool]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -21,7 +21,12 @@ def compare(tmp_path, monkeypatch):
 
 
 def record(experiment, tool, setting="default", repeat=0, **result) -> dict:
-    about = {"versions": {"torch": "2.15"}, "machine": "a processor, 2 cores", "date": "2026-11-21"}
+    about = {
+        "versions": {"torch": "2.15"},
+        "commit": "abc1234",
+        "machine": "a processor, 2 cores",
+        "date": "2026-11-21",
+    }
     return {"experiment": experiment, "tool": tool, "setting": setting, "repeat": repeat, **result, **about}
 
 
@@ -167,25 +172,28 @@ def test_tables_say_what_was_recorded_and_what_was_not(compare, tmp_path):
     tables = documents.tables(records, ("timm", "best"))
     lines = tables["compare_throughput"].partition("\n\n")[0].splitlines()
     assert tables["compare_throughput"].endswith("(compare.png)")
+    ours = "400 (380 to 420) | 100 (100 to 100) | 5.0 (5.0 to 5.0) | 900 (900 to 900) | 1.00 | 3 | 11-21, abc1234"
+    assert f"| finetune fit | {ours} |" in lines
+    assert "| timm train.py, best | 200 | – | 7.0 | – | 2.00 | 1 | 11-21 |" in lines
+    assert "| fastai, default | failed: `ValueError: a / b` | | | | | | |" in lines
     assert (
-        "| finetune fit | 400 (380 to 420) | 100 (100 to 100) | 5.0 (5.0 to 5.0) | 900 (900 to 900) | 1.00 | 3 |"
-        in lines
-    )
-    assert "| timm train.py, best | 200 | – | 7.0 | – | 2.00 | 1 |" in lines
-    assert "| fastai, default | failed: `ValueError: a / b` | | | | | |" in lines
-    assert (
-        "| timm train.py, default | `train.py` has no option that freezes | | | | |"
+        "| timm train.py, default | `train.py` has no option that freezes | | | | | |"
         in tables["compare_head"].splitlines()
     )
     # It was as good after 20 of its 30 seconds.
-    assert "| fastest peer: timm train.py, best | 90 | 0.800 | 20 (20 to 20) | 4.5 | 1 |" in tables["compare_fast"]
     assert (
-        "| fastest peer with its defaults: timm train.py | 180 | 0.700 | 18 (18 to 18) | 10.0 | 1 |"
+        "| fastest peer: timm train.py, best | 90 | 0.800 | 20 (20 to 20) | 4.5 | 1 | 11-21 |" in tables["compare_fast"]
+    )
+    assert (
+        "| fastest peer with its defaults: timm train.py | 180 | 0.700 | 18 (18 to 18) | 10.0 | 1 | 11-21 |"
         in tables["compare_fast"]
     )
     never = [*records[:-4], record("fast", "finetune", seconds=30, accuracy=0.7, epochs=[[30, 0.7]]), records[-1]]
-    assert "timm train.py, best | 90 | 0.800 | – | – | 1 |" in documents.tables(never, ("timm", "best"))["compare_fast"]
-    assert {line.count("|") for line in lines} == {8}
+    assert (
+        "timm train.py, best | 90 | 0.800 | – | – | 1 | 11-21 |"
+        in documents.tables(never, ("timm", "best"))["compare_fast"]
+    )
+    assert {line.count("|") for line in lines} == {9}
     documents.draw(records, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size > 5000
     # The control: another record, another table.
@@ -215,8 +223,16 @@ def test_what_was_measured_on_another_machine_is_marked_and_not_compared(compare
     documents = importlib.import_module("compare_documents")
     ours, there = record("head", "finetune", seconds=10.0), record("head", "plain", seconds=20.0)
     table = documents.tables([ours, there], None)["compare_head"]
-    assert "| plain PyTorch, default | 20 | – | – | 0.50 | 1 |" in table
+    assert "| plain PyTorch, default | 20 | – | – | 0.50 | 1 | 11-21 |" in table
     elsewhere = {**there, "machine": "another processor"}
     blocks = documents.tables([ours, elsewhere], None)
-    assert "| plain PyTorch, default (on another processor) | 20 | – | – | – | 1 |" in blocks["compare_head"]
+    assert "| plain PyTorch, default (on another processor) | 20 | – | – | – | 1 | 11-21 |" in blocks["compare_head"]
     assert "head on a processor, 2 cores, 2026-11-21; torch 2.15." in blocks["compare_about"]
+
+
+def test_runs_of_one_seed_have_no_spread_of_accuracy(compare):
+    documents = importlib.import_module("compare_documents")
+    ours = [record("job", "finetune", repeat=i, seconds=10.0 + i, accuracy=0.8) for i in range(3)]
+    assert "| finetune fit | 11 (10 to 12) | 0.800 |" in documents.tables(ours, None)["compare_job"]
+    ours[0]["accuracy"] = 0.7
+    assert "| finetune fit | 11 (10 to 12) | 0.800 (0.700 to 0.800) |" in documents.tables(ours, None)["compare_job"]
