@@ -23,7 +23,7 @@ import torchvision
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 import finetune
 from finetune.cache import num_reads
@@ -34,6 +34,7 @@ from finetune.packed import unfinished
 from finetune.pictures import Collate, FileReader, GreyReader
 from finetune.sampling import share
 from finetune.sharding import is_sharded
+from finetune.workers import Loader
 
 if TYPE_CHECKING:
     from finetune.classifier import Classifier
@@ -201,7 +202,7 @@ def _fill(model: "Classifier", data: "PictureData", split: str, frozen: nn.Modul
     options = data.worker_options(num_at_once)
     if "bf16" in str(model.trainer.precision):  # which rounds more than folding does: float32 stays what it was
         frozen = folded(frozen)
-    loader = DataLoader(pictures, batch_sampler=batches, collate_fn=Collate(data.image_size), **options)
+    loader = Loader(pictures, batch_sampler=batches, collate_fn=Collate(data.image_size), **options)
     console = Console(stderr=True)
     hidden = not console.is_terminal or not model.trainer.is_global_zero
     shown = track(loader, "computing what is frozen", len(batches), console=console, transient=True, disable=hidden)

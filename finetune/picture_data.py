@@ -23,7 +23,7 @@ from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
 from finetune.sharding import batch_share
 from finetune.transfer import Transfer
 from finetune.transforms import ResizeMode, eval_transform, train_transform
-from finetune.workers import automatic_workers, check_shared_memory, start_worker
+from finetune.workers import Loader, automatic_workers, check_shared_memory, start_worker
 
 # Lightning can't know that ours gives every picture.
 warnings.filterwarnings("ignore", message="You are using a custom batch sampler `EvalBatches`")
@@ -169,7 +169,7 @@ class PictureData(pl.LightningDataModule):
         dataset = self.pictures(split, train or self._has_views(split))
         options = self.worker_options(math.ceil(self.batch_size / world_size))
         options["persistent_workers"] = options["num_workers"] > 0 and split in ("train", "val")
-        loader = DataLoader(dataset, batch_sampler=batches, collate_fn=Collate(self.image_size), **options)
+        loader = Loader(dataset, batch_sampler=batches, collate_fn=Collate(self.image_size), **options)
         if split == "val" and options["persistent_workers"]:
             # Its processes start now: forked later, they would hold every page that training has touched, and the
             # system would have to copy each as soon as training writes to it again.

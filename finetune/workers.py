@@ -1,19 +1,24 @@
 """The processes that read pictures: how many, with how much shared memory, and what they do first."""
 
+import multiprocessing
 import os
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch.utils.data import DataLoader
 
 from finetune.machine import num_cores
 
 _SHARED_MEMORY = Path("/dev/shm")
 _BATCHES_AHEAD = 3  # of each worker: two that the loader asks for ahead, and the one that training holds
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def automatic_workers(trainer: pl.Trainer | None) -> int:
@@ -47,14 +52,44 @@ def check_shared_memory(num_workers: int, batch_bytes: int) -> None:
         )
 
 
+class Loader(DataLoader):
+    """A DataLoader whose workers end when the main process wants it or is gone, and never by another's signal.
+
+    Ctrl-C in a terminal, one that closes, and a scheduler's SIGTERM reach every process of a job: the main one decides
+    what becomes of it, and needs its workers until then.
+    """
+
+    def __iter__(self) -> Any:
+        # A signal that met a process just forked would find the main one's handlers there.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def start_worker(worker_id: int) -> None:
     """Prepare a process that reads pictures."""
     torch.set_num_threads(1)
     sys.excepthook = _tell_unless_left
-    # Ctrl-C in a terminal and SIGTERM to a whole job reach every process; the main one decides when its workers end.
-    # It does so by SIGTERM too if need be: only the first is ignored.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    main = multiprocessing.parent_process()
+    assert main is not None, "only a process that multiprocessing has started is a worker"
+    for signum in _SIGNALS - {signal.SIGTERM}:
+        signal.signal(signum, signal.SIG_IGN)
+    if hasattr(signal, "sigtimedwait"):  # not on macOS, where any SIGTERM ends a worker
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with, args=(main,), name="end-with-main", daemon=True).start()
+
+
+def _end_with(main: Any) -> None:
+    # Python's exit and a DataLoader that gives up send SIGTERM, then wait for as long as it takes; a handler would not
+    # be told who has sent it. A main process that was killed says nothing.
+    parent = os.getppid()  # the main process or the one that forks for it; younger workers keep it alive to `is_alive`
+    while main.is_alive() and os.getppid() == parent:
+        signum = signal.sigtimedwait({signal.SIGTERM}, 1)
+        if signum is not None and signum.si_pid == main.pid:
+            break
+    os._exit(0)  # with another code the DataLoader would report a worker that failed
 
 
 def _tell_unless_left(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -1,17 +1,28 @@
-"""How many processes read pictures, with what memory, and that they leave signals alone."""
+"""How many processes read pictures, with what memory, and whose signals they obey."""
 
+import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.resource_sharer import _resource_sharer
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from finetune import workers
-from finetune.workers import automatic_workers, check_shared_memory, start_worker
+from finetune.workers import Loader, automatic_workers, check_shared_memory, start_worker
+
+FORK = multiprocessing.get_context("fork")
 
 
 def trainer(device: str, num_devices: int) -> SimpleNamespace:
@@ -47,39 +58,108 @@ def test_shared_memory_must_hold_all_batches_on_their_way(monkeypatch, tmp_path)
     check_shared_memory(3, batch)
 
 
-def test_workers_leave_signals_to_the_main_process(monkeypatch):
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+def worked(start, pipe) -> None:
+    start(0)
+    pipe.send(torch.get_num_threads())
+    time.sleep(60)
+
+
+def started(start=start_worker) -> tuple[BaseProcess, Connection]:
+    """A worker, and a pipe that ends with it."""
+    ours, its = FORK.Pipe(duplex=False)
+    worker = FORK.Process(target=worked, args=(start, its), daemon=True)
+    worker.start()
+    its.close()
+    assert ours.poll(30) and ours.recv() == 1
+    return worker, ours
+
+
+def has_ended(pipe: Connection, seconds: float = 5) -> bool:
+    """Whether all processes that hold the other end have."""
+    if not pipe.poll(seconds):
+        return False
+    with pytest.raises(EOFError):
+        pipe.recv()
+    return True
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_workers_obey_the_main_process_alone(signum):
+    worker, pipe = started()
+    for _ in range(2):  # a job's scheduler may send it to every process, and again
+        subprocess.run(["kill", f"-{int(signum)}", str(worker.pid)], check=True)
+        assert not has_ended(pipe, 0.2)
+    worker.terminate()  # as multiprocessing does at exit, before it waits without a limit
+    worker.join(5)
+    assert worker.exitcode == 0  # else the DataLoader reports a failure
+
+
+def start_worker_that_ignores_the_first_sigterm(worker_id: int) -> None:
+    """Control: it can't tell a scheduler's from the main process's."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def test_control_of_the_main_process_alone():
+    worker, pipe = started(start_worker_that_ignores_the_first_sigterm)
+    worker.terminate()
+    assert not has_ended(pipe, 1)
+    worker.kill()
+
+
+def test_workers_end_with_a_main_process_that_is_killed():
+    ours, its = FORK.Pipe(duplex=False)
+
+    def main() -> None:
+        ours.close()
+        for _ in range(3):  # each also holds its elder brothers' pipes
+            worker = FORK.Process(target=worked, args=(start_worker, its), daemon=True)
+            worker.start()
+        time.sleep(60)
+
+    process = FORK.Process(target=main)
+    process.start()
+    its.close()
+    for _ in range(3):
+        assert ours.poll(30) and ours.recv() == 1
+    process.kill()
+    assert has_ended(ours)
+
+
+@pytest.mark.parametrize("kind", [Loader, DataLoader])
+def test_a_worker_obeys_from_its_first_moment(kind, monkeypatch):
+    """It is forked with the handlers of the main process, which may swallow the one SIGTERM."""
+    original = signal_handling._set_worker_signal_handlers  # the first that a worker does
+    monkeypatch.setattr(signal_handling, "_set_worker_signal_handlers", lambda: time.sleep(1) or original())
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        start_worker(0)
-        assert torch.get_num_threads() == 1
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        os.kill(os.getpid(), signal.SIGTERM)  # ignored: a job's scheduler sends it to every process
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # the next one, from the main process, is not
+        iterator: Any = iter(kind([0], num_workers=1, worker_init_fn=start_worker, multiprocessing_context="fork"))
+        (worker,) = iterator._workers
+        worker.terminate()
+        worker.join(3)
+        assert worker.is_alive() == (kind is DataLoader)  # the control
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+        worker.kill()
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
-_LEFT = """
-import socket, sys, time
-from multiprocessing.resource_sharer import _resource_sharer
-from finetune.workers import start_worker
-if sys.argv[1] == "ours":
-    start_worker(0)
-address, _ = _resource_sharer.register(None, None)  # starts the thread that hands batches over
-main_process = socket.socket(socket.AF_UNIX)
-main_process.connect(address)
-main_process.recv(4)  # they have begun to talk
-main_process.close()
-time.sleep(0.5)
-"""
+def left(start, told) -> None:
+    os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT), 2)
+    sys.stderr, sys.excepthook = sys.__stderr__, sys.__excepthook__
+    start(0)
+    address, _ = _resource_sharer.register(None, None)  # starts the thread that hands batches over
+    with socket.socket(socket.AF_UNIX) as main_process:
+        main_process.connect(address)
+        main_process.recv(4)  # they have begun to talk
+    time.sleep(0.5)
 
 
-def test_a_worker_that_is_left_while_it_hands_over_a_batch_says_nothing():
-    told = {
-        way: subprocess.run([sys.executable, "-c", _LEFT, way], capture_output=True, text=True, timeout=60).stderr
-        for way in ("ours", "without")
-    }
+def test_a_worker_that_is_left_while_it_hands_over_a_batch_says_nothing(tmp_path):
+    told = {}
+    for name, start in {"ours": start_worker, "without": lambda worker_id: None}.items():
+        worker = FORK.Process(target=left, args=(start, tmp_path / name))
+        worker.start()
+        worker.join(60)
+        told[name] = (tmp_path / name).read_text()
     assert told["ours"] == ""
     assert "resource_sharer.py" in told["without"]
