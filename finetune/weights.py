@@ -38,14 +38,14 @@ class Pretrained:
     state: dict[str, Tensor]
     class_names: list[str] | None  # one for each row of the source classifier's head
     origin: str  # for messages
-    mean: tuple[float, ...] | None = None  # the normalisation that torchvision states for its weights
-    std: tuple[float, ...] | None = None
+    mean: Tensor | None = None  # (3, 1, 1) in grey levels: the normalisation that they state
+    std: Tensor | None = None
 
     def write_normalization(self, mean: Tensor, std: Tensor) -> None:
         """Write the normalisation, where these weights state one, to buffers (3, 1, 1) in grey levels."""
         for buffer, values in ((mean, self.mean), (std, self.std)):
-            if values:
-                buffer.copy_(255 * torch.tensor(values).view(3, 1, 1))
+            if values is not None:
+                buffer.copy_(values)
 
 
 def read_weights(weights: str, backbone: str) -> Pretrained:
@@ -82,9 +82,11 @@ def _read_published(weights: Any) -> Pretrained:
         with nullcontext() if path.exists() else one_at_a_time(path):
             state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError) as error:  # RuntimeError is what torch.hub raises for a wrong hash
-        raise OSError(f"can't download {weights} ({error}): put {weights.url} at {path} by hand") from error
+        hint = f"give other weights with --model.weights FILE, null for none, or: put {weights.url} at {path} by hand"
+        raise OSError(f"can't download {weights} ({error}); {hint}") from error
     preset = weights.transforms()
-    return Pretrained(_tidy(state), weights.meta["categories"], str(weights), tuple(preset.mean), tuple(preset.std))
+    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (preset.mean, preset.std))
+    return Pretrained(_tidy(state), weights.meta["categories"], str(weights), mean, std)
 
 
 def _read_safetensors(path: Path) -> Pretrained:
@@ -109,8 +111,14 @@ def _read_torch(path: Path) -> Pretrained:
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
     if not (isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())):
         raise ValueError(f"{path} is not a state dict: it holds something else than named tensors")
-    class_names = content.get("hyper_parameters", {}).get("class_names")  # in a checkpoint of ours
-    return Pretrained(_tidy(state), class_names, str(path))
+    settings = content.get("hyper_parameters")  # in a checkpoint of ours
+    if not isinstance(settings, dict):
+        return Pretrained(_tidy(state), None, str(path))
+    mean, std = state.get("mean"), state.get("std")
+    for name, value in (("mean", mean), ("std", std)):
+        if value is not None and value.shape != (3, 1, 1):
+            raise ValueError(f"{path} is no checkpoint of ours: its {name} has the shape {tuple(value.shape)}")
+    return Pretrained(_tidy(state), settings.get("class_names"), str(path), mean, std)
 
 
 def _tidy(state: dict[str, Tensor]) -> dict[str, Tensor]:

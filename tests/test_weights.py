@@ -222,7 +222,25 @@ def test_published_weights_come_with_names_and_normalisation(name, published):
     read = read_weights(name, SMALL)
     assert read.state["features.0.0.weight"].equal(random_state(SMALL, 7)["features.0.0.weight"])
     assert (read.class_names, read.origin) == (CATEGORIES, "Tiny_Weights.IMAGENET1K_V1")
-    assert (read.mean, read.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    for value, expected in (read.mean, (0.485, 0.456, 0.406)), (read.std, (0.229, 0.224, 0.225)):
+        assert value.equal(255 * torch.tensor(expected).view(3, 1, 1))  # as in `Classifier`, bit for bit
+
+
+def test_our_own_checkpoint_brings_its_normalisation(tmp_path):
+    mean, std = torch.tensor([[[1.5]], [[2.5]], [[0.1]]]), torch.tensor([[[51.0]], [[5.1]], [[0.3]]])
+    state = {f"network.{key}": value for key, value in random_state(SMALL, 3).items()} | {"mean": mean, "std": std}
+    torch.save({"state_dict": state, "hyper_parameters": {"class_names": ["a", "b", "c"]}}, tmp_path / "our.ckpt")
+    read = read_weights(str(tmp_path / "our.ckpt"), SMALL)
+    buffers = torch.zeros(3, 1, 1), torch.zeros(3, 1, 1)
+    read.write_normalization(*buffers)
+    assert buffers[0].equal(mean) and buffers[1].equal(std) and "mean" not in read.state
+    load_weights(network(SMALL), read)
+    for name, value in ("mean", torch.zeros(4)), ("std", torch.zeros(())):
+        torch.save({"state_dict": {**state, name: value}, "hyper_parameters": {}}, tmp_path / "odd.ckpt")
+        with pytest.raises(ValueError, match=f"odd.ckpt is no checkpoint of ours: its {name} has the shape"):
+            read_weights(str(tmp_path / "odd.ckpt"), SMALL)
+    torch.save(state, tmp_path / "plain.pt")  # says nothing of who made it: its buffers may be in any unit
+    assert read_weights(str(tmp_path / "plain.pt"), SMALL).mean is None
 
 
 def test_no_network_says_where_to_put_the_file(published, monkeypatch):
@@ -234,6 +252,7 @@ def test_no_network_says_where_to_put_the_file(published, monkeypatch):
     with pytest.raises(OSError) as caught:
         read_weights("DEFAULT", SMALL)
     assert str(caught.value).endswith(f": put https://models.invalid/{target.name} at {target} by hand")
+    assert "give other weights with --model.weights FILE" in str(caught.value)
     assert "no route to host" in str(caught.value) and "\n" not in str(caught.value)
 
 
