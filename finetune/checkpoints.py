@@ -15,6 +15,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 import finetune
 from finetune.runs import Run
+from finetune.safe_load import load_safely
 from finetune.signals import Interrupted, SignalFlag
 
 _KEYS = {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
@@ -45,7 +46,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         _sync_folder(target.parent)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
-        return _load(path)
+        return load_safely(path)
 
 
 def origin(trainer: pl.Trainer) -> dict[str, Any]:
@@ -79,20 +80,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         FileNotFoundError: There is no such file.
         ValueError: It is no checkpoint of ours.
     """
-    checkpoint = _load(path)
+    checkpoint = load_safely(path)
     if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _KEYS:
         raise ValueError(f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights")
     return checkpoint
-
-
-def _load(path: str | Path) -> Any:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}")
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises half a dozen types for a file that is not its own
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{str(path)!r} is not a checkpoint that can be loaded safely: {reason}") from error
 
 
 class Checkpoints(Checkpoint):

@@ -4,13 +4,15 @@ import glob
 import hashlib
 import logging
 import os
+import tarfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from finetune.decode import IMAGE_SUFFIXES
+from finetune.decode import IMAGE_SUFFIXES, stored_size
 from finetune.pictures import PathList
 
 log = logging.getLogger(__name__)
@@ -102,6 +104,7 @@ def files_to_predict(pattern: str) -> PathList:
             paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
         missing = f"the list {pattern!r} names no pictures"
     elif os.path.isfile(pattern):
+        _check_not_many(pattern)
         paths, missing = PathList([pattern]), ""
     else:
         paths = PathList(path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path))
@@ -109,6 +112,14 @@ def files_to_predict(pattern: str) -> PathList:
     if not len(paths):
         raise FileNotFoundError(missing)
     return paths
+
+
+def _check_not_many(path: str) -> None:
+    """Refuse a file that stands for many pictures; another one that is none is told of in its row."""
+    if path.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")):
+        raise ValueError(f"{path!r} is a table: a list of pictures is a .txt file with a path on each line")
+    if not any(stored_size(path)) and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
+        raise ValueError(f"{path!r} is an archive: unpack it, and give the folder")
 
 
 def stratified(labels: np.ndarray, fractions: Sequence[float], seed: int) -> list[np.ndarray]:

@@ -82,7 +82,7 @@ class Pictures(Dataset[dict[str, Any]]):
             picture = self.read(index)
         except DecodeError as error:
             if self.on_bad_image == "error":
-                raise
+                raise DecodeError(f"{error}; --data.on_bad_image skip leaves out what can't be decoded") from error
             return {**item, "error": str(error)}
         try:
             image = self._transformed(picture, epoch, index)

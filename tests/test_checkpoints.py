@@ -3,12 +3,14 @@
 import errno
 import os
 import pickle
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, is_finished, link, read_checkpoint
 from finetune.runs import Run
@@ -190,6 +192,34 @@ def test_a_file_that_is_no_checkpoint_is_named_in_a_line_and_not_run(tmp_path, k
         read_checkpoint(path)
     assert repr(str(path)) in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("photo.jpg", r"begins with b'\xff\xd8\xff\xe0"),
+        ("fit.yaml", "begins with b'model:"),
+        ("other.zip", "an archive of something else"),
+        ("empty", "it is empty"),
+        ("code", "holds io.open, which is neither a tensor nor a plain value"),
+        ("folder", "it is a folder; give the file in it"),
+    ],
+)
+def test_what_was_given_instead_is_said_and_never_to_load_it_unsafely(tmp_path, name, reason):
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.jpg")
+    (tmp_path / "fit.yaml").write_text("model:\n  backbone: resnet18\n")
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    shutil.make_archive(str(tmp_path / "other"), "zip", tmp_path, "fit.yaml")
+    torch.save({**state(1), "extra": Code(tmp_path / "ran")}, tmp_path / "code")
+    for read in (read_checkpoint, AtomicCheckpointIO().load_checkpoint):
+        with pytest.raises((ValueError, FileNotFoundError)) as caught:
+            read(tmp_path / name)
+        message = str(caught.value)
+        assert reason in message and "\n" not in message and "weights_only" not in message and len(message) < 300
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(pickle.UnpicklingError, match="weights_only"):  # the control: torch's own words
+        torch.load(tmp_path / "photo.jpg", weights_only=True)
 
 
 @pytest.mark.parametrize("content", [{"weight": torch.zeros(1)}, {"state_dict": {}}, [1, 2], torch.zeros(2)])

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import logging
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,7 +227,7 @@ def test_training_goes_on_where_the_trainer_stands(colours):
 
 
 def test_a_damaged_picture_is_named_or_skipped(few):
-    with pytest.raises(DecodeError, match="03.png"):
+    with pytest.raises(DecodeError, match="03.png: can't be decoded: .*; --data.on_bad_image skip leaves out"):
         list(small(few, val_fraction=0).train_dataloader())
     (batch,) = small(few, val_fraction=0, on_bad_image="skip").train_dataloader()
     assert len(batch["label"]) == 14 and sorted(i for i, _ in batch["bad"]) == [3, 11]
@@ -305,6 +306,21 @@ def test_nothing_to_predict(some, pattern):
     with pytest.raises(FileNotFoundError) as caught:
         ImageFolderData(predict=pattern)
     assert repr(pattern) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("all.zip", "archive: unpack"), ("all.tar.gz", "archive: unpack"), ("all.CSV", "table: a list")]
+)
+def test_a_file_of_many_is_named_for_what_it_is(some, name, what):
+    if name.endswith("CSV"):
+        Path(name).write_text("path\ntop.png\n")
+    else:
+        shutil.make_archive("all", "zip" if name.endswith("zip") else "gztar", ".", "a")
+    with pytest.raises(ValueError, match=rf"^'{name}' is an {what}|^'{name}' is a {what}"):
+        ImageFolderData(predict=name)
+    # The control: a picture with an archive behind it, as some programs write, is a picture.
+    Path("both.any").write_bytes(Path("top.png").read_bytes() + Path(name).read_bytes())
+    assert list(ImageFolderData(predict="both.any").splits["predict"].paths) == ["both.any"]
 
 
 def test_prediction_without_pictures_says_which_flag(colours):
