@@ -25,7 +25,7 @@ from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_su
 from finetune.models import build, normalization
 from finetune.sampling import run_seed, step_seed
 from finetune.schedules import as_lightning_wants, total_steps, with_total_steps
-from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard
+from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
 from finetune.weights import load_weights, read_weights, source_head
 
 log = logging.getLogger(__name__)
@@ -105,8 +105,8 @@ class Classifier(pl.LightningModule):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
 
-        self.train_loss, self.train_accuracy = MeanLoss(), MulticlassAccuracy(num_classes, average="micro")
-        self.val_metrics, self.test_metrics = SplitMetrics(num_classes), SplitMetrics(num_classes)
+        self.train_loss, self.train_accuracy = MeanLoss("train"), MulticlassAccuracy(num_classes, average="micro")
+        self.val_metrics, self.test_metrics = SplitMetrics(num_classes, "val"), SplitMetrics(num_classes, "test")
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB, or of what the frozen part made of them."""
@@ -171,9 +171,10 @@ class Classifier(pl.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         images, labels = batch["image"], batch["label"]
         total_weight = self.trainer.strategy.reduce(self.class_weight[labels].sum(), reduce_op="sum")
+        if len(labels) == 0 and total_weight == 0:
+            return zero_loss(self)  # all pictures are bad: the same on every device, and no loss to log
         if len(labels) == 0 and not param_groups.batch_norms(self.network) and not is_sharded(self.trainer):
-            # No picture for this device: a zero that still reaches every parameter, since DDP waits for each gradient.
-            loss = torch.stack([(p * 0).sum() for p in self.parameters() if p.requires_grad]).sum()
+            loss = zero_loss(self)
         else:  # batch norm and sharded weights wait for every device, too
             logits = self(images)
             loss_sum = self._loss_sum(logits, labels)
@@ -220,9 +221,8 @@ class Classifier(pl.LightningModule):
         return {"index": batch["index"], "probabilities": logits.double().softmax(dim=1), "bad": batch["bad"]}
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(
-            param_groups.param_groups(self.network, self.head_lr_multiplier, self.layer_decay, self.decay_norm_and_bias)
-        )
+        rates = self.head_lr_multiplier, self.layer_decay
+        optimizer = self.optimizer(param_groups.param_groups(self.network, *rates, self.decay_norm_and_bias))
         param_groups.scale_learning_rates(fuse(optimizer))
         if self.scheduler is None:
             return optimizer

@@ -47,14 +47,19 @@ class CalibrationError(Metric):
 
 
 class MeanLoss(Metric):
-    """A mean by weights; torchmetrics' MeanMetric drops the weights with nan_strategy="disable", the cheap one."""
+    """A mean by weights; torchmetrics' MeanMetric drops the weights with nan_strategy="disable", the cheap one.
+
+    Args:
+        split: Whose pictures these are, for the error where none could be decoded.
+    """
 
     full_state_update = False
     sum: Tensor
     weight: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, split: str = "the split") -> None:
         super().__init__()
+        self.split = split
         for name in ("sum", "weight"):
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
@@ -64,6 +69,8 @@ class MeanLoss(Metric):
         self.weight += weight
 
     def compute(self) -> Tensor:
+        if self.weight == 0:
+            raise ValueError(f"no picture of {self.split} could be decoded: skipped.txt of this run says why")
         return (self.sum / self.weight).float()
 
 
@@ -90,9 +97,9 @@ def split_metrics(num_classes: int) -> MetricCollection:
 class SplitMetrics(nn.Module):
     """All that is measured on one evaluation split."""
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, split: str) -> None:
         super().__init__()
-        self.loss, self.metrics = MeanLoss(), split_metrics(num_classes)
+        self.loss, self.metrics = MeanLoss(split), split_metrics(num_classes)
 
     def update(self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor) -> None:
         """Add a batch: logits (B, K), class indices (B,), the sum of its weighted losses and that of its weights."""

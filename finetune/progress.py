@@ -185,6 +185,10 @@ class Skipped(pl.Callback):
         if trainer.state.fn == "validate":
             self._report(trainer)
 
+    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self.run.path is not None and trainer.is_global_zero:  # alone: nobody knows what the other devices do
+            self._write(self.errors)
+
     def _report(self, trainer: pl.Trainer) -> None:
         num = self._list(trainer)
         if num and trainer.is_global_zero:
@@ -198,11 +202,15 @@ class Skipped(pl.Callback):
         if trainer.world_size > 1:
             dist.all_gather_object(everywhere, self.errors)
         found = set().union(*everywhere)
-        if trainer.is_global_zero and found:
+        if trainer.is_global_zero:
+            self._write(found)
+        return len(found)
+
+    def _write(self, found: set[str]) -> None:
+        if found:
             path = self.run.file("skipped.txt")
             listed = set(path.read_text("utf-8").splitlines()) if path.exists() else set()  # before a resume
             replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)))
-        return len(found)
 
 
 def be_quiet() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+import torch
 import torch.distributed as dist
 from pytorch_lightning.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import Tensor, nn
@@ -108,6 +109,13 @@ def group_of_batch(trainer: pl.Trainer) -> Any:
 def is_sharded(trainer: pl.Trainer) -> bool:
     """Return whether the forward pass needs every device, also those without a picture."""
     return _mesh(trainer) is not None
+
+
+def zero_loss(module: nn.Module) -> Tensor:
+    """Return the loss of no picture: a zero that still reaches every parameter, since DDP waits for each gradient."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
+    return torch.stack([(part * 0).sum() for part in local]).sum()
 
 
 def reshard(network: nn.Module) -> None:

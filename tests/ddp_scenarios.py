@@ -9,10 +9,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from finetune import Classifier, ImageFolderData
+from finetune.decode import DecodeError
 from finetune.models import build
 from finetune.param_groups import batch_norms
 from finetune.predictions import PredictionWriter
@@ -87,6 +90,21 @@ def weights_after(data: ImageFolderData, precision: str, build: Callable, **opti
     trainer(precision=precision, max_steps=20, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
     assert bool(data.activations) == (data.num_views is not None)
     return {name: parameter.detach().clone() for name, parameter in model.network.named_parameters()}
+
+
+def with_bad_batches(data: ImageFolderData) -> ImageFolderData:
+    """Let no picture of the first epoch's second batch be readable, nor one of the third."""
+    train = data.splits["train"]
+    order = train_order(len(train.labels), 1, 0)
+    bad = {int(i) for i in order[data.batch_size : 2 * data.batch_size + 1]}
+
+    def read(index: int) -> np.ndarray:
+        if index in bad:
+            raise DecodeError("torn")
+        return train.read(index)
+
+    data.splits["train"] = replace(train, read=read)
+    return data
 
 
 @contextmanager
@@ -190,6 +208,9 @@ def main() -> None:
         "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **RESNET),
         "trained_batch_norm": lambda: weights_after(data(), "64-true", **RESNET),
         "batch_norm_uneven": lambda: weights_after(data("uneven", 6, 64), "64-true", **RESNET),
+        "bad_batches": lambda: weights_after(
+            with_bad_batches(data("uneven", 6, 64, on_bad_image="skip")), "64-true", **RESNET
+        ),
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
         "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **RESNET),

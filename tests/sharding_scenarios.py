@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytorch_lightning as pl
 import torch
-from ddp_scenarios import BALANCED, RESNET, begin, evaluated, sgd, small_network, trainer
+from ddp_scenarios import BALANCED, RESNET, begin, evaluated, sgd, small_network, trainer, with_bad_batches
 
 from finetune import Classifier, ImageFolderData
 from finetune.model_parallel import full_state
@@ -67,6 +67,9 @@ def main() -> None:
         "balanced": lambda mesh: weights_after(mesh, data("uneven", 6), **BALANCED),
         "frozen_stages": lambda mesh: weights_after(mesh, data(), freeze="layer2", freeze_batch_norm=True, **RESNET),
         "batch_norm_uneven": lambda mesh: weights_after(mesh, data("uneven", 6, 64), **RESNET),
+        "bad_batches": lambda mesh: weights_after(
+            mesh, with_bad_batches(data("uneven", 6, 64, on_bad_image="skip")), **RESNET
+        ),
         "probe": lambda mesh: weights_after(mesh, data(), small_network, head_init="probe"),
     }
     for num in NUM_EVALUATED:

@@ -1,5 +1,6 @@
 """The LightningModule: normalisation, loss, freezing, head, groups, and what its checkpoints hold."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,16 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from conftest import draw_colours
+from conftest import QUICK, draw_colours
 from torch import nn
 from torchvision.transforms.v2 import functional as reference
 
-from finetune import Classifier, ImageFolderData
+from finetune import Classifier, ImageFolderData, sharding
 from finetune.models import head
 from finetune.param_groups import batch_norms
+from finetune.runs import read_metrics
 from finetune.sample import SOURCE_CLASSES, write_sample
+from finetune.sampling import train_order
 from finetune.schedules import WarmupCosine
 
 SMALL = {"backbone": "mobilenet_v3_small", "weights": None}
@@ -216,3 +219,35 @@ def test_pictures_that_cannot_be_read(tmp_path, cli, capsys):
     (line,) = (tmp_path / "runs/fit/version_0/skipped.txt").read_text().splitlines()
     assert line.startswith(f"{root}/train/red/03.png: can't be decoded")
     assert "1 pictures could not be decoded and were left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("spoilt", "epochs"), [("train/*/*", 1), ("val/*/*", 2), ("test/*/*", 1)])
+def test_a_split_of_bad_pictures_alone_is_told_as_that(tmp_path, cli, capsys, spoilt, epochs):
+    root = draw_colours(tmp_path / "some", train=4, val=2, test=2)
+    for path in root.glob(spoilt):
+        path.write_bytes(b"broken")
+    small = ["--model.backbone", "small_cnn", "--data.image_size", "28", "--trainer.max_epochs", epochs]
+    options = ["--data.root", root, *QUICK, *small, "--data.on_bad_image", "skip"]
+    split = spoilt[: spoilt.index("/")]
+    with pytest.raises(ValueError, match=f"^no picture of {split} could be decoded: skipped.txt of this run says why$"):
+        cli("fit", *options)
+    listed = (tmp_path / "runs/fit/version_0/skipped.txt").read_text().splitlines()
+    assert [line.partition(":")[0] for line in listed] == sorted(map(str, root.glob(spoilt)))
+
+
+def test_a_last_batch_of_bad_pictures_alone_is_no_divergence(tmp_path, cli, monkeypatch):
+    root = draw_colours(tmp_path / "some", train=5, val=2)
+    order = train_order(15, 0, 0)
+    paths = sorted(map(str, root.glob("train/*/*")))
+    for i in order[12:]:
+        Path(paths[i]).write_bytes(b"broken")
+    options = ["--data.root", root, *QUICK, "--data.on_bad_image", "skip", "--data.batch_size", 4]
+    fit = ["fit", *options, "--trainer.log_every_n_steps", 1]
+    cli(*fit)
+    rows = read_metrics(tmp_path / "runs/fit/version_0/metrics.csv")
+    losses = [row["train/loss"] for row in rows if row.get("train/loss")]
+    assert len(losses) == 4 and losses[3] == losses[2]  # Lightning repeats the last one
+    zero = sharding.zero_loss
+    monkeypatch.setattr("finetune.classifier.zero_loss", lambda model: zero(model) * math.nan)
+    with pytest.raises(ValueError, match="training has diverged"):  # the control
+        cli(*fit)

@@ -60,6 +60,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ("resnet_float32", 1.3e-4),
         ("trained_batch_norm", 1e-10),
         ("batch_norm_uneven", 1e-10),
+        ("bad_batches", 1e-10),
         ("balanced", 1e-10),
         ("frozen_backbone", 1e-10),
         ("activations", 1e-10),
@@ -71,6 +72,12 @@ def test_weights_are_the_same_on_any_number_of_processes(results, scenario, tole
     for world_size in (2, 3):
         for rank in range(world_size):  # every rank, not only the first
             assert distance(alone, load(results[world_size], scenario, rank)) <= tolerance
+
+
+def test_a_batch_of_bad_pictures_alone_leaves_numbers(results):
+    weights = load(results[1], "bad_batches")
+    assert all(value.isfinite().all() for value in weights.values())
+    assert distance(weights, load(results[1], "batch_norm_uneven")) > 1e-6  # they did miss something
 
 
 def test_training_moved_the_weights(results):
