@@ -1,5 +1,6 @@
 """Configs by name: a file here, else one that is shipped with the package."""
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,9 @@ def find(name: str) -> str:
     for candidate in (name, f"{name}.yaml"):
         if candidate in available:
             return str(available[candidate])
-    raise ConfigNotFound(f"there is no config {name!r} here, and none of the shipped ones is: {', '.join(available)}")
+    nearest = difflib.get_close_matches(name, [*available, *(path.removesuffix(".yaml") for path in available)], n=1)
+    hint = f"did you mean {nearest[0]!r}? Shipped are" if nearest else "and none of the shipped ones is:"
+    raise ConfigNotFound(f"there is no config {name!r} here{';' if nearest else ','} {hint} {', '.join(available)}")
 
 
 def resolve(arguments: Sequence[str]) -> list[str]:

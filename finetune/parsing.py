@@ -1,12 +1,14 @@
 """Wrong flags and config keys, told in one line with the nearest right one."""
 
 import difflib
+import importlib
+import inspect
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 
 _UNKNOWN = (
@@ -17,6 +19,30 @@ _UNKNOWN = (
     re.compile(r"Unknown argument:? '?(?P<key>[^\s']+)'?"),
 )
 
+# What other tools call it, where the nearest spelling is something else or nothing: option -> what people say.
+_SAID = {
+    "trainer.max_epochs": "epochs epoch num_epochs n_epochs",
+    "trainer.max_steps": "steps num_steps iterations",
+    "trainer.devices": "gpus gpu num_gpus n_gpu device ngpus",
+    "trainer.accelerator": "cpu cuda mps",
+    "trainer.precision": "amp fp16 bf16 half",
+    "trainer.default_root_dir": "out output_dir out_dir logdir log_dir save_dir run_dir",
+    "trainer.callbacks": "patience early_stopping",
+    "output": "out o output_file",
+    "top_k": "k top topk",
+    "ckpt_path": "checkpoint ckpt weights_path",
+    "seed_everything": "seed",
+    "data.batch_size": "batch bs b",
+    "data.image_size": "size img_size imgsz input_size resolution crop_size",
+    "data.num_workers": "workers j",
+    "data.root": "path folder dir data_dir data_path dataset",
+    "data.class_names": "classes",
+    "model.backbone": "arch architecture network name model_name net",
+    "model.weights": "pretrained",
+    "model.optimizer": "opt optim",
+    "model.optimizer.lr": "lr learning_rate rate lr0",
+    "model.optimizer.weight_decay": "wd decay",
+}
 
 # A value that fits none of the types that a key may have.
 _KEY = re.compile(r'Parser key "([^"]+)":')
@@ -63,14 +89,22 @@ def _plain_type(match: re.Match[str]) -> str:
 
 
 def nearest_key(key: str, valid: list[str]) -> str | None:
-    """Return the valid dotted key that was probably meant by `key`, whole or by its last part."""
+    """Return the valid dotted key that was probably meant by `key`: another word for it, or one spelt like it."""
+    key = key.replace("-", "_")
+    group, _, last = key.rpartition(".")
+    if key in valid:
+        return key
+    said = [option for option, words in _SAID.items() if last in words.split()]
+    # Within a class that a class_path names, keys are valid without their group.
+    said = [key for option in said for key in (option, option.rpartition(".")[2]) if key in valid]
+    if said:
+        return max(said, key=lambda option: option.startswith(f"{group}."))
     matches = difflib.get_close_matches(key, valid, n=1, cutoff=0.75)
     if matches:
         return matches[0]
-    group, _, last = key.rpartition(".")
     for candidates in ([name for name in valid if name.rpartition(".")[0] == group], valid):
         by_last_part = {name.rpartition(".")[2]: name for name in candidates}
-        if matches := difflib.get_close_matches(last, list(by_last_part), n=1, cutoff=0.7):
+        if matches := difflib.get_close_matches(last, list(by_last_part), n=1, cutoff=0.75):
             return by_last_part[matches[0]]
     return None
 
@@ -80,10 +114,15 @@ def valid_keys(parser: ArgumentParser) -> list[str]:
     keys: list[str] = []
     for action in parser._actions:
         keys += [option.lstrip("-") for option in action.option_strings]
+        default: Any = action.default
+        if isinstance(default, (dict, Namespace)) and "class_path" in default:  # its arguments can be given, too
+            module, _, name = default["class_path"].rpartition(".")
+            arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+            keys += [f"{action.dest}.{argument}" for argument in arguments]
         choices: Any = getattr(action, "_name_parser_map", None) or {}
         for subparser in choices.values():
             keys += valid_keys(subparser)
-    return sorted(set(keys))
+    return sorted({key for key in keys if " " not in key})  # links have names with an arrow
 
 
 def last_value(args: Sequence[str], name: str) -> str | None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from finetune.runs import Run, replace_text, write_results
+from finetune.sampling import position
 from finetune.sharding import batch_share
 
 
@@ -34,7 +35,7 @@ class PicturesBar(ProgressBar):
     def enable(self) -> None:
         self.is_enabled = True
 
-    def _begin(self, what: str, total: int | float) -> None:
+    def _begin(self, what: str, total: int | float, done: int = 0) -> None:
         self._pictures, self._seconds, self._since = 0, 0.0, time.perf_counter()
         if not self.is_enabled or not self.console.is_terminal:
             return
@@ -45,7 +46,8 @@ class PicturesBar(ProgressBar):
             self._progress.start()
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(what, total=None if total == float("inf") else total, rate=0.0, note="")
+        size = None if total == float("inf") else total
+        self._task = self._progress.add_task(what, total=size, completed=done, rate=0.0, note="")
 
     def _advance(self, batch: Any, note: str = "") -> None:
         # This device's share times the number of shares: they differ by one at most.
@@ -60,6 +62,11 @@ class PicturesBar(ProgressBar):
         if self._progress is not None:
             self._progress.stop()
         self._progress = self._task = None
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.fit_loop.restarted_mid_epoch:  # Lightning does not start this epoch again
+            done = position(trainer)[1]
+            self._begin(self._epoch(trainer), self.total_train_batches, done)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._report(trainer)

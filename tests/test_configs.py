@@ -71,6 +71,16 @@ def test_not_found_lists_the_shipped_ones(package, name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("hotdg.yaml", "; did you mean 'hotdog.yaml'? "), ("hotdg", "; did you mean 'hotdog'? "), ("xyz", ", and none")],
+)
+def test_not_found_names_the_nearest(package, name, hint):
+    with pytest.raises(FileNotFoundError) as caught:
+        find(name)
+    assert str(caught.value).startswith(f"there is no config {name!r} here{hint}")
+
+
 @pytest.mark.parametrize("flag", ["--config", "-c"])
 def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
     path = str(package / "configs/sample.yaml")

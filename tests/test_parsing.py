@@ -172,6 +172,25 @@ LIGHTNING = {
     ("--data", "finetune.Hotdog", "--data.batchsize", "3"): "'batchsize'; did you mean 'batch_size'?",
     ("--model.optimizer", "Adam", "--model.optimizer.weightdecay", "0.1"): "did you mean 'weight_decay'?",
     ("--checkpoint_every_n_step", "3"): "did you mean 'checkpoint_every_n_steps'?",
+    # What other tools call it.
+    ("--epochs", "3"): "'--epochs'; did you mean 'trainer.max_epochs'?",
+    ("--trainer.epochs", "3"): "did you mean 'trainer.max_epochs'?",
+    ("--lr", "3"): "'--lr'; did you mean 'model.optimizer.lr'?",
+    ("--model.lr", "3"): "did you mean 'model.optimizer.lr'?",
+    ("--trainer.lr", "3"): "did you mean 'model.optimizer.lr'?",
+    ("--model.optimizer.learning_rate", "3"): "'learning_rate'; did you mean 'lr'?",
+    ("--batch", "3"): "did you mean 'data.batch_size'?",
+    ("--batch-size", "3"): "did you mean 'data.batch_size'?",
+    ("--size", "3"): "did you mean 'data.image_size'?",
+    ("--data.size", "3"): "'size'; did you mean 'image_size'?",
+    ("--seed", "3"): "did you mean 'seed_everything'?",
+    ("--gpus", "3"): "did you mean 'trainer.devices'?",
+    ("--workers", "3"): "did you mean 'data.num_workers'?",
+    ("--num_workers", "3"): "did you mean 'data.num_workers'?",
+    ("--out", "x"): "did you mean 'trainer.default_root_dir'?",
+    ("--classes", "x"): "did you mean 'data.class_names'?",
+    ("--pretrained", "x"): "did you mean 'model.weights'?",
+    ("--dropout", "0.5"): "there is no option '--dropout'\n",
 }
 
 
@@ -180,7 +199,7 @@ LIGHTNING = {
 @pytest.mark.parametrize("arguments", LIGHTNING, ids=" ".join)
 def test_typos_on_the_real_command_line(cli, capsys, arguments):
     line = failing(capsys, lambda: cli("fit", *arguments))
-    assert LIGHTNING[arguments] in line
+    assert LIGHTNING[arguments] in f"{line}\n"
     assert not Path("runs").exists()
 
 

@@ -161,6 +161,25 @@ def test_the_rate_counts_all_devices_and_no_validation(monkeypatch):
     assert shown._rate() == pytest.approx(16)
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_epoch_that_a_resumed_run_goes_on_with_has_a_rate(tmp_path, monkeypatch, is_terminal):
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 4:  # of three an epoch
+                trainer.save_checkpoint(tmp_path / "inside.ckpt")
+
+    trainer(tmp_path, Stop()).fit(Tiny(), loader())
+    completed = []
+    add_task = progress.Progress.add_task
+    monkeypatch.setattr(
+        progress.Progress, "add_task", lambda self, *a, **k: completed.append(k["completed"]) or add_task(self, *a, **k)
+    )
+    shown, text = bar(is_terminal)
+    trainer(tmp_path, shown).fit(Tiny(), loader(), ckpt_path=tmp_path / "inside.ckpt")
+    assert int(re.search(r"epoch 2/2  train/loss 1.5000  (\d+) pictures/s", text.getvalue())[1]) > 0
+    assert completed == ([1] if is_terminal else [])  # the bar goes on behind the batch that is done
+
+
 def test_a_spawned_process_gets_a_bar_of_its_own():
     shown, _ = bar(is_terminal=True)
     shown.disable()
