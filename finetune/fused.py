@@ -65,8 +65,15 @@ def _lay_out_gradients(optimizer: Optimizer) -> None:
 
 
 def _lay_out_state(optimizer: Optimizer) -> None:
-    """Once is enough: state begins as a gradient, and stays as it is."""
-    for p, state in optimizer.state.items():
-        for name, value in state.items():
-            if torch.is_tensor(value) and value.shape == p.shape and value.stride() != p.stride():
-                state[name] = torch.empty_like(p).copy_(value)
+    """Once is enough: state begins as a gradient, and stays as it is.
+
+    The fused way reads Adam's `step` on the device; torch leaves that of a checkpoint without this way on the CPU.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state.get(p, {})
+            for name, value in state.items():
+                if name == "step" and group.get("fused"):
+                    state[name] = value.to(p.device)
+                elif torch.is_tensor(value) and value.shape == p.shape and value.stride() != p.stride():
+                    state[name] = torch.empty_like(p).copy_(value)

@@ -128,6 +128,23 @@ def test_state_from_a_checkpoint_is_laid_out_as_the_weights(network, name):
     assert not all(torch.allclose(a, b, rtol=1e-13, atol=1e-13) for a, b in zip(wrong, expected, strict=True))
 
 
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_the_step_of_a_checkpoint_without_the_fused_way_goes_to_the_device(is_mended):
+    """As of a run whose weights were spread over devices: the kernel of a GPU can't read it on the CPU."""
+    other = AdamW([nn.Parameter(torch.zeros(3))], lr=0.1, foreach=False)
+    other.param_groups[0]["params"][0].grad = torch.ones(3)
+    other.step()
+    weight = nn.Parameter(torch.zeros(3, device="meta"))  # a device that is not the CPU, as a GPU is
+    optimizer = AdamW([weight], lr=0.1)
+    optimizer.param_groups[0]["fused"] = True  # as `fuse` chooses on a GPU; torch asks the constructor for one
+    fuse(optimizer)
+    if not is_mended:  # the control
+        optimizer._optimizer_load_state_dict_post_hooks.clear()
+    optimizer.load_state_dict(other.state_dict())
+    devices = {name: value.device.type for name, value in optimizer.state[weight].items()}
+    assert devices == {"step": "meta" if is_mended else "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
+
+
 def test_weights_spread_over_devices_are_left_alone():
     class Spread(nn.Parameter):
         pass
