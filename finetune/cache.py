@@ -117,14 +117,14 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
     """Build a cache, unless another process has or could not; return None where there is none."""
     from finetune.signals import is_first_process  # brings torch, without which `finetune cache` answers at once
 
-    failure = f"the pictures of {about['root']} are decoded anew in every epoch: {{}}"
+    failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
     try:
         num_bytes, max_bytes = _estimate(paths, about["shorter_side"]), min(limit_gb * 1e9, room(path.parent))
         if num_bytes > max_bytes:
             limit = "--data.cache_limit_gb" if max_bytes == limit_gb * 1e9 else f"half the free disk of {path.parent}"
             reason = f"a cache of {num_bytes / 1e9:.2g} GB would be above {limit}, {max_bytes / 1e9:.2g} GB"
             if is_first_process():
-                log.info(failure.format(reason))
+                log.info("%s%s", failure, reason)
             return None
         with one_at_a_time(path) as has_waited:
             packed = opened(path)
@@ -137,14 +137,14 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
                 with ThreadPoolExecutor(num_cores()) as pool:
                     write_packed(path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes)
             except (OSError, TooLarge) as error:
-                log.warning(failure.format(f"no cache, {_reason(error)}"))
+                log.warning("%sno cache, %s", failure, _reason(error))
                 return None
             seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
             log.info("decoded %d pictures once, in %.1f s: %.2f GB in %s", len(paths), seconds, size, path)
             return Packed(path)
     except (OSError, NotImplementedError) as error:  # no right to write there, or no locks on that disk
         if is_first_process():
-            log.warning(failure.format(f"no cache, {_reason(error)}"))
+            log.warning("%sno cache, %s", failure, _reason(error))
         return None
 
 

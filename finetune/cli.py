@@ -68,6 +68,8 @@ def run(arguments: Sequence[str]) -> None:
     elif command in ("-V", "--version", "version"):
         print(f"finetune {__version__}")
     elif command in LIGHTNING:
+        if strange := [argument for argument in arguments if argument.encode(errors="ignore").decode() != argument]:
+            raise ValueError(f"{os.fsencode(strange[0])!r} is not UTF-8, as configs and checkpoints are: rename it")
         if command != "fit" and "torch" not in sys.modules:
             # Threads that wait leave the cores to what reads pictures: a sixth faster. Training gains nothing from it.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -44,6 +44,7 @@ _READERS: dict[bytes, type[ImageFile]] = {
 
 # Full scales of 32-bit samples, whose files do not state one: fractions, 8, 16 and 32 bits.
 _FULL_SCALES = (1, 2**8 - 1, 2**16 - 1, 2**32 - 1)
+_BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # in file names, of which each is to stay on a line
 _PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # an entry of warnings.filters
 
 
@@ -87,6 +88,7 @@ def decode(
     ) as error:  # damaged files make Pillow raise nearly every kind, struct.error and KeyError among them
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(reason.split()) or type(error).__name__
+        name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
         raise DecodeError(f"{name}: can't be decoded: {reason}") from error
 
 

@@ -17,6 +17,7 @@ from finetune.pictures import PathList
 
 log = logging.getLogger(__name__)
 
+_CONTROL = {*map(chr, range(32)), "\x7f", "\x85", "\u2028", "\u2029"}
 _SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -87,6 +88,7 @@ def scan(root: str | Path, class_names: Sequence[str] | None = None) -> tuple[li
     if class_names is None:
         assert first is not None
         class_names = [folder.name for folder in _folders(first)]
+        _check_names(first, class_names)
         if not class_names:
             raise ValueError(f"{first} holds no class folders; put the pictures of each class in a folder of its name")
         if len(class_names) == 1:
@@ -156,6 +158,18 @@ def fingerprint(root: str | Path, files: Files) -> str:
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _check_names(folder: Path, class_names: Sequence[str]) -> None:
+    """Refuse classes whose names metrics, results and checkpoints could not carry as text on a line."""
+    for name in class_names:
+        try:
+            name.encode()
+            reason = "has a line break or control character in its name" if set(name) & _CONTROL else ""
+        except UnicodeEncodeError:
+            reason = "has a name that is not UTF-8"
+        if reason:
+            raise ValueError(f"the class folder {os.fsencode(folder / name)!r} {reason}: rename it")
 
 
 def _files(folder: Path, class_names: Sequence[str], split: str) -> Files:

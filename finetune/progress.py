@@ -216,8 +216,9 @@ class Skipped(pl.Callback):
     def _write(self, found: set[str]) -> None:
         if found:
             path = self.run.file("skipped.txt")
-            listed = set(path.read_text("utf-8").splitlines()) if path.exists() else set()  # before a resume
-            replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)))
+            own_bytes = "surrogateescape"  # of file names that are not UTF-8
+            listed = set(path.read_text("utf-8", own_bytes).splitlines()) if path.exists() else set()  # before a resume
+            replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)), own_bytes)
 
 
 def be_quiet() -> None:

@@ -146,11 +146,17 @@ def write_results(path: Path, results: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps(results, indent=2) + "\n")
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file at once: readers and a full disk see the old one or the new one, never a part."""
+def replace_text(path: Path, text: str, errors: str = "strict") -> None:
+    """Write a text file at once: readers and a full disk see the old one or the new one, never a part.
+
+    Args:
+        path: The file.
+        text: Its new content.
+        errors: What becomes of file names that are not UTF-8, in Python's words.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors=errors)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """The LightningModule: normalisation, loss, freezing, head, groups, and what its checkpoints hold."""
 
 import math
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,19 @@ def test_pictures_that_cannot_be_read(tmp_path, cli, capsys):
     (line,) = (tmp_path / "runs/fit/version_0/skipped.txt").read_text().splitlines()
     assert line.startswith(f"{root}/train/red/03.png: can't be decoded")
     assert "1 pictures could not be decoded and were left out" in capsys.readouterr().out
+
+
+def test_bad_files_of_any_name_are_listed_by_it(tmp_path, cli):
+    root = draw_colours(tmp_path / "some", train=6, test=1)
+    names = sorted([b"caf\xe9.png", "größe.png".encode(), b"new\nline.png"])
+    for name in names:
+        (root / "train/blue" / os.fsdecode(name)).write_bytes(b"broken")
+    small = ["--model.backbone", "small_cnn", "--data.image_size", "28", "--trainer.max_epochs", 2]
+    cli("fit", "--data.root", root, *QUICK, *small, "--data.on_bad_image", "skip")
+    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").exists()
+    lines = (tmp_path / "runs/fit/version_0/skipped.txt").read_bytes().splitlines()
+    found = sorted(line.partition(b": ")[0].rpartition(b"/")[2] for line in lines)
+    assert found == [name.replace(b"\n", b"\\n") for name in names]
 
 
 @pytest.mark.parametrize(("spoilt", "epochs"), [("train/*/*", 1), ("val/*/*", 2), ("test/*/*", 1)])

@@ -115,6 +115,7 @@ def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys
         (["fit", "--data.root", "COLOURS", "--model.freeze", "layer9", *QUICK], "the stages are"),
         (["fit", "--data.root", "COLOURS", "--model.weights", "no.pt"], "no.pt"),
         (["fit", "--data.root", "COLOURS", "--data.val_fraction", "2"], "val_fraction"),
+        (["fit", "--data.root", os.fsdecode(b"caf\xe9")], r"b'caf\xe9' is not UTF-8"),
     ],
 )
 def test_bad_input_gets_one_line_and_loses_nothing(arguments, told, colours, tmp_path, monkeypatch, capsys):

@@ -167,6 +167,24 @@ def test_each_part_holds_each_class_in_its_share(sizes, fractions):
             assert abs(count - fraction * size) <= 0.5 or count == 1 or counts[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (b"caf\xe9", "has a name that is not UTF-8: rename it"),
+        (b"a\nb", "has a line break or control character in its name: rename it"),
+        ("a\u2028b".encode(), "has a line break or control character in its name: rename it"),
+    ],
+)
+def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_folder(tmp_path, name, reason):
+    make(tmp_path, *TRAIN, "train/a,b/1.png", "train/größe/1.png", "train/1/1.png", "train/.hidden/1.png")
+    assert scan(tmp_path)[0] == ["1", "a,b", "cat", "dog", "größe"]  # these are well
+    make(tmp_path, f"train/{os.fsdecode(name)}/1.png")
+    with pytest.raises(ValueError) as caught:
+        scan(tmp_path)
+    folder = os.fsencode(tmp_path / "train") + b"/" + name
+    assert str(caught.value) == f"the class folder {folder!r} {reason}"
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_small_classes_serve_training_first(size):
     labels = np.concatenate([np.zeros(size, np.int64), np.ones(50, np.int64)])
