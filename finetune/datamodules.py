@@ -1,15 +1,17 @@
 """Data modules: any folder of labelled pictures, the hotdog set, Fashion-MNIST and the drawn sample."""
 
 import hashlib
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 
 from finetune import fashion_mnist
 from finetune.download import fetch_archive
-from finetune.folders import fingerprint, scan, stratified
+from finetune.folders import fingerprint, scan
 from finetune.picture_data import PictureData, Split
 from finetune.pictures import FileReader, GreyReader, PathList
+from finetune.splits import stratified
 
 
 class ImageFolderData(PictureData):
@@ -19,11 +21,12 @@ class ImageFolderData(PictureData):
         self.class_names, files = scan(root, self.class_names or None)
         if "all" in files:
             everything = files.pop("all")
-            parts = stratified(everything.labels, (val_fraction, test_fraction), split_seed)
+            parts = stratified(everything.names(), everything.labels, (val_fraction, test_fraction), split_seed)
             files = dict(zip(("train", "val", "test"), map(everything.take, parts), strict=True))
-        elif "train" in files and "val" not in files:
-            rest, val = stratified(files["train"].labels, (val_fraction,), split_seed)
-            files |= {"train": files["train"].take(rest), "val": files["train"].take(val)}
+        elif "train" in files and "val" not in files and val_fraction > 0:
+            given = files["train"]
+            rest, val = stratified(given.names(), given.labels, (val_fraction,), split_seed)
+            files |= {"train": given.take(rest), "val": given.take(val)}
         self.splits |= {
             split: Split(FileReader(f.paths, self.cache_size if split != "test" else None), f.labels, f.paths)
             for split, f in files.items()
@@ -72,7 +75,9 @@ class FashionMNIST(PictureData):
         if not self.class_names:
             self.class_names = list(fashion_mnist.CLASS_NAMES)
         pixels, labels = source["train"]
-        rest, val = stratified(labels, (val_fraction,), split_seed)
+        counters = [count() for _ in self.class_names]  # numbered by class, each is split evenly
+        numbered = (f"{label}/{next(counters[label])}" for label in labels.tolist())
+        rest, val = stratified(numbered, labels, (val_fraction,), split_seed)
         self.fingerprint = hashlib.sha256(pixels[rest].tobytes()).hexdigest()
         everything = {
             "train": ("train", rest),

@@ -28,15 +28,22 @@ class Files:
     Attributes:
         paths: One path a picture.
         labels: Class index of each, (N,) int64.
+        folder: The folder of the split, in which all of them lie.
     """
 
     paths: PathList
     labels: np.ndarray
+    folder: str = ""
+
+    def names(self) -> Iterator[str]:
+        """Yield what each picture is called beneath the folder of its split, wherever that lies: `CLASS/FILE`."""
+        prefix = os.path.join(self.folder, "")
+        return (path.removeprefix(prefix) for path in self.paths)
 
     def take(self, indices: np.ndarray) -> "Files":
         """Return the pictures at `indices`, in their order here."""
         indices = np.sort(indices)
-        return Files(PathList(self.paths[int(i)] for i in indices), self.labels[indices])
+        return Files(PathList(self.paths[int(i)] for i in indices), self.labels[indices], self.folder)
 
 
 def find_pictures(folder: str | Path) -> Iterator[str]:
@@ -124,29 +131,6 @@ def _check_not_many(path: str) -> None:
         raise ValueError(f"{path!r} is an archive: unpack it, and give the folder")
 
 
-def stratified(labels: np.ndarray, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Split picture indices at random, each class in the same proportions.
-
-    Args:
-        labels: Class index of each picture, (N,).
-        fractions: Share of each part but the first, which gets the rest. A class gives every part at least one
-            picture as long as the first keeps one.
-        seed: Seed of the choice.
-
-    Returns:
-        One sorted array of indices for the rest and one for each fraction; together every index once.
-    """
-    parts: list[list[np.ndarray]] = [[] for _ in range(len(fractions) + 1)]
-    for label in np.unique(labels):
-        indices = np.random.default_rng((seed, int(label))).permutation(np.flatnonzero(labels == label))
-        for part, fraction in enumerate(fractions, start=1):
-            num = min(max(round(fraction * np.count_nonzero(labels == label)), int(fraction > 0)), len(indices) - 1)
-            parts[part].append(indices[:num])
-            indices = indices[num:]
-        parts[0].append(indices)
-    return [np.sort(np.concatenate(part)) if part else np.array([], np.int64) for part in parts]
-
-
 def fingerprint(root: str | Path, files: Files) -> str:
     """Return a hash of the relative paths, sizes and labels of `files`: another one means other training data."""
     digest, prefix = hashlib.sha256(), os.path.join(Path(root), "")  # os.path.relpath takes as long as all else here
@@ -193,7 +177,7 @@ def _files(folder: Path, class_names: Sequence[str], split: str) -> Files:
         )
     if empty:
         log.warning("%s has no pictures of %s: its results say nothing about it", folder, _classes(empty))
-    return Files(PathList(paths), np.array(labels, np.int64))
+    return Files(PathList(paths), np.array(labels, np.int64), str(folder))
 
 
 def _classes(names: Sequence[str]) -> str:

@@ -134,7 +134,7 @@ def test_groups_have_names_and_their_rates(colours):
 @pytest.mark.parametrize(
     ("scheduler", "options", "steps"),
     [
-        (partial(WarmupCosine, warmup=0.5), {"max_epochs": 2}, 10),  # 54 pictures in batches of 12
+        (partial(WarmupCosine, warmup=0.5), {"max_epochs": 2}, 10),  # 53 pictures in batches of 12
         (partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1), {"max_epochs": 2, "max_steps": 7}, 7),
         (partial(WarmupCosine, total_steps=20), {"max_epochs": 2}, 20),
         (partial(WarmupCosine), {"max_epochs": 2, "accumulate_grad_batches": 2}, 6),

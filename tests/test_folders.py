@@ -1,13 +1,12 @@
-"""Layouts of folders, classes matched by name, splits drawn by class, and what is said about folders that won't do."""
+"""Layouts of folders, classes matched by name, and what is said about folders that won't do."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from finetune.folders import Files, find_pictures, fingerprint, scan, stratified
+from finetune.folders import Files, find_pictures, fingerprint, scan
 from finetune.pictures import PathList
 
 
@@ -146,27 +145,6 @@ def test_a_root_that_is_no_folder(tmp_path):
         assert what in message and str(tmp_path / name) in message and "--data.root" in message and "\n" not in message
 
 
-def checked(labels: np.ndarray, fractions: Sequence[float], seed: int = 0) -> list[np.ndarray]:
-    parts = stratified(labels, fractions, seed)
-    assert len(parts) == len(fractions) + 1
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))  # disjoint and complete
-    assert all(np.all(np.diff(part) > 0) for part in parts)
-    return parts
-
-
-@pytest.mark.parametrize("fractions", [(0.1,), (0.5,), (0.9,), (0.1, 0.2), (0.3, 0.3)])
-@pytest.mark.parametrize("sizes", [(10, 10), (3, 100), (37, 5, 250)])
-def test_each_part_holds_each_class_in_its_share(sizes, fractions):
-    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    parts = checked(labels, fractions)
-    for label, size in enumerate(sizes):
-        counts = [np.count_nonzero(labels[part] == label) for part in parts]
-        assert min(counts) >= 1
-        for count, fraction in zip(counts[1:], fractions, strict=True):
-            # To the nearest picture, unless the rest or a part would get none.
-            assert abs(count - fraction * size) <= 0.5 or count == 1 or counts[0] == 1
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -183,29 +161,6 @@ def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_fo
         scan(tmp_path)
     folder = os.fsencode(tmp_path / "train") + b"/" + name
     assert str(caught.value) == f"the class folder {folder!r} {reason}"
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_small_classes_serve_training_first(size):
-    labels = np.concatenate([np.zeros(size, np.int64), np.ones(50, np.int64)])
-    counts = [np.count_nonzero(labels[part] == 0) for part in checked(labels, (0.1, 0.2))]
-    assert counts == {1: [1, 0, 0], 2: [1, 1, 0], 3: [1, 1, 1]}[size]
-
-
-def test_no_fraction_no_part():
-    rest, val, test = checked(np.arange(20) % 2, (0.0, 0.3))
-    assert (len(rest), len(val), len(test)) == (14, 0, 6) and val.dtype.kind == "i"
-    assert [len(part) for part in checked(np.zeros(0, np.int64), (0.1,))] == [0, 0]
-
-
-def test_a_split_depends_on_its_seed_alone_and_on_no_other_class():
-    labels = np.arange(60) % 3
-    val = checked(labels, (0.2,))[1]
-    np.random.seed(5)
-    np.testing.assert_array_equal(val, checked(labels, (0.2,))[1])
-    assert not np.array_equal(val, checked(labels, (0.2,), seed=1)[1])
-    more = checked(np.concatenate([labels, [3] * 10]), (0.2,))[1]
-    np.testing.assert_array_equal(more[more < 60], val)
 
 
 def test_taken_pictures_keep_their_order_and_label():

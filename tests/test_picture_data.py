@@ -50,12 +50,13 @@ def test_all_views_of_train_in_order_are_what_features_are_computed_of(colours):
 
 
 def test_validation_has_its_processes_before_training_fills_the_memory(colours):
-    loader = data(colours, num_workers=1, val_fraction=0.3, batch_size=4).loader("val")
+    pictures = data(colours, num_workers=1, val_fraction=0.3, batch_size=4)
+    num, loader = len(pictures.splits["val"].labels), pictures.loader("val")
     before = {child.pid for child in multiprocessing.active_children()}
     assert len(before) == 1
     with pytest.raises(queue.Empty):  # and they don't fill /dev/shm, which training's batches need
         loader._iterator._worker_result_queue.get(timeout=1)
     for _ in range(2):
-        assert torch.cat([batch["index"] for batch in loader]).tolist() == list(range(18))
+        assert torch.cat([batch["index"] for batch in loader]).tolist() == list(range(num))
     assert {child.pid for child in multiprocessing.active_children()} == before
     loader._iterator._shutdown_workers()
