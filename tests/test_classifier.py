@@ -76,22 +76,44 @@ def test_balanced_weights_make_the_classes_equal(tmp_path):
     torch.testing.assert_close(model.class_weight * counts, torch.full((3,), counts.sum() / 3))
 
 
-@pytest.mark.parametrize("freeze", ["layer2", "backbone"])
+def moved(model: Classifier, before: dict[str, torch.Tensor]) -> set[str]:
+    """The names of all weights and statistics that are not what they were, bit for bit."""
+    return {name for name, value in model.network.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def of_stages(model: Classifier, *names: str) -> set[str]:
+    return {name for name in model.network.state_dict() if name.startswith(names)}
+
+
+FROZEN = {"layer2": ("conv1", "bn1", "layer1", "layer2"), "backbone": ("conv1", "bn1", "layer")}
+
+
+@pytest.mark.parametrize("freeze", list(FROZEN))
 def test_what_is_frozen_does_not_move(colours, freeze):
     pictures = data(colours, val_fraction=0)
     model = Classifier(pictures.class_names, "resnet18", weights=None, freeze=freeze)
     before = copy(model.network)
     trainer = fit(model, pictures)
-    still = ("conv1", "bn1", "layer1", "layer2") + (("layer3", "layer4") if freeze == "backbone" else ())
-    after = model.network.state_dict()
-    for name, value in before.items():
-        if name.startswith(still):
-            assert torch.equal(value, after[name]), name
-        elif not name.endswith("num_batches_tracked"):
-            assert not torch.equal(value, after[name]), name  # else nothing would have moved at all
+    still = of_stages(model, *FROZEN[freeze])
+    assert len(still) > 50 and moved(model, before) == before.keys() - still  # all else did move
     (optimizer,) = trainer.optimizers
-    trained = {id(p) for name, p in model.network.named_parameters() if not name.startswith(still)}
+    trained = {id(p) for name, p in model.network.named_parameters() if name not in still}
     assert {id(parameter) for parameter in optimizer.state} == trained
+
+
+@pytest.mark.parametrize("wrong", ["train", "requires_grad"])
+def test_control_half_a_freeze_is_seen_to_move(colours, wrong):
+    """Without eval mode the frozen stages' statistics move, with gradients their weights do."""
+    pictures = data(colours, val_fraction=0)
+    model = Classifier(pictures.class_names, "resnet18", weights=None, freeze="layer2")
+    if wrong == "train":
+        model._always_eval = []
+    else:
+        model.network.layer2.requires_grad_(True)
+    before = copy(model.network)
+    fit(model, pictures)
+    wrongly = moved(model, before) & of_stages(model, *FROZEN["layer2"])
+    assert wrongly and all(("running_" in name or "num_batches" in name) == (wrong == "train") for name in wrongly)
 
 
 def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(colours):
