@@ -1,9 +1,7 @@
 """When checkpoints are written, and how: whole or not at all, and always such that training can go on from them."""
 
-import contextlib
 import math
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 import finetune
-from finetune.runs import Run
+from finetune.resume import enter_epoch, keep_patience, limits
+from finetune.runs import Run, link, sync_folder
 from finetune.safe_load import load_safely
 from finetune.signals import Interrupted, SignalFlag
 
@@ -43,7 +42,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise OSError(f"the checkpoint {target} could not be written: {error}") from error
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
         return load_safely(path)
@@ -93,7 +92,9 @@ class Checkpoints(Checkpoint):
 
     Lightning can go on from four points: after a batch inside an epoch, inside a validation, after one, and at an
     epoch's end. After the last batch of an epoch, or one that validation follows, it would skip that validation: what
-    is due there is written after it.
+    is due there is written after it. Between accumulated batches nothing is written and nothing stops, since their
+    gradients are in no checkpoint. A run that a limit ends inside an epoch keeps the `last.ckpt` of that moment, from
+    which it can be prolonged.
     """
 
     def __init__(self, run: Run, every_n_steps: int | None = None) -> None:
@@ -103,20 +104,26 @@ class Checkpoints(Checkpoint):
         self.signal = SignalFlag()
         self.best_score: tuple[float, float] | None = None
         self._is_due = False
-        self.is_stopped = False  # by early stopping, not by a signal
+        self.limits: dict[str, Any] | None = None  # of a run that a callback has stopped, not a signal
+        self._is_stop_held = False
         self.stopped_by = 0  # the signal that all devices agree on once training has ended
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": list(self.best_score) if self.best_score else None, "is_stopped": self.is_stopped}
+        score = list(self.best_score) if self.best_score else None
+        return {"best_score": score, "is_stopped": self.limits is not None, "limits": self.limits}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         score = state_dict["best_score"]
         self.best_score = (score[0], score[1]) if score else None
 
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
+        keep_patience(checkpoint, trainer)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         has_best = trainer.strategy.broadcast(self.run.checkpoint("best").exists())
         if not has_best:
             self.best_score = None  # that of another run, whose --ckpt_path this one began from
+        enter_epoch(trainer)
         self.signal.join()
         self.signal.install()  # here, since Lightning installs its own just before
 
@@ -125,11 +132,12 @@ class Checkpoints(Checkpoint):
     ) -> None:
         loop = trainer.fit_loop.epoch_loop
         assert trainer.fit_loop._data_fetcher is not None
-        if loop._should_accumulate():
-            return  # gradients that wait for their step are in no checkpoint
+        if self._is_accumulating(trainer) or trainer.fit_loop._skip_backward:
+            return  # the latter is a pass that StochasticWeightAveraging makes for batch norm, and makes again
         self._is_due |= bool(self.every_n_steps) and trainer.global_step % (self.every_n_steps or 1) == 0
         if loop.batch_progress.is_last_batch or loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
             return
+        self._is_due |= _ends(trainer)
         signum = self.signal.agreed(trainer)
         if self._is_due or signum:
             self._save(trainer, "last")
@@ -141,9 +149,12 @@ class Checkpoints(Checkpoint):
     def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
+        loop = trainer.fit_loop.epoch_loop
+        if loop._should_accumulate() or trainer.fit_loop._skip_backward or _ends(trainer):
+            return  # it stops after the next step, or with the run
         if signum := self.signal.agreed(trainer):
             # Written as if validation had just begun, so that it is done again from its first picture.
-            progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+            progress: Any = loop.val_loop.batch_progress
             progress.reset_on_run()
             progress.total.reset()
             progress.total.ready = progress.total.started = 1
@@ -159,13 +170,22 @@ class Checkpoints(Checkpoint):
         if self.best_score is None or score > self.best_score:
             self.best_score = score
             self._save(trainer, "best")
-        if self._is_due and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or self._is_accumulating(trainer):
+            return
+        if self._is_due or _ends(trainer):
+            loop: Any = trainer.fit_loop.epoch_loop
+            is_stopping, trainer.should_stop = trainer.should_stop, False
+            # A longer run has no validation here and counts the batch at once.
+            is_extra = not loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+            trainer.should_stop = is_stopping
+            loop._batches_that_stepped += is_extra
             self._save(trainer, "last")
+            loop._batches_that_stepped -= is_extra
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _check_finite(trainer, "train/loss_epoch")
-        self.is_stopped = bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
-        self._save(trainer, "last")
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._save(trainer, "last")
         if self.best_score is None and trainer.is_global_zero:
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 
@@ -184,9 +204,23 @@ class Checkpoints(Checkpoint):
         self.signal.restore()
 
     def _save(self, trainer: pl.Trainer, name: str) -> None:
-        trainer.save_checkpoint(self.run.checkpoint(name))
         if name == "last":
             self._is_due = False
+            self.limits = limits(trainer) if trainer.should_stop and trainer.fit_loop._can_stop_early else None
+        trainer.save_checkpoint(self.run.checkpoint(name))
+
+    def _is_accumulating(self, trainer: pl.Trainer) -> bool:
+        """Return whether gradients wait for their step; a stop that comes meanwhile waits for it, too."""
+        is_waiting = trainer.fit_loop.epoch_loop._should_accumulate()
+        self._is_stop_held |= trainer.should_stop
+        trainer.should_stop = self._is_stop_held and not is_waiting
+        return is_waiting
+
+
+def _ends(trainer: pl.Trainer) -> bool:
+    """Return whether this step is the run's last one."""
+    is_stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
+    return is_stopped or 0 <= trainer.max_steps <= trainer.global_step
 
 
 def _check_finite(trainer: pl.Trainer, *names: str) -> None:
@@ -198,38 +232,3 @@ def _check_finite(trainer: pl.Trainer, *names: str) -> None:
                 f"{name} is {value} in epoch {trainer.current_epoch + 1}: training has diverged; a lower "
                 f"--model.optimizer.init_args.lr may help (the rates now: {rates}). No checkpoint was written of it"
             )
-
-
-def is_finished(checkpoint: Mapping[str, Any], max_epochs: int | None, max_steps: int) -> bool:
-    """Return whether a run whose `last.ckpt` this is has done all of `max_epochs` or `max_steps` (-1 for no limit).
-
-    A run that early stopping ended is finished too.
-    """
-    if checkpoint.get("callbacks", {}).get(Checkpoints.__qualname__, {}).get("is_stopped"):
-        return True
-    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-    return (max_epochs not in (None, -1) and epochs >= max_epochs) or (0 <= max_steps <= checkpoint["global_step"])
-
-
-def link(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)  # still there where both were the same file already
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system can
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

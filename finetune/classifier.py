@@ -24,7 +24,7 @@ from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import build, normalization
 from finetune.sampling import run_seed, step_seed
-from finetune.schedules import as_lightning_wants, total_steps, with_total_steps
+from finetune.schedules import StepOnPlateau, as_lightning_wants, total_steps, with_total_steps
 from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
 from finetune.weights import load_weights, read_weights, source_head
 
@@ -150,7 +150,7 @@ class Classifier(pl.LightningModule):
             self.class_weight.copy_(balanced_weights(self._data.splits["train"].labels, len(self.class_names)))
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        return [Compile() if self.is_compiled else Fold()]
+        return [Compile() if self.is_compiled else Fold(), StepOnPlateau()]
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:

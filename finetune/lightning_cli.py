@@ -18,13 +18,14 @@ from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune import configs
 from finetune.allocator import keep_freed_memory
-from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, is_finished, read_checkpoint
+from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
 from finetune.parsing import OneLineErrorLightningParser, last_value
 from finetune.picture_data import PictureData
 from finetune.precision import allow_tf32, automatic_precision
 from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
+from finetune.resume import check_averaging, ended_by
 from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, versions
 from finetune.sharding import MeshStrategy
 from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once
@@ -182,6 +183,7 @@ class FinetuneCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
         options = self.config["fit"]
+        check_averaging(self.trainer, self.model)
         ckpt_path = kwargs.pop("ckpt_path")
         checkpoint = None
         if options.resume and (newest := newest_with_checkpoint(self.run.root)):
@@ -192,12 +194,12 @@ class FinetuneCLI(LightningCLI):
         if self.run.path is None and isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
             self.run.choose()  # its processes get a copy of the run, the parent keeps the original
         if checkpoint is not None and self.run.path is not None and options.resume:
-            finished = is_finished(checkpoint, self.trainer.max_epochs, self.trainer.max_steps)
+            finished = ended_by(checkpoint, self.trainer)
             if finished and self.run.path != versions(self.run.root, "fit")[-1]:
                 # A later run ended before its first checkpoint: that one is meant, not the one finished before it.
-                self.run.path, ckpt_path, checkpoint, finished = None, None, None, False
+                self.run.path, ckpt_path, checkpoint, finished = None, None, None, ""
             if finished:
-                return self._after_training(is_resumed_finished=True)
+                return self._after_training(finished)
         if checkpoint is None and self.model.weights is not None:
             read_weights(self.model.weights, self.model.backbone)  # fails here, before other processes are started
         if checkpoint is not None and self.run.path is not None and options.resume:
@@ -211,11 +213,12 @@ class FinetuneCLI(LightningCLI):
         self.trainer.ckpt_path = None
         self._after_training()
 
-    def _after_training(self, is_resumed_finished: bool = False) -> None:
+    def _after_training(self, finished: str = "") -> None:
         is_tested = self.run.file("test.json").exists()
         has_test = "test" in self.datamodule.splits and self.config["fit"].test_after_fit
-        if is_resumed_finished and (is_tested or not has_test):
-            log.info("the run %s is finished; a fit without --resume starts a new one", self.run.path)
+        if finished and (is_tested or not has_test):
+            what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
+            log.info(what, self.run.path, finished)
             return
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         callback = next(c for c in callbacks if isinstance(c, Checkpoints))

@@ -1,10 +1,12 @@
 """A run is a folder: `<root>/<command>/version_N` with config, metrics, checkpoints, results and predictions."""
 
+import contextlib
 import csv
 import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,31 @@ def replace_text(path: Path, text: str, errors: str = "strict") -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def link(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)  # still there where both were the same file already
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, not only the content of its files."""
+    with contextlib.suppress(OSError):  # not every file system can
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _csv(rows: list[dict[str, Any]], columns: list[str], header: bool) -> str:

@@ -2,16 +2,16 @@
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pytorch_lightning as pl
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 if TYPE_CHECKING:
-    import pytorch_lightning as pl
-
     from finetune.picture_data import PictureData
 
 
@@ -65,13 +65,33 @@ def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Call
 
 
 def as_lightning_wants(scheduler: LRScheduler, interval: str) -> dict[str, Any]:
-    """Return when Lightning is to step a scheduler; one that waits for a plateau watches the validation loss."""
+    """Return when Lightning is to step a scheduler; one that waits for a plateau is stepped by `StepOnPlateau`."""
     if isinstance(scheduler, ReduceLROnPlateau):
-        return {"scheduler": scheduler, "interval": "epoch", "monitor": "val/loss"}
+        return {"scheduler": scheduler, "interval": "epoch", "monitor": "val/loss", "frequency": sys.maxsize}
     return {"scheduler": scheduler, "interval": interval}
 
 
-def total_steps(trainer: "pl.Trainer", data: "PictureData") -> int:
+class StepOnPlateau(pl.Callback):
+    """Steps ReduceLROnPlateau with val/loss after the validation that ends an epoch, before checkpoints are written.
+
+    Lightning steps it after them, so that a resumed run would have another rate, and in an epoch that was gone on with
+    not at all.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        is_validated = "val" in trainer.datamodule.splits and trainer.limit_val_batches  # type: ignore[attr-defined]
+        if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs) and not is_validated:
+            raise ValueError("ReduceLROnPlateau watches val/loss, and nothing is validated: see --data.val_fraction")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau and trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+                config.scheduler.step(float(trainer.callback_metrics["val/loss"]))  # type: ignore[arg-type]
+
+
+def total_steps(trainer: pl.Trainer, data: "PictureData") -> int:
     """Return the optimizer steps of a whole run, resumed or not.
 
     Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.

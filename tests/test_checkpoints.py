@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, is_finished, link, read_checkpoint
-from finetune.runs import Run
+from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
+from finetune.runs import Run, link
 
 
 def state(value: int) -> dict:
@@ -265,27 +265,6 @@ def test_a_new_last_leaves_the_linked_best_as_it_is(target):
 
 
 # When
-
-
-@pytest.mark.parametrize(
-    ("max_epochs", "max_steps", "finished"),
-    [
-        (3, -1, True),
-        (2, -1, True),
-        (4, -1, False),
-        (None, -1, False),
-        (-1, -1, False),
-        (4, 30, True),
-        (4, 29, True),
-        (4, 31, False),
-        (None, 30, True),
-        (3, 1000, True),
-    ],
-)
-def test_finished_by_epochs_or_by_steps(max_epochs, max_steps, finished):
-    progress = {"total": {}, "current": {"ready": 3, "started": 3, "processed": 3, "completed": 2}}
-    checkpoint = {"loops": {"fit_loop": {"epoch_progress": progress}}, "global_step": 30}
-    assert is_finished(checkpoint, max_epochs, max_steps) == finished
 
 
 def validated(callback: Checkpoints, *scores: tuple[float, float]) -> list[bool]:

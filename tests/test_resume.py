@@ -3,18 +3,14 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-import torch
 from conftest import draw_colours
 
-from finetune.classifier import Classifier
-from finetune.runs import versions
-from finetune.signals import Interrupted, SignalFlag
+from finetune.resume import ended_by
 
 EVERYTHING = ("weights", "optimizer", "scheduler", "loops", "metrics")
 STEPS_PER_EPOCH = 7
@@ -75,58 +71,26 @@ def test_a_finished_run_says_so(results):
     assert results["reference1"]["again"] == [0]
 
 
-# Where a signal can be noticed, and at which of 3 x 5 steps: inside an epoch, inside a validation, between epochs.
-ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
-POINTS = [
-    (("on_train_batch_end", 2), ()),
-    (("on_train_batch_end", 7), ()),
-    (("on_validation_batch_end", 10), ()),
-    (("on_train_epoch_start", 10), ()),
-    (("on_train_epoch_start", 10), ("--trainer.max_steps", "13")),
-    (("on_train_batch_end", 7), ("--trainer.max_steps", "13")),
-    (("on_train_batch_end", 4), ACCUMULATED),
-    (("on_train_batch_end", 3), ("--trainer.val_check_interval", "2")),
-    (("on_validation_batch_end", 2), ("--trainer.val_check_interval", "2")),
-    (("on_train_epoch_start", 5), ("--trainer.check_val_every_n_epoch", "2")),
-]
+def trainer_with(**limits: Any) -> Any:
+    return SimpleNamespace(**{"max_epochs": None, "max_steps": -1, "callbacks": [], **limits})
 
 
-def trained(cli: Callable[..., None], data: Path, root: Path, stop: Any = None, *extra: str) -> list[Any]:
-    """Fit, seeing a signal at `stop`, and return (epoch, batch, pictures) of each step."""
-    seen = []
-    step = Classifier.training_step
-
-    def traced(self: Classifier, batch: dict, batch_idx: int) -> Any:
-        seen.append((self.trainer.current_epoch, batch_idx, batch["index"].tolist()))
-        return step(self, batch, batch_idx)
-
-    def agreed(self: SignalFlag, trainer: Any) -> int:
-        return 15 if stop == (sys._getframe(1).f_code.co_name, trainer.global_step) else 0
-
-    with patch.object(Classifier, "training_step", traced), patch.object(SignalFlag, "agreed", agreed):
-        options = ["--data.root", data, "--data.image_size", 32, "--data.batch_size", 12, "--data.num_workers", 0]
-        options += ["--model.weights", "null", "--model.backbone", "mobilenet_v3_small", "--trainer.max_epochs", 3]
-        options += ["--trainer.accelerator", "cpu", "--trainer.log_every_n_steps", 1, "--test_after_fit", "false"]
-        cli("fit", *options, "--trainer.default_root_dir", root, "--trainer.enable_progress_bar", "false", *extra)
-    return seen
-
-
-@pytest.mark.parametrize(("stop", "extra"), POINTS)
-def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, stop, extra):
-    whole = trained(cli, colours, tmp_path / "whole", None, *extra)
-    with pytest.raises(Interrupted) as caught:
-        trained(cli, colours, tmp_path / "parts", stop, *extra)
-    assert caught.value.exit_code == 143
-    after = trained(cli, colours, tmp_path / "parts", None, *extra, "--resume")
-    assert after == whole[len(whole) - len(after) :]
-    if extra != ACCUMULATED:
-        assert len(whole) - len(after) == stop[1]
-    states = []
-    for root in (tmp_path / "whole", tmp_path / "parts"):
-        (run,) = versions(root, "fit")
-        checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-        states.append((checkpoint, (run / "metrics.csv").read_text()))
-    (a, metrics_a), (b, metrics_b) = states
-    assert all(torch.equal(a["state_dict"][name], b["state_dict"][name]) for name in a["state_dict"])
-    assert a["loops"] == b["loops"]
-    assert metrics_a == metrics_b
+@pytest.mark.parametrize(
+    ("max_epochs", "max_steps", "finished"),
+    [
+        (3, -1, True),
+        (2, -1, True),
+        (4, -1, False),
+        (None, -1, False),
+        (-1, -1, False),
+        (4, 30, True),
+        (4, 29, True),
+        (4, 31, False),
+        (None, 30, True),
+        (3, 1000, True),
+    ],
+)
+def test_finished_by_epochs_or_by_steps(max_epochs, max_steps, finished):
+    progress = {"total": {}, "current": {"ready": 3, "started": 3, "processed": 3, "completed": 2}}
+    checkpoint = {"loops": {"fit_loop": {"epoch_progress": progress}}, "global_step": 30}
+    assert bool(ended_by(checkpoint, trainer_with(max_epochs=max_epochs, max_steps=max_steps))) == finished

@@ -1,0 +1,209 @@
+"""Stopped by a signal or a limit at any point and gone on with, in this process: as if it had been left alone."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import Callback, Timer
+
+from finetune.classifier import Classifier
+from finetune.runs import versions
+from finetune.signals import Interrupted, SignalFlag
+
+# Where a signal comes or is noticed, and at which of 3 x 5 steps: inside an epoch, inside a validation, between epochs.
+ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
+GATHERING = ("--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "2")  # 2 steps an epoch
+OFTEN_VALIDATED = ("--trainer.val_check_interval", "2")
+
+
+def component(path: str, **options: Any) -> str:
+    return json.dumps({"class_path": path, "init_args": options})
+
+
+def callback(name: str, **options: Any) -> tuple[str, str]:
+    return "--trainer.callbacks", f"[{component(f'pytorch_lightning.callbacks.{name}', **options)}]"
+
+
+# No loss is 10 better than the last, so the rate halves with each epoch.
+PLATEAU = ("--model.scheduler", component("torch.optim.lr_scheduler.ReduceLROnPlateau", patience=0, threshold=10))
+SCHEDULED = callback("GradientAccumulationScheduler", scheduling={0: 2, 1: 1, 2: 3})  # 3, 5 and 2 steps
+AVERAGED = (
+    *callback("StochasticWeightAveraging", swa_lrs=0.01, device="cpu", swa_epoch_start=2, annealing_epochs=2),
+    *("--trainer.max_epochs", "4"),
+)
+POINTS = [
+    (("on_train_batch_end", 2), ()),
+    (("on_train_batch_end", 7), ()),
+    (("on_validation_batch_end", 10), ()),
+    (("on_train_epoch_start", 10), ()),
+    (("on_train_epoch_start", 10), ("--trainer.max_steps", "13")),
+    (("on_train_batch_end", 7), ("--trainer.max_steps", "13")),
+    (("on_train_batch_end", 4), ACCUMULATED),
+    (("validation_step", 2), GATHERING),
+    (("on_train_batch_end", 3), OFTEN_VALIDATED),
+    (("on_validation_batch_end", 2), OFTEN_VALIDATED),
+    (("on_train_epoch_start", 5), ("--trainer.check_val_every_n_epoch", "2")),
+    (("on_train_epoch_start", 5), PLATEAU),
+    (("on_train_batch_end", 7), PLATEAU),
+    (("on_train_batch_end", 2), SCHEDULED),
+    (("on_train_batch_end", 7), AVERAGED),
+    (("on_train_epoch_start", 20), AVERAGED),  # only the pass for batch norm is left
+]
+
+
+def trained(cli: Callable[..., None], data: Path, root: Path, stop: Any = None, *extra: str) -> list[Any]:
+    """Fit, seeing a signal at `stop`, and return (epoch, batch, pictures) of each step."""
+    seen = []
+    received = []
+    step, validation_step = Classifier.training_step, Classifier.validation_step
+
+    def traced(self: Classifier, batch: dict, batch_idx: int) -> Any:
+        seen.append((self.trainer.current_epoch, batch_idx, batch["index"].tolist()))
+        return step(self, batch, batch_idx)
+
+    def validated(self: Classifier, batch: dict, batch_idx: int) -> None:
+        if stop == ("validation_step", self.trainer.global_step):
+            received.append(15)
+        validation_step(self, batch, batch_idx)
+
+    def agreed(self: SignalFlag, trainer: Any) -> int:
+        return 15 if received or stop == (sys._getframe(1).f_code.co_name, trainer.global_step) else 0
+
+    with (
+        patch.object(Classifier, "training_step", traced),
+        patch.object(Classifier, "validation_step", validated),
+        patch.object(SignalFlag, "agreed", agreed),
+        patch.object(Timer, "time_elapsed", lambda self, *_: self._offset + len(seen)),  # a batch takes a second
+    ):
+        options = ["--data.root", data, "--data.image_size", 32, "--data.batch_size", 12, "--data.num_workers", 0]
+        options += ["--model.weights", "null", "--model.backbone", "mobilenet_v3_small", "--trainer.max_epochs", 3]
+        options += ["--trainer.accelerator", "cpu", "--trainer.log_every_n_steps", 1, "--test_after_fit", "false"]
+        cli("fit", *options, "--trainer.default_root_dir", root, "--trainer.enable_progress_bar", "false", *extra)
+    return seen
+
+
+def last(root: Path) -> tuple[dict[str, Any], str]:
+    (run,) = versions(root, "fit")
+    return torch.load(run / "checkpoints/last.ckpt", weights_only=True), (run / "metrics.csv").read_text()
+
+
+def same_weights(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return all(torch.equal(a["state_dict"][name], b["state_dict"][name]) for name in a["state_dict"])
+
+
+@pytest.fixture
+def whole(cli, colours, tmp_path_factory) -> Callable[..., tuple[Path, list[Any]]]:
+    """Runs that nothing stops, and their steps; each kind is trained once."""
+
+    def run(*extra: str) -> tuple[Path, list[Any]]:
+        if extra not in WHOLE:
+            root = tmp_path_factory.mktemp("whole")
+            WHOLE[extra] = root, trained(cli, colours, root, None, *extra)
+        return WHOLE[extra]
+
+    return run
+
+
+WHOLE: dict[tuple[str, ...], tuple[Path, list[Any]]] = {}
+
+
+def stopped_and_resumed(cli: Callable[..., None], data: Path, root: Path, stop: Any, *extra: str) -> list[Any]:
+    with pytest.raises(Interrupted) as caught:
+        trained(cli, data, root, stop, *extra)
+    assert caught.value.exit_code == 143
+    return trained(cli, data, root, None, *extra, "--resume")
+
+
+@pytest.mark.parametrize(("stop", "extra"), POINTS)
+def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, whole, stop, extra):
+    root, steps = whole(*extra)
+    after = stopped_and_resumed(cli, colours, tmp_path, stop, *extra)
+    assert after == steps[len(steps) - len(after) :]
+    if extra not in (ACCUMULATED, GATHERING, SCHEDULED):
+        assert len(steps) - len(after) == stop[1]
+    (a, metrics_a), (b, metrics_b) = last(root), last(tmp_path)
+    assert same_weights(a, b)
+    if stop[1] != 20:  # there Lightning's count of scheduler steps in this epoch starts otherwise; nothing reads it
+        assert a["loops"] == b["loops"]
+    assert metrics_a == metrics_b
+    rates = [[group["lr"] for group in checkpoint["optimizer_states"][0]["param_groups"]] for checkpoint in (a, b)]
+    assert rates[0] == rates[1]
+
+
+def step_on_plateau_as_lightning_does() -> Any:
+    wants = {"interval": "epoch", "monitor": "val/loss"}
+    return patch.multiple(
+        "finetune.classifier",
+        as_lightning_wants=lambda scheduler, interval: {"scheduler": scheduler, **wants},
+        StepOnPlateau=Callback,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stop", "extra", "wrong"),
+    [
+        (("on_train_epoch_start", 5), PLATEAU, step_on_plateau_as_lightning_does()),
+        (("on_train_batch_end", 2), SCHEDULED, patch("finetune.checkpoints.enter_epoch", lambda trainer: None)),
+        (("on_train_batch_end", 7), AVERAGED, patch("finetune.checkpoints.enter_epoch", lambda trainer: None)),
+    ],
+    ids=["plateau", "accumulation", "averaging"],
+)
+def test_control_left_to_lightning_the_weights_differ(cli, colours, tmp_path, whole, stop, extra, wrong):
+    root, _ = whole(*extra)
+    with wrong:
+        stopped_and_resumed(cli, colours, tmp_path, stop, *extra)
+    assert not same_weights(last(root)[0], last(tmp_path)[0])
+
+
+def stopping_early(patience: int) -> tuple[str, ...]:
+    return OFTEN_VALIDATED + callback("EarlyStopping", monitor="val/loss", min_delta=100.0, patience=patience)
+
+
+@pytest.mark.parametrize(
+    ("limit", "larger", "told"),
+    [
+        (("--trainer.max_steps", "7"), (), "trainer.max_steps 7"),
+        (("--trainer.max_epochs", "2"), (), "trainer.max_epochs 2"),
+        (("--trainer.max_time", "00:00:00:07"), ("--trainer.max_time", "00:01:00:00"), "trainer.max_time, 7 s"),
+        (  # which comes between accumulated batches
+            (*ACCUMULATED, "--trainer.max_time", "00:00:00:03"),
+            (*ACCUMULATED, "--trainer.max_time", "00:01:00:00"),
+            "trainer.max_time, 3 s",
+        ),
+        (stopping_early(2), stopping_early(9), "early stopping, patience 2"),
+    ],
+    ids=["steps", "epochs", "time", "time between batches", "patience"],
+)
+def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(cli, colours, tmp_path, whole, caplog, limit, larger, told):
+    """It ends as one that had the larger limit from the start; with the same limit it is finished."""
+    trained(cli, colours, tmp_path, None, *limit)
+    ended = last(tmp_path)[0]
+    assert trained(cli, colours, tmp_path, None, *limit, "--resume") == []
+    assert f"is finished, with {told}" in caplog.text
+    assert same_weights(last(tmp_path)[0], ended)
+    root, steps = whole(*larger)
+    after = trained(cli, colours, tmp_path, None, *larger, "--resume")
+    assert 0 < len(after) < len(steps) and after == steps[len(steps) - len(after) :]
+    a, b = last(root)[0], last(tmp_path)[0]
+    assert same_weights(a, b)
+    assert a["loops"] == b["loops"]
+
+
+def test_control_with_the_patience_of_the_checkpoint_it_stops_again(cli, colours, tmp_path):
+    trained(cli, colours, tmp_path, None, *stopping_early(2))
+    with patch("finetune.checkpoints.keep_patience", lambda *_: None):
+        after = trained(cli, colours, tmp_path, None, *stopping_early(9), "--resume")
+    assert len(after) == 2  # as far as the next validation
+
+
+def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
+    with pytest.raises(ValueError, match=r"the frozen ones too: leave it out, or model\.freeze"):
+        trained(cli, colours, tmp_path, None, *AVERAGED, "--model.freeze_batch_norm", "true")
+    with pytest.raises(ValueError, match="needs batch norm, which lenet has not"):
+        trained(cli, colours, tmp_path, None, *AVERAGED, "--model.backbone", "lenet")
+    assert not (tmp_path / "fit").exists()
