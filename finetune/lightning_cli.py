@@ -29,6 +29,7 @@ from finetune.resume import check_averaging, ended_by
 from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, versions
 from finetune.sharding import MeshStrategy
 from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once
+from finetune.trust import add_trust_flag, data_settings, model_settings
 from finetune.weights import read_weights
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class FinetuneCLI(LightningCLI):
             )
         else:
             parser.set_defaults({"model.class_names": []})
+            add_trust_flag(parser)
         if subcommand == "predict":
             parser.add_argument(
                 "--output", type=str | None, default=None, help="File to write: .csv, .jsonl or .parquet."
@@ -110,9 +112,7 @@ class FinetuneCLI(LightningCLI):
             if ckpt_path is None:
                 parser.error(f"finetune {subcommand} needs --ckpt_path CHECKPOINT")
             self.checkpoint = read_checkpoint(ckpt_path)
-            data = {"class_path": self.checkpoint["finetune"]["data_class"]}
-            data["init_args"] = dict(self.checkpoint["datamodule_hyper_parameters"])
-            self._subcommand_parsers[subcommand].set_defaults({"data": data})
+            self._subcommand_parsers[subcommand].set_defaults({"data": data_settings(self.checkpoint, args)})
         super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:
@@ -122,7 +122,7 @@ class FinetuneCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         if self.config.subcommand == "predict" and config.data.init_args.get("predict") is None:
             self.parser.error("finetune predict needs --data.predict PICTURE, FOLDER, GLOB or LIST.txt")
-        for name, value in self.checkpoint["hyper_parameters"].items():
+        for name, value in model_settings(self.checkpoint).items():
             config.model[name] = value
         config.data.init_args["class_names"] = config.model["class_names"]
         for name in _PREPROCESSING:

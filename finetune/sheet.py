@@ -12,6 +12,7 @@ from finetune.classifier import Classifier
 from finetune.datamodules import ImageFolderData
 from finetune.decode import decode
 from finetune.transforms import eval_transform
+from finetune.trust import model_settings
 
 _GREEN, _RED, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
 _SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it
@@ -37,7 +38,8 @@ def sheet(
         raise ValueError(f"num and columns must be at least 1, got {num} and {columns}")
     checkpoint = read_checkpoint(ckpt_path)
     prepared = checkpoint["datamodule_hyper_parameters"]
-    model = Classifier.load_from_checkpoint(ckpt_path, map_location="cpu").eval()
+    model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what the checkpoint names
+    model.load_state_dict(checkpoint["state_dict"])
     paths = ImageFolderData(predict=pictures).splits["predict"].paths
     chosen = np.sort(np.random.default_rng(seed).permutation(len(paths))[:num])
     transform = eval_transform(prepared["image_size"], prepared["resize"])
