@@ -14,6 +14,7 @@ from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune.benchmark_text import advice, scaling, text
 from finetune.lightning_cli import FinetuneCLI, run_lightning
+from finetune.messages import WrongUsage
 from finetune.parsing import last_value
 from finetune.recorder import Measured, Recorder
 from finetune.runs import replace_text
@@ -54,7 +55,7 @@ class BenchmarkCLI(FinetuneCLI):
         trainer = super().instantiate_trainer(**kwargs)
         self.recorder.attach(trainer)
         if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-            raise ValueError("what forked or spawned processes measure stays with them: take --trainer.strategy ddp")
+            raise WrongUsage("what forked or spawned processes measure stays with them: take --trainer.strategy ddp")
         return trainer
 
     def fit(self, **kwargs: Any) -> None:
@@ -70,12 +71,6 @@ class BenchmarkCLI(FinetuneCLI):
             result = self.recorder.result(self.trainer, self.datamodule)
             result["advice"] = advice(result)
             _tell(result, self.config["fit"].output)
-
-
-class WrongUsage(ValueError):
-    """The command line is wrong, as a mistyped flag is."""
-
-    exit_code = 2
 
 
 def benchmark(arguments: Sequence[str]) -> None:

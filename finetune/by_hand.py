@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from finetune.data_parallel import Epoch, train
+from finetune.messages import WrongUsage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +43,7 @@ def by_hand(
         output: The PNG file to draw.
     """
     if dtype not in _DTYPES:
-        raise ValueError(f"--dtype {dtype} is not known; valid are: {', '.join(_DTYPES)}")
+        raise WrongUsage(f"--dtype {dtype} is not known; valid are: {', '.join(_DTYPES)}")
     replicas = parse_devices(devices)
     figure = _figure()  # matplotlib may be missing: now is the time to find out
     Path(output).parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ def parse_devices(names: str) -> list[torch.device]:
     devices = [name.strip() for name in names.split(",")]
     for name in devices:
         if name not in there:
-            raise ValueError(f"--devices {names}: there is no device {name!r} here; valid are: {', '.join(there)}")
+            raise WrongUsage(f"--devices {names}: there is no device {name!r} here; valid are: {', '.join(there)}")
     return [there[name] for name in devices]
 
 
@@ -96,5 +97,5 @@ def _figure() -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError("the accuracy curve needs matplotlib: pip install 'finetune[plot]'") from error
+        raise WrongUsage("the accuracy curve needs matplotlib: pip install 'finetune[plot]'") from error
     return Figure(figsize=(7, 4), layout="constrained")

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
+from finetune.messages import WrongUsage
 from finetune.packed import opened, unfinished
 
 PICTURES, ACTIVATIONS = ".pictures", ".activations"
@@ -71,7 +72,7 @@ def cache(remove: str | None = None) -> None:
         Console().print(table if found else f"no caches in {folder}")
         return
     if remove != "all" and remove not in found:
-        raise ValueError(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
+        raise WrongUsage(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
     chosen = [found[remove]] if remove != "all" else list(found.values())
     if remove == "all":
         chosen += [path for kind in (PICTURES, ACTIVATIONS) for path in unfinished(folder / f"*{kind}")]

@@ -12,6 +12,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 import finetune
+from finetune.messages import WrongUsage
 from finetune.resume import enter_epoch, keep_patience, limits
 from finetune.runs import Run, link, sync_folder
 from finetune.safe_load import load_safely
@@ -99,7 +100,7 @@ class Checkpoints(Checkpoint):
 
     def __init__(self, run: Run, every_n_steps: int | None = None) -> None:
         if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"--checkpoint_every_n_steps must be at least 1, got {every_n_steps}")
+            raise WrongUsage(f"--checkpoint_every_n_steps must be at least 1, got {every_n_steps}")
         self.run, self.every_n_steps = run, every_n_steps
         self.signal = SignalFlag()
         self.best_score: tuple[float, float] | None = None

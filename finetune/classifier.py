@@ -89,10 +89,10 @@ class Classifier(pl.LightningModule):
         self.save_hyperparameters(ignore=["optimizer", "scheduler", "compile"])
         self.class_names, self.backbone, self.weights = list(class_names), backbone, weights
         self.head_init, self.source_classes, self.class_mapping = head_init, source_classes, class_mapping
-        self.head_lr_multiplier, self.layer_decay = head_lr_multiplier, layer_decay
-        self.decay_norm_and_bias = decay_norm_and_bias
+        param_groups.check_rates(head_lr_multiplier, layer_decay, label_smoothing)
+        self.head_lr_multiplier, self.layer_decay, self.class_weights = head_lr_multiplier, layer_decay, class_weights
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
-        self.label_smoothing, self.class_weights, self.is_compiled = label_smoothing, class_weights, compile
+        self.decay_norm_and_bias, self.label_smoothing, self.is_compiled = decay_norm_and_bias, label_smoothing, compile
         self.rest: Callable[[Tensor], Tensor]  # from activations to logits, once there are any
         self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
         num_classes = len(self.class_names)

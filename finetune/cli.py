@@ -44,7 +44,7 @@ def main(args: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except Exception as error:
-        code = getattr(error, "exit_code", 1)
+        code = _exit_code(error)
         message = _one_line(error)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
             raise
@@ -120,16 +120,27 @@ for example:
   finetune predict --ckpt_path runs/fit/version_0/checkpoints/best.ckpt --data.predict FOLDER"""
 
 
+def _raised(error: Exception) -> Exception:
+    """Return what a constructor raised, which jsonargparse wraps."""
+    while str(error).startswith("Does not validate against any of the Union") and isinstance(
+        error.__cause__, Exception
+    ):
+        error = error.__cause__
+    return error
+
+
+def _exit_code(error: Exception) -> int:
+    wrong_usage = type(error).__name__ == "MisconfigurationException"  # Lightning's word for it
+    return getattr(_raised(error), "exit_code", 2 if wrong_usage else 1)
+
+
 def _one_line(error: Exception) -> str | None:
     """Return what to tell a user, or None for an error that is ours and deserves a traceback."""
     from finetune.signals import Interrupted
 
     if isinstance(error, Interrupted):
         return str(error)
-    while str(error).startswith("Does not validate against any of the Union") and isinstance(
-        error.__cause__, Exception
-    ):
-        error = error.__cause__  # jsonargparse wraps what a constructor raised
+    error = _raised(error)
     text = str(error)
     if "DataLoader worker" in text and ("killed by signal" in text or "exited unexpectedly" in text):
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"

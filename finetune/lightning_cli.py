@@ -132,9 +132,9 @@ class FinetuneCLI(LightningCLI):
         assert self.subcommand is not None
         config = self._get(self.config_init, "trainer")
         if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
-            raise ValueError("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
+            self.parser.error("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
         if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
-            raise ValueError("for trainer.strategy take model_parallel or finetune.sharding.MeshStrategy")
+            self.parser.error("for trainer.strategy take model_parallel or finetune.sharding.MeshStrategy")
         self.run = Run(config["default_root_dir"], self.subcommand)
         options = self.config[self.subcommand]
         allow_tf32()

@@ -12,6 +12,8 @@ from typing import TypeVar, cast
 from torch import Tensor, nn
 from torchvision import models
 
+from finetune.messages import WrongUsage
+
 # Mean and standard deviation of the pixels that a network wants to see, in [0, 1]: ImageNet's for torchvision's.
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 _IMAGENET: Normalization = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -101,9 +103,9 @@ def build(backbone: str, num_classes: int) -> nn.Module:
         return OWN[backbone](num_classes)
     names = models.list_models(module=models)
     if backbone not in names:
-        raise ValueError(f"there is no classification network {backbone!r}{did_you_mean(backbone, [*OWN, *names])}")
+        raise WrongUsage(f"there is no classification network {backbone!r}{did_you_mean(backbone, [*OWN, *names])}")
     if backbone.startswith("squeezenet"):
-        raise ValueError(f"{backbone} is not supported: it ends in a convolution, not in a linear head")
+        raise WrongUsage(f"{backbone} is not supported: it ends in a convolution, not in a linear head")
     # As torchvision does with weights: `transform_input` turns ImageNet's normalisation into that of these two.
     inception = {"aux_logits": False, "init_weights": False, "transform_input": True}
     options = inception if backbone in ("inception_v3", "googlenet") else {}

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from finetune.messages import WrongUsage
 from finetune.models import head, stages
 
 
@@ -27,7 +28,7 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
     parts = stages(network)
     named = [i for i, name in enumerate(parts) if last == "backbone" or name == last or name.startswith(last + ".")]
     if not named:
-        raise ValueError(
+        raise WrongUsage(
             f"there is no stage {last!r} to freeze; the stages are {', '.join(parts)}, and backbone is all"
         )
     frozen = list(parts.values())[: named[-1] + 1]
@@ -39,6 +40,20 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
 def batch_norms(network: nn.Module) -> list[nn.Module]:
     """Every batch norm module of torch's."""
     return [module for module in network.modules() if isinstance(module, _BatchNorm)]
+
+
+def check_rates(head_lr_multiplier: float, layer_decay: float, label_smoothing: float = 0.0) -> None:
+    """Make sure that training can go at these numbers, before anything is read.
+
+    Raises:
+        WrongUsage: One of them makes no sense.
+    """
+    if not 0 < layer_decay <= 1:
+        raise WrongUsage(f"layer_decay must be above 0 and at most 1, not {layer_decay}")
+    if head_lr_multiplier <= 0:
+        raise WrongUsage(f"head_lr_multiplier must be above 0, not {head_lr_multiplier}")
+    if not 0 <= label_smoothing < 1:
+        raise WrongUsage(f"label_smoothing must be at least 0 and below 1, not {label_smoothing}")
 
 
 def param_groups(
@@ -61,10 +76,7 @@ def param_groups(
 
     Source: layer-wise decay of BEiT (arXiv:2106.08254), counted as its `LayerDecayValueAssigner` does.
     """
-    if not 0 < layer_decay <= 1:
-        raise ValueError(f"layer_decay must be above 0 and at most 1, not {layer_decay}")
-    if head_lr_multiplier <= 0:
-        raise ValueError(f"head_lr_multiplier must be above 0, not {head_lr_multiplier}")
+    check_rates(head_lr_multiplier, layer_decay)
     parts = {name: list(stage.parameters()) for name, stage in stages(network).items()}
     for name in list(parts)[:1]:
         parts[name] = [*_outside(network), *parts[name]]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from finetune import processes, traffic, ways
+from finetune.messages import WrongUsage
 from finetune.ways import Trained, distance
 
 # Rounding differs where sums are taken in another order, and grows with the steps: 1e-16 a sum in float64, 1e-7 in
@@ -46,9 +47,9 @@ def parity(devices: int = 2, steps: int = 10, dtype: Literal["float64", "float32
         dtype: Of weights and arithmetic.
     """
     if devices < 1 or steps < 1:
-        raise ValueError(f"--devices and --steps must be at least 1, got {devices} and {steps}")
+        raise WrongUsage(f"--devices and --steps must be at least 1, got {devices} and {steps}")
     if dtype not in TOLERANCES:
-        raise ValueError(f"--dtype must be one of {', '.join(TOLERANCES)}, got {dtype}")
+        raise WrongUsage(f"--dtype must be one of {', '.join(TOLERANCES)}, got {dtype}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -18,6 +18,7 @@ from finetune import activations
 from finetune.activations import Activations
 from finetune.cache import cached_readers, num_reads, pays
 from finetune.folders import files_to_predict
+from finetune.messages import WrongUsage
 from finetune.pictures import Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
 from finetune.sharding import batch_share
@@ -90,17 +91,19 @@ class PictureData(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         if batch_size < 1 or image_size < 8:
-            raise ValueError(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
+            raise WrongUsage(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
         if not 0 < min_crop <= 1:
-            raise ValueError(f"min_crop must be above 0 and at most 1, got {min_crop}")
+            raise WrongUsage(f"min_crop must be above 0 and at most 1, got {min_crop}")
         if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
-            raise ValueError(
+            raise WrongUsage(
                 f"val_fraction {val_fraction} and test_fraction {test_fraction} must leave some training data"
             )
         if num_views is not None and num_views < 1:
-            raise ValueError(f"num_views must be at least 1, got {num_views}")
+            raise WrongUsage(f"num_views must be at least 1, got {num_views}")
         if cache_size is not None and cache_size < image_size:
-            raise ValueError(f"cache_size {cache_size} must be at least image_size, {image_size}")
+            raise WrongUsage(f"cache_size {cache_size} must be at least image_size, {image_size}")
+        if cache_limit_gb < 0 or (num_workers != "auto" and num_workers < 0):
+            raise WrongUsage(f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative")
         self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
         self.root = root or self.default_root
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
@@ -119,7 +122,7 @@ class PictureData(pl.LightningDataModule):
             self.splits["predict"] = Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
         else:
             if self.root is None:
-                raise ValueError("no data: give the folder of the data set with --data.root FOLDER")
+                raise WrongUsage("no data: give the folder of the data set with --data.root FOLDER")
             self.obtain(Path(self.root))
             self.scan(Path(self.root), val_fraction, test_fraction, split_seed)
 

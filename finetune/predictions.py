@@ -2,9 +2,11 @@
 
 import csv
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +15,8 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 from torch import Tensor
 
+from finetune.files import check_target, replaced
+from finetune.messages import WrongUsage
 from finetune.runs import Run
 from finetune.sharding import is_counted
 
@@ -25,6 +29,8 @@ _NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet"
 class PredictionWriter(pl.Callback):
     """Writes predictions as they come: each device its contiguous part of the list, rank 0 then joins the parts.
 
+    The parts are files beside the target. Where writing fails they stay, and the error names them.
+
     Args:
         run: The run; `predictions.csv` goes into its folder.
         output: Another file to write, its suffix .csv, .jsonl or .parquet says how.
@@ -32,14 +38,16 @@ class PredictionWriter(pl.Callback):
     """
 
     def __init__(self, run: Run, output: str | None = None, top_k: int | None = None) -> None:
-        if output and Path(output).suffix not in SUFFIXES:
-            raise ValueError(f"--output {output}: the suffix must be one of {' '.join(SUFFIXES)}")
-        if output and Path(output).suffix == ".parquet":
+        if output and Path(output).suffix.lower() not in SUFFIXES:
+            raise WrongUsage(f"--output {output}: the suffix must be one of {' '.join(SUFFIXES)}")
+        if output and Path(output).suffix.lower() == ".parquet":
             _pyarrow()
+        if output:
+            check_target(output, "--output")
         if top_k is not None and top_k < 1:
-            raise ValueError(f"--top_k must be at least 1, got {top_k}")
+            raise WrongUsage(f"--top_k must be at least 1, got {top_k}")
         self.run, self.output, self.top_k = run, output, top_k
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str | None] = Counter()
         self._part: IO[str] | None = None
         self._has_begun = False
 
@@ -47,10 +55,14 @@ class PredictionWriter(pl.Callback):
     def target(self) -> Path:
         return Path(self.output) if self.output else self.run.file("predictions.csv")
 
+    @property
+    def suffix(self) -> str:
+        return self.target.suffix.lower()
+
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         names: list[str] = pl_module.class_names  # type: ignore[assignment]
         if self.top_k is not None and self.top_k > len(names):
-            raise ValueError(f"--top_k {self.top_k}: there are only {len(names)} classes")
+            raise WrongUsage(f"--top_k {self.top_k}: there are only {len(names)} classes")
         extra = [f"p_{name}" for name in names]
         if self.top_k is not None:
             extra = [f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")]
@@ -58,7 +70,9 @@ class PredictionWriter(pl.Callback):
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self._has_begun = True  # before the file is there: a signal may come between its birth and the next line
         part = self._part_path(trainer.global_rank)
-        self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8[self.target.suffix])
+        self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix])
+        if self.suffix == ".csv" and trainer.is_global_zero:
+            self._part.write(",".join(map(_quoted, self.columns)) + "\n")
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
         assert self._part is not None
@@ -66,15 +80,17 @@ class PredictionWriter(pl.Callback):
             return
         paths = trainer.datamodule.splits["predict"].paths  # type: ignore[attr-defined]
         rows = list(self._rows(outputs, paths, pl_module.class_names))  # type: ignore[arg-type]
-        self.counts.update(row["class"] or "unreadable" for row in rows)
-        if self.target.suffix == ".csv":
-            csv.DictWriter(self._part, self.columns, lineterminator="\n").writerows(rows)
-        else:
-            self._part.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        self.counts.update(row["class"] for row in rows)  # None for one that can't be read
+        with self._kept(trainer):
+            if self.suffix == ".csv":
+                csv.DictWriter(self._part, self.columns, lineterminator="\n").writerows(rows)
+            else:
+                self._part.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert self._part is not None
-        self._part.close()
+        with self._kept(trainer):
+            self._part.close()
         self._part = None
         counts: list[Any] = [None] * trainer.world_size
         if trainer.world_size > 1:
@@ -82,14 +98,27 @@ class PredictionWriter(pl.Callback):
         else:
             counts = [self.counts]
         if trainer.is_global_zero:
-            self._join([self._part_path(rank) for rank in range(trainer.world_size)])
+            with self._kept(trainer, *range(1, trainer.world_size)):
+                self._join([self._part_path(rank) for rank in range(trainer.world_size)])
             self._summary(sum(counts, Counter()))
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._part is not None:
-            self._part.close()
+            with suppress(OSError):  # a full disk takes the rest of the buffer no better now
+                self._part.close()
         if self._has_begun:
             self._part_path(trainer.global_rank).unlink(missing_ok=True)
+
+    @contextmanager
+    def _kept(self, trainer: pl.Trainer, *others: int) -> Iterator[None]:
+        """Keep what this process, or others, have written so far if more can't be."""
+        try:
+            yield
+        except OSError as error:
+            self._has_begun = False  # the part is no longer ours to remove
+            parts = " ".join(str(self._part_path(rank)) for rank in (trainer.global_rank, *others))
+            told = f"{self.target} could not be written: {error.strerror or error}"
+            raise OSError(f"{told}; the rows so far are kept in {parts}") from error
 
     def _rows(self, outputs: dict[str, Any], paths: Sequence[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
         probabilities: Tensor = outputs["probabilities"].cpu()
@@ -112,26 +141,37 @@ class PredictionWriter(pl.Callback):
             yield row
 
     def _join(self, parts: list[Path]) -> None:
-        joined = self.target.with_name(f".{self.target.name}.tmp")
-        try:
-            if self.target.suffix == ".parquet":
+        if self.suffix == ".parquet":
+            with replaced(self.target) as joined:
                 _write_parquet(joined, parts, self.columns)
-            else:
-                with open(joined, "wb") as file:
-                    if self.target.suffix == ".csv":
-                        file.write((",".join(map(_quoted, self.columns)) + "\n").encode())
-                    for part in parts:
-                        with open(part, "rb") as source:
-                            shutil.copyfileobj(source, file)
-            joined.replace(self.target)
-        finally:
-            joined.unlink(missing_ok=True)
-            for part in parts:
-                part.unlink(missing_ok=True)
+        else:
+            self._append(parts[0], parts[1:])
+            parts[0].replace(self.target)
+        for part in parts:
+            part.unlink(missing_ok=True)
 
-    def _summary(self, counts: Counter[str]) -> None:
-        print(f"{counts.total()} pictures: " + ", ".join(f"{n} {name}" for name, n in counts.most_common()))
+    def _append(self, first: Path, others: list[Path]) -> None:
+        """Add the others' rows to the first part, or none of them: it needs no more room than they take."""
+        num_bytes = first.stat().st_size
+        with open(first, "ab") as file:
+            try:
+                for part in others:
+                    with open(part, "rb") as source:
+                        shutil.copyfileobj(source, file)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    file.close()  # what is in its buffer goes nowhere
+                os.truncate(first, num_bytes)
+                raise
+
+    def _summary(self, counts: Counter[str | None]) -> None:
+        told = ", ".join(f"{n} {name or 'unreadable'}" for name, n in counts.most_common())
+        print(f"{counts.total()} pictures: {told}")
         print(f"predictions in {self.target}", flush=True)
+        if counts.total() == counts[None]:
+            raise ValueError(f"none of the pictures can be read; {self.target} says why of each")
 
     def _part_path(self, rank: int) -> Path:
         return self.target.with_name(f".{self.target.name}.part{rank}")
@@ -145,7 +185,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("a .parquet file needs pyarrow: pip install 'finetune[parquet]'") from error
+        raise WrongUsage("a .parquet file needs pyarrow: pip install 'finetune[parquet]'") from error
     return pyarrow
 
 

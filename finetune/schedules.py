@@ -11,6 +11,8 @@ import pytorch_lightning as pl
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from finetune.messages import WrongUsage
+
 if TYPE_CHECKING:
     from finetune.picture_data import PictureData
 
@@ -37,11 +39,11 @@ class WarmupCosine(LambdaLR):
         self, optimizer: Optimizer, total_steps: int | None = None, warmup: float = 0.1, final: float = 0.0
     ) -> None:
         if total_steps is None or total_steps < 1:
-            raise ValueError(f"total_steps must be at least 1, not {total_steps}")
+            raise WrongUsage(f"total_steps must be at least 1, not {total_steps}")
         if not 0 <= warmup < 1:
-            raise ValueError(f"warmup must be at least 0 and below 1, not {warmup}")
+            raise WrongUsage(f"warmup must be at least 0 and below 1, not {warmup}")
         if not 0 <= final <= 1:
-            raise ValueError(f"final must be from 0 to 1, not {final}")
+            raise WrongUsage(f"final must be from 0 to 1, not {final}")
         warmup_steps = min(round(warmup * total_steps), total_steps - 1)
 
         def factor(step: int) -> float:

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, OptimSt
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from finetune.checkpoints import read_checkpoint
+from finetune.messages import WrongUsage
 from finetune.models import stages
 
 
@@ -43,7 +44,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         if trainer.gradient_clip_val:  # torch can't take the norm of whole and sharded gradients together
-            raise ValueError(
+            raise WrongUsage(
                 "trainer.gradient_clip_val can't be had with trainer.strategy model_parallel: leave it out"
             )
         super().setup(trainer)

@@ -11,6 +11,8 @@ from finetune.checkpoints import read_checkpoint
 from finetune.classifier import Classifier
 from finetune.datamodules import ImageFolderData
 from finetune.decode import decode
+from finetune.files import check_target, replaced
+from finetune.messages import WrongUsage
 from finetune.transforms import eval_transform
 from finetune.trust import model_settings
 
@@ -35,7 +37,10 @@ def sheet(
         seed: Seed of the choice.
     """
     if num < 1 or columns < 1:
-        raise ValueError(f"num and columns must be at least 1, got {num} and {columns}")
+        raise WrongUsage(f"num and columns must be at least 1, got {num} and {columns}")
+    if Path(output).suffix.lower() != ".png":
+        raise WrongUsage(f"--output {output}: a sheet is a .png")
+    check_target(output, "--output")
     checkpoint = read_checkpoint(ckpt_path)
     prepared = checkpoint["datamodule_hyper_parameters"]
     model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what the checkpoint names
@@ -50,7 +55,9 @@ def sheet(
     with torch.no_grad():
         probabilities = model(torch.from_numpy(images).permute(0, 3, 1, 2)).softmax(dim=1).numpy()
     captions = [caption(p, model.class_names, Path(paths[int(i)])) for p, i in zip(probabilities, chosen, strict=True)]
-    draw_sheet(shown, captions, columns).save(output, optimize=True)
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    with replaced(Path(output)) as file:
+        draw_sheet(shown, captions, columns).save(file, optimize=True)
     print(f"sheet in {output}")
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import albumentations as A
 import numpy as np
 
+from finetune.messages import WrongUsage
 from finetune.resize import RandomResizedCrop, Resize, SmallestMaxSize
 
 ResizeMode = Literal["shorter_side", "squash", "whole"]
@@ -99,7 +100,7 @@ def _parts(transform: A.BasicTransform | A.BaseCompose) -> Iterator[Any]:
 def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
     """Make the transform that a config names; an unknown class or argument is an error, never ignored."""
     if set(spec) - {"class_path", "init_args"} or "class_path" not in spec:
-        raise ValueError(f"a transform is given as class_path and init_args, got {spec}")
+        raise WrongUsage(f"a transform is given as class_path and init_args, got {spec}")
     module_name, _, class_name = spec["class_path"].rpartition(".")
     try:
         module = importlib.import_module(module_name or "albumentations")
@@ -107,16 +108,16 @@ def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
         raise ValueError(f"transform {spec['class_path']}: {error}") from error
     transform_class = getattr(module, class_name, None)
     if transform_class is None:
-        raise ValueError(
+        raise WrongUsage(
             f"there is no transform {class_name!r} in {module.__name__}{_nearest(class_name, dir(module))}"
         )
     if not (isinstance(transform_class, type) and issubclass(transform_class, A.BasicTransform)):
-        raise ValueError(f"{spec['class_path']} is not an albumentations transform")
+        raise WrongUsage(f"{spec['class_path']} is not an albumentations transform")
     init_args = spec.get("init_args") or {}
     valid = inspect.signature(transform_class).parameters
     for name in init_args:
         if name not in valid:  # albumentations itself only warns, and then ignores the argument
-            raise ValueError(f"{class_name} has no argument {name!r}{_nearest(name, valid)}")
+            raise WrongUsage(f"{class_name} has no argument {name!r}{_nearest(name, valid)}")
     try:
         return transform_class(**init_args)
     except (TypeError, ValueError) as error:

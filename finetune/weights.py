@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from finetune.download import one_at_a_time
+from finetune.messages import WrongUsage
 from finetune.models import OWN, did_you_mean, head, head_name
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def read_weights(weights: str, backbone: str) -> Pretrained:
         raise FileNotFoundError(f"there is no weights file {weights}")
     valid = ", ".join(name for name in published if "." not in name)
     hint = f"valid are: {valid}" if valid else "none are published: give a file, or --model.weights null"
-    raise ValueError(f"{weights!r} is neither a file nor weights of {backbone}; {hint}")
+    raise WrongUsage(f"{weights!r} is neither a file nor weights of {backbone}; {hint}")
 
 
 def _read_published(weights: Any) -> Pretrained:

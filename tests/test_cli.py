@@ -130,6 +130,63 @@ def test_bad_input_gets_one_line_and_loses_nothing(arguments, told, colours, tmp
     assert not list(tmp_path.rglob("*.ckpt.*"))
 
 
+WRONG_VALUES = {
+    ("fit", "--data.batch_size", "0"): "batch_size must be at least 1",
+    ("fit", "--data.val_fraction", "-0.1"): "val_fraction -0.1",
+    ("fit", "--data.min_crop", "-1"): "min_crop",
+    ("fit", "--data.num_workers", "-1"): "num_workers -1",
+    ("fit", "--data.cache_limit_gb", "-1"): "cache_limit_gb -1.0",
+    ("fit", "--data.augmentations", '[{"class_path": "albumentations.Nothing"}]'): "there is no transform",
+    ("fit", "--model.backbone", "resnet81"): "did you mean",
+    ("fit", "--model.backbone", "squeezenet1_0"): "is not supported",
+    ("fit", "--model.weights", "IMAGENET1K_V9"): "neither a file nor weights",
+    ("fit", "--model.freeze", "layer9"): "the stages are",
+    ("fit", "--model.layer_decay", "2"): "layer_decay must be",
+    ("fit", "--model.head_lr_multiplier", "0"): "head_lr_multiplier must be",
+    ("fit", "--model.label_smoothing", "-1"): "label_smoothing must be",
+    ("fit", "--checkpoint_every_n_steps", "0"): "at least 1, got 0",
+    ("fit", "--trainer.devices", "0"): "devices",
+    ("fit", "--trainer.max_epochs", "-7"): "max_epochs",
+    ("predict", "--output", "x.xls"): "suffix must be one of",
+    ("predict", "--output", "folder.csv"): "--output folder.csv is a folder",
+    ("predict", "--output", "file/x.csv"): "file is a file, not a folder",
+    ("predict", "--top_k", "0"): "--top_k must be at least 1",
+    ("predict", "--top_k", "4"): "there are only 3 classes",
+    ("predict", "--data.batch_size", "0"): "batch_size must be at least 1",
+    ("sheet", "--num", "0"): "num and columns",
+    ("sheet", "--output", "x.foo"): "a sheet is a .png",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG_VALUES, ids=" ".join)
+def test_a_value_that_no_option_takes_is_wrong_usage(arguments, fitted, colours, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("folder.csv").mkdir()
+    Path("file").touch()
+    command, *wrong = arguments
+    checkpoint = ["--ckpt_path", str(fitted / "runs/fit/version_0/checkpoints/best.ckpt")]
+    cpu = ["--trainer.accelerator", "cpu"]
+    with pytest.raises(SystemExit) as caught:
+        main(
+            {
+                "fit": ["fit", "--data.root", str(colours), *QUICK, *wrong],
+                "predict": ["predict", *checkpoint, "--data.predict", str(colours), *cpu, *wrong],
+                "sheet": ["sheet", *checkpoint, "--pictures", str(colours), *wrong],
+            }[command]
+        )
+    shown = capsys.readouterr()
+    assert caught.value.code == 2 and shown.out == ""
+    assert re.fullmatch(rf"finetune: error: .*{re.escape(WRONG_VALUES[arguments])}.*\n", shown.err), shown.err
+
+
+def test_control_data_that_is_wrong_is_no_wrong_usage(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--data.root", "empty", *QUICK])
+    assert caught.value.code == 1 and "no class folders" in capsys.readouterr().err
+
+
 def test_a_config_works_from_any_folder(cli, colours, tmp_path, capsys):
     cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--test_after_fit", "false")
     assert (tmp_path / "runs/fit/version_0/checkpoints/best.ckpt").exists()
@@ -421,3 +478,18 @@ def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
     assert re.fullmatch(
         r"finetune: error: a process that reads.*--data.num_workers may help\n", capsys.readouterr().err
     )
+
+
+def test_a_list_of_which_no_picture_can_be_read_is_a_failure(fitted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        Path(f"{name}.png").write_text("no picture")
+    Path("list.txt").write_text("a.png\nb.png\n")
+    checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
+    with pytest.raises(SystemExit) as caught:
+        main(["predict", "--ckpt_path", str(checkpoint), "--data.predict", "list.txt", "--output", "out.CSV"])
+    shown = capsys.readouterr()
+    assert caught.value.code == 1 and "2 pictures: 2 unreadable" in shown.out
+    assert shown.err.endswith("finetune: error: none of the pictures can be read; out.CSV says why of each\n")
+    with open("out.CSV") as file:
+        assert [row["path"] for row in csv.DictReader(file) if row["error"]] == ["a.png", "b.png"]

@@ -37,9 +37,10 @@ def test_a_run_that_goes_on_needs_no_weights_and_every_process_knows_its_checkpo
     assert seen[0] == ("fit", Path("runs/fit/version_0/checkpoints/last.ckpt"))
 
 
-def test_batch_norm_is_synchronised_once(colours, cli):
-    with pytest.raises(ValueError, match="leave trainer.sync_batchnorm out"):
+def test_batch_norm_is_synchronised_once(colours, cli, capsys):
+    with pytest.raises(SystemExit) as caught:
         cli("fit", "--data.root", colours, *QUICK, "--trainer.sync_batchnorm", "true")
+    assert caught.value.code == 2 and "leave trainer.sync_batchnorm out" in capsys.readouterr().err
 
 
 def test_nothing_to_train_is_told(colours, cli):

@@ -3,7 +3,10 @@
 import csv
 import json
 import os
+import resource
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -147,7 +150,8 @@ def test_parts_of_devices_join_to_the_same_bytes(run, monkeypatch, capsys, num, 
     contents, summaries = set(), set()
     for world_size in 1, 2, 3, 8:
         output = run.root / f"out{suffix}"
-        predict(run, probs, paths, bad, output, world_size=world_size, monkeypatch=monkeypatch)
+        with pytest.raises(ValueError, match="none of the pictures") if num == 1 else nullcontext():
+            predict(run, probs, paths, bad, output, world_size=world_size, monkeypatch=monkeypatch)
         assert [row["path"] for row in read(output)[1]] == paths
         if suffix != ".parquet":
             contents.add(output.read_bytes())
@@ -228,17 +232,85 @@ def test_a_run_that_fails_leaves_no_part_and_keeps_the_file_of_before(run):
     assert [path.name for path in run.path.iterdir()] == ["predictions.csv"] and target.read_bytes() == before
 
 
-def test_a_failure_while_joining_leaves_no_half_file(run, monkeypatch):
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """No file may grow beyond this: what a full disk does, without one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_disk_that_fills_up_at_the_end_keeps_the_parts_and_the_file_of_before(run, monkeypatch, suffix):
+    paths, output = [f"{i}.png" for i in range(40)], run.root / f"out{suffix}"
+    predict(run, probabilities(2), ["a.png", "b.png"], output=output)
+    before = output.read_bytes()
+    # Each part has room, all together have not; parquet's 40 rows take more than its parts' lines of JSON.
+    limit = 2000 if suffix == ".csv" else 5500
+    with file_size_limit(limit), pytest.raises(OSError, match="could not be written: .*File too large; the rows") as e:
+        predict(run, probabilities(40), paths, output=output, world_size=2, monkeypatch=monkeypatch)
+    parts = [run.root / f".out{suffix}.part{rank}" for rank in range(2)]
+    assert str(e.value).endswith(f"are kept in {parts[0]} {parts[1]}")
+    assert output.read_bytes() == before
+    assert sorted(path for path in run.root.iterdir() if path.is_file()) == [*parts, output]
+    # What was kept is what would have been joined.
+    predict(run, probabilities(40), paths, output=run.root / f"whole{suffix}", world_size=1)
+    kept = b"".join(part.read_bytes() for part in parts)
+    if suffix == ".parquet":
+        assert [json.loads(line)["path"] for line in kept.splitlines()] == paths
+    else:
+        assert kept == (run.root / f"whole{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_disk_that_fills_up_before_keeps_the_rows_so_far(run, suffix):
+    writer, model = PredictionWriter(run, str(run.root / f"out{suffix}")), SimpleNamespace(class_names=NAMES)
+    data = SimpleNamespace(splits={"predict": SimpleNamespace(paths=[f"{i}.png" for i in range(1000)])})
+    trainer = SimpleNamespace(
+        strategy=None, global_rank=0, world_size=1, is_global_zero=True, datamodule=data, predicting=True
+    )
+    writer.on_predict_start(trainer, model)
+    outputs = {"index": torch.arange(1000), "probabilities": probabilities(1000), "bad": []}
+    with file_size_limit(20_000), pytest.raises(OSError, match="rows so far are kept in") as caught:
+        writer.on_predict_batch_end(trainer, model, outputs, None, 0)
+    writer.on_exception(trainer, model, caught.value)
+    (part,) = [path for path in run.root.iterdir() if path.is_file()]
+    assert str(part) in str(caught.value) and part.stat().st_size == 20_000
+    assert not (run.root / f"out{suffix}").exists()
+
+
+def test_a_part_that_is_whole_becomes_the_file_and_is_never_copied(run, monkeypatch):
+    monkeypatch.setattr(predictions.shutil, "copyfileobj", None)
     target = predict(run, probabilities(2), ["a.png", "b.png"])
-    before = target.read_bytes()
+    assert len(read(target)[1]) == 2
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(predictions.shutil, "copyfileobj", full)
-    with pytest.raises(OSError, match="No space"):
-        predict(run, probabilities(1), ["c.png"])
-    assert [path.name for path in run.path.iterdir()] == ["predictions.csv"] and target.read_bytes() == before
+def test_a_target_that_can_t_be_is_told_before_the_work(run):
+    (run.root / "folder.csv").mkdir()
+    (run.root / "file").touch()
+    with pytest.raises(ValueError, match=r"--output .*folder.csv is a folder: name a file in it"):
+        PredictionWriter(run, str(run.root / "folder.csv"))
+    with pytest.raises(ValueError, match=r"--output .*: .*/file is a file, not a folder"):
+        PredictionWriter(run, str(run.root / "file/new/out.csv"))
+
+
+def test_pictures_of_which_none_can_be_read_are_a_failure_with_all_its_rows(run, capsys):
+    with pytest.raises(ValueError, match=r"none of the pictures can be read; .*predictions.csv says why of each"):
+        predict(run, probabilities(3), ["a.png", "b.png", "c.png"], dict.fromkeys(range(3), "torn"))
+    assert capsys.readouterr().out.startswith("3 pictures: 3 unreadable\n")
+    assert [row["error"] for row in read(run.path / "predictions.csv")[1]] == ["torn"] * 3
+    # The control: a class may be called so.
+    predict(run, torch.ones(3, 1, dtype=torch.float64), ["a.png", "b.png", "c.png"], names=["unreadable"])
+
+
+@pytest.mark.parametrize("suffix", [".CSV", ".Jsonl", ".PARQUET"])
+def test_the_suffix_may_be_written_in_capitals(run, suffix):
+    target = predict(run, probabilities(2), ["a.png", "b.png"], output=run.root / f"out{suffix}")
+    same = predict(run, probabilities(2), ["a.png", "b.png"], output=run.root / f"same{suffix.lower()}")
+    assert target.read_bytes() == same.read_bytes() and target.suffix == suffix
 
 
 def test_the_folder_of_the_output_is_made(run):

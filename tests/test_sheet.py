@@ -1,5 +1,6 @@
 """The sheet of predicted pictures."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -34,3 +35,23 @@ def test_sheet_from_the_command_line(colours, cli, tmp_path, capsys):
     with Image.open(tmp_path / "sheet.png") as paper:
         assert paper.size == (5 * 128 + 8, 120 + 22 + 16)
     assert capsys.readouterr().out == "sheet in sheet.png\n"
+
+
+def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_path, monkeypatch):
+    pictures = data(colours)
+    fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")
+    (tmp_path / "sheet.png").write_bytes(b"before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))  # what a full disk does, without one
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            cli("sheet", "--ckpt_path", "some.ckpt", "--pictures", colours / "test")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "sheet.png").read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sheet.png", "some.ckpt"]
+    with pytest.raises(ValueError, match="a sheet is a .png"):  # before the checkpoint is read
+        cli("sheet", "--ckpt_path", "none.ckpt", "--pictures", colours / "test", "--output", "new")
+    cli("sheet", "--ckpt_path", "some.ckpt", "--pictures", colours / "test", "--output", "new/folder/a.PNG")
+    with Image.open(tmp_path / "new/folder/a.PNG") as paper:
+        assert paper.format == "PNG"
