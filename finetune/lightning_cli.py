@@ -25,6 +25,7 @@ from finetune.picture_data import PictureData
 from finetune.precision import allow_tf32, automatic_precision
 from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
+from finetune.rates import settle_rate
 from finetune.resume import check_averaging, ended_by
 from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, versions
 from finetune.sharding import MeshStrategy
@@ -97,12 +98,8 @@ class FinetuneCLI(LightningCLI):
             parser.set_defaults({"model.class_names": []})
             add_trust_flag(parser)
         if subcommand == "predict":
-            parser.add_argument(
-                "--output", type=str | None, default=None, help="File to write: .csv, .jsonl or .parquet."
-            )
-            parser.add_argument(
-                "--top_k", type=int | None, default=None, help="Write the k most probable classes instead of all."
-            )
+            parser.add_argument("--output", type=str | None, default=None, help="A .csv, .jsonl or .parquet file.")
+            parser.add_argument("--top_k", type=int | None, default=None, help="Write only the k best classes.")
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -114,6 +111,7 @@ class FinetuneCLI(LightningCLI):
             self.checkpoint = read_checkpoint(ckpt_path)
             self._subcommand_parsers[subcommand].set_defaults({"data": data_settings(self.checkpoint, args)})
         super().parse_arguments(parser, args)
+        settle_rate(self.config, args)
 
     def _parse_ckpt_path(self) -> None:
         # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.
