@@ -1,6 +1,7 @@
 """Batch norm over the whole batch, whatever the number of devices that share it.
 
-torch's own SyncBatchNorm does this on GPUs only.
+torch's own SyncBatchNorm does this on GPUs only, waits there for each layer's statistics before it queues the next one,
+and under 16 bits a device without pictures sends fewer bytes than the others expect.
 """
 
 from collections.abc import Collection
@@ -32,9 +33,9 @@ class SharedBatchNorm(_BatchNorm):
         output, mean, squares, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_group)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            factor = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
-            self.running_var.lerp_((squares / (count - 1)).to(self.running_var.dtype), factor)
+            for average, value in ((self.running_mean, mean), (self.running_var, squares / (count - 1))):
+                factor = 1 / self.num_batches_tracked.to(average) if self.momentum is None else self.momentum
+                average.lerp_(value.to(average), factor)
         return output
 
 
@@ -50,17 +51,19 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
     ) -> tuple[Tensor, ...]:
-        dims = _all_but_channels(x)
         values = _precise(x)
-        num = x.numel() // x.size(1)
-        variance, mean = torch.var_mean(values, dims, correction=0) if num else values.new_zeros(2, x.size(1))
-        part = torch.cat([mean, num * variance, mean.new_tensor([num])])
-        parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, part, group)
-        means, squares, counts = torch.stack(parts).split([x.size(1), x.size(1), 1], dim=1)
+        num, C = x.numel() // x.size(1), x.size(1)
+        variance, mean = torch.var_mean(values, _all_but_channels(x), correction=0) if num else values.new_zeros(2, C)
+        # Nothing here makes a GPU wait for the CPU or the reverse; that is why `num` is filled in, not copied.
+        part = torch.cat([mean, num * variance, mean.new_full((1,), num)])
+        parts = part.new_empty(dist.get_world_size(group), len(part))
+        dist.all_gather(list(parts), part, group)
+        means, squares, counts = parts.split([C, C, 1], dim=1)
         count = counts.sum()
-        if count < 2:
+        if num < 2 and count < 2:  # on all devices, or on none
             raise ValueError(f"batch norm needs more than one value a channel to train, got input {tuple(x.shape)}")
+        if weight is not None and bias is not None:  # torch takes mean and weight of one type
+            weight, bias = weight.to(mean.dtype), bias.to(mean.dtype)
         mean = (counts * means).sum(0) / count
         square = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
         ctx.save_for_backward(x, weight, mean, (square / count + eps).rsqrt(), count)
@@ -73,43 +76,48 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse_deviation, count = ctx.saved_tensors
-        dims, shape = _all_but_channels(x), (1, -1, *[1] * (x.dim() - 2))
-        deviation, dy = _precise(x) - mean.view(shape), _precise(gradient)
-        sums = torch.stack([dy.sum(dims), (dy * deviation).sum(dims)])
+        sums = mean.new_zeros(2, x.size(1))  # of dy, and of dy times the normalised x, over this device's share
+        if x.numel():
+            ones, wanted = torch.ones_like(mean), [False, True, True]  # the gradients of weight and bias
+            _, sums[1], sums[0] = torch.ops.aten.native_batch_norm_backward(
+                gradient, x, ones, None, None, mean, inverse_deviation, True, 0.0, wanted
+            )
         # DDP adds up the devices' gradients of weight and bias itself.
-        bias_gradient, weight_gradient = sums[0].clone(), sums[1] * inverse_deviation
+        bias_gradient, weight_gradient = sums.clone()
         dist.all_reduce(sums, group=ctx.group)
+        sums /= count
+        # dx = scale * (dy - mean(dy) - (x - mean) * slope), in two walks through memory, rounded once
         scale = inverse_deviation if weight is None else inverse_deviation * weight
-        slope = inverse_deviation**2 * sums[1] / count
-        dx = (dy - (sums[0] / count).view(shape) - deviation * slope.view(shape)) * scale.view(shape)
+        slope = inverse_deviation * sums[1]
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        scale, slope, offset = (part.view(shape) for part in (scale, scale * slope, scale * (mean * slope - sums[0])))
+        dx = torch.addcmul(torch.addcmul(offset, x, slope, value=-1), gradient, scale, out=torch.empty_like(x))
         if weight is None:
-            return dx.to(x.dtype), None, None, None, None
-        return dx.to(x.dtype), weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype), None, None
+            return dx, None, None, None, None
+        return dx, weight_gradient, bias_gradient, None, None
 
 
-def share_statistics(
-    network: nn.Module, except_in: Collection[nn.Module] = (), is_cuda: bool = False, group: Any = None
-) -> None:
+def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = (), group: Any = None) -> None:
     """Replace every batch norm by one over all devices, save in the modules `except_in`; parameters stay the same.
 
     Args:
         network: Its batch norm modules are replaced in place.
         except_in: Modules whose batch norm keeps its running statistics anyway.
-        is_cuda: Take torch's SyncBatchNorm.
         group: Process group of the devices that share a batch; None for all.
     """
     for name, child in network.named_children():
         if any(child is module for module in except_in):
             continue
         if isinstance(child, _BatchNorm):
-            kind = nn.SyncBatchNorm if is_cuda else SharedBatchNorm
-            shared = kind(child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats)
+            shared = SharedBatchNorm(
+                child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
+            )
             shared.process_group = group
             shared._parameters, shared._buffers = child._parameters, child._buffers
             shared.training = child.training
             setattr(network, name, shared)
         else:
-            share_statistics(child, except_in, is_cuda, group)
+            share_statistics(child, except_in, group)
 
 
 def _all_but_channels(x: Tensor) -> list[int]:

@@ -134,8 +134,7 @@ class Classifier(pl.LightningModule):
             # DDP would broadcast them in the first evaluation batch too, which a device without pictures never has.
             self.trainer.strategy._ddp_kwargs["broadcast_buffers"] = False
         if stage == "fit" and batch_share(self.trainer)[1] > 1:
-            is_cuda = self.trainer.strategy.root_device.type == "cuda"
-            share_statistics(self.network, self._always_eval, is_cuda, group_of_batch(self.trainer))
+            share_statistics(self.network, self._always_eval, group_of_batch(self.trainer))
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())

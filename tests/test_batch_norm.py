@@ -1,13 +1,15 @@
 """Batch norm over all devices: with one device it is torch's own; tests/ddp_scenarios.py has two and three."""
 
 import copy
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.batch_norm import SharedBatchNorm, share_statistics
+from finetune.batch_norm import SharedBatchNorm, _precise, share_statistics
 
 
 @pytest.fixture
@@ -100,10 +102,58 @@ def test_only_what_trains_is_replaced_and_parameters_stay(group):
     assert all(a is b for a, b in zip(network.buffers(), buffers, strict=True))
 
 
-def test_on_gpus_torchs_own_is_taken():
-    network = nn.Sequential(nn.BatchNorm2d(4))
-    share_statistics(network, is_cuda=True)
-    assert type(network[0]) is nn.SyncBatchNorm
+def sent(share: int, precise=_precise) -> list[tuple[str, torch.dtype, int]]:
+    """What a device with so many pictures sends in a step under bf16, where another has four."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    share_statistics(network)
+    seen = []
+
+    def gather(parts: list[torch.Tensor], part: torch.Tensor, group: object) -> None:
+        seen.append(("gather", part.dtype, part.numel()))
+        for received in parts:
+            received.copy_(part)
+            received[-1] += 64  # values a channel, of the other
+
+    def reduce(sums: torch.Tensor, group: object) -> None:
+        seen.append(("reduce", sums.dtype, sums.numel()))
+
+    x = torch.randn(share, 3, 4, 4, requires_grad=True)
+    with patch.object(dist, "all_gather", gather), patch.object(dist, "all_reduce", reduce):
+        with patch("finetune.batch_norm._precise", precise), torch.autocast("cpu", torch.bfloat16):
+            y = network(x)
+        assert y.dtype == torch.bfloat16 and y.shape == (share, 4, 4, 4)
+        y.float().sum().backward()
+    assert x.grad.shape == x.shape
+    assert network[1].weight.grad.dtype == torch.float32
+    return seen
+
+
+def test_every_device_sends_as_much_under_bf16_also_one_without_pictures(group):
+    expected = [("gather", torch.float32, 2 * 4 + 1), ("reduce", torch.float32, 2 * 4)]
+    assert sent(share=4) == sent(share=1) == sent(share=0) == expected
+    # the control, as torch's SyncBatchNorm has it: zeros in the type of the input
+    assert sent(share=0, precise=lambda x: x if x.numel() == 0 else _precise(x)) != expected
+
+
+class Waits(TorchDispatchMode):
+    """Counts where the program looks at a number: there it would wait for a GPU."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_no_step_waits_for_a_gpu(group, momentum):
+    shared = nn.Sequential(nn.BatchNorm2d(4, momentum=momentum))
+    share_statistics(shared)
+    with Waits() as waits:
+        loss = shared(torch.randn(2, 4, 3, 3, requires_grad=True)).sum()
+        loss.backward()
+        assert waits.num == 0
+        assert bool(loss > -1e9) and waits.num == 1  # and so it would be seen
 
 
 def test_one_value_a_channel_is_told(group):
