@@ -23,6 +23,7 @@ from finetune.folding import Fold
 from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import build, normalization
+from finetune.precision import double
 from finetune.sampling import run_seed, step_seed
 from finetune.schedules import StepOnPlateau, as_lightning_wants, total_steps, with_total_steps
 from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
@@ -217,7 +218,7 @@ class Classifier(pl.LightningModule):
         """Return `index` (B,), `probabilities` (B, K) and `bad` [(index, error)] of a batch."""
         needed = len(batch["image"]) or is_sharded(self.trainer)
         logits = self(batch["image"]) if needed else torch.empty(0, len(self.class_names), device=self.device)
-        return {"index": batch["index"], "probabilities": logits.double().softmax(dim=1), "bad": batch["bad"]}
+        return {"index": batch["index"], "probabilities": double(logits).softmax(dim=1), "bad": batch["bad"]}
 
     def configure_optimizers(self) -> Any:
         rates = self.head_lr_multiplier, self.layer_decay

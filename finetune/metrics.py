@@ -1,5 +1,8 @@
 """What is measured on a split: metrics with sum states only, so that every picture counts once on any devices."""
 
+import functools
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -12,8 +15,24 @@ from torchmetrics.classification import (
     MulticlassRecall,
 )
 
+from finetune.precision import WITHOUT_FLOAT64, double
 
-class CalibrationError(Metric):
+
+class PreciseSums(Metric):
+    """A metric of sums in float64. Where the model's device has no such, as Apple's, they stay on the CPU."""
+
+    full_state_update = False
+
+    def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> nn.Module:
+        @functools.wraps(fn)  # torchmetrics goes by the name
+        def moved(state: Tensor) -> Tensor:
+            is_kept = state.dtype == torch.float64 and fn(torch.zeros(1)).device.type in WITHOUT_FLOAT64
+            return state.cpu() if is_kept else fn(state)
+
+        return super()._apply(moved, exclude_state)
+
+
+class CalibrationError(PreciseSums):
     """Expected calibration error: how far confidence and accuracy lie apart, averaged over 15 bins of confidence.
 
     torchmetrics' own keeps every prediction in lists, which grow with the data and hang where a device has none; sums
@@ -22,7 +41,6 @@ class CalibrationError(Metric):
     Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
     """
 
-    full_state_update = False
     count: Tensor
     confidence: Tensor
     correct: Tensor
@@ -35,8 +53,9 @@ class CalibrationError(Metric):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add predictions: probabilities (B, K) and class indices (B,)."""
-        confidence, predicted = preds.double().max(dim=1)
-        edges = torch.linspace(0, 1, self.num_bins + 1, device=preds.device)
+        confidence, predicted = double(preds).max(dim=1)
+        target = target.to(confidence.device)
+        edges = torch.linspace(0, 1, self.num_bins + 1, device=confidence.device)
         bins = torch.bucketize(confidence.float(), edges, right=True) - 1
         self.count.index_add_(0, bins, torch.ones_like(confidence))
         self.confidence.index_add_(0, bins, confidence)
@@ -46,14 +65,13 @@ class CalibrationError(Metric):
         return ((self.confidence - self.correct).abs().sum() / self.count.sum()).float()
 
 
-class MeanLoss(Metric):
+class MeanLoss(PreciseSums):
     """A mean by weights; torchmetrics' MeanMetric drops the weights with nan_strategy="disable", the cheap one.
 
     Args:
         split: Whose pictures these are, for the error where none could be decoded.
     """
 
-    full_state_update = False
     sum: Tensor
     weight: Tensor
 
@@ -65,8 +83,8 @@ class MeanLoss(Metric):
 
     def update(self, loss_sum: Tensor, weight: Tensor) -> None:
         """Add the sum of the weighted losses of some pictures and the sum of their weights."""
-        self.sum += loss_sum.detach()
-        self.weight += weight
+        self.sum += double(loss_sum.detach())
+        self.weight += double(weight)
 
     def compute(self) -> Tensor:
         if self.weight == 0:
@@ -129,5 +147,5 @@ def restore_sums(metric: Metric, sums: dict[str, Tensor], is_first: bool) -> Non
     metric.reset()
     if is_first:
         for name, value in sums.items():
-            setattr(metric, name, value.to(metric.device))
+            setattr(metric, name, value.to(getattr(metric, name).device))
         metric._update_count = 1

@@ -4,6 +4,9 @@ from typing import Any
 
 import torch
 from pytorch_lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
+from torch import Tensor
+
+WITHOUT_FLOAT64 = {"mps"}  # kinds of devices; what is to be exact there is computed on the CPU
 
 
 def automatic_precision(accelerator: str | Accelerator, checkpoint: dict[str, Any] | None, goes_on: bool) -> str:
@@ -36,3 +39,8 @@ def allow_tf32() -> None:
     """Let GPUs multiply float32 matrices in TF32, as they do convolutions: faster, with 10 bits of mantissa."""
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # on a CPU the same word would mean bf16
+
+
+def double(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, on the CPU if its device has no such."""
+    return (tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor).double()

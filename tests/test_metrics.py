@@ -1,12 +1,23 @@
 """Metrics against torchmetrics and against sums by hand, in one piece and in uneven parts put together."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassCalibrationError
 
-from finetune.metrics import CalibrationError, MeanLoss, balanced_weights, split_metrics
+from finetune.classifier import Classifier
+from finetune.metrics import (
+    CalibrationError,
+    MeanLoss,
+    balanced_weights,
+    global_sums,
+    restore_sums,
+    split_metrics,
+)
 
 # float32 results of sums of 1,000 terms below 1: a few units of 1e-7.
 TOLERANCE = 1e-6
@@ -172,3 +183,48 @@ def test_balanced_weights_are_inverse_to_frequency_and_one_on_average():
     weights = balanced_weights(labels, 3)
     assert weights.tolist() == pytest.approx([4 / 9, 4 / 3, 4 / 3])  # a class without pictures counts as if it had one
     assert float(balanced_weights(np.array([0, 0, 0, 1]), 2)[labels].mean()) == pytest.approx(1)
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """Lets the device "meta", which has no data, behave as Apple's: it refuses float64, and gives its data (zeros)."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        is_copy = func is torch.ops.aten._to_copy.default and args[0].device.type == "meta"
+        if is_copy and torch.device(kwargs.get("device", "meta")).type == "cpu":
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        result = func(*args, **kwargs)
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta" and tensor.dtype == torch.float64:
+                raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support it")
+        return result
+
+
+def measured_without_float64() -> dict[str, torch.Tensor]:
+    """Train's and evaluation's metrics and a prediction on such a device."""
+    model = Classifier(["a", "b", "c"], "small_cnn", weights=None).eval()
+    with WithoutFloat64():
+        model.to("meta")
+        logits, labels = model(torch.zeros(4, 3, 28, 28, dtype=torch.uint8, device="meta")), torch.zeros(4).long()
+        loss, weight = logits.sum(), torch.tensor(4.0, device="meta")
+        for metric in (model.val_metrics.metrics["calibration_error"], model.train_loss):
+            update = (logits.softmax(1), labels.to("meta")) if isinstance(metric, CalibrationError) else (loss, weight)
+            metric.update(*update)
+            restore_sums(metric, global_sums(metric), is_first=True)
+            metric.reset()
+            metric.update(*update)
+            metric.compute()
+        sums = model.train_loss, model.val_metrics.loss, model.val_metrics.metrics["calibration_error"]
+        states = {name: getattr(metric, name) for metric in sums for name in metric._defaults}
+        model._trainer = SimpleNamespace(strategy=None)
+        batch = {"image": torch.zeros(4, 3, 28, 28, dtype=torch.uint8, device="meta"), "index": labels, "bad": []}
+        return {**states, "probabilities": model.predict_step(batch, 0)["probabilities"]}
+
+
+def test_sums_and_probabilities_are_in_float64_also_where_the_device_has_none(monkeypatch):
+    with pytest.raises(TypeError, match="float64"):  # the control
+        measured_without_float64()
+    monkeypatch.setattr("finetune.precision.WITHOUT_FLOAT64", kinds := {"mps", "meta"})
+    monkeypatch.setattr("finetune.metrics.WITHOUT_FLOAT64", kinds)
+    for tensor in measured_without_float64().values():
+        assert (tensor.device.type, tensor.dtype) == ("cpu", torch.float64)
