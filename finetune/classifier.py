@@ -19,12 +19,13 @@ from finetune.activations import use_activations
 from finetune.batch_norm import share_statistics
 from finetune.checkpoints import check_model, origin
 from finetune.compiled import Compile
+from finetune.dropout import Noise
 from finetune.folding import Fold
 from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import build, normalization
 from finetune.precision import double
-from finetune.sampling import run_seed, step_seed
+from finetune.sampling import run_seed
 from finetune.schedules import StepOnPlateau, as_lightning_wants, total_steps, with_total_steps
 from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
 from finetune.weights import load_weights, read_weights, source_head
@@ -150,7 +151,7 @@ class Classifier(pl.LightningModule):
             self.class_weight.copy_(balanced_weights(self._data.splits["train"].labels, len(self.class_names)))
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        return [Compile() if self.is_compiled else Fold(), StepOnPlateau()]
+        return [Compile() if self.is_compiled else Fold(), Noise(), StepOnPlateau()]
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
@@ -163,10 +164,6 @@ class Classifier(pl.LightningModule):
             from finetune.features import probe_head  # scipy takes a second to import
 
             probe_head(self, self._data)
-
-    def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
-        step = self.trainer.fit_loop.epoch_loop.total_batch_idx  # not global_step, which waits for accumulated batches
-        torch.manual_seed(step_seed(run_seed(), step, batch_share(self.trainer)[0]))
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         images, labels = batch["image"], batch["label"]

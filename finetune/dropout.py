@@ -1,0 +1,182 @@
+"""Dropout and stochastic depth as functions of (seed, step, picture, layer): they do not depend on the device.
+
+torch's own draw from a generator of the device, so that each device draws other numbers than one alone would. Here each
+picture of a batch has a key of its own for each layer, and numbers are counted out from it. A device then needs no more
+than its share of the batch, and nothing has to be saved for a resumed run. Masks are the same on CPUs and GPUs and in
+any float type, since they are drawn in whole numbers.
+
+A key is the state of a SplitMix64 generator, and so is each number that it gives: pictures are counted out from the
+step's, layers from the picture's, values from the layer's. A picture that is in a batch twice has one mask.
+
+Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014); the constants are those of
+Vigna's splitmix64.c.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from finetune.sampling import run_seed, step_seed
+from finetune.sharding import batch_share
+
+log = logging.getLogger(__name__)
+
+# Shapes: B pictures of this device's share, L layers, C channels.
+
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64  # all of these as torch has them, signed
+_FACTORS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+
+
+def _nth(keys: Tensor, n: Tensor | int) -> Tensor:
+    """Return the n-th numbers that generators in the states `keys` give: any integer n, int64 in and out, wrapping."""
+    z = keys + n * _GAMMA
+    for shift, factor in zip((30, 27), _FACTORS, strict=True):
+        z = (z ^ _right(z, shift)) * factor
+    return z ^ _right(z, 31)
+
+
+def _right(z: Tensor, shift: int) -> Tensor:
+    return (z >> shift) & (2 ** (64 - shift) - 1)  # torch's own shift brings the sign in
+
+
+class _ByPicture(nn.Module):
+    """What the layers below share; they are torch's own until a training step has given them keys."""
+
+    p: float
+    keys: Tensor | None = None  # (B,) for this step, or (1,) where the batch has one number
+    num_calls = 0  # in this step: one module may stand in several places
+
+    def _next_keys(self, num: int) -> Tensor | None:
+        """Return the keys (num,) of this call, or None where torch is to draw."""
+        if not self.training or self.p == 0 or self.keys is None or len(self.keys) != num:
+            return None
+        keys = self.keys if self.num_calls == 0 else _nth(self.keys, -self.num_calls)  # values count upwards
+        self.num_calls += 1
+        return keys
+
+    def _is_kept(self, numbers: Tensor) -> Tensor:
+        return numbers < min(int((1 - self.p) * 2**64), 2**64 - 1) - 2**63
+
+    @property
+    def _scale(self) -> float:
+        return 1 / (1 - self.p) if self.p < 1 else 0.0
+
+
+class _Dropout(_ByPicture):
+    def forward(self, input: Tensor) -> Tensor:
+        keys = self._next_keys(len(input))
+        if keys is None:
+            return super().forward(input)
+        shape = self._shape(input)
+        values = torch.arange(1, math.prod(shape[1:]) + 1, device=keys.device)
+        kept = self._is_kept(_nth(keys[:, None], values)).view(shape)
+        return input.masked_fill(~kept, 0) * self._scale
+
+    def _shape(self, input: Tensor) -> tuple[int, ...]:
+        return (*input.shape[:2], *[1] * (input.ndim - 2))  # whole channels
+
+
+class PictureDropout(_Dropout, nn.Dropout):
+    """Drops values."""
+
+    def _shape(self, input: Tensor) -> tuple[int, ...]:
+        return tuple(input.shape)
+
+
+class PictureDropout1d(_Dropout, nn.Dropout1d):
+    """Drops channels, as the next two."""
+
+
+class PictureDropout2d(_Dropout, nn.Dropout2d):
+    pass
+
+
+class PictureDropout3d(_Dropout, nn.Dropout3d):
+    pass
+
+
+class PictureStochasticDepth(_ByPicture, StochasticDepth):
+    """Drops a residual branch for a picture, or in the mode `batch` for all."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        keys = self._next_keys(1 if self.mode == "batch" else len(input))
+        if keys is None:
+            return super().forward(input)
+        kept = self._is_kept(keys).to(input.dtype) * self._scale  # a key is as good a number as any
+        return input * kept.view(-1, *[1] * (input.ndim - 1))
+
+
+_OURS: dict[type, type] = {
+    **{nn.Dropout: PictureDropout, nn.Dropout1d: PictureDropout1d, nn.Dropout2d: PictureDropout2d},
+    **{nn.Dropout3d: PictureDropout3d, StochasticDepth: PictureStochasticDepth},
+}
+
+
+def by_picture(network: nn.Module) -> list[_ByPicture]:
+    """Let dropout and stochastic depth of a network draw by picture, in place, and return these layers.
+
+    Classes derived from torch's are left alone: they may do more.
+    """
+    found = [module for module in network.modules() if type(module) in (*_OURS, *_OURS.values())]
+    for module in found:
+        module.__class__ = _OURS.get(type(module), type(module))
+    return found  # type: ignore[return-value]
+
+
+def draw(layers: Sequence[_ByPicture], seed: int, step: int, pictures: Tensor) -> None:
+    """Give layers their keys for a training step.
+
+    Args:
+        layers: What `by_picture` returned: their order is that of the numbers.
+        seed: That of the run.
+        step: Training step, from 0, counted over epochs.
+        pictures: Indices (B,) in the training split, on the device that computes.
+    """
+    if not layers:
+        return
+    state = torch.full((1,), step_seed(seed, step, 0), device=pictures.device)
+    order = torch.arange(1, len(layers) + 1, device=pictures.device)
+    keys = _nth(_nth(state, torch.cat([pictures + 1, torch.zeros_like(state)])), order[:, None])  # (L, B + 1)
+    for layer, row in zip(layers, keys, strict=True):
+        layer.keys = row[-1:] if getattr(layer, "mode", "row") == "batch" else row[:-1]
+        layer.num_calls = 0
+
+
+class Noise(pl.Callback):
+    """Lets a network draw by picture, and says where it draws otherwise: such noise depends on the device.
+
+    Dropout inside attention does, functional dropout, and modules of other kinds. They move torch's generator, which is
+    seeded here before each step, so that there is no state of it to save.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._layers = by_picture(pl_module)
+        self._is_checked = batch_share(trainer)[1] == 1
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
+        step = trainer.fit_loop.epoch_loop.total_batch_idx  # not global_step, which waits for accumulated batches
+        torch.manual_seed(step_seed(run_seed(), step, batch_share(trainer)[0]))
+        draw(self._layers, run_seed(), step, batch["index"])
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        if not self._is_checked and _has_drawn(trainer.strategy.root_device) and trainer.is_global_zero:
+            words = "%s draws random numbers that depend on the device: it ends otherwise on another number of them"
+            log.warning(words, pl_module.backbone)
+        self._is_checked = True
+
+
+def _has_drawn(device: torch.device) -> bool:
+    """Return whether torch's generators for the CPU and a device have moved since they were seeded."""
+    used = [torch.default_generator]
+    if device.type == "cuda":
+        used.append(torch.cuda.default_generators[device.index or 0])
+    return any(
+        not torch.equal(one.get_state(), torch.Generator(one.device).manual_seed(one.initial_seed()).get_state())
+        for one in used
+    )
