@@ -52,11 +52,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def origin(trainer: pl.Trainer) -> dict[str, Any]:
     """Return what a checkpoint says of the run that it comes from."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    seen = getattr(data, "seen", None)
     return {
         "version": finetune.__version__,
         "torch": str(torch.__version__),
         "precision": trainer.precision,
         "data_fingerprint": getattr(data, "fingerprint", ""),
+        "seen": seen.packed() if seen else None,
         "data_class": f"{type(data).__module__}.{type(data).__qualname__}",
     }
 

@@ -1,6 +1,5 @@
 """The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -27,10 +26,9 @@ from finetune.models import build, normalization
 from finetune.precision import double
 from finetune.sampling import run_seed
 from finetune.schedules import StepOnPlateau, as_lightning_wants, total_steps, with_total_steps
+from finetune.seen import hold_against
 from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
 from finetune.weights import load_weights, read_weights, source_head
-
-log = logging.getLogger(__name__)
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 
@@ -234,8 +232,7 @@ class Classifier(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_model(checkpoint, {"backbone": self.backbone, "class_names": self.class_names})
         if self._trainer is not None:
-            if self.trainer.state.fn == "fit" and checkpoint["finetune"]["data_fingerprint"] != self._data.fingerprint:
-                log.warning("the training pictures are not those that this run began with: it will end differently")
+            hold_against(checkpoint, self.trainer)
             for name, state in checkpoint["finetune"]["train_metrics"].items():
                 restore_sums(getattr(self, name), state, is_first=self.trainer.is_global_zero)
 

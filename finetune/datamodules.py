@@ -8,10 +8,11 @@ import numpy as np
 
 from finetune import fashion_mnist
 from finetune.download import fetch_archive
-from finetune.folders import fingerprint, scan
-from finetune.picture_data import PictureData, Split
+from finetune.folders import Files, scan
+from finetune.picture_data import PictureData
 from finetune.pictures import FileReader, GreyReader, PathList
-from finetune.splits import stratified
+from finetune.seen import seen_by
+from finetune.splits import SET_APART, Split, stratified
 
 
 class ImageFolderData(PictureData):
@@ -19,21 +20,32 @@ class ImageFolderData(PictureData):
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         self.class_names, files = scan(root, self.class_names or None)
+        origins = {split: f"its {Path(part.folder).name} folder" for split, part in files.items()}
         if "all" in files:
             everything = files.pop("all")
             parts = stratified(everything.names(), everything.labels, (val_fraction, test_fraction), split_seed)
             files = dict(zip(("train", "val", "test"), map(everything.take, parts), strict=True))
+            origins = {"train": "all that are not set apart", "val": SET_APART, "test": SET_APART}
         elif "train" in files and "val" not in files and val_fraction > 0:
             given = files["train"]
             rest, val = stratified(given.names(), given.labels, (val_fraction,), split_seed)
             files |= {"train": given.take(rest), "val": given.take(val)}
-        self.splits |= {
-            split: Split(FileReader(f.paths, self.cache_size if split != "test" else None), f.labels, f.paths)
-            for split, f in files.items()
-            if len(f.labels)
-        }
-        if "train" in files:
-            self.fingerprint = fingerprint(root, files["train"])
+            origins["val"] = SET_APART
+        found = {split: self._split(split, part, origins[split]) for split, part in files.items() if len(part.labels)}
+        self.splits |= found
+        if "train" in found:
+            self.seen = seen_by(found["train"], found.get("val"), self.on_bad_image == "skip")
+            self.fingerprint = self.seen.fingerprint(found["train"].labels)
+
+    def take_whole(self, split: str) -> None:
+        if split in self.splits and self.splits[split].origin == SET_APART:
+            files = scan(Path(self.root or ""), self.class_names)[1]
+            self.splits = {split: self._split(split, files["all"], "all")} if "all" in files else {}
+
+    def _split(self, split: str, files: Files, origin: str) -> Split:
+        read = FileReader(files.paths, self.cache_size if split != "test" else None)
+        tag = "" if split == "train" or origin in (SET_APART, "all") else f"{split}/"
+        return Split(read, files.labels, files.paths, origin, files.folder, tag)
 
 
 class Hotdog(ImageFolderData):
@@ -80,12 +92,13 @@ class FashionMNIST(PictureData):
         rest, val = stratified(numbered, labels, (val_fraction,), split_seed)
         self.fingerprint = hashlib.sha256(pixels[rest].tobytes()).hexdigest()
         everything = {
-            "train": ("train", rest),
-            "val": ("train", val),
-            "test": ("test", np.arange(len(source["test"][1]))),
+            "train": ("train", rest, "its training pictures"),
+            "val": ("train", val, SET_APART),
+            "test": ("test", np.arange(len(source["test"][1])), "its test pictures"),
         }
-        for split, (part, indices) in everything.items():
+        for split, (part, indices, origin) in everything.items():
             if len(indices):
                 pixels, labels = source[part]
                 names = PathList(f"{part}/{i}" for i in indices)
-                self.splits[split] = Split(GreyReader(pixels[indices]), labels[indices], names)
+                self.splits[split] = Split(GreyReader(pixels[indices]), labels[indices], names, origin)
+        self.seen = seen_by(self.splits["train"], self.splits.get("val"), skip=True)

@@ -1,7 +1,6 @@
 """Labelled pictures in folders: which classes, which files, which split."""
 
 import glob
-import hashlib
 import logging
 import os
 import tarfile
@@ -129,15 +128,6 @@ def _check_not_many(path: str) -> None:
         raise ValueError(f"{path!r} is a table: a list of pictures is a .txt file with a path on each line")
     if not any(stored_size(path)) and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
         raise ValueError(f"{path!r} is an archive: unpack it, and give the folder")
-
-
-def fingerprint(root: str | Path, files: Files) -> str:
-    """Return a hash of the relative paths, sizes and labels of `files`: another one means other training data."""
-    digest, prefix = hashlib.sha256(), os.path.join(Path(root), "")  # os.path.relpath takes as long as all else here
-    for path, label in zip(files.paths, files.labels.tolist(), strict=True):
-        row = f"{path.removeprefix(prefix)}\0{os.stat(path).st_size}\0{label}\n"
-        digest.update(row.encode(errors="surrogateescape"))
-    return digest.hexdigest()
 
 
 def _folders(folder: Path) -> list[Path]:

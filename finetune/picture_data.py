@@ -3,8 +3,7 @@
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,22 +20,15 @@ from finetune.folders import files_to_predict
 from finetune.messages import WrongUsage
 from finetune.pictures import Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
+from finetune.seen import Seen
 from finetune.sharding import batch_share
+from finetune.splits import Split
 from finetune.transfer import Transfer
 from finetune.transforms import ResizeMode, eval_transform, train_transform
 from finetune.workers import Loader, automatic_workers, check_shared_memory, start_worker
 
 # Lightning can't know that ours gives every picture.
 warnings.filterwarnings("ignore", message="You are using a custom batch sampler `EvalBatches`")
-
-
-@dataclass(frozen=True)
-class Split:
-    """Pictures of one split: how to read picture i, its class index in `labels` (N,), and what to call it."""
-
-    read: Callable[[int], np.ndarray]
-    labels: np.ndarray
-    paths: Sequence[str]
 
 
 class PictureData(pl.LightningDataModule):
@@ -116,7 +108,8 @@ class PictureData(pl.LightningDataModule):
         self.activations: dict[str, Activations] = {}
         self._transfer = Transfer()
         self.class_names = class_names or []
-        self.fingerprint = ""
+        self.fingerprint, self.is_fitted = "", False
+        self.seen: Seen | None = None  # what training sees
         if predict is not None:
             paths = files_to_predict(predict)
             self.splits["predict"] = Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
@@ -131,11 +124,15 @@ class PictureData(pl.LightningDataModule):
 
     @abstractmethod
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
-        """Set `class_names`, `splits` and `fingerprint`."""
+        """Set `class_names`, `splits`, `seen` and `fingerprint`."""
+
+    def take_whole(self, split: str) -> None:
+        """Measure all pictures as `split` where none are set apart by folder: these are not the training data."""
 
     def setup(self, stage: str) -> None:
         """Read from the cache what every epoch reads, where there is a cache or a fit is worth one."""
         assert self.trainer is not None
+        self.is_fitted |= stage == "fit"
         self.activations = {}  # of another fit, perhaps
         if not activations.pays(self.trainer.lightning_module, self):  # which decides by itself
             self.keep_decoded(is_fit=stage == "fit")
@@ -215,13 +212,17 @@ class PictureData(pl.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader | list:
         if "val" not in self.splits and self.trainer and self.trainer.state.fn == "validate":
-            raise ValueError(f"{self.root} has no val split: put pictures in {self.root}/val/CLASS")
+            raise ValueError(self._is_without("val"))
         return self.loader("val") if "val" in self.splits else []
 
     def test_dataloader(self) -> DataLoader:
         if "test" not in self.splits:
-            raise ValueError(f"{self.root} has no test split: put pictures in {self.root}/test/CLASS")
+            raise ValueError(self._is_without("test"))
         return self.loader("test")
+
+    def _is_without(self, split: str) -> str:
+        hint = "give a folder of classes alone with --data.root to measure all of it"
+        return f"{self.root} has no {split} split: put pictures in {self.root}/{split}/CLASS, or {hint}"
 
     def predict_dataloader(self) -> DataLoader:
         if "predict" not in self.splits:

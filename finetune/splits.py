@@ -1,23 +1,57 @@
 """Which pictures are set apart for validation and testing: each by its own name, so that no other picture moves it."""
 
+import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
+
+SET_APART = "set apart from training"
 
 _KIND = b"finetune split"  # at most 16 bytes: no other use of a seed gets these hashes
 # 2**64 over the golden ratio: multiples of it fall evenly into [0, 2**64) (Knuth, Art of Computer Programming, 6.4).
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-def hashes(names: Iterable[str], seed: int) -> np.ndarray:
+@dataclass(frozen=True)
+class Split:
+    """Pictures of one split.
+
+    Attributes:
+        read: Gives picture i as (H, W, 3) uint8 RGB.
+        labels: Class index of each, (N,) int64.
+        paths: Path of each, or what else to call it.
+        origin: Where they come from, in words.
+        folder: What all paths begin with.
+        tag: What stands for the folder in their names, which are the same wherever it lies.
+    """
+
+    read: Callable[[int], np.ndarray]
+    labels: np.ndarray
+    paths: Sequence[str]
+    origin: str = ""
+    folder: str = ""
+    tag: str = ""
+
+    def names(self) -> Iterator[str]:
+        """Yield what each picture is called: `CLASS/FILE` of what may be trained on, `val/CLASS/FILE`, `test/...`."""
+        prefix = os.path.join(self.folder, "")
+        return (self.tag + path.removeprefix(prefix) for path in self.paths)
+
+    def hashes(self) -> np.ndarray:
+        """Return what identifies each picture, (N,) uint64."""
+        return hashes(self.names())
+
+
+def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
     """Return a number of 64 bits for each name, (N,) uint64, which depends on that name and the seed alone.
 
     A name that ends in a number, as `cat/0017.jpg`, gets the hash of all but the number, plus the number times 2**64
     over the golden ratio: numbered pictures lie evenly, all others at random.
     """
-    bases, numbers, last, base, key = array("Q"), array("Q"), None, 0, str(seed).encode()
+    bases, numbers, last, base, key = array("Q"), array("Q"), None, 0, b"" if seed is None else str(seed).encode()
     for name in names:
         stem, dot, suffix = name.rpartition(".")
         if not dot:

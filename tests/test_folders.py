@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetune.folders import Files, find_pictures, fingerprint, scan
+from finetune.folders import Files, find_pictures, scan
 from finetune.pictures import PathList
 
 
@@ -167,19 +167,3 @@ def test_taken_pictures_keep_their_order_and_label():
     files = Files(PathList(f"{i}.png" for i in range(6)), np.array([0, 0, 1, 1, 2, 2]))
     taken = files.take(np.array([4, 0, 3]))
     assert list(taken.paths) == ["0.png", "3.png", "4.png"] and taken.labels.tolist() == [0, 1, 2]
-
-
-def test_the_fingerprint_sees_other_data_and_not_another_place(tmp_path):
-    names = ("cat/1.png", os.fsdecode(b"cat/\xe9.png"), "dog/größe.png")
-
-    def value(folder: str, *more: str, sizes: int = 1) -> str:
-        root = make(tmp_path / folder, *names, *more)
-        (root / names[0]).write_bytes(b"x" * sizes)
-        return fingerprint(root, scan(root)[1]["all"])
-
-    here = value("here")
-    assert here == value("elsewhere") and len(here) == 64
-    assert here != value("one more", "cat/2.png")
-    assert here != value("another size", sizes=2)
-    files = scan(tmp_path / "here")[1]["all"]
-    assert here != fingerprint(tmp_path / "here", Files(files.paths, files.labels[::-1].copy()))
