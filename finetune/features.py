@@ -25,13 +25,15 @@ log = logging.getLogger(__name__)
 def probe_head(model: "Classifier", data: "PictureData") -> None:
     """Set the head to a logistic regression on the features of the training pictures, the same for any device count.
 
-    Its strength is chosen on the validation split. The model keeps its mode; only the head changes.
+    Its strength is chosen on the validation split. Classes count as they do in training (`class_weights`). The model
+    keeps its mode; only the head changes.
     """
     x, y = features(model, data, "train")
     num_views = data.num_views or 1
     val_x, val_y = features(model, data, "val") if "val" in data.splits else (None, None)
+    weights = model.class_weight.double().cpu().numpy()
     probe = (
-        fit_probe(x, y, len(model.class_names), val_x, val_y, num_views=num_views)
+        fit_probe(x, y, len(model.class_names), val_x, val_y, num_views=num_views, class_weights=weights)
         if model.trainer.is_global_zero
         else None
     )

@@ -2,10 +2,11 @@
 
 With features x scaled as said below, weights w (K, D) and biases b (K,), it minimises
 
-    mean over the pictures of cross_entropy(w x + b, label) + strength / 2 * sum of w ** 2
+    weighted mean over the pictures of cross_entropy(w x + b, label) + strength / 2 * sum of w ** 2
 
-The bias is free. Features are centred and divided by one number for all, so that a picture lies at a mean squared
-distance of 1 from the centre: a strength then means the same for any network, and no feature gains weight.
+where a picture's weight is that of its class, 1 unless they are given. The bias is free. Features are centred and
+divided by one number for all, so that a picture lies at a mean squared distance of 1 from the centre: a strength then
+means the same for any network, and no feature gains weight.
 """
 
 # Shapes: N pictures, D features, K classes; K' of the classes have pictures.
@@ -52,6 +53,7 @@ def fit_probe(
     val_labels: NDArray[np.integer] | None = None,
     strengths: Sequence[float] = STRENGTHS,
     num_views: int = 1,
+    class_weights: Array | None = None,
 ) -> Probe:
     """Fit a head at the strength with the least log loss on held-out pictures; of equal ones the strongest.
 
@@ -70,6 +72,7 @@ def fit_probe(
         strengths: All above 0.
         num_views: The rows are so many views of each picture, the first of all pictures first. Folds are made of these
             first ones alone: more views of the same pictures say little more of the strength, and cost as much each.
+        class_weights: (K,), by which pictures count in the fit and in the log loss on those held out; None for 1 each.
     """
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
@@ -77,6 +80,7 @@ def fit_probe(
         raise ValueError("the features hold values that are not finite" if len(features) else "there are no features")
     strengths = sorted(map(float, strengths), reverse=True)
     x, y = np.asarray(features, np.float64), np.asarray(labels)
+    weights = np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
     first_x, first_y = x, y
     has_val = val_features is not None and val_labels is not None and len(val_features) > 0
     held_out: list[tuple[Any, Any, Any]] = [(slice(None), val_features, val_labels)]
@@ -85,31 +89,34 @@ def fit_probe(
         folds = _folds(first_x, first_y)
         held_out = [(folds != k, first_x[folds == k], first_y[folds == k]) for k in range(_NUM_FOLDS) if k in folds]
     paths = [
-        _path(first_x[rows], first_y[rows], num_classes, strengths, _TOLERANCE if has_val else _TOLERANCE_OF_FOLDS)
+        _path(first_x[rows], first_y[rows], weights, strengths, _TOLERANCE if has_val else _TOLERANCE_OF_FOLDS)
         for rows, _, _ in held_out
     ]
     table: list[tuple[float, float, float]] = []
     best = 0
     for i, fits in enumerate(zip(*paths, strict=True)):
         scores = [
-            _score(fit, np.asarray(a, np.float64), np.asarray(b)) for fit, (_, a, b) in zip(fits, held_out, strict=True)
+            _score(fit, np.asarray(a, np.float64), np.asarray(b), weights)
+            for fit, (_, a, b) in zip(fits, held_out, strict=True)
         ]
-        loss, right, total = np.sum(scores, axis=0)
-        table.append((strengths[i], float(loss / max(total, 1)), float(right / max(total, 1))))
+        loss, weight, right, total = np.sum(scores, axis=0)
+        table.append((strengths[i], float(loss / (weight or 1)), float(right / max(total, 1))))
         if i == 0 or table[i][1] < table[best][1] - 1e-9:  # the strongest of those equal up to rounding
             best = i
         if i - best == _MAX_WORSE:
             break
     strength = strengths[best]
-    weight, bias = next(_path(x, y, num_classes, [strength], min(_TOLERANCE, _MAX_DISTANCE * strength)))
-    return Probe(weight, bias, strength, table[best][2] if table else None, table)
+    head, bias = next(_path(x, y, weights, [strength], min(_TOLERANCE, _MAX_DISTANCE * strength)))
+    return Probe(head, bias, strength, table[best][2] if table else None, table)
 
 
-def _score(fit: tuple[Array, Array], x: Array, y: NDArray[np.integer]) -> tuple[float, int, int]:
-    """Log loss summed, right answers, pictures."""
+def _score(
+    fit: tuple[Array, Array], x: Array, y: NDArray[np.integer], class_weights: Array
+) -> tuple[float, float, int, int]:
+    """Log loss summed by weight, the weights' sum, right answers, pictures."""
     logits = x @ fit[0].T + fit[1]  # (N, K)
-    loss = -log_softmax(logits, axis=1)[np.arange(len(y)), y].sum()
-    return float(loss), int((logits.argmax(axis=1) == y).sum()), len(y)
+    loss = -(class_weights[y] * log_softmax(logits, axis=1)[np.arange(len(y)), y]).sum()
+    return float(loss), float(class_weights[y].sum()), int((logits.argmax(axis=1) == y).sum()), len(y)
 
 
 def _folds(x: Array, y: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -127,7 +134,7 @@ def _folds(x: Array, y: NDArray[np.integer]) -> NDArray[np.integer]:
 
 
 def _path(
-    x: Array, y: NDArray[np.integer], num_classes: int, strengths: Sequence[float], tolerance: float
+    x: Array, y: NDArray[np.integer], class_weights: Array, strengths: Sequence[float], tolerance: float
 ) -> Iterator[tuple[Array, Array]]:
     """Yield weight (K, D) and bias (K,) for each strength, each solved from where the one before it ended."""
     centre = x.mean(axis=0)
@@ -135,10 +142,11 @@ def _path(
     scale = np.sqrt((x**2).sum(axis=1).mean()) or 1.0  # all pictures alike: nothing to scale
     x = np.column_stack([x / scale, np.ones(len(x))])  # (N, D + 1): the bias is the weight of a constant
     present, targets = np.unique(y, return_inverse=True)
+    importance = class_weights[y] / class_weights[y].mean()  # (N,), 1 on their average
     fitted = np.zeros((len(present), x.shape[1]))
     for strength in strengths:
-        fitted = _solve(x, targets, strength, fitted, tolerance)
-        weight, bias = np.zeros((num_classes, x.shape[1] - 1)), np.zeros(num_classes)
+        fitted = _solve(x, targets, strength, fitted, tolerance, importance)
+        weight, bias = np.zeros((len(class_weights), x.shape[1] - 1)), np.zeros(len(class_weights))
         weight[present] = fitted[:, :-1] / scale
         # Adding one number to all biases changes no probability: fix it.
         centred = fitted[:, -1] - fitted[:, -1].mean()
@@ -147,16 +155,25 @@ def _path(
         yield weight, bias - weight @ centre
 
 
-def _solve(x: Array, y: NDArray[np.integer], strength: float, w: Array, tolerance: float = _TOLERANCE) -> Array:
-    """Minimise over w (K', D + 1), from the one given, by Newton's method.
+def _solve(
+    x: Array,
+    y: NDArray[np.integer],
+    strength: float,
+    w: Array,
+    tolerance: float = _TOLERANCE,
+    importance: Array | None = None,
+) -> Array:
+    """Minimise over w (K', D + 1), from the one given, by Newton's method; pictures count by `importance` (N,).
 
     Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
     """
     rows, penalty = np.arange(len(x)), np.full(x.shape[1], strength)
     penalty[-1] = 0.0  # the bias is free
+    importance = np.ones(len(x)) if importance is None else importance
 
     def loss(logits: Array, w: Array) -> float:
-        return float((logsumexp(logits, axis=1) - logits[rows, y]).mean() + (penalty * w**2).sum() / 2)
+        losses = importance * (logsumexp(logits, axis=1) - logits[rows, y])
+        return float(losses.mean() + (penalty * w**2).sum() / 2)
 
     logits = x @ w.T  # (N, K')
     value, norm = loss(logits, w), float("inf")
@@ -164,11 +181,12 @@ def _solve(x: Array, y: NDArray[np.integer], strength: float, w: Array, toleranc
         p = softmax(logits, axis=1)
         residual = p.copy()
         residual[rows, y] -= 1
+        residual *= importance[:, None]
         gradient = residual.T @ x / len(x) + penalty * w
         norm, before = float(np.linalg.norm(gradient)), norm
         if norm <= tolerance or before / 2 < norm <= 10 * tolerance:  # solved, or as far as rounding lets it
             return w
-        step = _newton_step(x, p, penalty, gradient)
+        step = _newton_step(x, p, importance, penalty, gradient)
         change, slope = x @ step.T, float((gradient * step).sum())
         # Halved until the loss falls; differences below rounding count as a fall, or the last steps would be refused.
         for t in 0.5 ** np.arange(40):
@@ -179,19 +197,20 @@ def _solve(x: Array, y: NDArray[np.integer], strength: float, w: Array, toleranc
     raise RuntimeError(f"no head found at strength {strength}: the gradient is still {norm:.1e}")
 
 
-def _newton_step(x: Array, p: Array, penalty: Array, gradient: Array) -> Array:
+def _newton_step(x: Array, p: Array, importance: Array, penalty: Array, gradient: Array) -> Array:
     """Solve Hessian @ step = -gradient by conjugate gradients: the Hessian, (K' D) squared numbers, is never formed."""
 
     def hessian(v: Array) -> Array:
         v = v.reshape(gradient.shape)
         u = p * (x @ v.T)
         u -= p * u.sum(axis=1, keepdims=True)
+        u *= importance[:, None]
         return (u.T @ x / len(x) + penalty * v).ravel()
 
     def precondition(v: Array) -> Array:
         return v / diagonal
 
-    diagonal = ((p * (1 - p)).T @ x**2 / len(x) + penalty).ravel()
+    diagonal = ((importance[:, None] * p * (1 - p)).T @ x**2 / len(x) + penalty).ravel()
     size = (gradient.size, gradient.size)
     step, _ = cg(
         LinearOperator(size, hessian, dtype=np.float64),

@@ -41,6 +41,26 @@ def test_probe_head_starts_where_the_features_can_be_told_apart(colours, tmp_pat
     assert f"head fitted on the features of {len(pictures.splits['train'].labels)} pictures" in caplog.text
 
 
+@pytest.mark.parametrize("weights", ["balanced", None])
+def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch):
+    given = []
+    fit_probe = features.fit_probe
+    monkeypatch.setattr(
+        features, "fit_probe", lambda *args, **kw: given.append(kw["class_weights"]) or fit_probe(*args, **kw)
+    )
+    pictures = data(colours)
+    split = pictures.splits["train"]
+    rare = np.flatnonzero((split.labels != 0) | (np.arange(len(split.labels)) < 3))
+    pictures.splits["train"] = type(split)(
+        lambda i: split.read(int(rare[i])), split.labels[rare], [split.paths[int(i)] for i in rare]
+    )
+    model = Classifier(pictures.class_names, **SMALL, head_init="probe", class_weights=weights)
+    fit(model, pictures, max_steps=0)
+    num = 3 + 2 * 18
+    expected = [num / (3 * 3), num / (3 * 18), num / (3 * 18)] if weights else [1.0, 1.0, 1.0]
+    np.testing.assert_allclose(given, [expected], rtol=1e-6)  # they are float32 in training, too
+
+
 def test_probe_is_not_fitted_again_on_resume(colours, tmp_path: Path):
     pictures = data(colours)
     model = Classifier(pictures.class_names, **SMALL, head_init="probe")

@@ -53,6 +53,49 @@ def test_solved_to_convergence_and_equal_to_an_independent_solver(num_classes, s
     assert abs(ours - wrong.predict_proba(scaled)).max() > 1e-3  # the comparison sees a strength that is off
 
 
+@pytest.mark.parametrize("num_classes", [2, 4])
+@pytest.mark.parametrize("strength", [1e-1, 1e-3])
+def test_class_weights_are_those_of_an_independent_solver(num_classes, strength):
+    features, labels = pictures(400, 20, num_classes)
+    kept = (labels != 0) | (np.arange(400) % 6 == 0)  # a rare class
+    features, labels = features[kept], labels[kept]
+    balanced = len(labels) / (num_classes * np.bincount(labels))
+    assert balanced[0] > 2 * balanced[1]
+    probe = fit_probe(features, labels, num_classes, strengths=[strength], class_weights=balanced)
+    scaled = (features - features.mean(axis=0)) / scale(features)
+    c = 1 / (len(labels) * strength) * (2 if num_classes == 2 else 1)  # as above; the weights' sum is that of pictures
+    solver = {"C": c, "tol": 1e-12, "max_iter": 1000, "solver": "newton-cholesky"}
+    other = LogisticRegression(class_weight="balanced", **solver).fit(scaled, labels)
+    ours = softmax(features @ probe.weight.T + probe.bias, axis=1)
+    np.testing.assert_allclose(ours, other.predict_proba(scaled), rtol=0, atol=1e-7)
+    # The control: without weights the rare class gets less.
+    unweighted = LogisticRegression(**solver).fit(scaled, labels).predict_proba(scaled)
+    assert ours[:, 0].mean() > unweighted[:, 0].mean() + 0.03
+    # Only their ratios count.
+    again = fit_probe(features, labels, num_classes, strengths=[strength], class_weights=7 * balanced)
+    np.testing.assert_allclose(again.weight, probe.weight, rtol=0, atol=1e-9 * abs(probe.weight).max())
+
+
+def test_without_weights_the_bits_are_those_of_weights_of_one():
+    features, labels = pictures(300, 20, 3)
+    for val in ((), pictures(100, 20, 3, seed=1)):
+        plain = fit_probe(features, labels, 3, *val)
+        ones = fit_probe(features, labels, 3, *val, class_weights=np.ones(3))
+        assert plain.table == ones.table and (plain.weight == ones.weight).all() and (plain.bias == ones.bias).all()
+
+
+def test_the_strength_is_that_of_the_least_weighted_loss():
+    features, labels = pictures(200, 60, 3)
+    val_features, val_labels = pictures(300, 60, 3, seed=1)
+    weights = np.array([5.0, 1.0, 0.2])
+    probe = fit_probe(features, labels, 3, val_features, val_labels, class_weights=weights)
+    for strength, loss, share in probe.table[::4]:
+        single = fit_probe(features, labels, 3, strengths=[strength], class_weights=weights)
+        losses = -log_softmax(val_features @ single.weight.T + single.bias, axis=1)[np.arange(300), val_labels]
+        assert loss == pytest.approx(np.average(losses, weights=weights[val_labels]), abs=1e-9)
+        assert share == accuracy(single, val_features, val_labels)  # every picture counts once
+
+
 def test_minimum_of_the_documented_loss():
     features, labels = pictures(60, 5, 3)
     x = np.column_stack([(features - features.mean(axis=0)) / scale(features), np.ones(60)])
