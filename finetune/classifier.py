@@ -38,7 +38,7 @@ class Classifier(pl.LightningModule):
 
     Args:
         class_names: The K classes, in the order of the logits.
-        backbone: Name of a torchvision classification network, or one of lenet, resnet18_small and small_cnn.
+        backbone: A torchvision classification network except squeezenet's, or lenet, resnet18_small or small_cnn.
         weights: Where training starts: a torchvision weights name such as DEFAULT, the path of a state dict (.pt, .pth,
             .safetensors) or of one of our checkpoints, or null for random weights.
         head_init: Start of the new head: `xavier` (random), `source` (rows of the source classifier whose class names
@@ -50,7 +50,7 @@ class Classifier(pl.LightningModule):
             takes the statistics of the whole batch, over all devices.
         head_lr_multiplier: Learning rate of the head over that of the backbone.
         layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
-        decay_norm_and_bias: Whether weight decay touches biases and norm parameters too.
+        decay_norm_and_bias: Whether weight decay touches biases, norms, layer scales and position embeddings too.
         optimizer: Any torch optimizer by class_path.
         scheduler: Any torch learning rate scheduler by class_path; `total_steps`, where it takes that and it is not
             given, is the run's number of steps.

@@ -12,6 +12,14 @@ from torch.optim import Optimizer
 from finetune.messages import WrongUsage
 from finetune.models import head, stages
 
+# What weight decay should not draw to zero besides, scales and positions: by the name of
+# the parameter or of a module that it lies in.
+# Sources: the authors' code of ConvNeXt (optim_factory.py: all that has one dimension; torchvision gives layer_scale
+# three), DeiT (`no_weight_decay`: pos_embed, cls_token), Swin and Swin V2 (`no_weight_decay_keywords`).
+_WITHOUT_DECAY = frozenset(
+    ("layer_scale", "class_token", "pos_embedding", "relative_position_bias_table", "logit_scale", "cpb_mlp")
+)
+
 
 def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
     """Take the gradients from the stages up to a named one, and from the parameters that lie outside any stage.
@@ -69,7 +77,8 @@ def param_groups(
         network: Frozen as it will be.
         head_lr_multiplier: The head's learning rate relative to the optimizer's.
         layer_decay: Ratio between the learning rates of neighbouring stages, in (0, 1].
-        decay_norm_and_bias: If false, biases and norm parameters get groups of their own, `…_no_decay`.
+        decay_norm_and_bias: If false, biases, norm parameters and those of `_WITHOUT_DECAY` get groups of their own,
+            `…_no_decay`.
 
     Returns:
         Groups with `name`, `params` and `lr_multiplier`, for `scale_learning_rates`; those without weight decay say so.
@@ -91,11 +100,12 @@ def param_groups(
         multipliers = {"backbone": 1.0}
     parts["head"] = list(head(network).parameters())
     multipliers["head"] = head_lr_multiplier
+    exempt_ids = set() if decay_norm_and_bias else _without_decay(network)
     groups = []
     for name, parameters in parts.items():
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
-        exempt = [p for p in trainable if p.ndim <= 1 and not decay_norm_and_bias]
-        decayed = [p for p in trainable if p.ndim > 1 or decay_norm_and_bias]
+        exempt = [p for p in trainable if id(p) in exempt_ids]
+        decayed = [p for p in trainable if id(p) not in exempt_ids]
         if decayed:
             groups.append({"name": name, "params": decayed, "lr_multiplier": multipliers[name]})
         if exempt:
@@ -114,6 +124,14 @@ def _outside(network: nn.Module) -> list[nn.Parameter]:
     """Parameters that lie directly on a container, like ViT's class token: they go with the first stage."""
     inside = {id(p) for part in (*stages(network).values(), head(network)) for p in part.parameters()}
     return [parameter for parameter in network.parameters() if id(parameter) not in inside]
+
+
+def _without_decay(network: nn.Module) -> set[int]:
+    return {
+        id(parameter)
+        for name, parameter in network.named_parameters()
+        if parameter.ndim <= 1 or not _WITHOUT_DECAY.isdisjoint(name.split("."))
+    }
 
 
 def _is_norm(parameters: Iterable[nn.Parameter]) -> bool:

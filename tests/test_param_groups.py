@@ -93,13 +93,50 @@ def test_groups_partition_what_trains(backbone, layer_decay, decay_norm_and_bias
         assert all(group["params"] for group in groups)
         assert len({group["name"] for group in groups}) == len(groups)
         for group in groups:
-            exempt = {parameter.ndim <= 1 for parameter in group["params"]}
+            exempt = {
+                p.ndim <= 1 or names[id(p)].rpartition(".")[2] in ("layer_scale", "class_token", "pos_embedding")
+                for p in group["params"]
+            }
             if not decay_norm_and_bias:
                 assert exempt == {group["name"].endswith("_no_decay")} == {group.get("weight_decay") == 0.0}
             else:
                 assert "weight_decay" not in group
         heads = [group for group in groups if group["name"].startswith("head")]
         assert {names[id(p)].rpartition(".")[0] for g in heads for p in g["params"]} == {head_name(network)}
+
+
+# By number: ConvNeXt-T has 18 blocks, Swin-T 12, ViT-B one token and one table; Swin V2 has no table, but a scale and a
+# small network that makes one (two weights and a bias, which is exempt as all are).
+SCALES = {
+    "convnext_tiny": {"layer_scale": 18},
+    "swin_t": {"relative_position_bias_table": 12},
+    "swin_v2_t": {"logit_scale": 12, "cpb_mlp": 36},
+    "vit_b_16": {"class_token": 1, "pos_embedding": 1},
+    "maxvit_t": {"relative_position_bias_table": 22},
+    "resnet18": {},
+}
+
+
+@pytest.mark.parametrize("backbone", SCALES)
+def test_scales_and_positions_do_not_decay(backbone):
+    network = skeleton(backbone)
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    groups = param_groups(network, 10.0, decay_norm_and_bias=False)
+    in_decay, exempt = (
+        [names[id(p)] for group in groups for p in group["params"] if (group.get("weight_decay") == 0.0) == is_exempt]
+        for is_exempt in (False, True)
+    )
+    for what, num in SCALES[backbone].items():
+        assert len([name for name in exempt if what in name.split(".")]) == num
+        assert not [name for name in in_decay if what in name.split(".")]
+    # What decays are the weights of layers, and nothing else; the control: all of them do.
+    layers = [
+        f"{name}.weight"
+        for name, module in network.named_modules()
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and "cpb_mlp" not in name.split(".")
+    ]
+    layers += [name for name in names.values() if name.endswith("in_proj_weight")]  # of attention
+    assert sorted(in_decay) == sorted(layers)
 
 
 def test_two_groups_without_layer_decay():
