@@ -52,13 +52,19 @@ class _ByPicture(nn.Module):
     keys: Tensor | None = None  # (B,) for this step, or (1,) where the batch has one number
     num_calls = 0  # in this step: one module may stand in several places
 
-    def _next_keys(self, num: int) -> Tensor | None:
-        """Return the keys (num,) of this call, or None where torch is to draw."""
-        if not self.training or self.p == 0 or self.keys is None or len(self.keys) != num:
+    def _next_keys(self, input: Tensor) -> Tensor | None:
+        """Return the keys of this call, (B,) or (1,), or None where torch is to draw."""
+        if not self.training or self.p == 0 or self.keys is None:  # first: in eval mode torch.fx comes along here
             return None
+        if len(self.keys) != len(input) and not self.is_one_for_all:
+            return None  # its rows are no pictures, as inside attention
         keys = self.keys if self.num_calls == 0 else _nth(self.keys, -self.num_calls)  # values count upwards
         self.num_calls += 1
         return keys
+
+    @property
+    def is_one_for_all(self) -> bool:
+        return getattr(self, "mode", "row") == "batch"
 
     def _is_kept(self, numbers: Tensor) -> Tensor:
         return numbers < min(int((1 - self.p) * 2**64), 2**64 - 1) - 2**63
@@ -70,7 +76,7 @@ class _ByPicture(nn.Module):
 
 class _Dropout(_ByPicture):
     def forward(self, input: Tensor) -> Tensor:
-        keys = self._next_keys(len(input))
+        keys = self._next_keys(input)
         if keys is None:
             return super().forward(input)
         shape = self._shape(input)
@@ -105,7 +111,7 @@ class PictureStochasticDepth(_ByPicture, StochasticDepth):
     """Drops a residual branch for a picture, or in the mode `batch` for all."""
 
     def forward(self, input: Tensor) -> Tensor:
-        keys = self._next_keys(1 if self.mode == "batch" else len(input))
+        keys = self._next_keys(input)
         if keys is None:
             return super().forward(input)
         kept = self._is_kept(keys).to(input.dtype) * self._scale  # a key is as good a number as any
@@ -144,7 +150,7 @@ def draw(layers: Sequence[_ByPicture], seed: int, step: int, pictures: Tensor) -
     order = torch.arange(1, len(layers) + 1, device=pictures.device)
     keys = _nth(_nth(state, torch.cat([pictures + 1, torch.zeros_like(state)])), order[:, None])  # (L, B + 1)
     for layer, row in zip(layers, keys, strict=True):
-        layer.keys = row[-1:] if getattr(layer, "mode", "row") == "batch" else row[:-1]
+        layer.keys = row[-1:] if layer.is_one_for_all else row[:-1]
         layer.num_calls = 0
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import StochasticDepth
 
 from finetune.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, by_picture, draw
+from finetune.folding import folded
 from finetune.models import build
 from finetune.sampling import share
 
@@ -142,6 +143,15 @@ def test_only_training_steps_know_of_it():
     drawn = network.train()[1](torch.ones(10, 4))
     torch.manual_seed(0)
     assert torch.equal(drawn, expected.train()[1](torch.ones(10, 4)))
+
+
+def test_an_evaluated_network_is_followed_by_torch_fx_as_before():
+    network = build("efficientnet_b0", 4)
+    draw(by_picture(network), 0, 0, torch.arange(2))
+    network.eval()
+    whole, x = folded(network), torch.rand(2, 3, 32, 32)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in whole.modules())
+    torch.testing.assert_close(whole(x), network(x), rtol=1e-4, atol=1e-4)
 
 
 class Random(TorchDispatchMode):
