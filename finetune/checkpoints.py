@@ -12,8 +12,8 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 import finetune
+from finetune.lightning_callbacks import enter_epoch, keep_patience, limits
 from finetune.messages import WrongUsage
-from finetune.resume import enter_epoch, keep_patience, limits
 from finetune.runs import Run, link, sync_folder
 from finetune.safe_load import load_safely
 from finetune.signals import Interrupted, SignalFlag
@@ -53,6 +53,7 @@ def origin(trainer: pl.Trainer) -> dict[str, Any]:
     """Return what a checkpoint says of the run that it comes from."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     seen = getattr(data, "seen", None)
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return {
         "version": finetune.__version__,
         "torch": str(torch.__version__),
@@ -60,6 +61,7 @@ def origin(trainer: pl.Trainer) -> dict[str, Any]:
         "data_fingerprint": getattr(data, "fingerprint", ""),
         "seen": seen.packed() if seen else None,
         "data_class": f"{type(data).__module__}.{type(data).__qualname__}",
+        "began_from": next((c.run.began_from for c in callbacks if isinstance(c, Checkpoints)), None),
     }
 
 

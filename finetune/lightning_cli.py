@@ -12,7 +12,6 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.plugins import Precision
-from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
@@ -20,14 +19,16 @@ from finetune import configs
 from finetune.allocator import keep_freed_memory
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
+from finetune.launch import cluster_environment, num_processes
+from finetune.lightning_callbacks import check_averaging
 from finetune.parsing import OneLineErrorLightningParser, last_value
 from finetune.picture_data import PictureData
 from finetune.precision import allow_tf32, automatic_precision
 from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
 from finetune.rates import settle_rate
-from finetune.resume import check_averaging, ended_by
-from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, versions
+from finetune.resume import beginning, first_checkpoint, go_on, tell_new
+from finetune.runs import MetricsCSV, Run, RunFolder
 from finetune.sharding import MeshStrategy
 from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once
 from finetune.trust import add_trust_flag, data_settings, model_settings
@@ -86,6 +87,12 @@ class FinetuneCLI(LightningCLI):
                 help="Go on in the newest run beneath trainer.default_root_dir; start afresh if there is none.",
             )
             parser.add_argument(
+                "--allow_changes",
+                type=bool,
+                default=False,
+                help="Let --resume go on with another seed, batch size or training pictures, and so in another order.",
+            )
+            parser.add_argument(
                 "--test_after_fit", type=bool, default=True, help="Test the best checkpoint, if there is a test split."
             )
             parser.add_argument(
@@ -138,11 +145,9 @@ class FinetuneCLI(LightningCLI):
         allow_tf32()
         plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
         if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
-            checkpoint, goes_on = self.checkpoint, self.subcommand == "fit"
-            if goes_on:
-                newest = newest_with_checkpoint(self.run.root) if options.resume else None
-                path = newest / "checkpoints/last.ckpt" if newest else options.ckpt_path
-                checkpoint = read_checkpoint(path) if path and Path(path).is_file() else None
+            goes_on = self.subcommand == "fit"
+            path = first_checkpoint(self.run.root, options.resume, options.ckpt_path) if goes_on else None
+            checkpoint = read_checkpoint(path) if path and Path(path).is_file() else self.checkpoint
             precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
             config["precision"] = options.trainer.precision = precision
         callbacks: list[Any] = [
@@ -159,10 +164,8 @@ class FinetuneCLI(LightningCLI):
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in own):
             callbacks.append(PicturesBar())
         loggers = [MetricsCSV(self.run), *_listed(config["logger"])]
-        is_given = any(isinstance(p, ClusterEnvironment) for p in plugins) or TorchElasticEnvironment.detect()
-        if SLURMEnvironment.detect() and not is_given:
-            # Requeueing is the job script's business: Lightning's would write and later load checkpoints of its own.
-            plugins.append(SLURMEnvironment(auto_requeue=False))
+        config["devices"], config["num_nodes"] = num_processes(config["devices"], config["num_nodes"], plugins)
+        plugins += cluster_environment(plugins)
         config["callbacks"] = [*own, *callbacks]
         has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
         trainer = super().instantiate_trainer(logger=loggers, plugins=plugins, enable_checkpointing=has_checkpoints)
@@ -182,30 +185,21 @@ class FinetuneCLI(LightningCLI):
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
         options = self.config["fit"]
         check_averaging(self.trainer, self.model)
-        ckpt_path = kwargs.pop("ckpt_path")
-        checkpoint = None
-        if options.resume and (newest := newest_with_checkpoint(self.run.root)):
-            self.run.path = newest
-            ckpt_path = self.run.checkpoint("last")
-        if ckpt_path is not None and Path(ckpt_path).is_file():
-            checkpoint = read_checkpoint(ckpt_path)
-        if self.run.path is None and isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
-            self.run.choose()  # its processes get a copy of the run, the parent keeps the original
-        if checkpoint is not None and self.run.path is not None and options.resume:
-            finished = ended_by(checkpoint, self.trainer)
-            if finished and self.run.path != versions(self.run.root, "fit")[-1]:
-                # A later run ended before its first checkpoint: that one is meant, not the one finished before it.
-                self.run.path, ckpt_path, checkpoint, finished = None, None, None, ""
-            if finished:
-                return self._after_training(finished)
-        if checkpoint is None and self.model.weights is not None:
+        given = kwargs.pop("ckpt_path")
+        resumed, ckpt_path, finished = beginning(self.trainer, self.run.root, options.resume, given)
+        self.run.path = resumed
+        if finished:
+            return self._after_training(finished)
+        if ckpt_path is None and self.model.weights is not None:
             read_weights(self.model.weights, self.model.backbone)  # fails here, before other processes are started
-        if checkpoint is not None and self.run.path is not None and options.resume:
-            if self.trainer.is_global_zero:
-                log.info("going on in %s from step %d", self.run.path, checkpoint["global_step"])
-            for logger in self.trainer.loggers:
-                if isinstance(logger, MetricsCSV):
-                    logger.rewind(checkpoint["global_step"])
+        if resumed:
+            go_on(self.trainer, self.run, self.datamodule, options)
+        else:
+            self.run.began_from = None if ckpt_path is None else str(Path(ckpt_path).resolve())
+            if options.resume and self.trainer.is_global_zero:
+                tell_new(self.run.root)
+            if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
+                self.run.choose()  # its processes get a copy of the run, the parent keeps the original
         self.trainer.ckpt_path = ckpt_path  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
         self.trainer.fit(**kwargs)
         self.trainer.ckpt_path = None

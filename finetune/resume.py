@@ -1,88 +1,88 @@
 """What `--resume` goes on with: which run, whether anything is left to do, and what may have changed since."""
 
-import math
-from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import (
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    StochasticWeightAveraging,
-    Timer,
-)
+import yaml
+from jsonargparse import Namespace
 
-from finetune.param_groups import batch_norms
+from finetune.changes import compared
+from finetune.checkpoints import read_checkpoint
+from finetune.lightning_callbacks import ended_by
+from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, not_looked_at, versions
 
 if TYPE_CHECKING:
-    from finetune.classifier import Classifier
+    from finetune.picture_data import PictureData
+
+log = logging.getLogger(__name__)
 
 
-def limits(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what can end a run early, as a checkpoint keeps it: a run that one of these ended may be prolonged."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    values: dict[str, Any] = {"min_epochs": trainer.min_epochs, "min_steps": trainer.min_steps}
-    values["max_time"] = next((c._duration for c in callbacks if isinstance(c, Timer)), None)
-    for c in callbacks:
-        if isinstance(c, EarlyStopping):
-            values[c.state_key] = [c.patience, c.min_delta, c.stopping_threshold, c.divergence_threshold]
-    return values
+def first_checkpoint(root: Path, resume: bool, ckpt_path: str | None) -> Path | str | None:
+    """Return what a fit begins with: with `--resume` the newest run's `last.ckpt` if there is one."""
+    newest = newest_with_checkpoint(root) if resume else None
+    return newest / "checkpoints/last.ckpt" if newest else ckpt_path
 
 
-def ended_by(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> str:
-    """Return which of this trainer's limits the run of a `last.ckpt` has reached; "" where it has more to do."""
-    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-    # One pass more is due after the last epoch, for the statistics of batch norm.
-    epochs -= any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks)  # type: ignore[attr-defined]
-    if trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs:
-        return f"trainer.max_epochs {trainer.max_epochs}"
-    if 0 <= trainer.max_steps <= checkpoint["global_step"]:
-        return f"trainer.max_steps {trainer.max_steps}"
-    states = checkpoint.get("callbacks", {})
-    own = states.get("Checkpoints", {})
-    if not own.get("is_stopped"):
-        return ""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        state = states.get(callback.state_key)
-        if isinstance(callback, Timer) and state and state["time_elapsed"]["train"] >= (callback._duration or math.inf):
-            return f"trainer.max_time, {callback._duration:.0f} s"
-        if isinstance(callback, EarlyStopping) and state and state["wait_count"] >= callback.patience:
-            return f"early stopping, patience {callback.patience}"
-    return "a callback that stopped it" if own.get("limits") == limits(trainer) else ""
-
-
-def keep_patience(checkpoint: MutableMapping[str, Any], trainer: pl.Trainer) -> None:
-    """Let early stopping keep the patience that it was given now: it would take the checkpoint's."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping) and callback.state_key in checkpoint.get("callbacks", {}):
-            checkpoint["callbacks"][callback.state_key]["patience"] = callback.patience
-
-
-def check_averaging(trainer: pl.Trainer, model: "Classifier") -> None:
-    """Make sure that StochasticWeightAveraging does what it says.
+def beginning(
+    trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | None
+) -> tuple[Path | None, Path | str | None, str]:
+    """Return the run to go on in, the checkpoint to begin with, and the limit that the run has reached, "" for none.
 
     Raises:
-        ValueError: It would overwrite frozen batch norm; or, without any, write its mean into no checkpoint.
+        ValueError: `ckpt_path` leaves nothing to do.
     """
-    if not any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
-        return
-    if not batch_norms(model):
-        raise ValueError(f"StochasticWeightAveraging needs batch norm, which {model.backbone} has not: leave it out")
-    if any(not m.training for m in batch_norms(model.train())):
+    newest = newest_with_checkpoint(root) if resume else None
+    first = first_checkpoint(root, resume, ckpt_path)
+    finished = ended_by(read_checkpoint(first), trainer) if first is not None and Path(first).is_file() else ""
+    if newest and finished and newest != versions(root, "fit")[-1]:
+        # A later run ended before its first checkpoint: that one is meant, not the one finished before it.
+        return None, ckpt_path, ""
+    if finished and not newest:
         raise ValueError(
-            "StochasticWeightAveraging computes the statistics of batch norm anew, the frozen ones too: "
-            "leave it out, or model.freeze and model.freeze_batch_norm"
+            f"{first} leaves nothing to train, with {finished}: raise that limit, or measure the checkpoint by "
+            f"finetune test --ckpt_path {first}"
         )
+    return newest, first, finished
 
 
-def enter_epoch(trainer: pl.Trainer) -> None:
-    """Let callbacks do at a start inside an epoch what they do at its beginning, which Lightning leaves out."""
-    epochs: Any = trainer.fit_loop.epoch_progress.current
-    if epochs.started <= epochs.processed:
-        return
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
-            rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
-            callback.on_train_epoch_start(trainer, trainer.lightning_module)
-            for group, rate in zip(trainer.optimizers[0].param_groups, rates, strict=True):
-                group["lr"] = rate  # a new SWALR begins by changing it
+def go_on(trainer: pl.Trainer, run: Run, data: "PictureData", options: Namespace) -> None:
+    """Make a run's folder ready for its next steps, and say what has changed.
+
+    Args:
+        trainer: Its callbacks and loggers are those of the run.
+        run: The run, whose folder is known.
+        data: The pictures of this command.
+        options: What `fit` was given; what the checkpoint decides is put in its place.
+
+    Raises:
+        ValueError: Something has changed that can't.
+    """
+    folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder))  # type: ignore[attr-defined]
+    path, checkpoint = run.file("config.yaml"), read_checkpoint(run.checkpoint("last"))
+    before = yaml.safe_load(path.read_text("utf-8")) if path.exists() else {}
+    has_other_pictures = checkpoint["finetune"]["data_fingerprint"] != data.fingerprint
+    told, held = compared(before, yaml.safe_load(folder.text()), has_other_pictures, options.allow_changes)
+    for key, value in held.items():
+        options[key] = value
+    run.began_from = checkpoint["finetune"].get("began_from")
+    if trainer.is_global_zero:
+        others = [other for other in not_looked_at(run.root) if _written(other) > _written(run.path or other)]
+        told = f"; {told}" if told else ""
+        told += "".join(f"; {other} is newer, but not called version_N" for other in others)
+        log.info("going on in %s from step %d%s", run.path, checkpoint["global_step"], told)
+    for logger in trainer.loggers:
+        if isinstance(logger, MetricsCSV):
+            logger.rewind(checkpoint["global_step"])
+
+
+def tell_new(root: Path) -> None:
+    """Say that `--resume` begins a new run, and where it looked for an old one."""
+    others = "".join(f"; {run} is not called version_N" for run in not_looked_at(root))
+    words = "--resume found nothing to go on with in %s/version_N/checkpoints/last.ckpt: a new run begins%s"
+    log.info(words, (root / "fit").resolve(), others)
+
+
+def _written(run: Path) -> float:
+    return (run / "checkpoints/last.ckpt").stat().st_mtime

@@ -22,10 +22,12 @@ class Run:
 
     Attributes:
         path: The run's folder; None until `choose`.
+        began_from: The checkpoint of another run that this one went on from, if it did.
     """
 
     def __init__(self, root: str | Path, command: str, path: Path | None = None) -> None:
         self.root, self.command, self.path = Path(root), command, path
+        self.began_from: str | None = None
 
     def choose(self) -> Path:
         """Make a new version of the folder; two runs that begin at once get one each."""
@@ -59,6 +61,12 @@ def newest_with_checkpoint(root: str | Path) -> Path | None:
     return next((run for run in reversed(versions(root, "fit")) if (run / "checkpoints/last.ckpt").is_file()), None)
 
 
+def not_looked_at(root: str | Path) -> list[Path]:
+    """Return the runs beneath `root` that have a `last.ckpt` but another name, where `--resume` does not look."""
+    found = [path.parent.parent for depth in ("*", "*/*") for path in Path(root).glob(f"{depth}/checkpoints/last.ckpt")]
+    return sorted(set(found) - set(versions(root, "fit")))
+
+
 def _version(folder: Path) -> int:
     return int(folder.name.removeprefix("version_"))
 
@@ -80,12 +88,16 @@ class RunFolder(pl.Callback):
         if stage == "fit" and str(ckpt_path) != str(trainer.ckpt_path):
             raise OSError(f"this process does not see the runs that rank 0 does: put {self.run.root} on a shared disk")
         if trainer.is_global_zero and (is_new or stage == "fit"):
-            config = self.config.clone()
-            for key, value in {"resume": False, "ckpt_path": None}.items():
-                if self.run.command == "fit" and key in config:
-                    config[key] = value  # given to `fit` again, it starts a run of its own
-            text = self.parser.dump(config, skip_unset=False, format="yaml")
-            replace_text(self.run.file("config.yaml"), text)
+            began = f"# It began from {self.run.began_from}\n" if self.run.began_from else ""
+            replace_text(self.run.file("config.yaml"), began + self.text())
+
+    def text(self) -> str:
+        """Return what goes into config.yaml."""
+        config = self.config.clone()
+        for key, value in {"resume": False, "allow_changes": False, "ckpt_path": None}.items():
+            if self.run.command == "fit" and key in config:
+                config[key] = value  # given to `fit` again, it starts a run of its own
+        return self.parser.dump(config, skip_unset=False, format="yaml")
 
 
 class MetricsCSV(Logger):

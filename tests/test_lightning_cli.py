@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import yaml
 from conftest import QUICK
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
@@ -13,6 +14,8 @@ from finetune.checkpoints import Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
 from finetune.lightning_cli import run_lightning
 from finetune.models import build
+from finetune.resume import tell_new
+from finetune.runs import not_looked_at
 
 
 def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):
@@ -68,3 +71,65 @@ def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
     result = json.loads((folder / "test.json").read_text())
     assert result["test/loss"] == tested["best"] != tested["last"]
     assert result["checkpoint"].endswith("best.ckpt")
+
+
+def rate_in(config: Path) -> float:
+    return yaml.safe_load(config.read_text())["model"]["optimizer"]["init_args"]["lr"]
+
+
+def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(colours, cli, tmp_path, caplog):
+    fit = ["fit", "--resume", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
+    sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr"]
+    cli(*fit, *sgd, 0.02)
+    assert f"nothing to go on with in {tmp_path}/runs/fit/version_N/checkpoints/last.ckpt: a new run" in caplog.text
+    folder = tmp_path / "runs/fit/version_0"
+    before = (folder / "config.yaml").read_text()
+    with pytest.raises(ValueError, match=r"in another order with data\.batch_size 8 \(was 16\)"):
+        cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 2, "--data.batch_size", 8)
+    with pytest.raises(ValueError, match=r"in another order with data\.val_fraction 0\.2 \(was 0\.1\)"):
+        cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 2, "--data.val_fraction", 0.2)
+    assert (folder / "config.yaml").read_text() == before
+    cli(*fit, *sgd, 0.5, "--trainer.max_epochs", 2)
+    assert "model.optimizer.lr stays 0.02, not 0.5" in caplog.text
+    assert "changed: trainer.max_epochs 2 (was 1)" in caplog.text
+    assert rate_in(folder / "config.yaml") == 0.02
+    last = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    assert [group["lr"] for group in last["optimizer_states"][0]["param_groups"]] == [0.02, 0.2]
+    cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 3, "--data.batch_size", 8, "--allow_changes", "true")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["data"]["init_args"]["batch_size"] == 8 and config["allow_changes"] is False
+
+
+def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
+    cli(*fit)
+    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    with pytest.raises(ValueError, match=r"last\.ckpt leaves nothing to train, with trainer\.max_epochs 1: raise"):
+        cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")
+    assert not (tmp_path / "runs/fit/version_1").exists()
+    cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt", "--trainer.max_epochs", 2)
+    for epochs in (2, 3):  # as it began, and gone on with
+        run = tmp_path / "runs/fit/version_1"
+        checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+        assert checkpoint["finetune"]["began_from"] == str(last)
+        assert (run / "config.yaml").read_text().startswith(f"# It began from {last}\n")
+        if epochs == 2:
+            cli(*fit, "--resume", "--trainer.max_epochs", 3)
+    assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
+    cli("fit", "--config", run / "config.yaml", "--trainer.max_epochs", 1)
+    again = tmp_path / "runs/fit/version_2"
+    assert "It began from" not in (again / "config.yaml").read_text()
+    weights = [
+        torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (last.parents[1], again)
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_runs_with_another_name_are_told_of(tmp_path, caplog):
+    for name in ("fit/mine", "fit/version_3", "moved"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "checkpoints/last.ckpt").touch()
+    assert not_looked_at(tmp_path) == [tmp_path / "fit/mine", tmp_path / "moved"]
+    with caplog.at_level("INFO", "finetune"):
+        tell_new(tmp_path)
+    assert f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N" in caplog.text

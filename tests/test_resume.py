@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import draw_colours
 
-from finetune.resume import ended_by
+from finetune.lightning_callbacks import ended_by
 
 EVERYTHING = ("weights", "optimizer", "scheduler", "loops", "metrics")
 STEPS_PER_EPOCH = 7

@@ -1,0 +1,62 @@
+"""The number of processes where torchrun or srun started them: theirs, not a guess that would run each by itself."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+
+
+def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
+    """Return what tells Lightning of a SLURM job, where nothing else does."""
+    if _has_environment(plugins) or TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+        return []
+    # Requeueing is the job script's business: Lightning's would write and later load checkpoints of its own.
+    return [SLURMEnvironment(auto_requeue=False)]
+
+
+def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple[Any, int]:
+    """Return trainer.devices and trainer.num_nodes: what a launcher started, where they were left out.
+
+    Raises:
+        ValueError: They were given, and are not what it started.
+    """
+    if _has_environment(plugins):
+        return devices, num_nodes
+    if TorchElasticEnvironment.detect():
+        launcher, total = "torchrun", int(os.environ["WORLD_SIZE"])
+        here: float = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = total / here
+    elif "SLURM_STEP_NUM_TASKS" in os.environ:  # of srun; a batch script alone has the job's SLURM_NTASKS
+        launcher, total = "srun", int(os.environ["SLURM_STEP_NUM_TASKS"])
+        nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
+        here = total / nodes
+        if total > 1 and not SLURMEnvironment.detect():
+            name = os.environ.get("SLURM_JOB_NAME")
+            raise ValueError(
+                f"srun started {total} processes, but Lightning leaves jobs named {name!r} alone: rename it"
+            )
+    else:
+        return devices, num_nodes
+    if here % 1 or nodes % 1:
+        raise ValueError(f"{launcher} started {total} processes, not as many on each machine: that can't be")
+    given = _count(devices)
+    if given not in (None, here) or num_nodes not in (1, nodes):
+        raise ValueError(
+            f"{launcher} started {total} processes, {here:.0f} on each of {nodes:.0f} machines, but trainer.devices is "
+            f"{devices} and trainer.num_nodes {num_nodes}: leave both out"
+        )
+    return int(here) if devices == "auto" else devices, int(nodes)
+
+
+def _has_environment(plugins: Sequence[Any]) -> bool:
+    return any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
+
+
+def _count(devices: Any) -> int | None:
+    """Return how many devices are meant; None where that is for Lightning to find out."""
+    if isinstance(devices, str) and "," in devices:
+        devices = [name for name in devices.split(",") if name.strip()]
+    if isinstance(devices, (list, tuple)):
+        return len(devices)
+    return None if str(devices) in ("auto", "-1") else int(devices)

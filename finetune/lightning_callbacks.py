@@ -1,0 +1,88 @@
+"""What Lightning's own callbacks need where a run goes on: limits that may be raised, epochs entered in the middle."""
+
+import math
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+    Timer,
+)
+
+from finetune.param_groups import batch_norms
+
+if TYPE_CHECKING:
+    from finetune.classifier import Classifier
+
+
+def limits(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return what can end a run early, as a checkpoint keeps it: a run that one of these ended may be prolonged."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    values: dict[str, Any] = {"min_epochs": trainer.min_epochs, "min_steps": trainer.min_steps}
+    values["max_time"] = next((c._duration for c in callbacks if isinstance(c, Timer)), None)
+    for c in callbacks:
+        if isinstance(c, EarlyStopping):
+            values[c.state_key] = [c.patience, c.min_delta, c.stopping_threshold, c.divergence_threshold]
+    return values
+
+
+def ended_by(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> str:
+    """Return which of this trainer's limits the run of a `last.ckpt` has reached; "" where it has more to do."""
+    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    # One pass more is due after the last epoch, for the statistics of batch norm.
+    epochs -= any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks)  # type: ignore[attr-defined]
+    if trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs:
+        return f"trainer.max_epochs {trainer.max_epochs}"
+    if 0 <= trainer.max_steps <= checkpoint["global_step"]:
+        return f"trainer.max_steps {trainer.max_steps}"
+    states = checkpoint.get("callbacks", {})
+    own = states.get("Checkpoints", {})
+    if not own.get("is_stopped"):
+        return ""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        state = states.get(callback.state_key)
+        if isinstance(callback, Timer) and state and state["time_elapsed"]["train"] >= (callback._duration or math.inf):
+            return f"trainer.max_time, {callback._duration:.0f} s"
+        if isinstance(callback, EarlyStopping) and state and state["wait_count"] >= callback.patience:
+            return f"early stopping, patience {callback.patience}"
+    return "a callback that stopped it" if own.get("limits") == limits(trainer) else ""
+
+
+def keep_patience(checkpoint: MutableMapping[str, Any], trainer: pl.Trainer) -> None:
+    """Let early stopping keep the patience that it was given now: it would take the checkpoint's."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, EarlyStopping) and callback.state_key in checkpoint.get("callbacks", {}):
+            checkpoint["callbacks"][callback.state_key]["patience"] = callback.patience
+
+
+def check_averaging(trainer: pl.Trainer, model: "Classifier") -> None:
+    """Make sure that StochasticWeightAveraging does what it says.
+
+    Raises:
+        ValueError: It would overwrite frozen batch norm; or, without any, write its mean into no checkpoint.
+    """
+    if not any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
+        return
+    if not batch_norms(model):
+        raise ValueError(f"StochasticWeightAveraging needs batch norm, which {model.backbone} has not: leave it out")
+    if any(not m.training for m in batch_norms(model.train())):
+        raise ValueError(
+            "StochasticWeightAveraging computes the statistics of batch norm anew, the frozen ones too: "
+            "leave it out, or model.freeze and model.freeze_batch_norm"
+        )
+
+
+def enter_epoch(trainer: pl.Trainer) -> None:
+    """Let callbacks do at a start inside an epoch what they do at its beginning, which Lightning leaves out."""
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    if epochs.started <= epochs.processed:
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
+            rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
+            callback.on_train_epoch_start(trainer, trainer.lightning_module)
+            for group, rate in zip(trainer.optimizers[0].param_groups, rates, strict=True):
+                group["lr"] = rate  # a new SWALR begins by changing it

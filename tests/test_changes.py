@@ -1,0 +1,116 @@
+"""What may differ between a run and what it is resumed with."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from finetune.changes import compared
+
+BEFORE: dict[str, Any] = {
+    "seed_everything": 0,
+    "trainer": {"max_epochs": 5, "devices": "auto", "precision": "32-true", "enable_progress_bar": None},
+    "model": {
+        "freeze": None,
+        "weights": "DEFAULT",
+        "label_smoothing": 0.0,
+        "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.005, "momentum": 0.9}},
+        "scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 3}},
+    },
+    "data": {
+        "class_path": "finetune.ImageFolderData",
+        "init_args": {"root": "a", "batch_size": 12, "split_seed": 0, "image_size": 32, "num_workers": "auto"},
+    },
+}
+
+
+def changed(**values: Any) -> dict[str, Any]:
+    """BEFORE with other values, by dotted key; __ stands for the dot."""
+    now = copy.deepcopy(BEFORE)
+    for key, value in values.items():
+        *path, last = key.split("__")
+        group = now
+        for name in path:
+            group = group[name]
+        group[last] = value
+    return now
+
+
+def test_the_same_is_not_worth_a_word():
+    assert compared(BEFORE, BEFORE, False, False) == ("", {})
+    assert compared({}, BEFORE, False, False) == ("", {})  # a run whose config.yaml is gone
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        {"trainer__devices": 2, "trainer__enable_progress_bar": False},
+        {"data__init_args__num_workers": 3},
+        {"data__init_args__root": "b"},  # the same pictures elsewhere
+    ],
+)
+def test_where_and_how_fast_it_runs_is_not_worth_a_word(free):
+    assert compared(BEFORE, changed(**free), False, False) == ("", {})
+
+
+def test_what_holds_now_is_told():
+    now = changed(trainer__max_epochs=9, trainer__precision="64-true", model__label_smoothing=0.1)
+    told, held = compared(BEFORE, now, False, False)
+    assert told == (
+        'changed: trainer.max_epochs 9 (was 5), trainer.precision "64-true" (was "32-true"), '
+        "model.label_smoothing 0.1 (was 0.0)"
+    )
+    assert held == {}
+
+
+def test_what_the_checkpoint_decides_stays():
+    now = changed(model__optimizer__init_args__lr=0.1, model__scheduler__init_args__step_size=4, model__weights=None)
+    told, held = compared(BEFORE, now, False, False)
+    assert "model.optimizer.lr stays 0.005, not 0.1, since the checkpoint decides" in told
+    assert held == {
+        "model.optimizer.init_args.lr": 0.005,
+        "model.scheduler.init_args.step_size": 3,
+        "model.weights": "DEFAULT",
+    }
+
+
+def test_the_shape_of_our_own_schedule_is_what_is_given():
+    cosine = {"class_path": "finetune.schedules.WarmupCosine", "init_args": {"warmup": 0.1}}
+    before, now = changed(model__scheduler=cosine), changed(model__scheduler=copy.deepcopy(cosine))
+    now["model"]["scheduler"]["init_args"]["warmup"] = 0.2
+    assert compared(before, now, False, False) == ("changed: model.scheduler.warmup 0.2 (was 0.1)", {})
+
+
+@pytest.mark.parametrize(
+    ("order", "pictures", "what"),
+    [
+        ({"seed_everything": 1}, False, r"seed_everything 1 \(was 0\)"),
+        ({"data__init_args__batch_size": 16}, False, r"data\.batch_size 16 \(was 12\)"),
+        ({"data__init_args__root": "b"}, True, r'data\.root "b" \(was "a"\)'),
+        ({"data__init_args__split_seed": 1}, True, r"data\.split_seed 1 \(was 0\)"),
+        ({}, True, "other training pictures"),
+    ],
+)
+def test_another_order_is_refused_unless_asked_for(order, pictures, what):
+    with pytest.raises(ValueError, match=f"in another order with {what}: .*--allow_changes true"):
+        compared(BEFORE, changed(**order), pictures, False)
+    told, held = compared(BEFORE, changed(**order), pictures, True)
+    assert held == {}
+    assert bool(told) == bool(order)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "what"),
+    [
+        ({"model__freeze": "layer2"}, r'model\.freeze "layer2" \(was null\)'),
+        (
+            {"model__optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001}}},
+            r'model\.optimizer\.class_path "torch\.optim\.AdamW" \(was "torch\.optim\.SGD"\)',
+        ),
+        ({"model__scheduler": None}, r'model\.scheduler\.class_path null \(was "torch\.optim.*StepLR"\)'),
+    ],
+)
+@pytest.mark.parametrize("allow", [False, True])
+def test_what_does_not_fit_the_optimizer_s_state_is_refused(fixed, what, allow):
+    with pytest.raises(ValueError, match=f"can't go on with {what}; a new run may start from what it learned"):
+        compared(BEFORE, changed(**fixed), False, allow)

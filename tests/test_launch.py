@@ -1,0 +1,79 @@
+"""How many processes: what torchrun or srun started, or what was given where nothing did."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK
+from pytorch_lightning.plugins.environments import LightningEnvironment
+
+from finetune.launch import num_processes
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def by_torchrun(monkeypatch: pytest.MonkeyPatch, total: int, here: int) -> None:
+    launched(monkeypatch, TORCHELASTIC_RUN_ID="a", WORLD_SIZE=total, LOCAL_WORLD_SIZE=here)
+
+
+def by_srun(monkeypatch: pytest.MonkeyPatch, total: int, nodes: int, name: str = "job") -> None:
+    tasks = {"SLURM_NTASKS": total, "SLURM_STEP_NUM_TASKS": total, "SLURM_STEP_NUM_NODES": nodes}
+    launched(monkeypatch, SLURM_JOB_NAME=name, **tasks)
+
+
+@pytest.mark.parametrize("start", [by_torchrun, by_srun])
+def test_what_a_launcher_started_is_taken(monkeypatch, start):
+    by_nodes = {by_torchrun: ((2, 2), (4, 2)), by_srun: ((2, 1), (4, 2))}[start]
+    start(monkeypatch, *by_nodes[0])
+    assert num_processes("auto", 1, []) == (2, 1)
+    assert num_processes(2, 1, []) == (2, 1)
+    assert num_processes([0, 1], 1, []) == ([0, 1], 1)
+    assert num_processes("-1", 1, []) == ("-1", 1)
+    start(monkeypatch, *by_nodes[1])
+    assert num_processes("auto", 1, []) == (2, 2)
+    assert num_processes("2", 2, []) == ("2", 2)
+    assert num_processes(7, 1, [LightningEnvironment()]) == (7, 1)  # who brings an environment says so himself
+
+
+@pytest.mark.parametrize(("devices", "num_nodes"), [(1, 1), (4, 1), ("0,1,2", 1), ([0], 2), ("auto", 3)])
+def test_what_contradicts_the_launcher_is_refused(monkeypatch, devices, num_nodes):
+    by_torchrun(monkeypatch, 4, 2)
+    with pytest.raises(ValueError, match="torchrun started 4 processes, 2 on each of 2 machines, but .*leave both out"):
+        num_processes(devices, num_nodes, [])
+
+
+def test_machines_with_unlike_numbers_are_refused(monkeypatch):
+    by_torchrun(monkeypatch, 3, 2)
+    with pytest.raises(ValueError, match="torchrun started 3 processes, not as many on each machine"):
+        num_processes("auto", 1, [])
+
+
+def test_srun_that_lightning_would_overlook_is_refused(monkeypatch):
+    by_srun(monkeypatch, 2, 1, "bash")
+    with pytest.raises(ValueError, match="srun started 2 processes, but Lightning leaves jobs named 'bash' alone"):
+        num_processes("auto", 1, [])
+
+
+def test_without_a_launcher_lightning_starts_what_is_given(monkeypatch):
+    assert num_processes("auto", 1, []) == ("auto", 1)
+    assert num_processes(2, 3, []) == (2, 3)
+    launched(monkeypatch, SLURM_NTASKS=4)  # a batch script without srun is one process
+    assert num_processes("auto", 1, []) == ("auto", 1)
+
+
+def test_torchrun_alone_makes_one_run_of_two_processes(colours, tmp_path: Path):
+    """On a CPU it used to make two, each with the whole batch, in one folder."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "finetune"]
+    command += ["fit", "--data.root", str(colours), *QUICK, "--test_after_fit", "false"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("run in") == 1
+    (run,) = (tmp_path / "runs/fit").iterdir()
+    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 4  # of 54 pictures by 16
