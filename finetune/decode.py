@@ -11,7 +11,9 @@ import contextlib
 import io
 import os
 import re
+import stat
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +31,8 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 MAX_PIXELS = 178_956_970  # where Pillow itself refuses: twice Image.MAX_IMAGE_PIXELS, 0.5 GB as RGB
+MAX_BYTES = 8 * MAX_PIXELS  # of a file: four samples of 16 bits a pixel, as they are
+_STRIP = 2**24  # pixels brought to RGB at once: the conversions of large pictures would hold several copies of them
 
 # The first bytes decide, not the suffix. The classes are called directly because Image.open() warns from 89 Mpx on,
 # tries formats we do not want (EPS starts Ghostscript) and says only "cannot identify" about a damaged header.
@@ -44,6 +48,7 @@ _READERS: dict[bytes, type[ImageFile]] = {
 
 # Full scales of 32-bit samples, whose files do not state one: fractions, 8, 16 and 32 bits.
 _FULL_SCALES = (1, 2**8 - 1, 2**16 - 1, 2**32 - 1)
+_MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}  # full scales that a TIFF of 16-bit samples may state
 _BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # in file names, of which each is to stay on a line
 _PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # an entry of warnings.filters
 
@@ -57,8 +62,13 @@ def decode(
 ) -> NDArray[np.uint8]:
     """Read a picture as a person would see it: upright, in RGB, on white paper where it is transparent.
 
-    16-bit samples keep their high byte; 32-bit ones are divided by the full scale that fits their maximum. Of several
-    frames the first is read. Half a picture is an error, never a grey rest.
+    Of 16-bit samples the upper 8 bits are kept, of those that the file says it uses: by a TIFF's BitsPerSample, or its
+    MaxSampleValue where that is a full scale such as 4095 and no sample is above. A PNG's samples fill their scale
+    (its specification, sBIT). What is not stated is never guessed from the pixels: a dark picture stays dark. 32-bit
+    samples are divided by the full scale that fits their maximum. Of several frames the first is read. Half a picture
+    is an error, never a grey rest.
+
+    Beside the file's own size that takes at most 14 bytes for each of `MAX_PIXELS`, 2.5 GB, the result among them.
 
     Args:
         source: Path of the picture, or the content of its file.
@@ -77,6 +87,8 @@ def decode(
         name = "picture" if isinstance(source, bytes) else os.fspath(source)
     _quiet()
     try:
+        if not isinstance(source, bytes) and stat.S_ISFIFO(os.stat(source).st_mode):
+            raise ValueError("it is a pipe, not a file")  # to open one would wait for whoever writes to it
         with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
             image = _open(file)
             if shorter_side is None or min(image.size) <= shorter_side:
@@ -120,12 +132,20 @@ def _open(file: BinaryIO) -> ImageFile:
     reader = next((reader for magic, reader in _READERS.items() if head.startswith(magic)), None)
     if reader is None:
         raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture (it starts with {head!r})")
+    if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
+        raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
     file.seek(0)
     image = reader(file)  # reads the header only
-    width, height = image.size
+    _check_size(*image.size)
+    if isinstance(image, TiffImageFile):
+        tags: Any = image.tag_v2
+        _check_size(tags.get(322, 0), tags.get(323, 0))  # of a tile, which may be larger than the picture
+    return image
+
+
+def _check_size(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         raise ValueError(f"{width} x {height} pixels are more than the limit of {MAX_PIXELS:,}")
-    return image
 
 
 def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
@@ -151,8 +171,25 @@ def _pixels(image: Image.Image) -> NDArray[np.uint8]:
     image.load()
     with contextlib.suppress(Exception):  # damaged metadata (any kind of exception) is no reason to refuse good pixels
         ImageOps.exif_transpose(image, in_place=True)
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        image = Image.fromarray(_grey(image))
+    to_bytes = _to_bytes(image)
+    strips = list(_strips(image))
+    if len(strips) == 1:
+        return _rgb(image, to_bytes)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top, bottom in strips:
+        pixels[top:bottom] = _rgb(image.crop((0, top, image.width, bottom)), to_bytes)
+    return pixels
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, int]]:
+    num_rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, num_rows):
+        yield top, min(top + num_rows, image.height)
+
+
+def _rgb(image: Image.Image, to_bytes: Callable[[NDArray], NDArray[np.uint8]] | None) -> NDArray[np.uint8]:
+    if to_bytes is not None:
+        image = Image.fromarray(to_bytes(np.asarray(image)))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         paper = Image.new("RGB", image.size, "white")
@@ -161,18 +198,40 @@ def _pixels(image: Image.Image) -> NDArray[np.uint8]:
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _grey(image: Image.Image) -> NDArray[np.uint8]:
-    """Bring samples of 12 to 32 bits to 8; Pillow's own conversion would clip them at 255."""
+def _to_bytes(image: Image.Image) -> Callable[[NDArray], NDArray[np.uint8]] | None:
+    """Return how samples of 12 to 32 bits become 8; Pillow's own conversion would clip them at 255."""
+    is_16_bit = image.mode.startswith("I;16")
+    if not is_16_bit and image.mode not in ("I", "F"):
+        return None
     tags: Any = getattr(image, "tag_v2", {})  # only TIFF states a depth below 16 and whether 0 is white
-    values = np.asarray(image)  # (H, W)
-    if image.mode.startswith("I;16"):
-        grey = (values >> (tags.get(258, (16,))[0] - 8)).astype(np.uint8)
-    else:
-        values = np.nan_to_num(values.astype(np.float32), nan=0, posinf=0, neginf=0)
-        # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
-        full = next((full for full in _FULL_SCALES if values.max() <= 2 * full), values.max())
-        grey = (values.clip(0, full) / full * 255).round().astype(np.uint8)
-    return 255 - grey if tags.get(262) == 0 else grey
+    rows = (image.crop((0, top, image.width, bottom)) for top, bottom in _strips(image))
+    largest = 0.0
+    for part in rows if not is_16_bit or 281 in tags else ():
+        largest = max(largest, float(_finite(np.asarray(part)).max()))
+    # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
+    full = next((full for full in _FULL_SCALES if largest <= 2 * full), largest)
+    depth = _first(tags.get(258), 16)
+    if (stated := _first(tags.get(281), 0)) in _MAX_SAMPLES and largest <= stated:
+        depth = stated.bit_length()
+
+    def to_bytes(values: NDArray) -> NDArray[np.uint8]:
+        if is_16_bit:
+            grey = (values >> (depth - 8)).astype(np.uint8)
+        else:
+            grey = (_finite(values).clip(0, full) / full * 255).round().astype(np.uint8)
+        return 255 - grey if tags.get(262) == 0 else grey
+
+    return to_bytes
+
+
+def _finite(values: NDArray) -> NDArray[np.float32]:
+    return np.nan_to_num(values.astype(np.float32), nan=0, posinf=0, neginf=0)
+
+
+def _first(values: Any, default: int) -> int:
+    """Return the first of a TIFF tag's values, one for each sample of a pixel."""
+    value = values[0] if isinstance(values, tuple) and values else values
+    return value if isinstance(value, int) else default
 
 
 def _quiet() -> None:

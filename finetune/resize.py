@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from finetune.decode import MAX_PIXELS
+
 # Worker processes are the parallelism here; OpenCV's own threads would only fight them and torch's.
 cv2.setNumThreads(0)
 
@@ -21,6 +23,8 @@ def resize(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.ui
     """Return the (H, W, 3) uint8 picture as (height, width, 3): the same array if that is its size already."""
     if picture.shape[:2] == (height, width):
         return picture
+    if picture.shape[0] * width > MAX_PIXELS:  # a column of pixels: torch would first make it wide, then low
+        return resize(resize(picture, height, picture.shape[1]), height, width)
     if height >= picture.shape[0] and width >= picture.shape[1]:
         larger = cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)  # bilinear too, and faster
         return np.asarray(larger, np.uint8)
@@ -47,7 +51,17 @@ class Resize(A.Resize):
 
 
 class SmallestMaxSize(A.SmallestMaxSize):
-    """albumentations' transform, by `resize`."""
+    """albumentations' transform, by `resize`; what would get more than `MAX_PIXELS` is cut to its middle before."""
 
     def apply(self, img: NDArray[np.uint8], scale: float, **params: Any) -> NDArray[np.uint8]:
-        return resize(img, *(max(1, round(side * scale)) for side in img.shape[:2]))
+        height, width = (max(1, round(side * scale)) for side in img.shape[:2])
+        if height * width > MAX_PIXELS:  # a line of pixels, of which the crop that follows sees a few
+            img = _middle(img, int(MAX_PIXELS / (min(height, width) * scale)) - 1)
+            height, width = (max(1, round(side * scale)) for side in img.shape[:2])
+        return resize(img, height, width)
+
+
+def _middle(picture: NDArray[np.uint8], num: int) -> NDArray[np.uint8]:
+    """Take as much from both ends of the longer side as leaves `num` pixels or one fewer."""
+    top, left = (max(0, side - num + 1) // 2 for side in picture.shape[:2])
+    return picture[top : picture.shape[0] - top, left : picture.shape[1] - left]

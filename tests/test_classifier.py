@@ -249,6 +249,9 @@ def test_bad_files_of_any_name_are_listed_by_it(tmp_path, cli):
     names = sorted([b"caf\xe9.png", "größe.png".encode(), b"new\nline.png"])
     for name in names:
         (root / "train/blue" / os.fsdecode(name)).write_bytes(b"broken")
+    (root / "train/blue/link.png").symlink_to("nowhere.png")
+    os.mkfifo(root / "train/blue/pipe.png")
+    names = sorted([*names, b"link.png", b"pipe.png"])
     small = ["--model.backbone", "small_cnn", "--data.image_size", "28", "--trainer.max_epochs", 2]
     cli("fit", "--data.root", root, *QUICK, *small, "--data.on_bad_image", "skip")
     assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").exists()

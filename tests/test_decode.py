@@ -1,10 +1,14 @@
 """Every format against arrays made by hand or read by OpenCV, and every kind of broken file."""
 
+import contextlib
 import io
+import os
+import resource
 import struct
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,10 +35,11 @@ def encode(pixels: np.ndarray | Image.Image, format: str, **options) -> bytes:
     return buffer.getvalue()
 
 
-def tiff(samples: bytes, bits: int, white_is_zero: bool) -> bytes:
+def tiff(samples: bytes, bits: int, white_is_zero: bool = False, **more: int) -> bytes:
     """A little-endian TIFF of one strip of H x W grey samples, for the kinds Pillow and OpenCV cannot write."""
     tags = [(256, W), (257, H), (258, bits), (262, 1 - white_is_zero), (273, 134), (278, H), (279, len(samples))]
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    tags += [(int(tag.removeprefix("tag")), value) for tag, value in more.items()]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags))
     return (struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4)).ljust(134, b"\0") + samples
 
 
@@ -179,6 +184,23 @@ def test_rare_tiffs():
     np.testing.assert_array_equal(decode(tiff(packed.tobytes(), 12, white_is_zero=False)), GREY_RGB)
 
 
+def test_16_bit_samples_are_scaled_by_what_the_file_states_and_never_by_what_they_are():
+    dark = GREY.astype("<u2") << 4  # 12 bits in 16
+    assert GREY.max() < 256 and dark.max() <= 4095
+    stated = decode(tiff(dark.tobytes(), 16, tag281=4095))
+    np.testing.assert_array_equal(stated, GREY_RGB)
+    np.testing.assert_array_equal(decode(tiff(dark.tobytes(), 16, tag281=4095, white_is_zero=True)), 255 - GREY_RGB)
+    # Not stated, or stated as no full scale, or of a sample above: merely dark, for all that is known.
+    for content in (
+        tiff(dark.tobytes(), 16),
+        tiff(dark.tobytes(), 16, tag281=65535),
+        tiff(dark.tobytes(), 16, tag281=int(dark.max())),
+        tiff(dark.tobytes(), 16, tag281=1023),
+        encode(dark, "PNG"),
+    ):
+        np.testing.assert_array_equal(decode(content), GREY_RGB >> 4)
+
+
 @pytest.mark.parametrize("full", [1, 255, 65535])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_32_bits_find_their_scale(full, dtype):
@@ -227,6 +249,68 @@ def test_pixel_limit_is_checked_in_the_header(monkeypatch):
     monkeypatch.setattr(module, "MAX_PIXELS", H * W - 1)
     with pytest.raises(DecodeError, match="more than the limit"):
         decode(encode(RGB, "PNG"))
+
+
+def test_files_and_tiles_have_a_limit_too(monkeypatch):
+    large = tiff(GREY.tobytes(), 8, tag322=2**17, tag323=2**17)
+    with pytest.raises(DecodeError, match="131072 x 131072 pixels are more than the limit"):
+        decode(large)
+    content = encode(RGB, "PNG")
+    monkeypatch.setattr(module, "MAX_BYTES", len(content) - 1)
+    with pytest.raises(DecodeError, match=f"{len(content):,} bytes are more than the limit"):
+        decode(content)
+    monkeypatch.setattr(module, "MAX_BYTES", len(content))
+    decode(content)
+
+
+def kind_of(kind: str, side: int) -> bytes:
+    """A square picture that takes more memory than its pixels, or is converted."""
+    grey = np.tile(np.arange(side, dtype=np.uint8), (side, 1))
+    if kind in ("RGB", "RGBA", "LA", "CMYK", "rotated"):
+        bands = [Image.fromarray(grey.T), *[Image.fromarray(grey)] * 3]
+        mode = "RGB" if kind == "rotated" else kind
+        image = Image.merge(mode, bands[: len(mode)])
+        rotated = Image.Exif()
+        rotated[274] = 6 if kind == "rotated" else 1
+        return encode(image, "TIFF" if kind in ("CMYK", "rotated") else "PNG", exif=rotated)
+    if kind == "P":
+        return encode(Image.fromarray(grey).convert("P"), "PNG", transparency=3)
+    dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[kind]
+    return encode(grey.T.astype(dtype) * (257 if kind == "I;16" else 1), "TIFF", compression="tiff_lzw")
+
+
+@pytest.mark.parametrize("kind", ["RGB", "RGBA", "LA", "P", "CMYK", "rotated", "I;16", "I", "F"])
+def test_strips_change_no_pixel(kind, monkeypatch):
+    content = kind_of(kind, 50)
+    whole = decode(content)
+    assert whole.std() > 5
+    monkeypatch.setattr(module, "_STRIP", 50 * 7)  # the last is smaller
+    np.testing.assert_array_equal(decode(content), whole)
+
+
+def in_memory(num_bytes: int, act: Callable[[], object]) -> bool:
+    """Whether a copy of this process can do something in so many bytes more than it has."""
+    child = os.fork()
+    if not child:
+        code = 1
+        with contextlib.suppress(Exception):  # a MemoryError, or what Pillow and torch make of it
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + num_bytes,) * 2)
+            act()
+            code = 0
+        os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+# Bytes a pixel: what Pillow holds (4, or 2), the result (3) and some room. All at once it would be 15, 12 and 16.
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux says how much memory a process has")
+@pytest.mark.parametrize(("kind", "most"), [("RGBA", 9), ("I;16", 7), ("F", 10)])
+def test_a_large_picture_takes_little_more_memory_than_its_pixels(kind, most, monkeypatch):
+    side, more = 2500, 2**24  # 6 million pixels; the decoders' own buffers and what malloc asks for ahead
+    content = kind_of(kind, side)
+    for strip, fits in ((2**18, True), (side**2, False)):  # the second is the control
+        monkeypatch.setattr(module, "_STRIP", strip)
+        assert in_memory(most * side**2 + more, lambda: decode(content)) == fits
 
 
 def test_no_warning_and_no_limit_of_pillow_gets_through(monkeypatch):
