@@ -1,7 +1,8 @@
 """Decoded pictures, kept on disk: decoded once, shared by workers, ranks and later runs; `finetune cache` lists them.
 
-The name of a cache holds a hash of the relative path, size and time of change of every file, of the folder's own path
-and of all else that decides about the pixels: another file, another setting or another Pillow is another cache.
+The name of a cache holds a hash of the relative path, size and times of change of every file (`files_digest` says what
+it can't notice), of the folder's own path and of all else that decides about the pixels: another file, another setting,
+another version of ours or of Pillow is another cache.
 """
 
 # Shapes: N pictures in a cache.
@@ -25,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+import finetune
 from finetune.caches import PICTURES, cache_dir, files_digest, mark_used, room
 from finetune.decode import DecodeError, decode, stored_size
 from finetune.download import one_at_a_time
@@ -97,7 +99,7 @@ def cached_readers(
     positions[order] = np.arange(len(paths))
     paths = [paths[i] for i in order]
     shorter_side = next(iter(splits.values())).shorter_side
-    decoder = f"Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
+    decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
     decoder += f", torch {torch.__version__}" if shorter_side else ""
     place = os.path.realpath(root)
     about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}

@@ -30,15 +30,24 @@ def room(folder: Path) -> float:
 
 
 def files_digest(paths: Sequence[str], root: str | Path) -> str:
-    """Return a hash of the relative path, size and time of change of every file, in this order."""
+    """Return a hash of the relative path, size and times of change of every file, in this order.
+
+    Of the two times programs can set one (`st_mtime`, which copying may keep); the file system sets the other
+    (`st_ctime`) at every change of content, name or rights, and never when a file is read. So a file put in the place
+    of another is noticed, also where size and time are the same, unless the file system keeps no such time (FAT, some
+    network mounts) or its clock was set back. The number of a file (`st_ino`) would see no more, and some mounts give
+    new ones each time.
+    """
     digest, prefix = hashlib.sha256(), os.path.join(Path(root), "")
     for path in paths:
         try:
             status = os.stat(path)
-            size, changed = status.st_size, status.st_mtime_ns
+            size, changed = status.st_size, (status.st_mtime_ns, status.st_ctime_ns)
         except OSError:  # whoever reads it will say so
-            size = changed = -1
-        digest.update(f"{path.removeprefix(prefix)}\0{size}\0{changed}\n".encode(errors="surrogateescape"))
+            size, changed = -1, (-1, -1)
+        digest.update(
+            f"{path.removeprefix(prefix)}\0{size}\0{changed[0]}\0{changed[1]}\n".encode(errors="surrogateescape")
+        )
     return digest.hexdigest()
 
 

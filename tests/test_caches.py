@@ -2,9 +2,12 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
+
+import pytest
 
 from finetune.caches import cache_dir, files_digest, mark_used, room
 
@@ -32,26 +35,54 @@ def test_half_of_what_is_free_may_be_taken_also_where_the_folder_is_not_made_yet
     assert asked == [tmp_path]
 
 
-def test_name_size_time_and_order_of_the_files_make_the_digest_and_their_folder_does_not(tmp_path):
-    for root in ("one", "two"):
-        for name in "ab":
-            path = tmp_path / root / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(b"123")
-            os.utime(path, (5, 5))
+@pytest.fixture
+def digest(tmp_path) -> Callable[..., str]:
+    """The digest of files of three bytes in a folder `one`, or of others."""
+    (tmp_path / "one").mkdir()
+    for name in "ab":
+        (tmp_path / "one" / name).write_bytes(b"123")
+        os.utime(tmp_path / "one" / name, (5, 5))
+    return lambda names="ab", root="one": files_digest([str(tmp_path / root / n) for n in names], tmp_path / root)
 
-    def digest(root: str, names: str = "ab") -> str:
-        return files_digest([str(tmp_path / root / name) for name in names], tmp_path / root)
 
-    first = digest("one")
-    assert first == digest("two")
-    found = {first, digest("one", "ba"), digest("one", "a"), digest("one", "ac")}  # c is not there
+def test_name_size_time_and_order_of_the_files_make_the_digest_and_their_folder_does_not(tmp_path, digest):
+    first = digest()
+    found = {first, digest("ba"), digest("a"), digest("ac")}  # c is not there
+    os.rename(tmp_path / "one", tmp_path / "two")
+    assert digest(root="two") == first
     os.utime(tmp_path / "two/a", (5, 6))
-    found.add(digest("two"))
-    (tmp_path / "one/a").write_bytes(b"1234")
-    os.utime(tmp_path / "one/a", (5, 5))
-    found.add(digest("one"))
+    found.add(digest(root="two"))
+    (tmp_path / "two/a").write_bytes(b"1234")
+    os.utime(tmp_path / "two/a", (5, 5))
+    found.add(digest(root="two"))
     assert len(found) == 6
+
+
+@pytest.mark.parametrize("how", ["written over", "put in its place", "swapped"])
+def test_a_file_replaced_by_one_of_its_size_and_time_is_noticed(tmp_path, digest, how):
+    first, other = digest(), tmp_path / "one/b"
+    path = tmp_path / "one/a"
+    time.sleep(0.02)  # the file system's clock ticks a hundred times a second or more
+    if how == "swapped":
+        os.rename(path, tmp_path / "c")
+        os.rename(other, path)
+        os.rename(tmp_path / "c", other)
+    else:
+        target = path if how == "written over" else tmp_path / "new"
+        target.write_bytes(b"456")
+        os.utime(target, (5, 5))
+        os.replace(target, path)
+    assert (path.stat().st_size, path.stat().st_mtime) == (3, 5)  # the control: these say nothing
+    assert digest() != first
+
+
+def test_to_read_a_file_changes_nothing(tmp_path, digest):
+    first = digest()
+    time.sleep(0.02)
+    (tmp_path / "one/a").read_bytes()
+    list((tmp_path / "one").iterdir())
+    (tmp_path / "one/c").touch()  # beside them
+    assert digest() == first
 
 
 def test_use_is_noted_where_that_is_allowed(tmp_path):
