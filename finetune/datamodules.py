@@ -19,7 +19,7 @@ class ImageFolderData(PictureData):
     """Any folder of labelled pictures: train/CLASS/*, with val/ and test/ if there, or class folders alone."""
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
-        self.class_names, files = scan(root, self.class_names or None)
+        self.class_names, files = scan(root, self.class_names or None, self.on_bad_image == "skip")
         origins = {split: f"its {Path(part.folder).name} folder" for split, part in files.items()}
         if "all" in files:
             everything = files.pop("all")
@@ -39,7 +39,7 @@ class ImageFolderData(PictureData):
 
     def take_whole(self, split: str) -> None:
         if split in self.splits and self.splits[split].origin == SET_APART:
-            files = scan(Path(self.root or ""), self.class_names)[1]
+            files = scan(Path(self.root or ""), self.class_names, self.on_bad_image == "skip", is_told=False)[1]
             self.splits = {split: self._split(split, files["all"], "all")} if "all" in files else {}
 
     def _split(self, split: str, files: Files, origin: str) -> Split:

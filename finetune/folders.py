@@ -13,11 +13,14 @@ import numpy as np
 
 from finetune.decode import IMAGE_SUFFIXES, stored_size
 from finetune.pictures import PathList
+from finetune.walk import Beside, find_pictures, num_loose
 
 log = logging.getLogger(__name__)
 
 _CONTROL = {*map(chr, range(32)), "\x7f", "\x85", "\u2028", "\u2029"}
-_SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+# In any case: `Train`, `VAL`.
+_SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 
 
 @dataclass(frozen=True)
@@ -45,49 +48,36 @@ class Files:
         return Files(PathList(self.paths[int(i)] for i in indices), self.labels[indices], self.folder)
 
 
-def find_pictures(folder: str | Path) -> Iterator[str]:
-    """Yield the picture files beneath `folder`, nested folders included, sorted by path; hidden ones are left out."""
-    with os.scandir(folder) as entries:
-        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    for entry in visible:
-        if entry.is_dir():
-            yield from find_pictures(entry.path)
-        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
-            yield entry.path
-
-
-def scan(root: str | Path, class_names: Sequence[str] | None = None) -> tuple[list[str], dict[str, Files]]:
+def scan(
+    root: str | Path, class_names: Sequence[str] | None = None, skip: bool = False, is_told: bool = True
+) -> tuple[list[str], dict[str, Files]]:
     """Find the classes and files of a data set.
 
-    `root` holds `train/CLASS/*` and perhaps `val` (or `valid`, `validation`) and `test` likewise; or class folders
-    alone, which come back as the one split `all`. Classes are matched by name between the splits.
+    `root` holds `train/CLASS/*` and perhaps `val` and `test` likewise, or other spellings of these; or class folders
+    alone, which come back as the one split `all`. A class may be called `train`: what holds pictures, beside other
+    folders that do, is a class, and what holds folders is a split. Classes are matched by name between the splits.
 
     Args:
         root: Folder of the data set.
         class_names: The classes, in order, where they are known already (from a checkpoint); else the folders of
             `train`, sorted.
+        skip: Leave out folders that can't be read.
+        is_told: Say what else was left out.
 
     Returns:
         Class names in the order of their indices, and the files of each split found.
 
     Raises:
         FileNotFoundError: There is no such folder.
+        OSError: A folder that can't be read.
         ValueError: No class folders, an empty class in training, or a class that training does not know; by name.
     """
     root = Path(root)
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "does not exist"
         raise FileNotFoundError(f"the data folder {str(root)!r} {what}; give one with --data.root FOLDER")
-    split_dirs: dict[str, Path] = {}
-    for folder in _folders(root):
-        split = _SPLIT_NAMES.get(folder.name)
-        if split in split_dirs:
-            raise ValueError(f"{root} holds both {split_dirs[split].name!r} and {folder.name!r}: keep one of them")
-        if split:
-            split_dirs[split] = folder
-    if not split_dirs:
-        split_dirs = {"all": root}
-    elif "train" not in split_dirs and not class_names:
+    split_dirs = _split_folders(root) or {"all": root}
+    if "all" not in split_dirs and "train" not in split_dirs and not class_names:
         found = " and ".join(repr(folder.name) for folder in split_dirs.values())
         raise ValueError(f"{root} holds {found} but no 'train'; put the training pictures in {root}/train/CLASS")
     first = split_dirs.get("train") or split_dirs.get("all")
@@ -99,7 +89,11 @@ def scan(root: str | Path, class_names: Sequence[str] | None = None) -> tuple[li
             raise ValueError(f"{first} holds no class folders; put the pictures of each class in a folder of its name")
         if len(class_names) == 1:
             raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two")
-    return list(class_names), {split: _files(folder, class_names, split) for split, folder in split_dirs.items()}
+    beside = Beside(skip)
+    files = {split: _files(folder, class_names, split, beside) for split, folder in split_dirs.items()}
+    if is_told:
+        beside.tell(root)
+    return list(class_names), files
 
 
 def files_to_predict(pattern: str) -> PathList:
@@ -146,17 +140,45 @@ def _check_names(folder: Path, class_names: Sequence[str]) -> None:
             raise ValueError(f"the class folder {os.fsencode(folder / name)!r} {reason}: rename it")
 
 
-def _files(folder: Path, class_names: Sequence[str], split: str) -> Files:
+def _split_folders(root: Path) -> dict[str, Path]:
+    """Return the folder of each split, none where `root` holds class folders alone."""
+    folders = _folders(root)
+    named = [folder for folder in folders if folder.name.lower() in _SPLIT_NAMES]
+    classes = [folder.name for folder in folders if folder not in named and num_loose(folder)] if named else []
+    split_named = [folder for folder in named if _folders(folder)]
+    if classes and not split_named:
+        return {}
+    if classes:
+        splits = " and ".join(repr(folder.name) for folder in split_named)
+        raise ValueError(
+            f"{root} holds {splits}, to be split folders, and {_classes(classes)} beside: move these into the split "
+            "folders or elsewhere, or give a class that is called so another name"
+        )
+    found: dict[str, Path] = {}
+    for folder in named:
+        split = _SPLIT_NAMES[folder.name.lower()]
+        if split in found:
+            raise ValueError(f"{root} holds both {found[split].name!r} and {folder.name!r}: keep one of them")
+        found[split] = folder
+    return found
+
+
+def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside) -> Files:
     unknown = [entry.name for entry in _folders(folder) if entry.name not in class_names]
     if unknown:
+        lower = {name.lower(): name for name in class_names}
+        alike = [f"{name!r} is {lower[name.lower()]!r} there" for name in unknown if name.lower() in lower]
         raise ValueError(
             f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
+            + "".join(f"; {text}" for text in alike)
         )
+    if loose := num_loose(folder):
+        beside.loose[str(folder)] = loose
     labels: list[int] = []
     paths: list[str] = []
     empty = []
     for label, name in enumerate(class_names):
-        found = list(find_pictures(folder / name)) if (folder / name).is_dir() else []
+        found = list(find_pictures(folder / name, beside)) if (folder / name).is_dir() else []
         paths += found
         labels += [label] * len(found)
         if not found:

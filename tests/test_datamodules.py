@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 import torch
 from torchvision.datasets import FashionMNIST as Source
 
-from finetune import sample
+from finetune import sample, seen
 from finetune.datamodules import FashionMNIST, Hotdog, ImageFolderData, SampleData
 from finetune.decode import DecodeError
 from finetune.picture_data import PictureData, position
@@ -230,6 +230,26 @@ def test_a_damaged_picture_is_named_or_skipped(few):
         list(small(few, val_fraction=0).train_dataloader())
     (batch,) = small(few, val_fraction=0, on_bad_image="skip").train_dataloader()
     assert len(batch["label"]) == 14 and sorted(i for i, _ in batch["bad"]) == [3, 11]
+
+
+@pytest.mark.parametrize("target", ["nowhere.png", "99.png", None])
+def test_a_file_that_is_gone_is_named_or_skipped(few, tmp_path, monkeypatch, target):
+    """A link to nothing, to itself, and a file that goes between the search and the look at its size."""
+    path = shutil.copytree(few, tmp_path / "few") / "train/red/99.png"
+    (path.parent / "03.png").unlink()
+    (path.parent.parent / "blue/03.png").unlink()
+    path.symlink_to(target or "00.png")
+    if target is None:
+        sizes = seen._sizes
+        monkeypatch.setattr(seen, "_sizes", lambda *a: [path.unlink(missing_ok=True), sizes(*a)][1])
+    with pytest.raises(OSError) as caught:
+        small(tmp_path / "few", val_fraction=0)
+    assert caught.value.filename == str(path) and caught.value.strerror  # which the command line prints in one line
+    if target is None:
+        path.symlink_to("00.png")
+    (batch,) = small(tmp_path / "few", val_fraction=0, on_bad_image="skip").train_dataloader()
+    ((_, error),) = batch["bad"]
+    assert len(batch["label"]) == 14 and str(path) in error
 
 
 def test_full_shared_memory_is_told_before_workers_wait_for_it(colours, monkeypatch):

@@ -15,7 +15,10 @@ def make(root: Path, *names: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        if not name.endswith("/"):
+        if " -> " in name:
+            link, target = name.split(" -> ")
+            (root / link).symlink_to(target)
+        elif not name.endswith("/"):
             (root / name).write_bytes(b"x")
         else:
             (root / name).mkdir()
@@ -32,13 +35,38 @@ TRAIN = ("train/cat/1.png", "train/dog/1.png", "train/dog/2.png")
 
 @pytest.mark.parametrize("val", ["val", "valid", "validation"])
 def test_splits_by_the_names_of_their_folders(tmp_path, val):
-    make(tmp_path, *TRAIN, f"{val}/dog/3.png", f"{val}/cat/3.png", "test/cat/4.png", "test/dog/4.png", "notes/x.png")
+    make(tmp_path, *TRAIN, f"{val}/dog/3.png", f"{val}/cat/3.png", "test/cat/4.png", "test/dog/4.png", "notes/x.txt")
+    make(tmp_path, "results/plots/x.png", "readme.png")
     names, files = scan(tmp_path)
     assert names == ["cat", "dog"] and set(files) == {"train", "val", "test"}
     assert listed(tmp_path, files["train"]) == {"train/cat/1.png": 0, "train/dog/1.png": 1, "train/dog/2.png": 1}
     assert listed(tmp_path, files["val"]) == {f"{val}/cat/3.png": 0, f"{val}/dog/3.png": 1}
     assert listed(tmp_path, files["test"]) == {"test/cat/4.png": 0, "test/dog/4.png": 1}
     assert files["train"].labels.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [
+        ("Train", "VAL", "Test"),
+        ("Training", "Validation", "testing"),
+        ("TRAIN", "Valid", "TEST"),
+        ("train", "dev", "test"),
+    ],
+)
+def test_other_spellings_of_the_splits(tmp_path, train, val, test):
+    make(tmp_path, *(f"{split}/{name}/{split}.png" for split in (train, val, test) for name in ("cat", "dog")))
+    names, files = scan(tmp_path)
+    assert names == ["cat", "dog"]
+    for split, folder in {"train": train, "val": val, "test": test}.items():
+        assert listed(tmp_path, files[split]) == {f"{folder}/cat/{folder}.png": 0, f"{folder}/dog/{folder}.png": 1}
+
+
+def test_a_class_may_be_called_as_a_split_is(tmp_path):
+    """What holds pictures beside other class folders is a class: here vehicles."""
+    make(tmp_path, "bus/1.png", "car/1.png", "train/1.png", "Test/1.png")
+    names, files = scan(tmp_path)
+    assert names == ["Test", "bus", "car", "train"] and list(files) == ["all"] and len(files["all"].labels) == 4
 
 
 @pytest.mark.parametrize("others", [(), ("test/dog/1.png", "test/cat/1.png")])
@@ -105,6 +133,42 @@ def test_links_to_folders_are_followed(tmp_path):
     assert listed(tmp_path, scan(tmp_path / "data")[1]["all"]) == {"data/cat/1.png": 0, "data/dog/2.png": 1}
 
 
+def test_what_is_left_out_is_told_in_a_line(tmp_path, caplog):
+    make(tmp_path, *TRAIN, "train/cat/a.HEIC", "train/dog/deep/b.heic", "train/dog/c.svg", "train/cat/without")
+    make(
+        tmp_path, "train/cat/notes.txt", "train/.DS_Store", "train/cat/Thumbs.db", "train/1.jpg", "train/2.jpg", "3.png"
+    )
+    scan(tmp_path)
+    kinds, loose = caplog.messages
+    assert kinds.startswith(f"left out of {tmp_path}, as no pictures: 2 .heic, ")
+    assert "1 .svg" in kinds and "1 without a suffix" in kinds and ".txt" not in kinds and ".db" not in kinds
+    assert kinds.endswith("supported are .bmp .gif .jpeg .jpg .png .tif .tiff .webp")
+    assert loose == f"left out 2 pictures in no class folder: loose in {tmp_path / 'train'}"
+    caplog.clear()
+    scan(tmp_path, is_told=False)
+    assert not caplog.messages
+
+
+def test_folders_that_cannot_be_read_are_named_or_left_out(tmp_path, monkeypatch, caplog):
+    make(tmp_path, *TRAIN, "train/cat/secret/1.png", "train/dog/back -> ..")
+    scandir = os.scandir
+
+    def guarded(folder):  # for root may read all
+        if Path(folder).name == "secret":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(PermissionError, match="train/cat/secret"):
+        scan(tmp_path)
+    _, files = scan(tmp_path, skip=True)
+    assert set(listed(tmp_path, files["train"])) == set(TRAIN)
+    assert caplog.messages == [
+        f"left out the folder {tmp_path}/train/cat/secret: Permission denied",
+        f"left out: {tmp_path}/train/dog/back is a link to a folder that it lies in",
+    ]
+
+
 def test_find_pictures_of_an_empty_folder_are_none(tmp_path):
     assert list(find_pictures(tmp_path)) == []
 
@@ -121,6 +185,15 @@ ERRORS = {
     "no class folders": (("train/1.png",), None, ["train", "class folders", "put the pictures"]),
     "nothing at all": ((), None, ["class folders", "put the pictures"]),
     "two validation splits": ((*TRAIN, "val/cat/1.png", "valid/cat/1.png"), None, ["'val'", "'valid'", "keep one"]),
+    "two spellings": ((*TRAIN, "Train/cat/1.png"), None, ["'train'", "'Train'", "keep one"]),
+    "splits and classes": ((*TRAIN, "bus/1.png", "car/2.jpg"), None, ["'train'", "'bus'", "'car'", "beside", "move"]),
+    "splits and a class called train": (
+        ("train/1/1.png", "bus/1.png", "car/2.jpg"),
+        None,
+        ["'train'", "'bus'", "name"],
+    ),
+    "classes that differ in case": ((*TRAIN, "test/Cat/1.png"), None, ["'Cat'", "test", "'Cat' is 'cat' there"]),
+    "a link that leads back": ((*TRAIN, "train/cat/back -> ../.."), None, ["cat/back is a link", "on_bad_image skip"]),
     "no training": (("test/cat/1.png", "test/dog/1.png"), None, ["test", "train"]),
     "no training but two others": (("test/cat/1.png", "val/cat/1.png"), None, ["test", "train"]),
 }
@@ -129,7 +202,7 @@ ERRORS = {
 @pytest.mark.parametrize("case", ERRORS)
 def test_folders_that_will_not_do(tmp_path, case):
     names, class_names, words = ERRORS[case]
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises((ValueError, OSError)) as caught:
         scan(make(tmp_path / "data", *names), class_names)
     message = str(caught.value)
     assert str(tmp_path / "data") in message and "\n" not in message
