@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from finetune import download
 from finetune.download import fetch_archive, one_at_a_time
 
 PICTURES = {"hotdog/train/hotdog/0.png": b"a" * 300_000, "hotdog/test/not-hotdog/1.png": b"b"}
@@ -30,6 +31,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.missing_bytes = 0
+        self.says_length = True
         self.num_requests = 0
 
     def publish(self, content: bytes) -> tuple[str, str]:
@@ -46,7 +48,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(404)
         content = self.server.files[self.path]
         self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
+        if self.server.says_length:
+            self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content[: len(content) - self.server.missing_bytes])
 
@@ -151,6 +154,31 @@ def test_links_encryption_and_bombs(server, tmp_path):
     url, sha1 = server.publish(archive({"a/0": bytes(600), "a/1": bytes(600)}))
     assert_fails(ValueError, "up to 'a/1' take more than 1,199 bytes", url, sha1, tmp_path, max_bytes=1199)
     assert len(tree(fetch_archive(url, sha1, tmp_path / "fits", max_bytes=1200))) == 2
+
+
+def test_an_archive_larger_than_allowed(server, tmp_path, monkeypatch):
+    url, sha1 = server.publish(archive({"a/0": b"0"}) + bytes(300_000))
+    server.says_length = False  # it is found out while it comes
+    assert_fails(ValueError, "the archive takes more than 100,000 by", url, sha1, tmp_path, max_archive_bytes=10**5)
+    server.says_length = True  # it is told before
+    with monkeypatch.context() as patch:
+        patch.setattr(download._Bar, "update", None)
+        assert_fails(ValueError, "the archive takes more than 100,000 by", url, sha1, tmp_path, max_archive_bytes=10**5)
+    url, sha1 = server.publish(archive(PICTURES))
+    size = len(server.files["/pictures.zip"])
+    assert_fails(ValueError, f"more than {size - 1:,} bytes", url, sha1, tmp_path, max_archive_bytes=size - 1)
+    assert len(tree(fetch_archive(url, sha1, tmp_path / "fits", max_archive_bytes=size))) == 2
+
+
+def test_members_too_many_too_long_too_deep(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_MAX_MEMBERS", 2)
+    files = {f"a/{i}": b"0" for i in range(3)}
+    assert_fails(ValueError, "it has 3 members, more than 2", *server.publish(archive(files)), tmp_path)
+    for name in ("a/" + "ü" * 101, "a/" * 20 + "0"):
+        url, sha1 = server.publish(archive({name: b"0"}))
+        assert_fails(ValueError, "longer than 200 bytes or nested deeper than 20", url, sha1, tmp_path)
+    files = {"a/" + "ü" * 100: b"0", "a/" * 19 + "0": b"0"}
+    assert len(tree(fetch_archive(*server.publish(archive(files)), tmp_path / "fits"))) == 2
 
 
 def test_a_member_cannot_unpack_to_more_than_it_says(server, tmp_path):
