@@ -232,6 +232,8 @@ class Classifier(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_model(checkpoint, {"backbone": self.backbone, "class_names": self.class_names})
         if self._trainer is not None:
+            # Lightning does this after it has restored the weights: float64 would be rounded to float32 on its way.
+            self.trainer.precision_plugin.convert_module(self)
             hold_against(checkpoint, self.trainer)
             for name, state in checkpoint["finetune"]["train_metrics"].items():
                 restore_sums(getattr(self, name), state, is_first=self.trainer.is_global_zero)

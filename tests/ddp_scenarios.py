@@ -113,7 +113,7 @@ def order_of_each_rank() -> Iterator[None]:
 
     def batches(self: TrainBatches) -> Iterator[list[tuple[int, int]]]:
         order = train_order(self.num_images, self.seed + self.rank, self.epoch)
-        for i in range(len(self)):
+        for i in range(self.batch, len(self)):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
             yield [(self.epoch, int(batch[j])) for j in share(len(batch), self.rank, self.world_size)]
 

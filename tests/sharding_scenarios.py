@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytorch_lightning as pl
 import torch
 from ddp_scenarios import BALANCED, RESNET, begin, evaluated, sgd, small_network, trainer, with_bad_batches
+from elastic_scenarios import noisy_network
 
 from finetune import Classifier, ImageFolderData
 from finetune.model_parallel import full_state
@@ -70,6 +71,7 @@ def main() -> None:
         "bad_batches": lambda mesh: weights_after(
             mesh, with_bad_batches(data("uneven", 6, 64, on_bad_image="skip")), **RESNET
         ),
+        "noisy": lambda mesh: weights_after(mesh, data("uneven", 6), noisy_network),
         "probe": lambda mesh: weights_after(mesh, data(), small_network, head_init="probe"),
     }
     for num in NUM_EVALUATED:

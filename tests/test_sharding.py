@@ -29,7 +29,7 @@ def results(tmp_path_factory) -> dict[int, Path]:
 # float64: rounding over 10 steps, far below any mistake.
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize(
-    "scenario", ["small", "balanced", "frozen_stages", "batch_norm_uneven", "bad_batches", "probe"]
+    "scenario", ["small", "balanced", "frozen_stages", "batch_norm_uneven", "bad_batches", "noisy", "probe"]
 )
 def test_weights_are_those_of_one_device(results, scenario, mesh):
     alone = load(results[1], f"{scenario}_None")

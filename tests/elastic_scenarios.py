@@ -1,0 +1,159 @@
+"""What test_elastic.py runs: `python elastic_scenarios.py OUT DATA WORLD_SIZE`, first for each of 1, 2 and 3 processes.
+
+Every case is trained whole, and writes a checkpoint on its way, inside its second epoch; where there is already one of
+another number of processes, the case also goes on from that. Results are in OUT/<name>_<rank>.pt.
+"""
+
+import copy
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytorch_lightning as pl
+import torch
+from ddp_scenarios import begin, calibrated_network, order_of_each_rank, sgd, small_network, trainer
+from pytorch_lightning.plugins import DoublePrecision
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from finetune import Classifier, ImageFolderData
+from finetune.checkpoints import Checkpoints
+from finetune.runs import Run
+from finetune.schedules import WarmupCosine
+
+AT, STEPS = 7, 10  # of five steps an epoch, the last on one picture: two of three processes have none
+FROM = {1: 3, 2: 1, 3: 2}  # each goes on from a checkpoint of so many processes
+
+
+def noisy_network(backbone: str, num_classes: int) -> nn.Module:
+    """A network of LeNet's size with every kind of noise; one dropout stands in two places."""
+    twice = nn.Dropout(0.5)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5, stride=2),
+        nn.Dropout2d(0.2),
+        nn.ReLU(),
+        StochasticDepth(0.3, "row"),
+        StochasticDepth(0.3, "batch"),
+        nn.AdaptiveAvgPool2d(3),
+        nn.Flatten(),
+        twice,
+        nn.Linear(54, 32),
+        nn.ReLU(),
+        twice,
+        nn.Linear(32, num_classes),
+    )
+
+
+@cache
+def calibrated(backbone: str, num_classes: int) -> nn.Module:
+    torch.manual_seed(1)
+    return calibrated_network(backbone, num_classes)
+
+
+def pretrained_like(options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "build": lambda *arguments: copy.deepcopy(calibrated(*arguments)),
+        "optimizer": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+        **options,
+    }
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "small": {"build": small_network, "class_weights": "balanced"},
+    "small_float32": {"build": small_network, "precision": "32-true"},
+    "noisy": {"build": noisy_network, "scheduler": WarmupCosine},
+    "accumulated": {"build": noisy_network, "accumulate_grad_batches": 2, "steps": 7, "at": 4},
+    "mobilenet": pretrained_like(
+        {"backbone": "mobilenet_v3_small", "data": {"image_size": 64}, "class_weights": "balanced"}
+    ),
+    "efficientnet": pretrained_like({"backbone": "efficientnet_b0", "freeze_batch_norm": True, "steps": 5, "at": None}),
+    "views": pretrained_like({"backbone": "mobilenet_v3_small", "data": {"num_views": 2}, "freeze": "features"}),
+}
+
+
+class SaveAt(pl.Callback):
+    """Writes a checkpoint after a step, as `Checkpoints` does."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path, self.step = path, step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step and not trainer.fit_loop.epoch_loop._should_accumulate():
+            trainer.save_checkpoint(self.path)
+            assert trainer.current_epoch == 1 and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+
+
+def trained(
+    out: Path,
+    name: str,
+    make_data: Callable[..., ImageFolderData],
+    ckpt_path: Path | None = None,
+    control: Callable[[], AbstractContextManager] = nullcontext,
+) -> dict[str, Tensor]:
+    """Train a case and return the weights of this process."""
+    options = {"optimizer": sgd, **CASES[name]}
+    data = make_data("uneven", 6, **options.pop("data", {}))
+    steps, at = options.pop("steps", STEPS), options.pop("at", AT)
+    precision, accumulated = options.pop("precision", "64-true"), options.pop("accumulate_grad_batches", 1)
+    pl.seed_everything(1, verbose=False)
+    with patch("finetune.classifier.build", options.pop("build")), control():
+        model = Classifier(data.class_names, weights=None, **options)
+        callbacks: list[pl.Callback] = [SaveAt(out / f"{name}.ckpt", at)] if at and not ckpt_path else []
+        has_checkpoints = name == "noisy"
+        if has_checkpoints:
+            callbacks.append(Checkpoints(Run(out, "fit", path=out / f"run_{name}")))
+        fit = trainer(
+            precision=precision,
+            max_steps=steps,
+            max_epochs=-1,
+            limit_val_batches=0,
+            callbacks=callbacks,
+            accumulate_grad_batches=accumulated,
+            enable_checkpointing=has_checkpoints,
+        )
+        fit.fit(model, datamodule=data, ckpt_path=ckpt_path)
+    assert fit.global_step == steps
+    return {name: parameter.detach().clone() for name, parameter in model.network.named_parameters()}
+
+
+def restored_in_float32() -> AbstractContextManager:
+    """Control: the network is converted once its weights are there, as Lightning has it, and not before."""
+    convert, calls = DoublePrecision.convert_module, []
+
+    def late(self: DoublePrecision, module: nn.Module) -> nn.Module:
+        calls.append(module)
+        return convert(self, module) if len(calls) > 1 else module
+
+    return patch.object(DoublePrecision, "convert_module", late)
+
+
+def main() -> None:
+    (out, _, data), k = begin(), int(sys.argv[3])
+
+    def save(name: str, result: Any) -> None:
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        torch.save(result, out / f"{name}_{rank}.pt")
+
+    before = out.parent / f"world{FROM[k]}"
+    for name in CASES:
+        if out.name == f"world{k}":
+            save(name, trained(out, name, data))
+        if (before / f"{name}.ckpt").exists():
+            save(f"resumed_{name}", trained(out, name, data, before / f"{name}.ckpt"))
+    controls = {
+        "seeds_of_ranks": ("noisy", lambda: patch("finetune.dropout.draw")),
+        "order_of_ranks": ("small", order_of_each_rank),
+        "restored_in_float32": ("small", restored_in_float32),
+    }
+    for control, (name, context) in controls.items() if k == 2 else ():
+        save(control, trained(out, name, data, before / f"{name}.ckpt", context))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
