@@ -19,7 +19,7 @@ from finetune.cache import cached_readers, num_reads, pays
 from finetune.folders import files_to_predict
 from finetune.messages import WrongUsage
 from finetune.pictures import Collate, FileReader, Pictures
-from finetune.sampling import EvalBatches, TrainBatches, position, run_seed
+from finetune.sampling import EvalBatches, TrainBatches, limited, position, run_seed
 from finetune.seen import Seen
 from finetune.sharding import batch_share
 from finetune.splits import Split
@@ -153,17 +153,28 @@ class PictureData(pl.LightningDataModule):
         for split, read in cached_readers(files, self.root or "", self.cache_limit_gb, build).items():
             self.splits[split] = replace(self.splits[split], read=read)
 
-    def loader(self, split: str, train: bool = False) -> DataLoader:
-        """Return the batches of this device: of one epoch from where the run stands, or of a whole split in order."""
+    def loader(self, split: str, train: bool = False, is_limited: bool = False) -> DataLoader:
+        """Return the batches of this device: of one epoch from where the run stands, or of a split in order.
+
+        Args:
+            split: train, val, test or predict.
+            train: Whether to train on it, not to evaluate.
+            is_limited: Whether the trainer's limit of batches to evaluate cuts the split.
+        """
         rank, world_size = batch_share(self.trainer)
         given = self.activations.get(split)
         if train:
             num = len(self.splits[split].labels)
-            batches: Any = TrainBatches(num, self.batch_size, run_seed(), rank, world_size, *position(self.trainer))
+            is_same = getattr(self.trainer, "overfit_batches", 0) > 0  # which Lightning's classes do not declare
+            place = position(self.trainer)
+            batches: Any = TrainBatches(num, self.batch_size, run_seed(), rank, world_size, *place, is_same=is_same)
         else:
+            num = self.num_rows(split)
+            if self.trainer is not None and is_limited:
+                num = limited(self.trainer, split, num, self.batch_size)
             key = partial(self.key, split) if given is None and self._has_views(split) else None
             num_at_once = math.ceil(self.batch_size / world_size)
-            batches = EvalBatches(self.num_rows(split), num_at_once, rank, world_size, key)
+            batches = EvalBatches(num, num_at_once, rank, world_size, key)
         if given is not None:
             return DataLoader(given, batch_sampler=batches, collate_fn=_as_it_is, pin_memory=self._is_pinned())
         dataset = self.pictures(split, train or self._has_views(split))
@@ -213,12 +224,12 @@ class PictureData(pl.LightningDataModule):
     def val_dataloader(self) -> DataLoader | list:
         if "val" not in self.splits and self.trainer and self.trainer.state.fn == "validate":
             raise ValueError(self._is_without("val"))
-        return self.loader("val") if "val" in self.splits else []
+        return self.loader("val", is_limited=True) if "val" in self.splits else []
 
     def test_dataloader(self) -> DataLoader:
         if "test" not in self.splits:
             raise ValueError(self._is_without("test"))
-        return self.loader("test")
+        return self.loader("test", is_limited=True)
 
     def _is_without(self, split: str) -> str:
         hint = "give a folder of classes alone with --data.root to measure all of it"
@@ -227,7 +238,7 @@ class PictureData(pl.LightningDataModule):
     def predict_dataloader(self) -> DataLoader:
         if "predict" not in self.splits:
             raise ValueError("no pictures to predict: give --data.predict PICTURE, FOLDER, GLOB or LIST.txt")
-        return self.loader("predict")
+        return self.loader("predict", is_limited=True)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -59,14 +59,23 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         world_size: Number of devices.
         epoch: Epoch of the first pass.
         batch: Batch at which the first pass starts; later passes start at 0. `len()` is always that of a full epoch.
+        is_same: Every epoch has the order of the first: `trainer.overfit_batches` wants the same pictures.
     """
 
     def __init__(
-        self, num_images: int, batch_size: int, seed: int, rank: int, world_size: int, epoch: int = 0, batch: int = 0
+        self,
+        num_images: int,
+        batch_size: int,
+        seed: int,
+        rank: int,
+        world_size: int,
+        epoch: int = 0,
+        batch: int = 0,
+        is_same: bool = False,
     ) -> None:
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.rank, self.world_size = rank, world_size
-        self.epoch, self.batch = epoch, batch
+        self.epoch, self.batch, self.is_same = epoch, batch, is_same
         self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
 
     def set_epoch(self, epoch: int) -> None:
@@ -75,7 +84,7 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch, first = self.epoch, self.batch
-        order = train_order(self.num_images, self.seed, epoch)
+        order = train_order(self.num_images, self.seed, 0 if self.is_same else epoch)
         for i in range(first, len(self)):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
             yield [(epoch, int(batch[j])) for j in share(len(batch), self.rank, self.world_size)]
@@ -106,6 +115,23 @@ class EvalBatches(Sampler[Sequence[Any]]):
 
     def __len__(self) -> int:
         return self.num_steps
+
+
+def limited(trainer: "pl.Trainer", split: str, num_images: int, batch_size: int) -> int:
+    """Return how many pictures of val, test or predict the trainer's limit leaves: whole batches over all devices.
+
+    Lightning would count each device's batches, which hold other pictures on another number of devices; what it reads
+    of its limit from here on is a number of ours.
+    """
+    limit = getattr(trainer, f"limit_{split}_batches")
+    if isinstance(limit, float):
+        if limit == 1.0:
+            return num_images
+        share, limit = limit, int(math.ceil(num_images / batch_size) * limit)
+        if limit == 0 < share:
+            raise ValueError(f"trainer.limit_{split}_batches {share} is less than one batch of {split}")
+        setattr(trainer, f"limit_{split}_batches", limit)
+    return min(num_images, limit * batch_size)
 
 
 def position(trainer: "pl.Trainer | None") -> tuple[int, int]:

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.trainer.connectors.data_connector import _parse_num_batches
+from pytorch_lightning.trainer.states import RunningStage
 from torchvision.datasets import FashionMNIST as Source
 
 from finetune import sample, seen
@@ -36,11 +38,13 @@ def small(root: Path, **options) -> ImageFolderData:
     return ImageFolderData(str(root), **{"image_size": 24, "num_workers": 0, **options})
 
 
-def on_device(data: PictureData, rank: int, world_size: int) -> PictureData:
+def on_device(data: PictureData, rank: int, world_size: int, **limits: float) -> PictureData:
     """The data module as device `rank` of `world_size` sees it, at the start of a run."""
-    trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **limits)
+    names = ("overfit_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
     data.trainer = SimpleNamespace(
-        global_rank=rank, world_size=world_size, num_devices=1, strategy=trainer.strategy, fit_loop=trainer.fit_loop
+        **{"global_rank": rank, "world_size": world_size, "num_devices": 1, "strategy": trainer.strategy},
+        **{"fit_loop": trainer.fit_loop, **{name: getattr(trainer, name) for name in names}},
     )
     return data
 
@@ -299,6 +303,36 @@ def test_prediction_reads_what_it_can_and_names_the_rest(some):
     assert batch["index"].tolist() == [0, 2, 3] and torch.equal(batch["image"][0], batch["image"][2])
     ((index, error),) = batch["bad"]
     assert index == 1 and "nowhere.png" in error
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize(("limit", "num"), [(1, 8), (3, 24), (9, 30), (0.5, 16), (0.99, 24), (1.0, 30), (0.25, 8)])
+def test_a_limit_leaves_the_same_pictures_on_any_number_of_devices(colours, world_size, limit, num):
+    """30 pictures in 4 batches of 8: Lightning's own limit took the first of each device's batches."""
+    seen, steps = [], set()
+    for rank in range(world_size):
+        data = on_device(small(colours, batch_size=8), rank, world_size, limit_test_batches=limit)
+        loader = data.test_dataloader()
+        left = _parse_num_batches(RunningStage.TESTING, len(loader), data.trainer.limit_test_batches)
+        steps.add(left)
+        seen += [index for batch in list(loader)[:left] for index in batch["index"].tolist()]
+    assert seen == list(range(num))
+    assert len(steps) == 1
+
+
+def test_a_limit_below_one_batch_is_told(colours):
+    with pytest.raises(ValueError, match=r"trainer\.limit_test_batches 0\.2 is less than one batch of test"):
+        on_device(small(colours, batch_size=8), 0, 2, limit_test_batches=0.2).test_dataloader()
+
+
+@pytest.mark.parametrize("overfit_batches", [0, 2])
+def test_overfitting_takes_the_same_pictures_in_every_epoch(colours, overfit_batches):
+    data = on_device(small(colours, batch_size=7, crop_and_flip=True), 0, 1, overfit_batches=overfit_batches)
+    epochs = two_epochs(data)
+    num = len(epochs) // 2
+    first, second = ([batch["index"].tolist() for batch in part[:2]] for part in (epochs[:num], epochs[num:]))
+    assert (first == second) == bool(overfit_batches)
+    assert not torch.equal(epochs[0]["image"], epochs[num]["image"])  # augmented anew all the same
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
