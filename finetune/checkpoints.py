@@ -140,7 +140,9 @@ class Checkpoints(Checkpoint):
         if self._is_accumulating(trainer) or trainer.fit_loop._skip_backward:
             return  # the latter is a pass that StochasticWeightAveraging makes for batch norm, and makes again
         self._is_due |= bool(self.every_n_steps) and trainer.global_step % (self.every_n_steps or 1) == 0
-        if loop.batch_progress.is_last_batch or loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+        is_validated = "val" in trainer.datamodule.splits  # type: ignore[attr-defined]
+        is_next = is_validated and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+        if loop.batch_progress.is_last_batch or is_next:
             return
         self._is_due |= _ends(trainer)
         signum = self.signal.agreed(trainer)

@@ -206,7 +206,8 @@ class FinetuneCLI(LightningCLI):
         self._after_training()
 
     def _after_training(self, finished: str = "") -> None:
-        is_tested = self.run.file("test.json").exists()
+        test, best = self.run.file("test.json"), self.run.checkpoint("best")
+        is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime  # a prolonged run has another best
         has_test = "test" in self.datamodule.splits and self.config["fit"].test_after_fit
         if finished and (is_tested or not has_test):
             what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"

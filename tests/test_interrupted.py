@@ -175,9 +175,14 @@ def stopping_early(patience: int) -> tuple[str, ...]:
             (*ACCUMULATED, "--trainer.max_time", "00:01:00:00"),
             "trainer.max_time, 3 s",
         ),
+        (  # which Lightning would validate at the end
+            ("--data.val_fraction", "0", "--trainer.max_time", "00:00:00:07"),
+            ("--data.val_fraction", "0", "--trainer.max_time", "00:01:00:00"),
+            "trainer.max_time, 7 s",
+        ),
         (stopping_early(2), stopping_early(9), "early stopping, patience 2"),
     ],
-    ids=["steps", "epochs", "time", "time between batches", "patience"],
+    ids=["steps", "epochs", "time", "time between batches", "time without validation", "patience"],
 )
 def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(cli, colours, tmp_path, whole, caplog, limit, larger, told):
     """It ends as one that had the larger limit from the start; with the same limit it is finished."""
