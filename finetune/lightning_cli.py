@@ -19,6 +19,7 @@ from finetune import configs
 from finetune.allocator import keep_freed_memory
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
+from finetune.first_pass import check_fit
 from finetune.launch import cluster_environment, num_processes
 from finetune.lightning_callbacks import check_averaging
 from finetune.parsing import OneLineErrorLightningParser, last_value
@@ -177,6 +178,7 @@ class FinetuneCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        check_fit(self.trainer, self.model, self.datamodule, subcommand)
         if subcommand == "predict":
             return {**kwargs, "return_predictions": False}
         return kwargs if subcommand == "fit" else {**kwargs, "verbose": False}

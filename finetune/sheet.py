@@ -12,6 +12,7 @@ from finetune.classifier import Classifier
 from finetune.datamodules import ImageFolderData
 from finetune.decode import decode
 from finetune.files import check_target, replaced
+from finetune.first_pass import check_first_pass
 from finetune.messages import WrongUsage
 from finetune.transforms import eval_transform
 from finetune.trust import model_settings
@@ -45,6 +46,7 @@ def sheet(
     prepared = checkpoint["datamodule_hyper_parameters"]
     model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what the checkpoint names
     model.load_state_dict(checkpoint["state_dict"])
+    check_first_pass(model, prepared["image_size"])
     paths = ImageFolderData(predict=pictures).splits["predict"].paths
     chosen = np.sort(np.random.default_rng(seed).permutation(len(paths))[:num])
     transform = eval_transform(prepared["image_size"], prepared["resize"])

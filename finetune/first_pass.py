@@ -1,0 +1,73 @@
+"""A network's first forward pass, on one blank picture before all else: what can't work is told before work is done."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from finetune.models import OWN
+from finetune.param_groups import batch_norms
+
+if TYPE_CHECKING:
+    from finetune.classifier import Classifier
+
+
+def check_first_pass(model: "Classifier", image_size: int) -> dict[nn.Module, int]:
+    """Let the network, as it is in evaluation, see a picture; nothing of it changes.
+
+    Args:
+        model: On the CPU.
+        image_size: Side of the picture in pixels.
+
+    Returns:
+        For each batch norm that trains how many values of a channel one picture gives it.
+
+    Raises:
+        ValueError: The network can't take pictures of this size.
+    """
+    network, num_values = model.network, dict[nn.Module, int]()
+
+    def count(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        num_values[norm] = inputs[0].numel() // inputs[0].size(1)
+
+    resting = {id(inner) for part in model._always_eval for inner in part.modules()}
+    trained = [norm for norm in batch_norms(network) if id(norm) not in resting]
+    handles = [norm.register_forward_pre_hook(count) for norm in trained]
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, 3, image_size, image_size, dtype=model.mean.dtype))
+    except Exception as error:  # a network may say in any way that a picture is too small
+        reason = " ".join(str(error).split()) or type(error).__name__
+        hint = "" if model.backbone in OWN else "; most networks take --data.image_size 224"
+        size = f"{image_size}x{image_size} pixels"
+        raise ValueError(f"{model.backbone} can't take pictures of {size}: {reason}{hint}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes:
+            module.training = mode
+    return num_values
+
+
+def check_fit(trainer: pl.Trainer, model: "Classifier", data: Any, command: str = "fit") -> None:
+    """Make sure that the network can take the pictures and, for `fit`, that batch norm can train on every batch.
+
+    Batch norm needs two values of a channel in a batch, over all devices together; where its maps are of one pixel, two
+    pictures. The last batch of an epoch may have one.
+    """
+    num_values = check_first_pass(model, data.image_size)
+    if command != "fit" or "train" not in data.splits or 1 not in num_values.values():
+        return
+    num = len(data.splits["train"].labels)
+    num_batches, limit = math.ceil(num / data.batch_size), trainer.limit_train_batches
+    is_reached = num_batches <= (limit if isinstance(limit, int) else int(limit * num_batches))
+    is_reached &= trainer.max_steps == -1 or num_batches <= trainer.max_steps * trainer.accumulate_grad_batches
+    if (num - 1) % data.batch_size == 0 and (is_reached or data.batch_size == 1):
+        raise ValueError(
+            f"{num} pictures to train on, in batches of {data.batch_size}, leave one for the last batch, and the batch "
+            f"norm of {model.backbone} can't train on one at {data.image_size} pixels: take another --data.batch_size, "
+            "a larger --data.image_size, or --model.freeze_batch_norm true"
+        )

@@ -1,0 +1,130 @@
+"""What a network says of pictures it can't take, and of a batch that batch norm can't train on, before training."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, draw_colours
+from torch import nn
+
+from finetune import Classifier
+from finetune.cli import main
+from finetune.first_pass import check_first_pass, check_fit
+
+NAMES = ["blue", "green", "red"]
+
+
+@pytest.mark.parametrize(
+    ("backbone", "size", "reason"),
+    [
+        ("vit_b_32", 64, "Expected 224 but got 64"),
+        ("alexnet", 32, "Output size is too small"),
+        ("inception_v3", 64, "Kernel size can't be greater"),
+        ("vgg11", 16, "Output size is too small"),
+        ("small_cnn", 32, "set --data.image_size 28"),
+    ],
+)
+def test_a_size_that_a_network_can_not_take_is_told(colours, tmp_path, monkeypatch, capsys, backbone, size, reason):
+    monkeypatch.chdir(tmp_path)
+    for draw in ("kaiming_uniform_", "normal_", "trunc_normal_", "xavier_uniform_"):  # of seconds of random numbers
+        monkeypatch.setattr(nn.init, draw, lambda tensor, *_, **__: tensor)
+    arguments = ["fit", "--data.root", colours, *QUICK, "--model.backbone", backbone, "--data.image_size", size]
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    error = capsys.readouterr().err
+    assert caught.value.code == 1 and error.count("\n") == 1
+    assert error.startswith(f"finetune: error: {backbone} can't take pictures of {size}x{size} pixels: ")
+    assert reason in error
+    assert not list(tmp_path.rglob("*"))  # nothing was begun
+    if backbone == "alexnet":
+        monkeypatch.setenv("FINETUNE_DEBUG", "1")
+        with pytest.raises(ValueError, match="can't take pictures") as shown:
+            main([str(argument) for argument in arguments])
+        assert isinstance(shown.value.__cause__, RuntimeError)  # torch's own, with where it was
+
+
+@pytest.mark.parametrize("backbone", ["mobilenet_v3_small", "resnet18_small"])
+def test_the_first_pass_changes_nothing(backbone):
+    model = Classifier(NAMES, backbone=backbone, weights=None, freeze=None)
+    model.network.eval()
+    next(model.network.children()).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    generator = torch.random.get_rng_state()
+    check_first_pass(model, 32)
+    assert modes == [module.training for module in model.modules()]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    assert not any(module._forward_pre_hooks for module in model.network.modules())
+
+
+def trainer(**options: Any) -> Any:
+    defaults = {"limit_train_batches": 1.0, "max_steps": -1, "accumulate_grad_batches": 1}
+    return SimpleNamespace(**{**defaults, **options})
+
+
+def data(num: int, batch_size: int, image_size: int) -> Any:
+    splits = {"train": SimpleNamespace(labels=[0] * num)}
+    return SimpleNamespace(splits=splits, batch_size=batch_size, image_size=image_size)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "num", "batch_size", "options", "refused"),
+    [
+        ("mobilenet_v3_small", 36, 35, {}, True),
+        ("resnet18", 56, 11, {}, True),
+        ("mobilenet_v3_small", 56, 11, {}, True),
+        ("mobilenet_v3_small", 1, 8, {}, True),
+        ("mobilenet_v3_small", 5, 1, {"limit_train_batches": 2}, True),
+        ("mobilenet_v3_small", 56, 11, {"limit_train_batches": 6}, True),
+        ("mobilenet_v3_small", 56, 11, {"limit_train_batches": 5}, False),  # the last batch is never seen
+        ("mobilenet_v3_small", 56, 11, {"limit_train_batches": 0.9}, False),
+        ("mobilenet_v3_small", 56, 11, {"max_steps": 5}, False),
+        ("mobilenet_v3_small", 56, 11, {"max_steps": 3, "accumulate_grad_batches": 2}, True),
+        ("mobilenet_v3_small", 57, 11, {}, False),
+        ("mobilenet_v3_small", 55, 11, {}, False),
+        ("resnet18_small", 56, 11, {}, False),  # maps of 4x4
+    ],
+)
+def test_a_batch_on_which_batch_norm_can_not_train_is_found_before(backbone, num, batch_size, options, refused):
+    model = Classifier(NAMES, backbone=backbone, weights=None)
+    pictures = data(num, batch_size, 32)
+    if refused:
+        told = f"{num} pictures .* batches of {batch_size}, leave one .* {backbone}"
+        with pytest.raises(ValueError, match=told) as caught:
+            check_fit(trainer(**options), model, pictures)
+        assert "--data.batch_size" in str(caught.value) and "--model.freeze_batch_norm true" in str(caught.value)
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):  # what would come
+            model.network.train()(torch.zeros(1, 3, 32, 32))
+    else:
+        check_fit(trainer(**options), model, pictures)
+    check_fit(trainer(**options), model, pictures, "test")  # which takes statistics from nowhere else
+
+
+@pytest.mark.parametrize(
+    ("image_size", "options"), [(64, {}), (32, {"freeze_batch_norm": True}), (32, {"freeze": "backbone"})]
+)
+def test_what_that_line_advises_helps(image_size, options):
+    model = Classifier(NAMES, backbone="mobilenet_v3_small", weights=None, **options)
+    check_fit(trainer(), model, data(36, 35, image_size))
+
+
+def test_it_is_found_by_fit_on_any_devices_before_there_is_a_run(tmp_path, cli):
+    root = draw_colours(tmp_path / "few", train=7)
+    options = ["--data.root", root, *QUICK, "--data.batch_size", 5, "--data.val_fraction", 0]
+    for more in ([], ["--trainer.devices", 2, "--trainer.strategy", "ddp"]):
+        with pytest.raises(ValueError, match="21 pictures to train on, in batches of 5, leave one"):
+            cli("fit", *options, *more)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_network_that_fails_in_its_own_way_is_named():
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise KeyError
+
+    model = Classifier(NAMES, backbone="small_cnn", weights=None)
+    model.network = Failing()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="small_cnn can't take pictures of 28x28 pixels: KeyError"):
+        check_first_pass(model, 28)
