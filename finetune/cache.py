@@ -32,6 +32,7 @@ from finetune.decode import DecodeError, decode, stored_size
 from finetune.download import one_at_a_time
 from finetune.machine import num_cores
 from finetune.packed import Packed, TooLarge, opened, write_packed
+from finetune.sampling import ESTIMATE, some_of
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -154,7 +155,7 @@ def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
     """Bytes of all pictures, judged by the headers of some."""
     num_pixels = []
     # At random, for sizes may come in a rhythm; by a fixed seed, for all processes must agree.
-    for i in np.random.default_rng(0).permutation(len(paths))[:_NUM_SAMPLED]:
+    for i in some_of(len(paths), _NUM_SAMPLED, ESTIMATE):
         height, width = stored_size(paths[i])
         scale = min(1.0, (shorter_side or math.inf) / max(1, min(height, width)))
         num_pixels.append(height * width * scale**2)

@@ -15,8 +15,10 @@ from torch.utils.data import Sampler
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-# Streams of random numbers that must not meet although they share a seed.
-_ORDER, _AUGMENTATION, _STEP = 0, 1, 2
+# Streams of random numbers that must not meet although they share a seed. NumPy fills a short seed up with zeros, so
+# that (0, 3) is (0, 3, 0): each begins with its kind. Splits have hashes, see splits.py; the letters of a class, with
+# which the seeds of the drawn sample begin, are above all kinds.
+_ORDER, _AUGMENTATION, _STEP, SHEET, ESTIMATE = range(5)
 
 
 def run_seed() -> int:
@@ -37,6 +39,11 @@ def augmentation_seed(seed: int, epoch: int, index: int) -> int:
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Return the seed of torch's generators for one training step, so that no generator state needs saving."""
     return int(np.random.SeedSequence((_STEP, seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def some_of(num_images: int, num: int, kind: int, seed: int = 0) -> np.ndarray:
+    """Return `num` picture indices at random, or all there are: of the kind SHEET or ESTIMATE."""
+    return np.random.default_rng((kind, seed)).permutation(num_images)[:num]
 
 
 def share(num: int, rank: int, world_size: int) -> range:

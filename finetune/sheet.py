@@ -14,6 +14,7 @@ from finetune.decode import decode
 from finetune.files import check_target, replaced
 from finetune.first_pass import check_first_pass
 from finetune.messages import WrongUsage
+from finetune.sampling import SHEET, some_of
 from finetune.transforms import eval_transform
 from finetune.trust import model_settings
 
@@ -48,7 +49,7 @@ def sheet(
     model.load_state_dict(checkpoint["state_dict"])
     check_first_pass(model, prepared["image_size"])
     paths = ImageFolderData(predict=pictures).splits["predict"].paths
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(paths))[:num])
+    chosen = np.sort(some_of(len(paths), num, SHEET, seed))
     transform = eval_transform(prepared["image_size"], prepared["resize"])
     decoded = [decode(paths[int(i)]) for i in chosen]
     images = np.stack([transform(image=picture)["image"] for picture in decoded])

@@ -9,11 +9,14 @@ from lightning_fabric.utilities.data import _set_sampler_epoch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from finetune.sampling import (
+    ESTIMATE,
+    SHEET,
     EvalBatches,
     TrainBatches,
     augmentation_seed,
     run_seed,
     share,
+    some_of,
     step_seed,
     train_order,
 )
@@ -118,6 +121,38 @@ def test_step_seeds_differ_between_steps_and_ranks_and_suit_torch():
     first = torch.rand(3)
     torch.manual_seed(max(seeds))
     assert torch.equal(torch.rand(3), first)
+
+
+def test_no_two_streams_meet():
+    """Of all small seeds: each seeds a generator once, whatever it is for; torch's seeds are hashes of 63 bits."""
+    asked, small = [], range(4)
+
+    def keep(entropy: tuple[int, ...]) -> np.random.Generator:
+        asked.append(np.random.SeedSequence(entropy))
+        return np.random.Generator(np.random.PCG64(asked[-1]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np.random, "default_rng", keep)
+        for seed in small:
+            for kind in (SHEET, ESTIMATE):
+                some_of(9, 3, kind, seed)
+            for epoch in small:
+                train_order(9, seed, epoch)
+            for name in ("cat", "dog"):
+                keep((*name.encode(), seed, 0, 0))  # as the drawn sample does
+    asked += [np.random.SeedSequence((kind, *key)) for kind in (1, 2) for key in product(small, small, small)]
+    states = {tuple(sequence.generate_state(4).tolist()) for sequence in asked}
+    assert len(states) == len(asked)
+    # Control: as splits were drawn before, by (split_seed, class), they met the order of training.
+    before = np.random.SeedSequence((0, 3)).generate_state(4)
+    assert tuple(before.tolist()) in states
+    assert some_of(9, 20, SHEET).shape == (9,) and some_of(9, 3, SHEET).shape == (3,)
+
+
+def test_orders_and_augmentations_are_what_they_were():
+    """Their seeds decide every result: another rule is another model."""
+    assert train_order(8, 3, 1).tolist() == [7, 3, 4, 0, 6, 2, 5, 1]
+    assert augmentation_seed(1, 2, 3) == 101756326
 
 
 def test_the_run_seed_is_lightnings(monkeypatch):
