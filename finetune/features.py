@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 def probe_head(model: "Classifier", data: "PictureData") -> None:
     """Set the head to a logistic regression on the features of the training pictures, the same for any device count.
 
-    Its strength is chosen on the validation split. Classes count as they do in training (`class_weights`). The model
-    keeps its mode; only the head changes.
+    Its strength is chosen on the validation split or, without one, by folds of the training pictures. Classes count as
+    they do in training (`class_weights`). The model keeps its mode; only the head changes.
     """
     x, y = features(model, data, "train")
     num_views = data.num_views or 1

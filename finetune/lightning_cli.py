@@ -15,7 +15,7 @@ from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
-from finetune import configs
+from finetune import configs, overview
 from finetune.allocator import keep_freed_memory
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
@@ -202,6 +202,7 @@ class FinetuneCLI(LightningCLI):
                 tell_new(self.run.root)
             if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
                 self.run.choose()  # its processes get a copy of the run, the parent keeps the original
+        overview.tell(self.trainer, self.model, self.datamodule, ckpt_path)
         self.trainer.ckpt_path = ckpt_path  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
         self.trainer.fit(**kwargs)
         self.trainer.ckpt_path = None

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import os
 import shutil
 from collections import Counter
@@ -19,6 +20,8 @@ from finetune.files import check_target, replaced
 from finetune.messages import WrongUsage
 from finetune.runs import Run
 from finetune.sharding import is_counted
+
+log = logging.getLogger(__name__)
 
 _DIGITS = 7
 SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -67,6 +70,8 @@ class PredictionWriter(pl.Callback):
         if self.top_k is not None:
             extra = [f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")]
         self.columns = ["path", "class", "probability", *extra, "error"]
+        if trainer.is_global_zero:
+            log.info("predicting %d pictures", len(trainer.datamodule.splits["predict"].paths))  # type: ignore[attr-defined]
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self._has_begun = True  # before the file is there: a signal may come between its birth and the next line
         part = self._part_path(trainer.global_rank)

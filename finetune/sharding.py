@@ -40,7 +40,7 @@ class MeshStrategy(ModelParallelStrategy):
         try:
             super().setup_environment()
         except RuntimeError as error:  # sizes that don't give the number of devices
-            raise ValueError(str(error)) from error
+            raise WrongUsage(str(error)) from error
 
     def setup(self, trainer: pl.Trainer) -> None:
         if trainer.gradient_clip_val:  # torch can't take the norm of whole and sharded gradients together

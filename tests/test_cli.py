@@ -319,7 +319,9 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
     assert result.stdout.count("test/accuracy") == 1
-    assert re.fullmatch(r"epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), result.stderr
+    told = "".join(rf"{what}: .*\n" for what in ("pictures", "network", "training"))  # by one process alone
+    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), result.stderr
+    assert "training: 2 x cpu, " in result.stderr
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -344,7 +346,8 @@ def test_ctrl_c_ends_in_one_line(devices, colours, tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
-    lines = [line for line in err.splitlines() if line and not line.startswith("epoch ")]
+    told = ("pictures: ", "network: ", "training: ", "epoch ")
+    lines = [line for line in err.splitlines() if line and not line.startswith(told)]
     assert lines == [
         "stopping after this step; Ctrl-C again ends it at once",
         "stopped by SIGINT; the same command with --resume goes on",
@@ -373,7 +376,7 @@ def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err == "stopped by SIGINT\n"
+    assert err == "predicting 18000 pictures\nstopped by SIGINT\n"
     assert list(tmp_path.glob("*out.csv*")) + list(tmp_path.glob(".out.csv*")) == []
 
 

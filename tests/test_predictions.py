@@ -225,7 +225,10 @@ def test_a_run_that_fails_leaves_no_part_and_keeps_the_file_of_before(run):
     target = predict(run, probabilities(2), ["a.png", "b.png"])
     before = target.read_bytes()
     writer, model = PredictionWriter(run), SimpleNamespace(class_names=NAMES)
-    trainer = SimpleNamespace(strategy=None, global_rank=0, world_size=1, is_global_zero=True, predicting=True)
+    data = SimpleNamespace(splits={"predict": SimpleNamespace(paths=["a.png"])})
+    trainer = SimpleNamespace(
+        strategy=None, global_rank=0, world_size=1, is_global_zero=True, datamodule=data, predicting=True
+    )
     writer.on_predict_start(trainer, model)
     assert len(list(run.path.iterdir())) == 2
     writer.on_exception(trainer, model, RuntimeError("torn"))

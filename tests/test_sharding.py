@@ -118,7 +118,9 @@ def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, me
     done = subprocess.run(
         [*command, *mesh, *sizes, "--trainer.devices", "1", *options], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 1 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    *before, line = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith("finetune: error: ") and message in line, done.stderr
+    assert all(told.startswith(("pictures: ", "network: ", "training: ")) for told in before), done.stderr
 
 
 def test_lightnings_own_strategy_is_refused_for_ours(cli, colours):

@@ -1,0 +1,107 @@
+"""What a fit begins with, in three lines, and what is doubtful about its pictures: told before the first is read."""
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+
+from finetune.param_groups import param_groups, scale_learning_rates
+from finetune.splits import SET_APART
+
+if TYPE_CHECKING:
+    from finetune.classifier import Classifier
+    from finetune.picture_data import PictureData
+
+log = logging.getLogger(__name__)
+
+_NUM_CLASSES_SHOWN = 8
+_FEW = 2  # pictures of a class from which nothing general can be learned
+_FEW_TO_TEST = 30  # below them the standard error of an accuracy may be above 9 points
+
+
+def tell(trainer: pl.Trainer, model: "Classifier", data: "PictureData", ckpt_path: object = None) -> None:
+    """Say, on the first device alone, what is read, what learns, and on what; then each doubt in a line."""
+    if not trainer.is_global_zero:
+        return
+    for line in (_pictures(data), _network(model, ckpt_path), _machine(trainer, data)):
+        log.info("%s", line)
+    for doubt in doubts(data):
+        log.warning("%s", doubt)
+
+
+def doubts(data: "PictureData") -> Iterator[str]:
+    """Yield what the numbers of a run on these pictures can't be trusted for, each in a line."""
+    counts = _counts(data, "train")
+    few = [f"{name} {num}" for name, num in counts.items() if num <= _FEW]
+    if few:
+        yield f"too few training pictures to learn from: {_some(few)}"
+    for split in ("val", "test"):
+        lacking = [name for name, num in _counts(data, split).items() if num == 0]
+        if lacking and split in data.splits and data.splits[split].origin == SET_APART:  # else it is told
+            yield f"{split} has no pictures of {_some(lacking)}: its results say nothing about them"
+    if "test" in data.splits and (num := len(data.splits["test"].labels)) < _FEW_TO_TEST:
+        error = 50 / math.sqrt(num)  # at an accuracy of a half
+        yield f"test has {num} pictures only: the standard error of an accuracy is up to {error:.0f} points"
+
+
+def _pictures(data: "PictureData") -> str:
+    counts = _counts(data, "train")
+    shown = [f"{name} {num:,}" for name, num in counts.items()]
+    if len(shown) > _NUM_CLASSES_SHOWN:
+        shown = [f"{min(counts.values()):,} to {max(counts.values()):,} pictures each"]
+    splits = []
+    for split in ("train", "val", "test"):
+        if split in data.splits:
+            origin = data.splits[split].origin
+            origin += f", split_seed {data.hparams['split_seed']}" if origin == SET_APART else ""
+            splits.append(f"{split} {len(data.splits[split].labels):,}" + (f" ({origin})" if origin else ""))
+        else:
+            splits.append(f"{split} none")
+    return f"pictures: {data.root}: {', '.join(splits)}; {len(counts)} classes in train: {', '.join(shown)}"
+
+
+def _network(model: "Classifier", ckpt_path: object) -> str:
+    given = model.hparams
+    numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.network.parameters()]
+    total, learning = sum(num for num, _ in numbers), sum(num for num, learns in numbers if learns)
+    frozen = [] if given["freeze"] is None else [f"all up to {given['freeze']}"]
+    frozen += ["batch norm's statistics"] if given["freeze_batch_norm"] else []
+    groups = param_groups(model.network, model.head_lr_multiplier, model.layer_decay, model.decay_norm_and_bias)
+    optimizer = model.optimizer(groups)  # as in training; this one is thrown away
+    scale_learning_rates(optimizer)
+    rates = {group["name"].removesuffix("_no_decay"): f"{group['lr']:.3g}" for group in optimizer.param_groups}
+    if len(rates) > 3:  # one for each stage: that of the stem, of the last stage and of the head
+        rates = {name: rates[name] for name in [*list(rates)[:1], *list(rates)[-2:]]}
+    weights = "random weights" if model.weights is None else f"weights {model.weights}"
+    weights = f"weights of {ckpt_path}" if ckpt_path else weights
+    return (
+        f"network: {model.backbone}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
+        f"frozen: {' and '.join(frozen) or 'nothing'}; {type(optimizer).__name__} at "
+        + ", ".join(f"{rate} ({name})" for name, rate in rates.items())
+    )
+
+
+def _machine(trainer: pl.Trainer, data: "PictureData") -> str:
+    kind, num = trainer.strategy.root_device.type, trainer.num_devices * trainer.num_nodes
+    kind = torch.cuda.get_device_name() if kind == "cuda" else kind
+    num_batches, limit = math.ceil(len(data.splits["train"].labels) / data.batch_size), trainer.limit_train_batches
+    if limit is not None:
+        num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
+    limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
+    length = [f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0]
+    batches = f"{num_batches:,} batches of {data.batch_size} an epoch"
+    return f"training: {', '.join([f'{num} x {kind}', f'precision {trainer.precision}', batches, *length])}"
+
+
+def _counts(data: "PictureData", split: str) -> dict[str, int]:
+    labels = data.splits[split].labels if split in data.splits else np.array([], np.int64)
+    return dict(zip(data.class_names, np.bincount(labels, minlength=len(data.class_names)).tolist(), strict=True))
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _NUM_CLASSES_SHOWN
+    return ", ".join(names[:_NUM_CLASSES_SHOWN]) + (f" and {rest} more classes" if rest > 0 else "")
