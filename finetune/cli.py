@@ -7,11 +7,14 @@ import difflib
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
 
 from finetune import __version__
+from finetune.ranks import end_with_first_process
+from finetune.terminal import let_go, outlive_terminal
 
 # command: (module and function that does it, what `--help` says)
 LIGHTNING = {
@@ -31,32 +34,48 @@ OWN = {
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command and exit: 0 done, 1 failed, 2 wrong usage, 130 and 143 stopped by Ctrl-C and SIGTERM."""
+    """Run one command and exit.
+
+    0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C, SIGTERM and a closed terminal.
+    """
     arguments = list(sys.argv[1:] if args is None else args)
+    is_own = args is None  # the process is ours, and ends with this
     code = 0
-    # The first process of a container ignores what it has no handler for.
-    before = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    # The first process of a container ignores what it has no handler for, and `nohup` has SIGHUP ignored.
+    signums = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum)) for signum in signums}
+    if is_own:
+        outlive_terminal()
+        end_with_first_process()
     try:
-        run(arguments)
+        try:
+            run(arguments)
+            sys.stdout.flush()
+        finally:
+            if is_own:  # what comes now is short: a second Ctrl-C ends it, and workers that end are no news
+                before |= {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # the reader of our output, such as `head`, went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:
         code = _exit_code(error)
         message = _one_line(error)
+        if isinstance(error, BrokenPipeError) and let_go():  # the reader of our output, such as `head`, went away
+            sys.exit(141)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
             raise
         from finetune.signals import is_first_process
 
         if is_first_process() or code < 128:
+            let_go()
             print(message if code > 128 else f"finetune: error: {message}", file=sys.stderr)
         elif not {"RANK", "SLURM_PROCID"} & os.environ.keys():
             code = 0  # started by Lightning, which would kill the first process for it
     finally:
         _leave_process_group()
-        signal.signal(signal.SIGTERM, before)
     sys.exit(code)
 
 
@@ -120,21 +139,19 @@ for example:
   finetune predict --ckpt_path runs/fit/version_0/checkpoints/best.ckpt --data.predict FOLDER"""
 
 
-def _raised(error: Exception) -> Exception:
+def _raised(error: BaseException) -> BaseException:
     """Return what a constructor raised, which jsonargparse wraps."""
-    while str(error).startswith("Does not validate against any of the Union") and isinstance(
-        error.__cause__, Exception
-    ):
+    while str(error).startswith("Does not validate against any of the Union") and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
-def _exit_code(error: Exception) -> int:
+def _exit_code(error: BaseException) -> int:
     wrong_usage = type(error).__name__ == "MisconfigurationException"  # Lightning's word for it
     return getattr(_raised(error), "exit_code", 2 if wrong_usage else 1)
 
 
-def _one_line(error: Exception) -> str | None:
+def _one_line(error: BaseException) -> str | None:
     """Return what to tell a user, or None for an error that is ours and deserves a traceback."""
     from finetune.signals import Interrupted
 
@@ -142,8 +159,15 @@ def _one_line(error: Exception) -> str | None:
         return str(error)
     error = _raised(error)
     text = str(error)
-    if "DataLoader worker" in text and ("killed by signal" in text or "exited unexpectedly" in text):
+    others: BaseException | None = error
+    while others is not None:  # raised anywhere, since a signal brings the news: a library may have made another of it
+        if re.search("DataLoader worker .*(killed by signal|exited unexpectedly)", str(others)):
+            break
+        others = others.__cause__ or others.__context__
+    if others is not None:
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
+    if isinstance(error, MemoryError) or "ArrayMemoryError" in text or "DefaultCPUAllocator" in text:
+        return "out of memory: a smaller --data.batch_size or fewer --data.num_workers may help"
     if "Caught " in text and "DataLoader worker" in text:  # a worker's error carries its traceback as text
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif type(error).__name__ == "OutOfMemoryError":

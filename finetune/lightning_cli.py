@@ -27,11 +27,12 @@ from finetune.picture_data import PictureData
 from finetune.precision import allow_tf32, automatic_precision
 from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
+from finetune.ranks import take_over
 from finetune.rates import settle_rate
 from finetune.resume import beginning, first_checkpoint, go_on, tell_new
 from finetune.runs import MetricsCSV, Run, RunFolder
 from finetune.sharding import MeshStrategy
-from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once
+from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once, stopping
 from finetune.trust import add_trust_flag, data_settings, model_settings
 from finetune.weights import read_weights
 
@@ -170,6 +171,7 @@ class FinetuneCLI(LightningCLI):
         config["callbacks"] = [*own, *callbacks]
         has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
         trainer = super().instantiate_trainer(logger=loggers, plugins=plugins, enable_checkpointing=has_checkpoints)
+        take_over(trainer)
         if trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
         # With max_steps Lightning takes an epoch that ended for one to go on with, and loses its successor on resume.
@@ -232,7 +234,7 @@ def run_lightning(arguments: Sequence[str], kind: type[FinetuneCLI] = FinetuneCL
     """Run fit, validate, test or predict, or another kind of fit, and return what ran."""
     be_quiet()
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signum: signal.getsignal(signum) for signum in stopping()}
     install_stop_at_once()  # until training begins, where Checkpoints takes over
     try:
         return kind(arguments)

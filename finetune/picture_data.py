@@ -25,7 +25,7 @@ from finetune.sharding import batch_share
 from finetune.splits import Split
 from finetune.transfer import Transfer
 from finetune.transforms import ResizeMode, eval_transform, train_transform
-from finetune.workers import Loader, automatic_workers, check_shared_memory, start_worker
+from finetune.workers import Loader, automatic_workers, check_shared_memory, end_workers, start_worker
 
 # Lightning can't know that ours gives every picture.
 warnings.filterwarnings("ignore", message="You are using a custom batch sampler `EvalBatches`")
@@ -136,6 +136,12 @@ class PictureData(pl.LightningDataModule):
         self.activations = {}  # of another fit, perhaps
         if not activations.pays(self.trainer.lightning_module, self):  # which decides by itself
             self.keep_decoded(is_fit=stage == "fit")
+
+    def teardown(self, stage: str) -> None:
+        end_workers()
+
+    def on_exception(self, exception: BaseException) -> None:
+        end_workers()
 
     def keep_decoded(self, is_fit: bool = True, most: float = math.inf) -> None:
         """Take the pictures of train and val from the cache; a fit that reads each often enough makes one.

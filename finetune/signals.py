@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a flag that all devices agree on between steps, never an exception inside one."""
+"""Ctrl-C, SIGTERM and SIGHUP: a flag that all devices agree on between steps, never an exception inside one."""
 
 import os
 import signal
@@ -9,14 +9,24 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from finetune.terminal import say
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(Exception):
+def stopping() -> list[int]:
+    """Return the signals that stop a command: what `nohup` has turned off stays off."""
+    is_off = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signum for signum in _SIGNALS if signum != signal.SIGHUP or not is_off]
+
+
+class Interrupted(BaseException):
     """A command was stopped by a signal.
 
+    It may be raised anywhere: as an Exception, what a library tries and gives up would swallow it.
+
     Attributes:
-        exit_code: 128 + signal number, as shells have it: 130 for Ctrl-C, 143 for SIGTERM.
+        exit_code: 128 + signal number, as shells have it: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
 
     def __init__(self, signum: int, hint: str = "the same command with --resume goes on") -> None:
@@ -30,8 +40,8 @@ def stop_at_once(signum: int, frame: FrameType | None = None) -> None:
 
 
 def install_stop_at_once() -> None:
-    """Let the first SIGINT or SIGTERM end the command."""
-    for signum in _SIGNALS:
+    """Let the first of the signals end the command."""
+    for signum in stopping():
         signal.signal(signum, stop_at_once)
 
 
@@ -52,7 +62,7 @@ def is_first_process() -> bool:
 
 
 class SignalFlag:
-    """Remembers the first SIGINT or SIGTERM while installed; a second Ctrl-C ends the process at once."""
+    """Remembers the first of the signals while installed; a second Ctrl-C ends the process at once."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -60,7 +70,7 @@ class SignalFlag:
         self._group: Any = None
 
     def install(self) -> None:
-        for signum in _SIGNALS:
+        for signum in stopping():
             self._previous.setdefault(signum, signal.getsignal(signum))
             signal.signal(signum, self._handle)
 
@@ -90,7 +100,7 @@ class SignalFlag:
             os._exit(128 + signum)
         if not self.received and is_first_process():
             what = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
-            os.write(2, f"\nstopping after this step; {what}\n".encode())
+            say(f"\nstopping after this step; {what}")
         self.received = self.received or signum
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import pytorch_lightning as pl
 import torch
@@ -19,6 +20,8 @@ from finetune.machine import num_cores
 _SHARED_MEMORY = Path("/dev/shm")
 _BATCHES_AHEAD = 3  # of each worker: two that the loader asks for ahead, and the one that training holds
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
+_ended: WeakSet[Any] = WeakSet()
 
 
 def automatic_workers(trainer: pl.Trainer | None) -> int:
@@ -59,13 +62,32 @@ class Loader(DataLoader):
     what becomes of it, and needs its workers until then.
     """
 
+    _iterator: Any
+
     def __iter__(self) -> Any:
+        if self._iterator is not None and self._iterator in _ended:
+            self._iterator = None  # a persistent one: begin anew
         # A signal that met a process just forked would find the main one's handlers there.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            return super().__iter__()
+            iterator = super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self.num_workers:
+            _started.add(iterator)
+        return iterator
+
+
+def end_workers() -> None:
+    """End the workers of all `Loader`s.
+
+    Python's garbage collector is too late for it: it takes an iterator that is part of a cycle, as in a trainer or an
+    exception's frames, apart from the queues that would tell the workers, and then waits 5 s for each of them.
+    """
+    while _started:
+        iterator = _started.pop()
+        _ended.add(iterator)
+        iterator._shutdown_workers()
 
 
 def start_worker(worker_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM by real signals: a flag while installed, the previous handlers afterwards."""
+"""Ctrl-C, SIGTERM and SIGHUP by real signals: a flag while installed, the previous handlers afterwards."""
 
 import os
 import pickle
@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune.signals import Interrupted, SignalFlag, is_first_process
+from finetune.signals import Interrupted, SignalFlag, install_stop_at_once, is_first_process
 
 ALONE = SimpleNamespace(world_size=1)
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_signal_sets_the_flag_and_raises_nothing(flag, capfd, signum):
     assert flag.agreed(ALONE) == 0
     send(signum)
     assert flag.received == flag.agreed(ALONE) == signum
-    hint = {signal.SIGINT: "Ctrl-C again ends it at once", signal.SIGTERM: "saving"}[signum]
+    hint = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
     assert capfd.readouterr().err == f"\nstopping after this step; {hint}\n"
 
 
@@ -81,6 +81,35 @@ def test_the_previous_handlers_come_back(flag):
     assert flag.received == signal.SIGTERM
 
 
+def test_what_nohup_has_turned_off_stays_off(flag):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    flag.install()
+    send(signal.SIGHUP)
+    assert flag.received == 0
+    install_stop_at_once()
+    send(signal.SIGHUP)
+    with pytest.raises(Interrupted):
+        send(signal.SIGTERM)
+
+
+def test_a_signal_that_can_not_be_told_of_is_not_lost(flag):
+    """`finetune fit 2>&1 | tee log`: Ctrl-C ends `tee` too."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(writer, 2)
+        os.close(reader)
+        os.close(writer)
+        flag.install()
+        try:
+            send(signal.SIGINT)
+        finally:
+            os._exit(flag.received)
+    os.close(reader)
+    os.close(writer)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == signal.SIGINT
+
+
 def test_only_one_device_of_a_machine_speaks(flag, capfd, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     flag.install()
@@ -95,7 +124,7 @@ def test_a_spawned_process_starts_without_signals(flag):
     assert copy.received == 0 and copy._previous == {}
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_exit_codes_are_those_of_a_shell(signum, code):
     error = Interrupted(signum)
     assert error.exit_code == code

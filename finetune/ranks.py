@@ -1,0 +1,63 @@
+"""The processes that Lightning starts for a machine's other devices: they end with the first one, and it with them.
+
+torchrun and srun see to this themselves.
+"""
+
+import os
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from finetune.terminal import say
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+_FIRST = "FINETUNE_FIRST_PROCESS"  # its pid, for those that it starts
+_GRACE = 5.0  # seconds for the first process to notice by itself that another one has ended
+
+
+def end_with_first_process() -> None:
+    """Let this process end as soon as the first one is gone, even if that was killed, or does not answer any more."""
+    first = os.environ.get(_FIRST)
+    if first is not None and os.environ.get("LOCAL_RANK", "0") != "0":
+        threading.Thread(target=_end_with, args=(int(first),), name="end-with-first", daemon=True).start()
+
+
+def _end_with(pid: int) -> None:
+    while os.getppid() == pid:
+        time.sleep(1)
+    os._exit(1)
+
+
+def take_over(trainer: "pl.Trainer") -> None:
+    """Let this package alone decide when a trainer's processes end."""
+    from pytorch_lightning.strategies.launchers import subprocess_script
+
+    launcher, environment = trainer.strategy.launcher, trainer._accelerator_connector.cluster_environment
+    if isinstance(launcher, subprocess_script._SubprocessScriptLauncher):
+        if not launcher.cluster_environment.creates_processes_externally:
+            os.environ[_FIRST] = str(os.getpid())
+        subprocess_script._launch_process_observer = _observe  # type: ignore[assignment]
+    if not getattr(environment, "auto_requeue", False):
+        # Lightning's handlers would stand until training begins. On several devices that of SIGTERM waits for all.
+        trainer._signal_connector.register_signal_handlers = bool  # type: ignore  # does nothing
+
+
+def _observe(processes: list[subprocess.Popen]) -> None:
+    """End if one of them fails. Lightning's own kills this process at once, while it still speaks for all."""
+
+    def run() -> None:
+        while not any(codes := [process.poll() for process in processes]):
+            if None not in codes:
+                return
+            time.sleep(0.5)
+        rank = next(i for i, code in enumerate(codes, 1) if code)
+        time.sleep(_GRACE)
+        say(f"finetune: error: process {rank} ended with code {codes[rank - 1]}, and this one can't go on without it")
+        for process in processes:
+            process.kill()
+        os._exit(1)
+
+    threading.Thread(target=run, name="observe-processes", daemon=True).start()

@@ -1,0 +1,56 @@
+"""Output that may lose its reader: a terminal that closes, a pipe whose other end has gone. It is no reason to fail.
+
+A closed terminal sends SIGHUP too, and `finetune fit 2>&1 | tee log` loses its `tee` to the same Ctrl-C.
+"""
+
+import errno
+import io
+import os
+import select
+import sys
+from typing import Any
+
+
+def say(text: str) -> None:
+    """Write a line for the user, to whoever still reads; right in a signal handler too."""
+    let_go()
+    try:
+        os.write(2, f"{text}\n".encode(errors="backslashreplace"))
+    except OSError:
+        let_go()
+
+
+def let_go() -> bool:
+    """Write to nowhere from now on where nobody reads any more; return whether that is so."""
+    # A closed terminal, or a pipe without a reader, is told of without asking for anything.
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    gone = [descriptor for descriptor, events in poll.poll(0) if events & (select.POLLERR | select.POLLHUP)]
+    for descriptor in gone:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    return bool(gone)
+
+
+class _Terminal(io.FileIO):
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            let_go()
+            return len(content)
+
+
+def outlive_terminal() -> None:
+    """Go on when the terminal closes, as with `disown`; where SIGHUP is to end the command, it does."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is not None and stream.isatty():
+            stream.flush()
+            file = io.BufferedWriter(_Terminal(descriptor, "w", closefd=False))
+            text = io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
+            setattr(sys, name, text)

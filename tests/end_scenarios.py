@@ -1,0 +1,463 @@
+"""What test_ends.py runs: commands that fail or are stopped must end, `python end_scenarios.py OUT cover|all|NAME...`.
+
+Each is the real command in forked processes, which start at once since this one has imported everything. What is done
+to it is done at a chosen step of a chosen phase, while its workers are alive; `all` takes about two seconds of a core
+for each of some 500 scenarios.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import itertools
+import json
+import multiprocessing
+import os
+import pty
+import random
+import re
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from conftest import draw_colours
+from pytorch_lightning.strategies.launchers import subprocess_script
+
+import finetune.lightning_cli
+from finetune import cache, picture_data
+from finetune.classifier import Classifier
+from finetune.cli import main
+from finetune.pictures import FileReader
+from finetune.sampling import TrainBatches
+from finetune.workers import Loader
+
+DEADLINE = 10.0  # seconds from a signal or a message to the end of the last process
+SIGNALS = {"sigint": signal.SIGINT, "sigterm": signal.SIGTERM, "sighup": signal.SIGHUP}
+AXES = {
+    "failure": [*SIGNALS, "truncated", "exception", "memory", "idle_killed", "busy_killed", "main_killed"],
+    "phase": ["decode", "train", "validate", "test", "predict"],
+    "workers": ["0", "1", "3"],
+    "processes": ["one", "lightning", "torchrun"],
+    "screen": ["file", "terminal"],
+}
+STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+SPLITS = {"decode": "train", "train": "train", "validate": "val", "test": "test", "predict": "test"}
+LINES = re.compile(  # what a run may say
+    r"|epoch \d.*|decoded \d.*|the pictures of .* are decoded anew .*|finetune: error: .*|stopp(ed by|ing after) .*"
+    r"|(test|run in|predictions)\b.*|\d+ pictures.*"
+)
+BASE = [
+    *("--data.image_size", 28, "--data.batch_size", 6, "--trainer.accelerator", "cpu"),
+    *("--trainer.precision", "32-true", "--trainer.enable_model_summary", "false"),
+]
+FIT = ["--model.weights", "null", "--model.backbone", "small_cnn", "--trainer.log_every_n_steps", 1]
+
+
+class Scenario(NamedTuple):
+    failure: str
+    phase: str
+    workers: str
+    processes: str
+    screen: str
+
+    @property
+    def name(self) -> str:
+        return "-".join(self)
+
+    @property
+    def coin(self) -> int:
+        """0 or 1, always the same: which of two processes fails."""
+        return zlib.crc32(self.name.encode()) % 2
+
+    def is_possible(self) -> bool:
+        if self.failure.endswith(("idle_killed", "busy_killed")) and (self.workers == "0" or self.phase == "decode"):
+            return False
+        return not (self.failure == "idle_killed" and self.phase in ("test", "predict"))
+
+
+def every() -> list[Scenario]:
+    possible = [s for s in map(Scenario._make, itertools.product(*AXES.values())) if s.is_possible()]
+    random.Random(0).shuffle(possible)  # so that a part of them says something of all
+    return possible
+
+
+def cover() -> list[Scenario]:
+    """Return scenarios that hold every possible pair of values, few of them."""
+
+    def pairs(scenario: Scenario) -> set[Any]:
+        return set(itertools.combinations(zip(AXES, scenario, strict=True), 2))
+
+    possible = every()
+    missing, chosen = set().union(*map(pairs, possible)), []
+    while missing:
+        best = max(possible, key=lambda scenario: len(pairs(scenario) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
+
+
+class Forked:
+    """Stands for the subprocess.Popen with which Lightning starts another device's process."""
+
+    returncode: int | None = None
+
+    def __init__(self, command: list[str], env: dict[str, str], cwd: str | None) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.environ.clear()
+            os.environ.update(env)
+            as_started()
+            run_main()
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def as_started() -> None:
+    """Have the handlers of a process that begins, and one that says where it stands."""
+    for signum in SIGNALS.values():
+        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1, open(f"stack{os.getpid()}", "w"), all_threads=True)  # noqa: SIM115
+
+
+def run_main() -> None:
+    """Be a process of `finetune` until its end, that of Python included."""
+    code = 1
+    try:
+        main()
+        code = 0
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+descriptors: set[int] = set()  # of all that runs now
+
+
+def close(descriptor: int) -> None:
+    os.close(descriptor)
+    descriptors.discard(descriptor)
+
+
+def free_port() -> int:
+    while True:
+        port = random.randrange(10000, 30000)  # below those that the system gives to others meanwhile
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
+class Run:
+    """A scenario's processes, and what is seen of them."""
+
+    def __init__(self, scenario: Scenario, out: Path, before: Callable[[], Any] | None = None) -> None:
+        self.scenario, self.before = scenario, before
+        self.out = out / f"{scenario.name}.{len(list(out.glob(f'{scenario.name}.*')))}"  # it may be named several times
+        self.out.mkdir()
+        self.output, self.told, self.event, self.began = b"", 0.0, 0.0, time.monotonic()
+        self.reached, self._reached = os.pipe()
+        self._go, self.go = os.pipe()
+        if scenario.screen == "terminal":
+            self.screen, self._screen = pty.openpty()
+        else:
+            self.screen, self._screen = os.pipe()
+        ours = [self.reached, self._reached, self._go, self.go, self.screen, self._screen]
+        descriptors.update(ours)
+        self.port = free_port()
+        self.codes: dict[int, int] = {}
+        num = 2 if scenario.processes == "torchrun" else 1
+        self.pids = [self._start(rank, num, out) for rank in range(num)]
+        for descriptor in (self._reached, self._go, self._screen):
+            close(descriptor)
+
+    def _start(self, rank: int, num: int, out: Path) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        scenario = self.scenario
+        os.setsid()
+        if scenario.screen == "terminal" and rank == 0:
+            os.close(os.open(os.ttyname(self._screen), os.O_RDWR))  # a leader's first terminal becomes its own
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        for target, source in enumerate((nowhere, self._screen, self._screen)):
+            os.dup2(source, target)
+        for descriptor in descriptors - {self._reached, self._go}:  # a pipe that another scenario keeps open never ends
+            os.close(descriptor)
+        if num > 1:
+            os.environ |= {
+                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"},
+                **{"WORLD_SIZE": str(num), "LOCAL_WORLD_SIZE": str(num)},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)},
+            }
+        os.environ["FINETUNE_CACHE"] = str(self.out / "cache")
+        os.chdir(self.out)
+        as_started()
+        sys.argv = ["finetune", *self.arguments(out)]
+        patch.object(subprocess_script.subprocess, "Popen", Forked).start()
+        self.prepare()
+        if self.before:
+            self.before()
+        run_main()
+        raise AssertionError
+
+    def arguments(self, out: Path) -> list[str]:
+        s = self.scenario
+        data = out / (f"truncated_{SPLITS[s.phase]}" if s.failure == "truncated" else "data")
+        given = [*BASE, "--data.num_workers", s.workers, "--trainer.devices", 1 if s.processes == "one" else 2]
+        if s.phase == "predict":
+            given = ["predict", "--ckpt_path", out / "best.ckpt", "--data.predict", data / "test", *given]
+        else:
+            limit, epochs = 1 if s.phase == "decode" else 0, 1 if s.phase == "test" else 30
+            given = ["fit", "--data.root", data, *FIT, *given, "--data.cache_limit_gb", limit]
+            given += ["--trainer.max_epochs", epochs]
+        return [str(argument) for argument in given]
+
+    def prepare(self) -> None:
+        """Let the processes reach the step at which something is done to them."""
+        s, started, calls = self.scenario, [], []
+        originals = {"__iter__": Loader.__iter__, "read": FileReader.__call__, "decode": cache.decode}
+
+        def recorded(loader: Loader) -> Any:
+            iterator = originals["__iter__"](loader)
+            pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
+            if pids and pids not in [known for _, known in started]:
+                started.append((isinstance(loader.batch_sampler, TrainBatches), pids))
+            return iterator
+
+        def read(reader: FileReader, index: int) -> Any:
+            if f"/{SPLITS[s.phase]}/" in reader.paths[index]:
+                bytearray(1 << 60)
+            return originals["read"](reader, index)
+
+        def fail() -> None:
+            is_last = os.environ.get("LOCAL_RANK", "0") == "1"
+            if s.phase != "decode" and s.processes != "one" and is_last != bool(s.coin):
+                return
+            calls.append(1)
+            if len(calls) != 2:
+                return
+            os.write(self._reached, b"x")
+            if s.failure == "exception":
+                raise ValueError("the network fails")
+            if s.failure.endswith("killed") and s.failure != "main_killed":
+                of_train, of_eval = ([pids for is_train, pids in started if is_train is kind] for kind in (True, False))
+                idle = {"train": of_eval, "validate": of_train}.get(s.phase, [])
+                busy = {"train": of_train, "validate": of_eval}.get(s.phase, of_eval[-1:])
+                os.kill((idle if s.failure == "idle_killed" else busy)[0][-1], signal.SIGKILL)
+            elif s.failure in SIGNALS or s.failure == "main_killed":
+                os.read(self._go, 1)
+
+        patch.object(Loader, "__iter__", recorded).start()
+        if s.failure == "memory" and s.phase != "decode":
+            patch.object(FileReader, "__call__", read).start()
+        if s.phase == "decode":
+
+            def decoded(*args: Any, **kwargs: Any) -> Any:
+                bytearray(1 << 60) if s.failure == "memory" else fail()
+                return originals["decode"](*args, **kwargs)
+
+            patch.object(cache, "decode", decoded).start()
+        elif s.failure not in ("memory", "truncated"):
+            name = STEPS[s.phase]
+            step = getattr(Classifier, name)
+            patch.object(Classifier, name, lambda *args: (fail(), step(*args))[1]).start()
+
+    def strike(self) -> None:
+        """Do from outside what the scenario says, now that its step is reached."""
+        s = self.scenario
+        self.event = time.monotonic()
+        if s.failure == "main_killed":
+            os.kill(self.pids[0], signal.SIGKILL)
+        elif s.failure in SIGNALS:
+            if s.screen == "file":  # a scheduler's way: to every process
+                for pid in self.pids:
+                    os.killpg(pid, SIGNALS[s.failure])
+            elif s.failure == "sighup":
+                close(self.screen)
+                self.screen = -1
+            elif s.failure == "sigint":
+                os.write(self.screen, b"\x03")
+            else:
+                os.kill(self.pids[0], SIGNALS[s.failure])
+            time.sleep(0.05)  # it is there before the step ends
+        close(self.go)
+        self.go = -1
+
+    def look(self) -> bool:
+        """Take notice of what has happened; return whether all has ended, or the time is over."""
+        watched = [descriptor for descriptor in (self.reached, self.screen) if descriptor >= 0]
+        for descriptor in select.select(watched, [], [], 0)[0]:
+            if descriptor not in descriptors:  # closed by what the one before has led to
+                continue
+            try:
+                read = os.read(descriptor, 65536)
+            except OSError:  # a terminal that nobody has open
+                read = b""
+            if not read:
+                close(descriptor)
+            if descriptor == self.reached:
+                self.reached = -1 if not read else self.reached
+                if read and not self.event:
+                    self.strike()
+            elif read:
+                self.output += read
+                self.told = self.told or (time.monotonic() if b"finetune: error" in self.output else 0.0)
+            else:
+                self.screen = -1
+        for pid in set(self.pids) - set(self.codes):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self.codes[pid] = os.waitstatus_to_exitcode(status)
+        self.ended = time.monotonic()
+        self.left = processes_of(self.pids) if len(self.codes) == len(self.pids) else ["the first"]
+        since = max(self.told, self.event)
+        return (not self.left and self.screen < 0) or (self.ended > (since + DEADLINE if since else self.began + 120))
+
+    def result(self) -> dict[str, Any]:
+        for signum in (signal.SIGUSR1, signal.SIGKILL):
+            for process in processes_of(self.pids):
+                os.kill(int(process.split()[0]), signum)
+            time.sleep(0.2 * bool(self.left))
+        for descriptor in {self.reached, self.screen, self.go} & descriptors:
+            close(descriptor)
+        for pid in self.pids:
+            if pid not in self.codes:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.output.decode(errors="replace")).replace("\r", "\n")
+        said = "\n".join(line for line in text.splitlines() if "pictures/s  -:" not in line and "━" not in line)[-3000:]
+        (self.out / "said").write_text(said)
+        codes = [self.codes.get(pid) for pid in self.pids]
+        since = max(self.told, self.event) or self.ended
+        stacks = [f"{path.name}\n{path.read_text()}" for path in self.out.glob("stack*") if path.stat().st_size]
+        result = {"name": self.scenario.name, "seconds": round(self.ended - since, 1), "codes": codes}
+        return result | {
+            "left": self.left,
+            "wrong": wrong(self.scenario, codes, self.left, text),
+            "output": said,
+            "stacks": stacks,
+        }
+
+
+def wrong(s: Scenario, codes: list[int | None], left: list[str], text: str) -> list[str]:
+    """Return what is not as it should be."""
+    found = [f"left: {left}"] if left else []
+    expected = {"main_killed": -9, **{name: 128 + signum for name, signum in SIGNALS.items()}}.get(s.failure, 1)
+    if s.failure == "truncated" and s.phase == "predict":
+        expected = 0
+    if codes[0] != expected:
+        found.append(f"exit code {codes[0]}, not {expected}")
+    if codes[1:] not in ([], [expected], [1]):
+        found.append(f"another process's exit code {codes[1]}")
+    lines = [line.strip().removeprefix("^C") for line in text.splitlines()]
+    if s.screen == "file":
+        found += [f"said: {line}" for line in lines if not LINES.fullmatch(line)]
+    found += [f"said: {line}" for line in lines if re.search(r"Traceback|Exception ignored|Error in atexit", line)]
+    errors = [line for line in lines if line.startswith("finetune: error: ")]
+    num_processes = 1 if s.processes == "one" else 2
+    if s.failure in SIGNALS:
+        # What is last written to a terminal may be lost here: its first process, unlike a shell, ends with the command.
+        at_least = 1 if s.screen == "file" else 0
+        stopped = sum(line.startswith(f"stopped by {s.failure.upper()}") for line in lines)
+        found += [f"{stopped} lines of the stop"] * (not at_least <= stopped <= 1)
+        # Another process may find out by the first one's end.
+        found += [f"said: {errors}"] * (len(errors) >= num_processes)
+    elif s.failure != "main_killed" and expected:
+        at_least = 1 if s.screen == "file" else 0
+        found += [f"{len(errors)} errors told"] * (not at_least <= len(errors) <= num_processes)
+    return found
+
+
+def processes_of(sessions: Iterable[int]) -> list[str]:
+    """Return what still runs of these sessions."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = path.read_text().rpartition(") ")
+        except OSError:  # it has just ended
+            continue
+        state, parent, _, session = rest.split()[:4]
+        if int(session) in sessions and state not in "ZX":
+            found.append(f"{path.parent.name} ({name.partition('(')[2]}), child of {parent}")
+    return found
+
+
+def run_all(chosen: list[Scenario], out: Path, before: Callable[[], Any] | None = None, jobs: int = 2) -> list[dict]:
+    waiting, running, results = list(chosen), [], []
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            running.append(Run(waiting.pop(0), out, before))
+        for run in [run for run in running if run.look()]:
+            running.remove(run)
+            results.append(run.result())
+            print({key: value for key, value in results[-1].items() if key not in ("output", "stacks")}, flush=True)
+        time.sleep(0.02)
+    return results
+
+
+def start_worker_that_ignores_the_first_sigterm(worker_id: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def as_it_was() -> None:
+    """Control: workers don't know who sends them a signal."""
+    patch.object(picture_data, "start_worker", start_worker_that_ignores_the_first_sigterm).start()
+    patch.object(Loader, "__iter__", torch.utils.data.DataLoader.__iter__).start()
+
+
+def draw(out: Path) -> None:
+    draw_colours(out / "data", train=20, val=8, test=8)
+    for split in ("train", "val", "test"):
+        bad = draw_colours(out / f"truncated_{split}", train=20, val=8, test=8) / split / "red/05.png"
+        os.truncate(bad, bad.stat().st_size // 2)
+    base = Run(Scenario("none", "test", "0", "one", "file"), out)
+    while not base.look():
+        time.sleep(0.02)
+    assert base.codes[base.pids[0]] == 0, base.result()
+    (out / "best.ckpt").hardlink_to(next(base.out.rglob("best.ckpt")))
+
+
+if __name__ == "__main__":
+    assert finetune.lightning_cli and multiprocessing  # imported before forking
+    torch.set_num_threads(1)
+    OUT, which = Path(sys.argv[1]).absolute(), sys.argv[2:]
+    draw(OUT)
+    named = {"cover": cover, "all": every}
+    scenarios = named[which[0]]() if which[0] in named else [Scenario(*name.split("-")) for name in which]
+    jobs = int(os.environ.get("END_JOBS", "2"))
+    gc.freeze()  # else each process's own garbage collection would copy all the memory that it shares with this one
+    found = {"results": run_all(scenarios, OUT, jobs=jobs)}
+    if which == ["cover"]:
+        (OUT / "control").mkdir()
+        draw(OUT / "control")
+        control = Scenario("exception", "train", "1", "one", "file")
+        found["control"] = run_all([control], OUT / "control", as_it_was)
+    (OUT / "results.json").write_text(json.dumps(found, indent=1))
+    for result in found["results"]:
+        if result["wrong"]:
+            print(result["name"], *result["wrong"], result["output"], *result["stacks"], sep="\n", end="\n\n")
+    print(f"{len(scenarios)} scenarios, {sum(bool(r['wrong']) for r in found['results'])} wrong")

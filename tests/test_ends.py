@@ -1,0 +1,41 @@
+"""Whatever ends a run, all its processes end, soon, with one line and the right exit code."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("ends")
+    script = Path(__file__).with_name("end_scenarios.py")
+    process = subprocess.run([sys.executable, script, out, "cover"], capture_output=True, text=True, timeout=580)
+    assert process.returncode == 0, process.stderr
+    return json.loads((out / "results.json").read_text())
+
+
+@pytest.mark.timeout(600)
+def test_every_process_ends_in_time_with_one_line_and_the_right_code(results):
+    told = {r["name"]: [*r["wrong"], r["output"][-500:]] for r in results["results"] if r["wrong"]}
+    assert told == {}
+
+
+def test_that_is_caught_where_workers_ignore_the_first_sigterm(results):
+    (control,) = results["control"]
+    assert control["codes"] == [None]
+    assert control["seconds"] >= 10
+    assert "finetune: error: the network fails" in control["output"]  # it has said so, and stays
+
+
+def test_what_is_tried_holds_every_pair_of_circumstances(results):
+    tried = [r["name"].split("-") for r in results["results"]]
+    for (i, a), (j, b) in itertools.combinations(enumerate(zip(*tried, strict=True)), 2):
+        missing = set(itertools.product(set(a), set(b))) - {(scenario[i], scenario[j]) for scenario in tried}
+        impossible = {(x, y) for x, y in missing if "idle" in x or "busy" in x}  # there must be such a worker
+        assert missing == impossible
+    assert [len(set(values)) for values in zip(*tried, strict=True)] == [9, 5, 3, 3, 2]

@@ -1,0 +1,86 @@
+"""The processes of one run on a machine: none outlives the first one, and that none of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
+from pytorch_lightning.strategies.launchers import subprocess_script
+
+from finetune import ranks
+
+
+@pytest.mark.parametrize(("rank", "is_told", "ends"), [("1", True, True), ("1", False, False), ("0", True, False)])
+def test_a_process_that_lightning_started_ends_with_the_first_one(monkeypatch, rank, is_told, ends):
+    """One that somebody else has started, who may go away, does not."""
+    read, write = os.pipe()
+    first = os.fork()
+    if first == 0:
+        if is_told:
+            monkeypatch.setenv("FINETUNE_FIRST_PROCESS", str(os.getpid()))
+        if os.fork() == 0:
+            monkeypatch.setenv("LOCAL_RANK", rank)
+            ranks.end_with_first_process()
+            os.write(write, b"x")
+            time.sleep(4)
+            os.write(write, b"y")  # still there
+            os._exit(0)
+        time.sleep(60)
+    os.close(write)
+    assert os.read(read, 1) == b"x"
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    assert os.read(read, 1) == (b"" if ends else b"y")
+
+
+@pytest.mark.parametrize(("codes", "expected"), [((0, 3), 1), ((0, -9), 1), ((0, 0), 7)])
+def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, codes, expected):
+    """It has them to notice by itself; Lightning kills it without a word."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(write, 2)
+        monkeypatch.setattr(ranks, "_GRACE", 0.5)
+        ends = [
+            f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})" for code in codes
+        ]
+        started = time.monotonic()
+        ranks._observe([subprocess.Popen([sys.executable, "-Sc", end]) for end in ends])
+        while time.monotonic() < started + 5:
+            time.sleep(0.1)
+        os._exit(7)
+    os.close(write)
+    with open(read) as said:
+        told = said.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected
+    what = f"finetune: error: process 2 ended with code {codes[1]}, and this one can't go on without it\n"
+    assert told == (what if any(codes) else "")
+
+
+@pytest.mark.parametrize("environment", [LightningEnvironment(), SLURMEnvironment(auto_requeue=False)])
+def test_lightning_installs_no_handlers_and_no_observer(monkeypatch, environment):
+    monkeypatch.setenv("FINETUNE_FIRST_PROCESS", "")
+    monkeypatch.setattr(subprocess_script, "_launch_process_observer", None)
+    launcher = subprocess_script._SubprocessScriptLauncher(LightningEnvironment(), 2, 1)
+    signals = SimpleNamespace(register_signal_handlers=print)
+    connector = SimpleNamespace(cluster_environment=environment)
+    ranks.take_over(
+        SimpleNamespace(
+            strategy=SimpleNamespace(launcher=launcher), _accelerator_connector=connector, _signal_connector=signals
+        )
+    )
+    assert signals.register_signal_handlers() is False  # done, and nothing done
+    assert subprocess_script._launch_process_observer is ranks._observe
+    assert os.environ["FINETUNE_FIRST_PROCESS"] == str(os.getpid())
+
+
+def test_requeueing_that_was_asked_for_stays(monkeypatch):
+    signals = SimpleNamespace(register_signal_handlers=print)
+    connector = SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=True))
+    strategy = SimpleNamespace(launcher=None)
+    ranks.take_over(SimpleNamespace(strategy=strategy, _accelerator_connector=connector, _signal_connector=signals))
+    assert signals.register_signal_handlers is print

@@ -1,0 +1,79 @@
+"""Output whose reader has gone, by real terminals and pipes in forked processes."""
+
+import errno
+import os
+import pty
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from finetune.terminal import let_go, outlive_terminal, say
+
+Screen = tuple[int, int]  # where is read, where is written
+
+
+def code_of(act: Callable[[], int], screen: Screen, closes: bool = False, outlives: bool = True) -> tuple[int, bytes]:
+    """Return how a process ends that writes to a screen, which it `closes` itself before, and what is read there."""
+    reader, writer = screen
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            os.dup2(writer, 1)
+            os.dup2(writer, 2)
+            os.close(writer)
+            sys.stdout, sys.stderr = (os.fdopen(fd, "w", 1, closefd=False) for fd in (1, 2))
+            if outlives:
+                outlive_terminal()
+            if closes:
+                os.close(reader)
+            code = act()
+        except OSError as error:
+            code = error.errno
+        finally:
+            os._exit(code)
+    os.close(writer)
+    read = b"" if closes else os.read(reader, 1000)
+    os.close(reader)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read
+
+
+def print_much() -> int:
+    for _ in range(3):
+        print("much", file=sys.stderr)
+        print("much", flush=True)
+    return 7
+
+
+def told() -> int:
+    say("one line")
+    return 7
+
+
+def test_a_command_outlives_its_terminal():
+    assert code_of(print_much, pty.openpty(), closes=True)[0] == 7
+    assert code_of(print_much, pty.openpty(), closes=True, outlives=False)[0] == errno.EIO  # the control
+
+
+def test_a_terminal_that_stays_shows_what_is_written():
+    assert code_of(told, pty.openpty()) == (7, b"one line\r\n")
+
+
+def test_a_pipe_without_a_reader_still_ends_a_command_that_prints():
+    assert code_of(print_much, os.pipe(), closes=True)[0] == errno.EPIPE  # `finetune cache | head`
+
+
+@pytest.mark.parametrize("make", [os.pipe, pty.openpty])
+def test_what_is_said_needs_no_reader(make):
+    assert code_of(told, make(), closes=True)[0] == 7
+
+
+@pytest.mark.parametrize("make", [os.pipe, pty.openpty])
+@pytest.mark.parametrize("closes", [True, False])
+def test_it_is_known_whether_somebody_reads(make, closes):
+    def known() -> int:
+        say("x")  # the reader waits for it
+        return let_go() if not closes else 1 - let_go()  # which `say` has seen already
+
+    assert code_of(known, make(), closes)[0] == closes
