@@ -1,6 +1,7 @@
 """What fit makes of Lightning's trainer; test_cli.py, test_configs.py and test_resume.py go through all of it."""
 
 import json
+import os
 from pathlib import Path
 from unittest.mock import patch
 
@@ -133,3 +134,16 @@ def test_runs_with_another_name_are_told_of(tmp_path, caplog):
     with caplog.at_level("INFO", "finetune"):
         tell_new(tmp_path)
     assert f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N" in caplog.text
+
+
+def test_a_prolonged_run_is_tested_again(colours, cli, tmp_path):
+    fit = ["fit", "--resume", "--data.root", colours, *QUICK]
+    cli(*fit)
+    results = tmp_path / "runs/fit/version_0/test.json"
+    results.write_text("of the best after one epoch")
+    cli(*fit)  # finished: nothing is done
+    assert results.read_text() == "of the best after one epoch"
+    best = tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"
+    os.utime(best, (results.stat().st_mtime + 1,) * 2)  # as if the run had been prolonged, and killed before its test
+    cli(*fit)
+    assert "test/accuracy" in results.read_text()
