@@ -107,12 +107,19 @@ def decode(
 def stored_size(path: str) -> tuple[int, int]:
     """Return height and width that the header of a picture states, before any rotation; (0, 0) if it can't be read."""
     _quiet()
-    try:
-        with open(path, "rb") as file:
-            width, height = _open(file).size
-    except Exception:  # as in `decode`, which says why
-        return 0, 0
-    return height, width
+    with contextlib.suppress(Exception), open(path, "rb") as file:  # as in `decode`, which says why
+        width, height = _open(file).size
+        return height, width
+    return 0, 0
+
+
+def has_16_bits(path: str) -> bool:
+    """Return whether the header of a picture states samples of 9 to 16 bits."""
+    _quiet()
+    with contextlib.suppress(Exception), open(path, "rb") as file:
+        image = _open(file)
+        return image.mode.startswith("I;16") or ";16" in str(image.tile)  # in colour Pillow keeps 8 of them
+    return False
 
 
 def _shrunk(image: ImageFile, shorter_side: int) -> NDArray[np.uint8]:
@@ -205,9 +212,8 @@ def _to_bytes(image: Image.Image) -> Callable[[NDArray], NDArray[np.uint8]] | No
         return None
     tags: Any = getattr(image, "tag_v2", {})  # only TIFF states a depth below 16 and whether 0 is white
     rows = (image.crop((0, top, image.width, bottom)) for top, bottom in _strips(image))
-    largest = 0.0
-    for part in rows if not is_16_bit or 281 in tags else ():
-        largest = max(largest, float(_finite(np.asarray(part)).max()))
+    looked_at = rows if not is_16_bit or 281 in tags else ()
+    largest = max((float(_finite(np.asarray(part)).max()) for part in looked_at), default=0.0)
     # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
     full = next((full for full in _FULL_SCALES if largest <= 2 * full), largest)
     depth = _first(tags.get(258), 16)
