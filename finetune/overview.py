@@ -9,6 +9,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from finetune.depth import warn_of_dark_samples
 from finetune.param_groups import param_groups, scale_learning_rates
 from finetune.splits import SET_APART
 
@@ -31,6 +32,7 @@ def tell(trainer: pl.Trainer, model: "Classifier", data: "PictureData", ckpt_pat
         log.info("%s", line)
     for doubt in doubts(data):
         log.warning("%s", doubt)
+    warn_of_dark_samples(data.splits["train"].paths)
 
 
 def doubts(data: "PictureData") -> Iterator[str]:

@@ -16,14 +16,12 @@ from torch.utils.data import DataLoader
 from finetune import activations
 from finetune.activations import Activations
 from finetune.cache import cached_readers, num_reads, pays
-from finetune.depth import warn_of_dark_samples
 from finetune.folders import files_to_predict
 from finetune.messages import WrongUsage
 from finetune.pictures import Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, limited, position, run_seed
 from finetune.seen import Seen
 from finetune.sharding import batch_share
-from finetune.signals import is_first_process
 from finetune.splits import Split
 from finetune.transfer import Transfer
 from finetune.transforms import ResizeMode, eval_transform, train_transform
@@ -136,8 +134,6 @@ class PictureData(pl.LightningDataModule):
         assert self.trainer is not None
         self.is_fitted |= stage == "fit"
         self.activations = {}  # of another fit, perhaps
-        if stage == "fit" and "train" in self.splits and is_first_process():
-            warn_of_dark_samples(self.splits["train"].paths)
         if not activations.pays(self.trainer.lightning_module, self):  # which decides by itself
             self.keep_decoded(is_fit=stage == "fit")
 

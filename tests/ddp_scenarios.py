@@ -23,13 +23,14 @@ from torch.utils.data import DataLoader
 
 from finetune import Classifier, ImageFolderData
 from finetune.decode import DecodeError
-from finetune.models import build
+from finetune.models import build, head_name
 from finetune.param_groups import batch_norms
 from finetune.predictions import PredictionWriter
 from finetune.runs import Run
 from finetune.sampling import TrainBatches, share, train_order
 
 NUM_EVALUATED = (1, 2, 11, 12, 13)
+MOVED: list[float] = []  # how far each training has moved the weights, at most
 
 
 def small_network(backbone: str, num_classes: int) -> nn.Module:
@@ -87,9 +88,22 @@ def weights_after(data: ImageFolderData, precision: str, build: Callable, **opti
     pl.seed_everything(1, verbose=False)
     with patch("finetune.classifier.build", build):
         model = Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options})
+    before = weights_of(model)
     trainer(precision=precision, max_steps=20, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
     assert bool(data.activations) == (data.num_views is not None)
+    after = weights_of(model)
+    MOVED.append(moved(model, before, after))
+    return after
+
+
+def weights_of(model: Classifier) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.network.named_parameters()}
+
+
+def moved(model: Classifier, before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
+    """Return how far training has moved the weights, at most; a probe moves the head by itself."""
+    last = head_name(model.network) if model.head_init == "probe" else "none"
+    return max(float((after[name] - before[name]).abs().max()) for name in after if not name.startswith(last))
 
 
 def with_bad_batches(data: ImageFolderData) -> ImageFolderData:
@@ -237,6 +251,8 @@ def main() -> None:
         result = scenario()
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         torch.save(result, out / f"{name}_{rank}.pt")
+        if MOVED:
+            torch.save(MOVED.pop(), out / f"{name}_moved_{rank}.pt")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

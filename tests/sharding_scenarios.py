@@ -1,6 +1,6 @@
-"""What test_sharding.py runs in 1 and 2 processes: `python sharding_scenarios.py OUT DATA WORLD_SIZE`.
+"""What test_sharding.py runs in 1, 2 and 3 processes: `python sharding_scenarios.py OUT DATA WORLD_SIZE`.
 
-Each scenario leaves its result in OUT/<name>_<rank>.pt; those of two devices have the mesh in their name.
+Each scenario leaves its result in OUT/<name>_<rank>.pt; those of several devices have the mesh in their name.
 """
 
 import sys
@@ -11,7 +11,19 @@ from unittest.mock import patch
 
 import pytorch_lightning as pl
 import torch
-from ddp_scenarios import BALANCED, RESNET, begin, evaluated, sgd, small_network, trainer, with_bad_batches
+from ddp_scenarios import (
+    BALANCED,
+    MOVED,
+    RESNET,
+    begin,
+    evaluated,
+    moved,
+    sgd,
+    small_network,
+    trainer,
+    weights_of,
+    with_bad_batches,
+)
 from elastic_scenarios import noisy_network
 
 from finetune import Classifier, ImageFolderData
@@ -34,7 +46,7 @@ def model_of(data: ImageFolderData, build: Callable, **options: Any) -> Classifi
         return Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options}).double()
 
 
-def fit(mesh: Any, data: ImageFolderData, model: Classifier, max_steps: int = 10, ckpt: Path | None = None) -> Any:
+def fit(mesh: Any, data: ImageFolderData, model: Classifier, max_steps: int = 20, ckpt: Path | None = None) -> Any:
     fitting = trainer(max_steps=max_steps, max_epochs=-1, limit_val_batches=0, **strategy(mesh))
     fitting.fit(model, datamodule=data, ckpt_path=ckpt)
     return fitting
@@ -42,12 +54,15 @@ def fit(mesh: Any, data: ImageFolderData, model: Classifier, max_steps: int = 10
 
 def weights_after(mesh: Any, data: ImageFolderData, build: Callable, **options: Any) -> dict[str, Any]:
     model = model_of(data, build, **options)
+    before = weights_of(model)
     fit(mesh, data, model)
-    return full_state(model.network)
+    after = full_state(model.network)
+    MOVED.append(moved(model, before, {name: after[name] for name in before}))
+    return after
 
 
 def head_and_checkpoint(mesh: Any, data: Callable[[], ImageFolderData], path: Path) -> dict[str, Any]:
-    """Train 5 steps and write a checkpoint, and go on from it in a new trainer to 10; what each device holds."""
+    """Train 5 steps and write a checkpoint, and go on from it in a new trainer to 20; what each device holds."""
     model = model_of(data(), small_network)
     fit(mesh, data(), model, max_steps=5).save_checkpoint(path)
     at_checkpoint = full_state(model.network)
@@ -74,19 +89,22 @@ def main() -> None:
         "noisy": lambda mesh: weights_after(mesh, data("uneven", 6), noisy_network),
         "probe": lambda mesh: weights_after(mesh, data(), small_network, head_init="probe"),
     }
-    for num in NUM_EVALUATED:
+    for num in NUM_EVALUATED if world_size < 3 else ():
         scenarios[f"evaluated_{num}"] = lambda mesh, num=num: evaluated(
             data_root / f"test{num}", out, f"evaluated_{num}_{mesh}", lambda: strategy(mesh)
         )
-    meshes: tuple[Any, ...] = (None,) if world_size == 1 else ((2, 1), (1, 2))
+    meshes: tuple[Any, ...] = (None,) if world_size == 1 else ((world_size, 1), (1, world_size))
     for mesh in meshes:
         for name, scenario in scenarios.items():
             save(out, f"{name}_{mesh}", scenario(mesh))
+            if MOVED:
+                save(out, f"{name}_moved_{mesh}", MOVED.pop())
         save(out, f"checkpoint_{mesh}", head_and_checkpoint(mesh, data, out / f"{mesh}.ckpt"))
     if world_size == 2:
         # Control: shares by the global rank, so that the devices of one head see different pictures.
         with patch("finetune.picture_data.batch_share", lambda t: (t.global_rank, t.world_size)):
             save(out, "control_(1, 2)", weights_after((1, 2), data(), small_network))
+    if world_size > 1:
         torch.distributed.destroy_process_group()
 
 
