@@ -12,6 +12,7 @@ from finetune.folders import Files, scan
 from finetune.picture_data import PictureData
 from finetune.pictures import FileReader, GreyReader, PathList
 from finetune.seen import seen_by
+from finetune.signals import is_first_process
 from finetune.splits import SET_APART, Split, stratified
 
 
@@ -19,7 +20,7 @@ class ImageFolderData(PictureData):
     """Any folder of labelled pictures: train/CLASS/*, with val/ and test/ if there, or class folders alone."""
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
-        self.class_names, files = scan(root, self.class_names or None, self.on_bad_image == "skip")
+        self.class_names, files = scan(root, self.class_names or None, self.on_bad_image == "skip", is_first_process())
         origins = {split: f"its {Path(part.folder).name} folder" for split, part in files.items()}
         if "all" in files:
             everything = files.pop("all")

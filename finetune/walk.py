@@ -21,17 +21,21 @@ class Beside:
     """What was left out on the way.
 
     Attributes:
-        skip: Leave out folders that can't be read, too, and say so; else they end the search.
+        skip: Leave out folders that can't be read, too; else they end the search.
+        unread: These, in words.
         suffixes: Files of other kinds by their suffix.
         loose: Pictures in no class folder, by the folder that they lie in.
     """
 
     skip: bool = False
+    unread: list[str] = field(default_factory=list)
     suffixes: Counter[str] = field(default_factory=Counter)
     loose: Counter[str] = field(default_factory=Counter)
 
     def tell(self, root: str | Path) -> None:
         """Say in a line what was left out, in order of number."""
+        for text in self.unread:
+            log.warning("left out %s", text)
         if self.suffixes:
             kinds = ", ".join(f"{num} {suffix or 'without a suffix'}" for suffix, num in self.suffixes.most_common(8))
             more = ", ..." if len(self.suffixes) > 8 else ""
@@ -56,7 +60,7 @@ def find_pictures(folder: str | Path, beside: Beside | None = None) -> Iterator[
     except OSError as error:
         if beside is None or not beside.skip:
             raise
-        log.warning("left out the folder %s: %s", folder, error.strerror)
+        beside.unread.append(f"the folder {folder}: {error.strerror}")
         return
     for entry in entries:
         if _is_dir(entry):
@@ -64,7 +68,7 @@ def find_pictures(folder: str | Path, beside: Beside | None = None) -> Iterator[
                 text = f"{entry.path} is a link to a folder that it lies in"
                 if beside is None or not beside.skip:
                     raise OSError(f"{text}: remove it, or leave it out with --data.on_bad_image skip")
-                log.warning("left out: %s", text)
+                beside.unread.append(text)
                 continue
             yield from find_pictures(entry.path, beside)
         elif is_picture(entry.name):

@@ -165,7 +165,7 @@ def test_folders_that_cannot_be_read_are_named_or_left_out(tmp_path, monkeypatch
     assert set(listed(tmp_path, files["train"])) == set(TRAIN)
     assert caplog.messages == [
         f"left out the folder {tmp_path}/train/cat/secret: Permission denied",
-        f"left out: {tmp_path}/train/dog/back is a link to a folder that it lies in",
+        f"left out {tmp_path}/train/dog/back is a link to a folder that it lies in",
     ]
 
 
