@@ -87,9 +87,8 @@ class PictureData(pl.LightningDataModule):
         if not 0 < min_crop <= 1:
             raise WrongUsage(f"min_crop must be above 0 and at most 1, got {min_crop}")
         if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
-            raise WrongUsage(
-                f"val_fraction {val_fraction} and test_fraction {test_fraction} must leave some training data"
-            )
+            given = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
+            raise WrongUsage(f"{given} must leave some training data")
         if num_views is not None and num_views < 1:
             raise WrongUsage(f"num_views must be at least 1, got {num_views}")
         if cache_size is not None and cache_size < image_size:
