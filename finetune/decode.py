@@ -87,10 +87,8 @@ def decode(
         name = "picture" if isinstance(source, bytes) else os.fspath(source)
     _quiet()
     try:
-        if not isinstance(source, bytes) and stat.S_ISFIFO(os.stat(source).st_mode):
-            raise ValueError("it is a pipe, not a file")  # to open one would wait for whoever writes to it
-        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
-            image = _open(file)
+        with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
+            image = read_header(file)
             if shorter_side is None or min(image.size) <= shorter_side:
                 pixels = _jpeg_pixels(image, file)
                 return _pixels(image) if pixels is None else pixels
@@ -107,19 +105,17 @@ def decode(
 def stored_size(path: str) -> tuple[int, int]:
     """Return height and width that the header of a picture states, before any rotation; (0, 0) if it can't be read."""
     _quiet()
-    with contextlib.suppress(Exception), open(path, "rb") as file:  # as in `decode`, which says why
-        width, height = _open(file).size
+    with contextlib.suppress(Exception), open_file(path) as file:  # as in `decode`, which says why
+        width, height = read_header(file).size
         return height, width
     return 0, 0
 
 
-def has_16_bits(path: str) -> bool:
-    """Return whether the header of a picture states samples of 9 to 16 bits."""
-    _quiet()
-    with contextlib.suppress(Exception), open(path, "rb") as file:
-        image = _open(file)
-        return image.mode.startswith("I;16") or ";16" in str(image.tile)  # in colour Pillow keeps 8 of them
-    return False
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading; a pipe is refused, since that would wait for whoever writes to it."""
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        raise ValueError("it is a pipe, not a file")
+    return Path(path).open("rb")
 
 
 def _shrunk(image: ImageFile, shorter_side: int) -> NDArray[np.uint8]:
@@ -132,7 +128,8 @@ def _shrunk(image: ImageFile, shorter_side: int) -> NDArray[np.uint8]:
     return resize(picture, *((shorter_side, longer_side) if is_wide else (longer_side, shorter_side)))
 
 
-def _open(file: BinaryIO) -> ImageFile:
+def read_header(file: BinaryIO) -> ImageFile:
+    """Return a picture of which nothing but the header is read; what it may not be is a ValueError."""
     head = file.read(16)
     if not head:
         raise ValueError("the file is empty")

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from finetune.decode import DecodeError, decode, has_16_bits
+from finetune.decode import DecodeError, decode, open_file, read_header
 
 log = logging.getLogger(__name__)
 
@@ -32,3 +32,11 @@ def warn_of_dark_samples(paths: Sequence[str]) -> None:
             len(largest),
             deep[0],
         )
+
+
+def has_16_bits(path: str) -> bool:
+    """Return whether the header of a picture states samples of 9 to 16 bits."""
+    with suppress(Exception), open_file(path) as file:  # as in `decode`, which says why
+        image = read_header(file)
+        return image.mode.startswith("I;16") or ";16" in str(image.tile)  # in colour Pillow keeps 8 of them
+    return False

@@ -1,6 +1,7 @@
 """What is said of 16-bit pictures that come out black, and that nothing is said of others."""
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ CHANNELS = [1, 3]
 def warned(tmp_path, caplog) -> Callable[..., list[str]]:
     """The lines about pictures with these largest samples, of 8 or 16 bits."""
 
+    os.mkfifo(tmp_path / "pipe.png")  # to open it would wait
+
     def look(*largest: int, dtype: type = np.uint16, channels: int = 1, suffix: str = ".png") -> list[str]:
         paths = []
         for i, value in enumerate(largest):
@@ -25,7 +28,7 @@ def warned(tmp_path, caplog) -> Callable[..., list[str]]:
             cv2.imwrite(paths[-1], np.linspace(0, value, 8 * 8 * channels).astype(dtype).reshape(8, 8, channels))
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            warn_of_dark_samples([*paths, str(tmp_path / "nowhere.png")])
+            warn_of_dark_samples([*paths, str(tmp_path / "nowhere.png"), str(tmp_path / "pipe.png")])
         return [record.getMessage() for record in caplog.records]
 
     return look
@@ -50,4 +53,4 @@ def test_few_of_many_are_looked_at(warned, monkeypatch):
     decoded: list[str] = []
     monkeypatch.setattr(depth, "decode", lambda path: decoded.append(Path(path).name) or np.zeros(1))
     assert len(warned(*[100] * 50)) == 1
-    assert len(decoded) == 19 and decoded[0] == "0.png"  # of the 20 one is nowhere
+    assert len(decoded) == 19 and decoded[0] == "0.png"  # of the 20 the last is a pipe
