@@ -1,0 +1,224 @@
+"""For each promise of the README the line that keeps it, made wrong, and the tests that must then fail.
+
+    python tests/mutations.py [WORD ...]    # those whose promise has one of the words; all take a quarter of an hour
+
+Each runs in a copy of the checkout. Exit code 1 if a wrong line passed; `test_mutations.py` sees to it that the lines
+are still there.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_COPIED = ("finetune", "configs", "tests", "benchmarks", "docs", "pyproject.toml", "README.md", "Makefile")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    promise: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = [
+    Mutation(
+        "the order is a function of (seed, epoch), not of the device",
+        "sampling.py",
+        "order = train_order(self.num_images, self.seed, 0 if self.is_same else epoch)",
+        "order = train_order(self.num_images, self.seed + self.rank, epoch)",
+        "tests/test_sampling.py",
+    ),
+    Mutation(
+        "a transform is a function of (seed, epoch, picture)",
+        "pictures.py",
+        "set_random_seed(self.transform, augmentation_seed(self.seed, view, index))",
+        "set_random_seed(self.transform, augmentation_seed(self.seed, view, 0))",
+        "tests/test_pictures.py tests/test_datamodules.py",
+    ),
+    Mutation(
+        "each random transform draws its own numbers",
+        "transforms.py",
+        "words[i * _WORDS_OF_PART : (i + 1) * _WORDS_OF_PART]",
+        "words[:_WORDS_OF_PART]",
+        "tests/test_transform_seeds.py",
+    ),
+    Mutation(
+        "batch norm takes its statistics over the whole batch",
+        "classifier.py",
+        "share_statistics(self.network, self._always_eval, group_of_batch(self.trainer))",
+        "pass",
+        "tests/test_ddp.py -k trained_batch_norm",
+    ),
+    Mutation(
+        "the loss is a mean over the global batch",
+        "classifier.py",
+        "loss = loss_sum * (self.trainer.world_size / total_weight)",
+        "loss = loss_sum / self.class_weight[labels].sum()",
+        "tests/test_ddp.py -k balanced",
+    ),
+    Mutation(
+        "dropout does not depend on the device",
+        "dropout.py",
+        'draw(self._layers, run_seed(), step, batch["index"])',
+        "pass",
+        "tests/test_dropout.py tests/test_elastic.py",
+    ),
+    Mutation(
+        "float64 runs go on in float64",
+        "classifier.py",
+        "self.trainer.precision_plugin.convert_module(self)",
+        "pass",
+        "tests/test_elastic.py",
+    ),
+    Mutation(
+        "every picture counts once: shares of an evaluation",
+        "sampling.py",
+        "def share(num: int, rank: int, world_size: int) -> range:",
+        "def share(num: int, rank: int, world_size: int) -> range:\n    num = -(-num // world_size) * world_size",
+        "tests/test_sampling.py",
+    ),
+    Mutation(
+        "predictions come in the order of the input",
+        "predictions.py",
+        "for index in sorted([*good, *errors]):",
+        "for index in [*good, *errors]:",
+        "tests/test_predictions.py",
+    ),
+    Mutation(
+        "a resumed run goes on where it was",
+        "sampling.py",
+        "return epochs.processed, batches.processed if is_inside_epoch else 0",
+        "return epochs.processed, 0",
+        "tests/test_datamodules.py tests/test_interrupted.py",
+    ),
+    Mutation(
+        "a checkpoint is whole or absent",
+        "checkpoints.py",
+        'temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")',
+        "temporary = target",
+        "tests/test_checkpoints.py",
+    ),
+    Mutation(
+        "what is frozen does not move: batch norm",
+        "classifier.py",
+        "            module.eval()",
+        "            module.train()",
+        "tests/test_classifier.py -k frozen",
+    ),
+    Mutation(
+        "what is frozen does not move: weights",
+        "param_groups.py",
+        "parameter.requires_grad = False",
+        "parameter.requires_grad = True",
+        "tests/test_classifier.py tests/test_param_groups.py -k freeze",
+    ),
+    Mutation(
+        "a fit tests the best checkpoint",
+        "lightning_cli.py",
+        'ckpt_path=self.run.checkpoint("best"), verbose=False',
+        'ckpt_path=self.run.checkpoint("last"), verbose=False',
+        "tests/test_lightning_cli.py -k best",
+    ),
+    Mutation(
+        "no file is unpickled: checkpoints",
+        "safe_load.py",
+        "weights_only=True",
+        "weights_only=False",
+        "tests/test_checkpoints.py tests/test_trust.py",
+    ),
+    Mutation(
+        "no file is unpickled: weights",
+        "weights.py",
+        'content = torch.load(path, map_location="cpu", weights_only=True)',
+        'content = torch.load(path, map_location="cpu", weights_only=False)',
+        "tests/test_weights.py",
+    ),
+    Mutation(
+        "a checkpoint chooses no module to import",
+        "trust.py",
+        "    if not any(module == trusted or module.startswith",
+        "    if False and not any(module == trusted or module.startswith",
+        "tests/test_trust.py",
+    ),
+    Mutation(
+        "no update checks",
+        "__init__.py",
+        'os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"',
+        'os.environ["NO_ALBUMENTATIONS_UPDATE"] = "0"',
+        "tests/test_transforms.py tests/test_cli.py -k 'update or nothing_leaves or offline'",
+    ),
+    Mutation(
+        "a checkpoint says how pictures are prepared",
+        "lightning_cli.py",
+        '_PREPROCESSING = ("image_size", "resize")',
+        "_PREPROCESSING = ()",
+        "tests/test_cli.py -k 'predict or prepared or preprocessing'",
+    ),
+    Mutation(
+        "the head learns at ten times the rate",
+        "param_groups.py",
+        'multipliers["head"] = head_lr_multiplier',
+        'multipliers["head"] = 1.0',
+        "tests/test_param_groups.py",
+    ),
+    Mutation(
+        "a picture's split depends on its own name",
+        "splits.py",
+        r'text = f"{head}\0{len(stem)}\0{suffix}"',
+        r'text = f"{head}\0{len(bases)}\0{suffix}"',
+        "tests/test_splits.py",
+    ),
+    Mutation(
+        "test measures nothing that was trained on",
+        "seen.py",
+        "is_seen = np.isin(names, known.names[:most])",
+        "is_seen = np.zeros(len(names), bool)",
+        "tests/test_seen.py",
+    ),
+    Mutation(
+        "a run that fails ends: workers obey the main process",
+        "workers.py",
+        "if signum is not None and signum.si_pid == main.pid:",
+        "if False:",
+        "tests/test_workers.py",
+    ),
+]
+
+
+def caught(mutation: Mutation, folder: Path) -> bool:
+    """Return whether the tests fail in a copy of the checkout with this line made wrong."""
+    for name in _COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    path = folder / "finetune" / mutation.file
+    path.write_text(path.read_text("utf-8").replace(mutation.old, mutation.new), "utf-8")
+    command = f"{sys.executable} -m pytest -q -x -p no:cacheprovider --durations=0 {mutation.tests}"
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    if done.returncode not in (0, 1):  # none of the tests ran
+        print(done.stdout[-500:], file=sys.stderr)
+    return done.returncode == 1
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    chosen = [m for m in MUTATIONS if not words or any(word in m.promise for word in words)]
+    missed = 0
+    for mutation in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            is_caught = caught(mutation, Path(folder))
+        missed += not is_caught
+        print(f"{'caught' if is_caught else 'MISSED'}: {mutation.promise} ({mutation.file})", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} caught")
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()
