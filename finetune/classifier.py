@@ -50,8 +50,9 @@ class Classifier(pl.LightningModule):
             takes the statistics of the whole batch, over all devices.
         head_lr_multiplier: Learning rate of the head over that of the backbone.
         layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
-        decay_norm_and_bias: Whether weight decay touches biases, norms, layer scales and position embeddings too.
-        optimizer: A torch optimizer by class_path; LBFGS, Muon and SparseAdam can't train these networks.
+        decay_norm_and_bias: Whether weight decay touches biases, norms, layer scales, position
+            embeddings, class tokens and logit scales too.
+        optimizer: A torch optimizer by class_path.
         scheduler: Any torch learning rate scheduler by class_path; `total_steps`, where it takes that and it is not
             given, is the run's number of steps.
         scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.

@@ -2,8 +2,8 @@
 
 torch's own draw from a generator of the device, so that each device draws other numbers than one alone would. Here each
 picture of a batch has a key of its own for each layer, and numbers are counted out from it. A device then needs no more
-than its share of the batch, and nothing has to be saved for a resumed run. Masks are the same on CPUs and GPUs and in
-any float type, since they are drawn in whole numbers.
+than its share of the batch, and nothing has to be saved for a resumed run. Masks are drawn in whole numbers: the
+same in any float type and, as they should be, on any kind of device (not tried on GPUs yet).
 
 A key is the state of a SplitMix64 generator, and so is each number that it gives: pictures are counted out from the
 step's, layers from the picture's, values from the layer's. A picture that is in a batch twice has one mask.
@@ -141,7 +141,7 @@ def draw(layers: Sequence[_ByPicture], seed: int, step: int, pictures: Tensor) -
     Args:
         layers: What `by_picture` returned: their order is that of the numbers.
         seed: That of the run.
-        step: Training step, from 0, counted over epochs.
+        step: Batch, from 0, counted over epochs, also where several are gathered for a step.
         pictures: Indices (B,) in the training split, on the device that computes.
     """
     if not layers:
@@ -155,7 +155,7 @@ def draw(layers: Sequence[_ByPicture], seed: int, step: int, pictures: Tensor) -
 
 
 class Noise(pl.Callback):
-    """Lets a network draw by picture, and says where it draws otherwise: such noise depends on the device.
+    """Lets a network draw by picture, and says on several devices where it draws otherwise: that depends on them.
 
     Dropout inside attention does, functional dropout, and modules of other kinds. They move torch's generator, which is
     seeded here before each step, so that there is no state of it to save.

@@ -54,7 +54,7 @@ class PictureData(pl.LightningDataModule):
         cache_size: Make larger pictures of train and val smaller before all else, to this many pixels on their shorter
             side: they cost less to decode and to keep. Random crops then hold less detail; at 8/7 of image_size val
             stayed within 7 grey levels (mean absolute difference of a picture), at other sizes within 20.
-        on_bad_image: `error` ends the run at a picture that can't be decoded; `skip` leaves it out and lists it.
+        on_bad_image: `error` ends the run at a picture or folder that can't be read; `skip` leaves it out and lists it.
         class_names: The classes in order, if not sorted by name; every class folder must be one of them.
         predict: Picture, folder, glob or text file with a path on each line, for `finetune predict`.
     """

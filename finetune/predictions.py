@@ -32,7 +32,8 @@ _NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet"
 class PredictionWriter(pl.Callback):
     """Writes predictions as they come: each device its contiguous part of the list, rank 0 then joins the parts.
 
-    The parts are files beside the target. Where writing fails they stay, and the error names them.
+    The parts are files beside the target. Where writing fails, what this process wrote stays, and the
+    error names it.
 
     Args:
         run: The run; `predictions.csv` goes into its folder.

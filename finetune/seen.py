@@ -1,7 +1,7 @@
 """Which pictures a checkpoint has seen in training, kept in it, so that none of them is measured as if it were new.
 
-Not noticed: a copy in another folder or under another name (only while the original is gone is its size a hint), and
-what the weights that training began with had seen.
+Not noticed: a copy of single pictures in another folder or under another name (only while the original is gone is its
+size a hint), and what the weights that training began with had seen.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Seen:
     """Pictures by name and size, those of training first: 12 bytes each, so 12 MB of a checkpoint for a million.
 
     Attributes:
-        names: `hashes` of what they are called beneath the folder of their split, (N,) uint64.
+        names: `hashes` of their names (`Split.names`), (N,) uint64.
         sizes: Bytes of each file modulo 2**31, (N,) int32; 0 where it is no file.
         num_train: The first so many were trained on; on the others training was validated.
     """

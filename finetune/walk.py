@@ -33,7 +33,7 @@ class Beside:
     loose: Counter[str] = field(default_factory=Counter)
 
     def tell(self, root: str | Path) -> None:
-        """Say in a line what was left out, in order of number."""
+        """Say what was left out, a line for each kind, the most frequent first."""
         for text in self.unread:
             log.warning("left out %s", text)
         if self.suffixes:
