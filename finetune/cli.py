@@ -76,9 +76,6 @@ def main(args: Sequence[str] | None = None) -> None:
             code = 0  # started by Lightning, which would kill the first process for it
     finally:
         _leave_process_group()
-        if is_own:
-            gc.collect()
-            gc.freeze()  # what is left: Python's exit would look through all modules again and again, 2 s of a core
     sys.exit(code)
 
 

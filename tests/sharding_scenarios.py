@@ -46,7 +46,7 @@ def model_of(data: ImageFolderData, build: Callable, **options: Any) -> Classifi
         return Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options}).double()
 
 
-def fit(mesh: Any, data: ImageFolderData, model: Classifier, max_steps: int = 20, ckpt: Path | None = None) -> Any:
+def fit(mesh: Any, data: ImageFolderData, model: Classifier, max_steps: int = 10, ckpt: Path | None = None) -> Any:
     fitting = trainer(max_steps=max_steps, max_epochs=-1, limit_val_batches=0, **strategy(mesh))
     fitting.fit(model, datamodule=data, ckpt_path=ckpt)
     return fitting
@@ -62,7 +62,7 @@ def weights_after(mesh: Any, data: ImageFolderData, build: Callable, **options: 
 
 
 def head_and_checkpoint(mesh: Any, data: Callable[[], ImageFolderData], path: Path) -> dict[str, Any]:
-    """Train 5 steps and write a checkpoint, and go on from it in a new trainer to 20; what each device holds."""
+    """Train 5 steps and write a checkpoint, and go on from it in a new trainer to 10; what each device holds."""
     model = model_of(data(), small_network)
     fit(mesh, data(), model, max_steps=5).save_checkpoint(path)
     at_checkpoint = full_state(model.network)
