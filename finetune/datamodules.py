@@ -39,9 +39,10 @@ class ImageFolderData(PictureData):
             self.fingerprint = self.seen.fingerprint(found["train"].labels)
 
     def take_whole(self, split: str) -> None:
-        if split in self.splits and self.splits[split].origin == SET_APART:
-            files = scan(Path(self.root or ""), self.class_names, self.on_bad_image == "skip", is_told=False)[1]
-            self.splits = {split: self._split(split, files["all"], "all")} if "all" in files else {}
+        if split in self.splits and self.splits[split].origin != SET_APART:
+            return
+        files = scan(Path(self.root or ""), self.class_names, self.on_bad_image == "skip", is_told=False)[1]
+        self.splits = {split: self._split(split, files["all"], "all")} if "all" in files else {}
 
     def _split(self, split: str, files: Files, origin: str) -> Split:
         read = FileReader(files.paths, self.cache_size if split != "test" else None)

@@ -168,7 +168,8 @@ class Noise(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
         step = trainer.fit_loop.epoch_loop.total_batch_idx  # not global_step, which waits for accumulated batches
         torch.manual_seed(step_seed(run_seed(), step, batch_share(trainer)[0]))
-        draw(self._layers, run_seed(), step, batch["index"])
+        if "index" in batch:  # a loader of somebody else's doesn't say which pictures these are: torch then draws
+            draw(self._layers, run_seed(), step, batch["index"])
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         if not self._is_checked and _has_drawn(trainer.strategy.root_device) and trainer.is_global_zero:

@@ -90,7 +90,7 @@ def scan(
         if len(class_names) == 1:
             raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two")
     beside = Beside(skip)
-    files = {split: _files(folder, class_names, split, beside) for split, folder in split_dirs.items()}
+    files = {split: _files(folder, class_names, split, beside, is_told) for split, folder in split_dirs.items()}
     if is_told:
         beside.tell(root)
     return list(class_names), files
@@ -144,7 +144,7 @@ def _split_folders(root: Path) -> dict[str, Path]:
     """Return the folder of each split, none where `root` holds class folders alone."""
     folders = _folders(root)
     named = [folder for folder in folders if folder.name.lower() in _SPLIT_NAMES]
-    classes = [folder.name for folder in folders if folder not in named and num_loose(folder)] if named else []
+    classes = [folder.name for folder in folders if folder not in named and _is_class(folder)] if named else []
     split_named = [folder for folder in named if _folders(folder)]
     if classes and not split_named:
         return {}
@@ -163,7 +163,14 @@ def _split_folders(root: Path) -> dict[str, Path]:
     return found
 
 
-def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside) -> Files:
+def _is_class(folder: Path) -> bool:
+    try:
+        return num_loose(folder) > 0
+    except OSError:  # one that can't be read, as the `lost+found` of a disk
+        return False
+
+
+def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside, is_told: bool) -> Files:
     unknown = [entry.name for entry in _folders(folder) if entry.name not in class_names]
     if unknown:
         lower = {name.lower(): name for name in class_names}
@@ -187,7 +194,7 @@ def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside)
         raise ValueError(
             f"{folder} has no pictures of {_classes(empty)}; supported are {' '.join(sorted(IMAGE_SUFFIXES))}"
         )
-    if empty:
+    if empty and is_told:
         log.warning("%s has no pictures of %s: its results say nothing about it", folder, _classes(empty))
     return Files(PathList(paths), np.array(labels, np.int64), str(folder))
 

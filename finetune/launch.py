@@ -31,6 +31,8 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
         launcher, total = "srun", int(os.environ["SLURM_STEP_NUM_TASKS"])
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
         here = total / nodes
+        if total == 1 and not SLURMEnvironment.detect():
+            return devices, num_nodes  # a shell that srun began: what is started there is for Lightning to start
         if total > 1 and not SLURMEnvironment.detect():
             name = os.environ.get("SLURM_JOB_NAME")
             raise ValueError(

@@ -72,24 +72,26 @@ def _network(model: "Classifier", ckpt_path: object) -> str:
     total, learning = sum(num for num, _ in numbers), sum(num for num, learns in numbers if learns)
     frozen = [] if given["freeze"] is None else [f"all up to {given['freeze']}"]
     frozen += ["batch norm's statistics"] if given["freeze_batch_norm"] else []
+    weights = "random weights" if model.weights is None else f"weights {model.weights}"
+    weights = f"weights of {ckpt_path}" if ckpt_path else weights
+    text = (
+        f"network: {model.backbone}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
+        f"frozen: {' and '.join(frozen) or 'nothing'}; "
+    )
+    if ckpt_path:
+        return f"{text}rates of the checkpoint"
     groups = param_groups(model.network, model.head_lr_multiplier, model.layer_decay, model.decay_norm_and_bias)
     optimizer = model.optimizer(groups)  # as in training; this one is thrown away
     scale_learning_rates(optimizer)
     rates = {group["name"].removesuffix("_no_decay"): f"{group['lr']:.3g}" for group in optimizer.param_groups}
     if len(rates) > 3:  # one for each stage: that of the stem, of the last stage and of the head
         rates = {name: rates[name] for name in [*list(rates)[:1], *list(rates)[-2:]]}
-    weights = "random weights" if model.weights is None else f"weights {model.weights}"
-    weights = f"weights of {ckpt_path}" if ckpt_path else weights
-    return (
-        f"network: {model.backbone}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
-        f"frozen: {' and '.join(frozen) or 'nothing'}; {type(optimizer).__name__} at "
-        + ", ".join(f"{rate} ({name})" for name, rate in rates.items())
-    )
+    return f"{text}{type(optimizer).__name__} at " + ", ".join(f"{rate} ({name})" for name, rate in rates.items())
 
 
 def _machine(trainer: pl.Trainer, data: "PictureData") -> str:
     kind, num = trainer.strategy.root_device.type, trainer.num_devices * trainer.num_nodes
-    kind = torch.cuda.get_device_name() if kind == "cuda" else kind
+    kind = torch.cuda.get_device_name(trainer.strategy.root_device) if kind == "cuda" else kind
     num_batches, limit = math.ceil(len(data.splits["train"].labels) / data.batch_size), trainer.limit_train_batches
     if limit is not None:
         num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)

@@ -6,8 +6,10 @@ import inspect
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 
@@ -134,3 +136,10 @@ def last_value(args: Sequence[str], name: str) -> str | None:
         elif argument == name and i + 1 < len(args):
             value = args[i + 1]
     return value
+
+
+def settings_in(value: str) -> dict[str, Any]:
+    """Return what a file, or the text itself, holds; nothing where that is no table."""
+    is_text = value.lstrip().startswith("{")  # too long for a name, perhaps
+    content = yaml.safe_load(Path(value).read_text("utf-8") if not is_text and Path(value).is_file() else value)
+    return content if isinstance(content, dict) else {}

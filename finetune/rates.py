@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from finetune.messages import WrongUsage
+from finetune.parsing import settings_in
 from finetune.signals import is_first_process
 
 log = logging.getLogger(__name__)
@@ -69,11 +69,12 @@ def _said(arguments: Sequence[str]) -> Iterator[tuple[bool, dict[str, Any]]]:
         flag, has_value, value = argument.partition("=")
         value = value if has_value else following
         if flag == "--config":
-            said: Any = (_read(value).get("model") or {}).get("optimizer")
+            model = settings_in(value).get("model") or {}
+            said: Any = (settings_in(model) if isinstance(model, str) else model).get("optimizer")
         elif flag == "--model":
-            said = _read(value).get("optimizer")
+            said = settings_in(value).get("optimizer")
         elif flag == "--model.optimizer":
-            said = _read(value) or value
+            said = settings_in(value) or value
         elif flag in ("--model.optimizer.class_path", "--model.optimizer.init_args"):
             said = {flag.rpartition(".")[2]: yaml.safe_load(value)}
         elif flag in ("--model.optimizer.lr", "--model.optimizer.init_args.lr"):
@@ -82,9 +83,3 @@ def _said(arguments: Sequence[str]) -> Iterator[tuple[bool, dict[str, Any]]]:
             continue
         if said:
             yield flag != "--config", {"class_path": said} if isinstance(said, str) else said
-
-
-def _read(value: str) -> dict[str, Any]:
-    """Return what a file, or the text itself, holds; nothing where that is no table."""
-    content = yaml.safe_load(Path(value).read_text("utf-8") if Path(value).is_file() else value)
-    return content if isinstance(content, dict) else {}

@@ -74,22 +74,43 @@ def as_lightning_wants(scheduler: LRScheduler, interval: str) -> dict[str, Any]:
 
 
 class StepOnPlateau(pl.Callback):
-    """Steps ReduceLROnPlateau with val/loss after the validation that ends an epoch, before checkpoints are written.
+    """Steps ReduceLROnPlateau with the newest val/loss once an epoch that validates, before checkpoints are written.
 
-    Lightning steps it after them, so that a resumed run would have another rate, and in an epoch that was gone on with
-    not at all.
+    That is after the validation that ends an epoch, and where none does, at the epoch's end. Lightning steps it after
+    them, so that a resumed run would have another rate, and in an epoch that was gone on with not at all.
     """
 
+    def __init__(self) -> None:
+        self._is_due = False  # since a validation inside the epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"is_due": self._is_due}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._is_due = state_dict["is_due"]
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        is_validated = "val" in trainer.datamodule.splits and trainer.limit_val_batches  # type: ignore[attr-defined]
-        if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs) and not is_validated:
+        if not any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+            return
+        splits = getattr(trainer.datamodule, "splits", ("val",))  # type: ignore[attr-defined]
+        if "val" not in splits or not trainer.limit_val_batches:
             raise ValueError("ReduceLROnPlateau watches val/loss, and nothing is validated: see --data.val_fraction")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
+        self._is_due = True
+        if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+            self._step(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._is_due:
+            self._step(trainer)
+
+    def _step(self, trainer: pl.Trainer) -> None:
+        self._is_due = False
         for config in trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau and trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+            if config.reduce_on_plateau:
                 config.scheduler.step(float(trainer.callback_metrics["val/loss"]))  # type: ignore[arg-type]
 
 

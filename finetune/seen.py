@@ -92,9 +92,9 @@ def hold_against(checkpoint: Mapping[str, Any], trainer: "pl.Trainer") -> None:
     command, is_told = trainer.state.fn, trainer.is_global_zero
     split = "val" if command == "validate" else "test" if command == "test" else None
     if command == "fit":
-        if not known:
+        if not known and is_told:
             log.warning("the checkpoint, of an older version, does not say what it was trained on: not checked")
-        elif checkpoint["finetune"]["data_fingerprint"] != data.fingerprint:
+        elif known and is_told and checkpoint["finetune"]["data_fingerprint"] != data.fingerprint:
             log.warning("the training pictures are not those that this run began with: it will end differently")
         if known and data.seen:
             data.seen = _joined(data.seen, unpacked(known))
@@ -175,7 +175,8 @@ def _read(read: Any, indices: np.ndarray, index: int) -> np.ndarray:
 
 def _joined(now: Seen, before: Seen) -> Seen:
     """Return what either has seen."""
-    if np.isin(before.names, now.names).all():
+    learned, learns = before.names[: before.num_train], now.names[: now.num_train]
+    if np.isin(before.names, now.names).all() and np.isin(learned, learns).all():
         return now
 
     def both(part: Callable[[Seen], slice]) -> tuple[np.ndarray, np.ndarray]:

@@ -6,12 +6,14 @@ which; the user may, by naming the module on the command line.
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentParser
 
 from finetune.classifier import Classifier
-from finetune.parsing import last_value
+from finetune.parsing import last_value, settings_in
 
 _FLAG = "--trust_modules"
 _DATA_MODULES = ("finetune", "finetune.datamodules")
@@ -50,7 +52,8 @@ def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[st
         ValueError: It names a module that is neither ours nor the user's.
     """
     settings = _plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
-    own = last_value(args, "--data.class_path") or last_value(args, "--data") or ""
+    text = last_value(args, "--data") or ""  # a class, or a file or text with one
+    own = last_value(args, "--data.class_path") or (settings_in(text) or {"class_path": text}).get("class_path", "")
     modules = [name for name in [*(last_value(args, _FLAG) or "").split(","), _module(own)] if name]
     class_path = checkpoint["finetune"].get("data_class")
     if _module(class_path) not in _DATA_MODULES:
@@ -74,7 +77,11 @@ def _module(class_path: Any) -> str:
 
 
 def _class_paths(value: Any) -> Iterator[Any]:
-    """Yield every class path in nested values."""
+    """Yield every class path in nested values, and in text that a parser would take for such."""
+    if isinstance(value, str):
+        with suppress(yaml.YAMLError):
+            parsed = yaml.safe_load(value)
+            value = parsed if isinstance(parsed, (dict, list)) else None
     if isinstance(value, dict):
         if "class_path" in value:
             yield value["class_path"]

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from conftest import QUICK, draw_colours
 from torch import nn
+from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as reference
 
 from finetune import Classifier, ImageFolderData, sharding
@@ -290,3 +291,14 @@ def test_a_last_batch_of_bad_pictures_alone_is_no_divergence(tmp_path, cli, monk
     monkeypatch.setattr("finetune.classifier.zero_loss", lambda model: zero(model) * math.nan)
     with pytest.raises(ValueError, match="training has diverged"):  # the control
         cli(*fit)
+
+
+def test_it_trains_with_a_plain_trainer_on_somebody_elses_batches():
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (6, 3, 28, 28), dtype=torch.uint8, generator=generator)
+    batches = [{"image": pixels, "label": torch.tensor([0, 1, 2, 0, 1, 2])}] * 2
+    model = Classifier(["a", "b", "c"], **SMALL)
+    before = copy(model.network)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    pl.Trainer(max_epochs=1, **options).fit(model, DataLoader(batches, batch_size=None))
+    assert moved(model, before)

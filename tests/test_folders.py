@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from finetune import folders
 from finetune.folders import Files, find_pictures, scan
 from finetune.pictures import PathList
 
@@ -240,3 +241,16 @@ def test_taken_pictures_keep_their_order_and_label():
     files = Files(PathList(f"{i}.png" for i in range(6)), np.array([0, 0, 1, 1, 2, 2]))
     taken = files.take(np.array([4, 0, 3]))
     assert list(taken.paths) == ["0.png", "3.png", "4.png"] and taken.labels.tolist() == [0, 1, 2]
+
+
+def test_a_folder_beside_the_splits_that_can_not_be_read_is_none_of_the_data(tmp_path, monkeypatch):
+    make(tmp_path, *TRAIN, "lost+found/1.png")
+    listed = folders.num_loose
+
+    def forbidden(folder):
+        if folder.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(folders, "num_loose", forbidden)
+    assert scan(tmp_path)[0] == ["cat", "dog"]

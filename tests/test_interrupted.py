@@ -50,6 +50,7 @@ POINTS = [
     (("on_train_epoch_start", 5), ("--trainer.check_val_every_n_epoch", "2")),
     (("on_train_epoch_start", 5), PLATEAU),
     (("on_train_batch_end", 7), PLATEAU),
+    (("on_train_batch_end", 8), (*PLATEAU, *OFTEN_VALIDATED)),  # no validation ends an epoch of 5 batches
     (("on_train_batch_end", 2), SCHEDULED),
     (("on_train_batch_end", 7), AVERAGED),
     (("on_train_epoch_start", 20), AVERAGED),  # only the pass for batch norm is left
@@ -212,3 +213,11 @@ def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
     with pytest.raises(ValueError, match="needs batch norm, which lenet has not"):
         trained(cli, colours, tmp_path, None, *AVERAGED, "--model.backbone", "lenet")
     assert not (tmp_path / "fit").exists()
+
+
+@pytest.mark.parametrize("extra", [(), OFTEN_VALIDATED])
+def test_a_plateau_is_noticed_once_an_epoch_wherever_validation_falls(whole, extra):
+    (checkpoint, _), _ = last(whole(*PLATEAU, *extra)[0]), None
+    (scheduler,) = checkpoint["lr_schedulers"]
+    assert scheduler["last_epoch"] == 3
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] < 0.005

@@ -77,3 +77,9 @@ def test_torchrun_alone_makes_one_run_of_two_processes(colours, tmp_path: Path):
     assert result.stdout.count("run in") == 1
     (run,) = (tmp_path / "runs/fit").iterdir()
     assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 4  # of 54 pictures by 16
+
+
+def test_a_shell_that_srun_began_starts_what_it_likes(monkeypatch):
+    by_srun(monkeypatch, 1, 1, name="bash")
+    assert num_processes(2, 1, []) == (2, 1)
+    assert num_processes("auto", 1, []) == ("auto", 1)

@@ -100,3 +100,8 @@ def test_predict_says_how_many(colours, cli, tmp_path, caplog):
     trainer.save_checkpoint(tmp_path / "some.ckpt")
     cli("predict", "--ckpt_path", "some.ckpt", "--data.predict", Path(colours, "test"), "--trainer.accelerator", "cpu")
     assert "predicting 30 pictures" in [record.getMessage() for record in caplog.records]
+
+
+def test_a_run_that_goes_on_has_the_rates_of_its_checkpoint(colours, caplog):
+    model = Classifier(data(colours).class_names, **SMALL, optimizer=lambda params: 1 / 0)  # none is made
+    assert overview._network(model, "last.ckpt").endswith("rates of the checkpoint")

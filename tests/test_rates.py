@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from test_configs import ParseOnly
 
+from finetune import rates
 from finetune.messages import WrongUsage
 from finetune.rates import USUAL
 
@@ -83,3 +84,15 @@ def test_where_no_rate_is_usual_it_is_asked_for(optimizer):
 def test_what_else_the_config_says_is_kept(optimizer):
     parsed, _ = optimizer(*HOTDOG, "--model.optimizer", "AdamW")
     assert parsed.init_args.weight_decay == 2e-3
+
+
+@pytest.mark.parametrize("arguments", [["--config", "nested.yaml"], ["--model.optimizer", "LONG"]])
+def test_files_within_files_and_long_texts_are_read(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    Path("nested.yaml").write_text("model: model.yaml\n")
+    Path("model.yaml").write_text("optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.5}}\n")
+    text = '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.5, "eps": 1.0%s}}' % ("0" * 300)
+    assert rates._rate_is_for([text if argument == "LONG" else argument for argument in arguments]) in (
+        "Adam",
+        rates._COMMAND_LINE,
+    )

@@ -275,3 +275,18 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
         cli(*test, "--data.split_seed", 5)
     cli(*test, "--data.root", colours / "test")
     assert re.search(r"30 test pictures of .*/test \(all\)", caplog.text)
+
+
+def test_other_parts_of_the_same_pictures_do_not_make_what_was_learned_new(tmp_path):
+    before, now = data(plain(tmp_path / "a")), data(tmp_path / "a", split_seed=2)
+    learned = {os.path.relpath(path, tmp_path / "a") for path in before.splits["train"].paths}
+    assert learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))  # the control
+    held(checkpoint_of(before), now, "fit")  # goes on from it
+    assert not learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_another_folder_is_measured_whole_also_where_nothing_was_set_apart(tmp_path, command):
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a"), val_fraction=0.0, test_fraction=0.0))
+    other = data(plain(tmp_path / "b", num=9, size=50), val_fraction=0.0, test_fraction=0.0)
+    assert len(held(checkpoint, other, command)) == 18

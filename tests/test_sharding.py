@@ -5,13 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import QUICK
 from processes import launch
-from sharding_scenarios import NUM_EVALUATED
+from sharding_scenarios import NUM_EVALUATED, ON_THREE
 from test_ddp import distance, draw_scenarios, load
 
 from finetune import Classifier
@@ -28,15 +29,18 @@ def results(tmp_path_factory) -> dict[int, Path]:
     return {k: launch("sharding_scenarios.py", root / f"world{k}", k, data) for k in (1, 2, 3)}
 
 
-# float64: rounding over 10 steps, far below any mistake. Over 20 it grows to 3e-8 where batch norm trains, and to 2e-9
-# where a probe's weights are as large as 40.
+# float64: rounding over 10 steps, far below any mistake. Two kinds of network blow it up, batch norm that trains on few
+# pictures, and a probe, whose head is known to 1e-10 and has weights as large as 40: 1.0e-10 and 5.8e-10 were seen. Over
+# 20 steps it would be 3e-8 and 2e-9.
+TOLERANCES = {"bad_batches": 1e-9, "batch_norm_uneven": 1e-9, "probe": 5e-9}
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mesh", [*MESHES, "(3, 1)", "(1, 3)"])
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(("scenario", "mesh"), [*product(SCENARIOS, MESHES), *product(ON_THREE, ["(3, 1)", "(1, 3)"])])
 def test_weights_are_those_of_one_device(results, scenario, mesh):
     alone, world_size = load(results[1], f"{scenario}_None"), max(map(int, re.findall(r"\d", mesh)))
     for rank in range(world_size):
-        assert distance(alone, load(results[world_size], f"{scenario}_{mesh}", rank)) <= 1e-10
+        assert distance(alone, load(results[world_size], f"{scenario}_{mesh}", rank)) <= TOLERANCES.get(scenario, 1e-10)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -126,7 +130,9 @@ def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, me
     assert all(told.startswith(("pictures: ", "network: ", "training: ")) for told in before), done.stderr
 
 
-def test_lightnings_own_strategy_is_refused_for_ours(cli, colours):
+def test_lightnings_own_strategy_is_refused_for_ours(cli, colours, capsys):
     strategy = "pytorch_lightning.strategies.ModelParallelStrategy"
-    with pytest.raises(ValueError, match=r"take model_parallel or finetune\.sharding\.MeshStrategy"):
+    with pytest.raises(SystemExit) as caught:
         cli("fit", "--data.root", colours, *QUICK, "--trainer.strategy.class_path", strategy)
+    assert caught.value.code == 2
+    assert "take model_parallel or finetune.sharding.MeshStrategy" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from conftest import QUICK, draw_colours
 
 from finetune import Classifier
 from finetune.lightning_cli import run_lightning
+from finetune.trust import data_settings
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,14 @@ HOSTILE: dict[str, tuple[str | None, dict[str, Any]]] = {
     "transform inside another": (
         "datamodule_hyper_parameters",
         {"augmentations": [{"class_path": "OneOf", "init_args": {"transforms": [TRANSFORM]}}]},
+    ),
+    "transform in text, which a parser reads": (
+        "datamodule_hyper_parameters",
+        {"augmentations": '[{"class_path": "hostile.Transform"}]'},
+    ),
+    "transform in text in a list": (
+        "datamodule_hyper_parameters",
+        {"augmentations": ['{"class_path": "hostile.Transform"}']},
     ),
     "another argument of the data": ("datamodule_hyper_parameters", {"root": {"class_path": "hostile.Data"}}),
     "optimizer": ("hyper_parameters", {"optimizer": OBJECT}),
@@ -154,3 +163,15 @@ def test_what_the_user_names_is_imported(fitted, tmp_path, monkeypatch, has_run)
         assert has_run()  # also the control of all tests above: the module does leave its file
     with pytest.raises(ValueError, match="--trust_modules hostile lets it"):
         predict(tmp_path / "own.ckpt", fitted, "--trust_modules", "hosti,other")
+
+
+def test_a_class_path_on_the_command_line_is_the_users_own_however_it_is_given(fitted, tmp_path):
+    path = altered(fitted, tmp_path / "own.ckpt", "finetune", {"data_class": "mine.Data"})
+    checkpoint = torch.load(path, weights_only=True)
+    (tmp_path / "data.yaml").write_text("class_path: mine.Data\n")
+    (tmp_path / "other.yaml").write_text("init_args: {batch_size: 4}\n")
+    for given in ("mine.Data", '{"class_path": "mine.Data"}', str(tmp_path / "data.yaml")):
+        assert data_settings(checkpoint, ["--data", given])["class_path"] == "mine.Data"
+    for given in ("yours.Data", str(tmp_path / "other.yaml")):
+        with pytest.raises(ValueError, match="would import mine"):
+            data_settings(checkpoint, ["--data", given])
