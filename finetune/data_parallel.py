@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from finetune.messages import WrongUsage
+
 # Shapes: B pictures in a batch, N in a split, 10 classes.
 
 
@@ -157,7 +159,7 @@ def train(
     from finetune.sampling import train_order
 
     if num_epochs < 1 or batch_size < 1 or seed < 0 or not 0 < lr < math.inf:
-        raise ValueError(
+        raise WrongUsage(
             "epochs and batch_size must be at least 1, lr above 0 and seed not negative, "
             f"got epochs {num_epochs}, batch_size {batch_size}, lr {lr} and seed {seed}"
         )

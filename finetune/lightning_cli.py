@@ -205,6 +205,7 @@ class FinetuneCLI(LightningCLI):
             if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
                 self.run.choose()  # its processes get a copy of the run, the parent keeps the original
         overview.tell(self.trainer, self.model, self.datamodule, ckpt_path)
+        self.datamodule.is_fitted = True  # said here: processes that are spawned have a copy
         self.trainer.ckpt_path = ckpt_path  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
         self.trainer.fit(**kwargs)
         self.trainer.ckpt_path = None

@@ -61,7 +61,7 @@ SCENARIOS = [
     ("balanced", 1e-10),
     ("frozen_backbone", 1e-10),
     ("activations", 1e-10),
-    ("probe", 1e-10),
+    ("probe", 5e-9),  # its head is known to 1e-10 and has weights as large as 40: 1.6e-9 was seen
 ]
 
 
