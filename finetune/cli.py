@@ -164,7 +164,7 @@ def _one_line(error: BaseException) -> str | None:
         if re.search("DataLoader worker .*(killed by signal|exited unexpectedly)", str(others)):
             break
         others = others.__cause__ or others.__context__
-    if others is not None:
+    if others is not None or isinstance(error, ConnectionResetError):  # while it handed over a batch
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
     if isinstance(error, MemoryError) or "ArrayMemoryError" in text or "DefaultCPUAllocator" in text:
         return "out of memory: a smaller --data.batch_size or fewer --data.num_workers may help"

@@ -52,6 +52,7 @@ AXES = {
 STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 SPLITS = {"decode": "train", "train": "train", "validate": "val", "test": "test", "predict": "test"}
 LINES = re.compile(  # what a run may say
+    r"|(pictures|network|training): .*|predicting \d.*|test has \d+ pictures only: .*"
     r"|epoch \d.*|decoded \d.*|the pictures of .* are decoded anew .*|finetune: error: .*|stopp(ed by|ing after) .*"
     r"|(test|run in|predictions)\b.*|\d+ pictures.*"
 )
