@@ -31,7 +31,7 @@ def launch(script: str, out: Path, world_size: int, data: Path | str = "") -> Pa
         with open(out / f"log{rank}", "w") as log:
             processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
     try:
-        codes = [process.wait(timeout=240) for process in processes]
+        codes = [process.wait(timeout=800) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -65,7 +65,7 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("scenario", "tolerance"), SCENARIOS)
 def test_weights_are_the_same_on_any_number_of_processes(results, scenario, tolerance):
     alone = load(results[1], scenario)

@@ -35,7 +35,7 @@ def results(tmp_path_factory) -> dict[int, Path]:
 TOLERANCES = {"bad_batches": 1e-9, "batch_norm_uneven": 1e-9, "probe": 5e-9}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("scenario", "mesh"), [*product(SCENARIOS, MESHES), *product(ON_THREE, ["(3, 1)", "(1, 3)"])])
 def test_weights_are_those_of_one_device(results, scenario, mesh):
     alone, world_size = load(results[1], f"{scenario}_None"), max(map(int, re.findall(r"\d", mesh)))
