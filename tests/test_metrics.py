@@ -213,7 +213,8 @@ def measured_without_float64() -> dict[str, torch.Tensor]:
             restore_sums(metric, global_sums(metric), is_first=True)
             metric.reset()
             metric.update(*update)
-            metric.compute()
+            if isinstance(metric, CalibrationError):  # the other's weight, of a stand-in, is 0
+                metric.compute()
         sums = model.train_loss, model.val_metrics.loss, model.val_metrics.metrics["calibration_error"]
         states = {name: getattr(metric, name) for metric in sums for name in metric._defaults}
         model._trainer = SimpleNamespace(strategy=None)

@@ -15,7 +15,7 @@ Screen = tuple[int, int]  # where is read, where is written
 
 def code_of(act: Callable[[], int], screen: Screen, closes: bool = False, outlives: bool = True) -> tuple[int, bytes]:
     """Return how a process ends that writes to a screen, which it `closes` itself before, and what is read there."""
-    reader, writer = screen
+    (reader, writer), (waits, lets) = screen, os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 99
@@ -28,14 +28,21 @@ def code_of(act: Callable[[], int], screen: Screen, closes: bool = False, outliv
                 outlive_terminal()
             if closes:
                 os.close(reader)
+            os.close(lets)
+            os.read(waits, 1)  # until the other process has closed it too
             code = act()
         except OSError as error:
             code = error.errno
         finally:
             os._exit(code)
     os.close(writer)
+    if closes:
+        os.close(reader)
+    os.close(lets)
+    os.close(waits)
     read = b"" if closes else os.read(reader, 1000)
-    os.close(reader)
+    if not closes:
+        os.close(reader)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read
 
 

@@ -125,6 +125,7 @@ def test_workers_end_with_a_main_process_that_is_killed():
     assert has_ended(ours)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's news that it was killed
 @pytest.mark.parametrize("kind", [Loader, DataLoader])
 def test_a_worker_obeys_from_its_first_moment(kind, monkeypatch):
     """It is forked with the handlers of the main process, which may swallow the one SIGTERM."""
