@@ -32,11 +32,10 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/recipes.json"
 SEEDS = range(3)
 SIZES = (128, 224)
-BF16 = "--trainer.precision bf16-mixed"
 # A recipe computed in other ways: its config and options.
 ARITHMETIC = {
     "image_folder_float32": ("image_folder", "--trainer.precision 32-true"),
-    "image_folder_compiled": ("image_folder", f"{BF16} --model.compile true"),
+    "image_folder_compiled": ("image_folder", "--model.compile true"),
 }
 
 
@@ -52,7 +51,7 @@ class Recipe:
         """Return the command's arguments after the data and the weights."""
         if self.name.startswith("plain_"):
             return f"--recipe {self.name.removeprefix('plain_')} --image_size {self.image_size} --seed {seed}".split()
-        config, options = ARITHMETIC.get(self.name, (self.name, BF16))
+        config, options = ARITHMETIC.get(self.name, (self.name, ""))
         return (
             f"fit --config {config}.yaml --data.image_size {self.image_size} --seed_everything {seed} {options} "
             "--test_after_fit true"
@@ -117,6 +116,7 @@ def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
             run = next(Path(folder).glob("fit/version_0"))
             test = json.loads((run / "test.json").read_text("utf-8"))
             result = {name: round(test[f"test/{name}"], 5) for name in ("accuracy", "calibration_error", "loss")}
+            result["precision"] = yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["precision"]
             right = predicted_right(program[0], run / "checkpoints/best.ckpt", f"{root}/test", f"{folder}/rows.csv")
     return {
         "name": recipe.name,
@@ -218,6 +218,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of recipes; all without it")
     parser.add_argument("--image_size", type=int, help="only this size")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument("--untimed", action="store_true", help="leave the seconds out: the machine has other work")
     parser.add_argument("--paired", nargs=2, metavar="NAME", help="hold two recipes against each other; run nothing")
     parser.add_argument("--document", action="store_true", help="run nothing")
     args = parser.parse_args()
@@ -242,6 +243,8 @@ def main() -> None:
                 has_failed = True
                 print(f"{recipe.name}, seed {seed}: exit code {error.returncode}", file=sys.stderr)
                 continue
+            if args.untimed:
+                del record["seconds"]
             # What an earlier version of the recipe gave is replaced.
             save(RECORDS, [r for r in load(RECORDS) if key(r) != key(record)] + [record])
             print(json.dumps(record), flush=True)
