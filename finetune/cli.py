@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from finetune import __version__
 from finetune.ranks import end_with_first_process
 from finetune.terminal import let_go, outlive_terminal
+from finetune.unraised import take_unraisable
 
 # command: (module and function that does it, what `--help` says)
 LIGHTNING = {
@@ -46,6 +47,7 @@ def main(args: Sequence[str] | None = None) -> None:
     before = {signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum)) for signum in signums}
     if is_own:
         outlive_terminal()
+        take_unraisable()
         end_with_first_process()
     try:
         try:

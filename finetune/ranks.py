@@ -33,13 +33,17 @@ def _end_with(pid: int) -> None:
 
 def take_over(trainer: "pl.Trainer") -> None:
     """Let this package alone decide when a trainer's processes end."""
-    from pytorch_lightning.strategies.launchers import subprocess_script
+    from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher, subprocess_script
+
+    from finetune import spawned
 
     launcher, environment = trainer.strategy.launcher, trainer._accelerator_connector.cluster_environment
     if isinstance(launcher, subprocess_script._SubprocessScriptLauncher):
         if not launcher.cluster_environment.creates_processes_externally:
             os.environ[_FIRST] = str(os.getpid())
         subprocess_script._launch_process_observer = _observe  # type: ignore[assignment]
+    elif isinstance(launcher, _MultiProcessingLauncher):
+        spawned.take_over(launcher)
     if not getattr(environment, "auto_requeue", False):
         # Lightning's handlers would stand until training begins. On several devices that of SIGTERM waits for all.
         trainer._signal_connector.register_signal_handlers = bool  # type: ignore  # does nothing

@@ -46,7 +46,7 @@ AXES = {
     "failure": [*SIGNALS, "truncated", "exception", "memory", "idle_killed", "busy_killed", "main_killed"],
     "phase": ["decode", "train", "validate", "test", "predict"],
     "workers": ["0", "1", "3"],
-    "processes": ["one", "lightning", "torchrun"],
+    "processes": ["one", "lightning", "torchrun", "forked"],
     "screen": ["file", "terminal"],
 }
 STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
@@ -228,6 +228,7 @@ class Run:
         s = self.scenario
         data = out / (f"truncated_{SPLITS[s.phase]}" if s.failure == "truncated" else "data")
         given = [*BASE, "--data.num_workers", s.workers, "--trainer.devices", 1 if s.processes == "one" else 2]
+        given += ["--trainer.strategy", "ddp_fork"] * (s.processes == "forked")
         if s.phase == "predict":
             given = ["predict", "--ckpt_path", out / "best.ckpt", "--data.predict", data / "test", *given]
         else:

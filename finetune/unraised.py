@@ -1,0 +1,23 @@
+"""What is raised where Python can't raise it, as while it collects garbage: a stop is not lost there, a worker no news.
+
+The handlers of signals run wherever the main thread is. In a `__del__` Python prints what they raise, and goes on.
+"""
+
+import os
+import sys
+import threading
+from typing import Any
+
+
+def take_unraisable() -> None:
+    """Decide what becomes of it in this process."""
+    sys.unraisablehook = _take
+
+
+def _take(unraisable: Any) -> None:
+    error = unraisable.exc_value
+    code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", getattr(error, "code", 0))
+    if isinstance(code, int) and code > 128:  # `Interrupted` or our SystemExit: the signal comes once more
+        threading.Timer(0.01, os.kill, (os.getpid(), code - 128)).start()
+    elif "DataLoader worker" not in str(error):  # one that was killed after its last batch
+        sys.__unraisablehook__(unraisable)

@@ -1,0 +1,58 @@
+"""A stop that meets Python while it collects garbage is heard, and a worker that died after its last batch no news."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import os, signal, sys, time
+from finetune.cli import main  # sets nothing up by itself
+from finetune.unraised import take_unraisable
+if {taken}:
+    take_unraisable()
+class Interrupted(BaseException):
+    exit_code = 143
+def stop(signum, frame):
+    raise Interrupted
+signal.signal(signal.SIGTERM, stop)
+class Loader:
+    def __del__(self):
+        {deed}
+try:
+    loader = Loader()
+    del loader
+    time.sleep(1)
+    print("went on")
+except BaseException as error:
+    print("stopped by", type(error).__name__)
+"""
+STOP, KEY = "os.kill(os.getpid(), signal.SIGTERM)", "raise KeyboardInterrupt"
+WORKER = "raise RuntimeError('DataLoader worker (pid 7) is killed by signal: Killed.')"
+
+
+def run(deed: str, taken: bool = True) -> tuple[str, str]:
+    script = SCRIPT.format(deed=deed, taken=taken)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip(), done.stderr.strip()
+
+
+@pytest.mark.parametrize(("deed", "name"), [(STOP, "Interrupted"), (KEY, "KeyboardInterrupt")])
+def test_a_stop_is_heard_after_it(deed, name):
+    assert run(deed) == (f"stopped by {name}", "")
+
+
+def test_python_itself_would_lose_it():
+    said, printed = run(STOP, taken=False)
+    assert said == "went on"
+    assert "Exception ignored" in printed
+
+
+def test_a_worker_that_was_killed_after_its_last_batch_is_no_news():
+    assert run(WORKER) == ("went on", "")
+
+
+def test_other_errors_are_printed():
+    said, printed = run("raise RuntimeError('a fault of ours')")
+    assert said == "went on"
+    assert "a fault of ours" in printed
