@@ -29,7 +29,7 @@ from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
 from finetune.ranks import take_over
 from finetune.rates import settle_rate
-from finetune.resume import beginning, first_checkpoint, go_on, tell_new
+from finetune.resume import beginning, first_checkpoint, go_on
 from finetune.runs import MetricsCSV, Run, RunFolder
 from finetune.sharding import MeshStrategy
 from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once, stopping
@@ -120,7 +120,7 @@ class FinetuneCLI(LightningCLI):
             self.checkpoint = read_checkpoint(ckpt_path)
             self._subcommand_parsers[subcommand].set_defaults({"data": data_settings(self.checkpoint, args)})
         super().parse_arguments(parser, args)
-        settle_rate(self.config, args)
+        self.rate_told = settle_rate(self.config, args)
 
     def _parse_ckpt_path(self) -> None:
         # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.
@@ -190,7 +190,7 @@ class FinetuneCLI(LightningCLI):
         options = self.config["fit"]
         check_averaging(self.trainer, self.model)
         given = kwargs.pop("ckpt_path")
-        resumed, ckpt_path, finished = beginning(self.trainer, self.run.root, options.resume, given)
+        resumed, ckpt_path, finished, told = beginning(self.trainer, self.run.root, options.resume, given)
         self.run.path = resumed
         if finished:
             return self._after_training(finished)
@@ -200,8 +200,8 @@ class FinetuneCLI(LightningCLI):
             go_on(self.trainer, self.run, self.datamodule, options)
         else:
             self.run.began_from = None if ckpt_path is None else str(Path(ckpt_path).resolve())
-            if options.resume and self.trainer.is_global_zero:
-                tell_new(self.run.root)
+            for text in filter(None, (told, self.rate_told) if self.trainer.is_global_zero else ()):
+                log.info(text)
             if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
                 self.run.choose()  # its processes get a copy of the run, the parent keeps the original
         overview.tell(self.trainer, self.model, self.datamodule, ckpt_path)

@@ -1,6 +1,5 @@
 """The learning rate where a command line names another optimizer than its config: the config's rate is not for it."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,9 +7,6 @@ import yaml
 
 from finetune.messages import WrongUsage
 from finetune.parsing import settings_in
-from finetune.signals import is_first_process
-
-log = logging.getLogger(__name__)
 
 _COMMAND_LINE = "the command line"
 
@@ -27,8 +23,8 @@ USUAL = {
 }
 
 
-def settle_rate(config: Any, arguments: Sequence[str]) -> None:
-    """Give a fit's optimizer its usual rate if the one that it was left with is another's, and say so.
+def settle_rate(config: Any, arguments: Sequence[str]) -> str:
+    """Give a fit's optimizer its usual rate if the one that it was left with is another's; return what to tell of it.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
@@ -38,19 +34,17 @@ def settle_rate(config: Any, arguments: Sequence[str]) -> None:
         WrongUsage: No rate is usual for it, and none is given.
     """
     if config.subcommand != "fit":
-        return
+        return ""
     optimizer = config["fit"].model.optimizer
     name = optimizer.class_path.rpartition(".")[2]
     rate_is_for = _rate_is_for(arguments)
     if rate_is_for in (name, _COMMAND_LINE) or "lr" not in optimizer.init_args:
-        return
+        return ""
     flag, left = "--model.optimizer.lr", optimizer.init_args.lr
     if name not in USUAL:
         raise WrongUsage(f"the learning rate {left:g} is for {rate_is_for}, not for {name}: give {flag}")
     optimizer.init_args.lr = USUAL[name]
-    if is_first_process():
-        told = f"learning rate {USUAL[name]:g}, as is usual for {name}; {left:g} is for {rate_is_for}"
-        log.warning("%s; %s sets another", told, flag)
+    return f"learning rate {USUAL[name]:g}, as is usual for {name}; {left:g} is for {rate_is_for}; {flag} sets another"
 
 
 def _rate_is_for(arguments: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytorch_lightning as pl
 import yaml
@@ -25,10 +25,24 @@ def first_checkpoint(root: Path, resume: bool, ckpt_path: str | None) -> Path | 
     return newest / "checkpoints/last.ckpt" if newest else ckpt_path
 
 
-def beginning(
-    trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | None
-) -> tuple[Path | None, Path | str | None, str]:
-    """Return the run to go on in, the checkpoint to begin with, and the limit that the run has reached, "" for none.
+class Beginning(NamedTuple):
+    """How a fit begins.
+
+    Attributes:
+        run: The run to go on in; None for a new one.
+        checkpoint: What it begins with.
+        finished: The limit that the run has reached, "" for none.
+        told: Why `--resume` begins a new run, in words; "" where it goes on in one.
+    """
+
+    run: Path | None
+    checkpoint: Path | str | None
+    finished: str = ""
+    told: str = ""
+
+
+def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | None) -> Beginning:
+    """Return how a fit begins.
 
     Raises:
         ValueError: `ckpt_path` leaves nothing to do.
@@ -36,15 +50,16 @@ def beginning(
     newest = newest_with_checkpoint(root) if resume else None
     first = first_checkpoint(root, resume, ckpt_path)
     finished = ended_by(read_checkpoint(first), trainer) if first is not None and Path(first).is_file() else ""
-    if newest and finished and newest != versions(root, "fit")[-1]:
-        # A later run ended before its first checkpoint: that one is meant, not the one finished before it.
-        return None, ckpt_path, ""
+    if newest and finished and newest != (later := versions(root, "fit")[-1]):
+        # That later one is meant, not the one finished before it.
+        told = f"{newest} is finished, with {finished}, and {later} ended before its first checkpoint: a new run begins"
+        return beginning(trainer, root, resume=False, ckpt_path=ckpt_path)._replace(told=told)
     if finished and not newest:
         raise ValueError(
             f"{first} leaves nothing to train, with {finished}: raise that limit, or measure the checkpoint by "
             f"finetune test --ckpt_path {first}"
         )
-    return newest, first, finished
+    return Beginning(newest, first, finished, _not_found(root) if resume and not newest else "")
 
 
 def go_on(trainer: pl.Trainer, run: Run, data: "PictureData", options: Namespace) -> None:
@@ -77,11 +92,10 @@ def go_on(trainer: pl.Trainer, run: Run, data: "PictureData", options: Namespace
             logger.rewind(checkpoint["global_step"])
 
 
-def tell_new(root: Path) -> None:
-    """Say that `--resume` begins a new run, and where it looked for an old one."""
+def _not_found(root: Path) -> str:
     others = "".join(f"; {run} is not called version_N" for run in not_looked_at(root))
-    words = "--resume found nothing to go on with in %s/version_N/checkpoints/last.ckpt: a new run begins%s"
-    log.info(words, (root / "fit").resolve(), others)
+    where = (root / "fit").resolve()
+    return f"--resume found nothing to go on with in {where}/version_N/checkpoints/last.ckpt: a new run begins{others}"
 
 
 def _written(run: Path) -> float:

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from finetune.checkpoints import Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
 from finetune.lightning_cli import run_lightning
 from finetune.models import build
-from finetune.resume import tell_new
+from finetune.resume import beginning
 from finetune.runs import not_looked_at
 
 
@@ -85,6 +85,10 @@ def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
     assert f"nothing to go on with in {tmp_path}/runs/fit/version_N/checkpoints/last.ckpt: a new run" in caplog.text
     folder = tmp_path / "runs/fit/version_0"
     before = (folder / "config.yaml").read_text()
+    adam = ["--model.optimizer", "torch.optim.Adam"]
+    with pytest.raises(ValueError, match=r"go on with .*class_path .*Adam"):
+        cli(*fit, *adam, "--trainer.max_epochs", 2)
+    assert "is usual for" not in caplog.text  # nothing holds of it
     with pytest.raises(ValueError, match=r"in another order with data\.batch_size 8 \(was 16\)"):
         cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 2, "--data.batch_size", 8)
     with pytest.raises(ValueError, match=r"in another order with data\.val_fraction 0\.2 \(was 0\.1\)"):
@@ -126,14 +130,25 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, 
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_runs_with_another_name_are_told_of(tmp_path, caplog):
+def test_runs_with_another_name_are_told_of(tmp_path):
     for name in ("fit/mine", "fit/version_3", "moved"):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / "checkpoints/last.ckpt").touch()
     assert not_looked_at(tmp_path) == [tmp_path / "fit/mine", tmp_path / "moved"]
+    (tmp_path / "fit/version_3/checkpoints/last.ckpt").unlink()
+    told = beginning(Mock(), tmp_path, resume=True, ckpt_path=None).told
+    assert f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N" in told
+
+
+def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tmp_path, caplog):
+    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false", "--resume"]
+    cli(*fit)
+    (tmp_path / "runs/fit/version_1").mkdir()
     with caplog.at_level("INFO", "finetune"):
-        tell_new(tmp_path)
-    assert f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N" in caplog.text
+        cli(*fit)
+    assert "version_0 is finished, with trainer.max_epochs 1, and runs/fit/version_1 ended before its" in caplog.text
+    assert caplog.text.count("nothing to go on with") == 1  # the first run
+    assert (tmp_path / "runs/fit/version_2/checkpoints/last.ckpt").exists()
 
 
 def test_a_prolonged_run_is_tested_again(colours, cli, tmp_path):

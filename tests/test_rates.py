@@ -1,6 +1,5 @@
 """The learning rate of an optimizer that the command line names instead of the config's."""
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from finetune.rates import USUAL
 
 
 @pytest.fixture
-def optimizer(tmp_path, monkeypatch, caplog):
+def optimizer(tmp_path, monkeypatch):
     """The optimizer that a command line ends with, and what is said of it."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
@@ -21,10 +20,8 @@ def optimizer(tmp_path, monkeypatch, caplog):
     Path("rate.yaml").write_text("model: {optimizer: {init_args: {lr: 0.4}}}")
 
     def parse(*arguments: str):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "finetune"):
-            parsed = ParseOnly(["fit", *arguments]).config["fit"].model.optimizer
-        return parsed, caplog.text
+        cli = ParseOnly(["fit", *arguments])
+        return cli.config["fit"].model.optimizer, cli.rate_told
 
     return parse
 
