@@ -33,7 +33,7 @@ from finetune.resume import beginning, first_checkpoint, go_on
 from finetune.runs import MetricsCSV, Run, RunFolder
 from finetune.sharding import MeshStrategy
 from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once, stopping
-from finetune.trust import add_trust_flag, data_settings, model_settings
+from finetune.trust import add_trust_flag, check_root, data_settings, model_settings
 from finetune.weights import read_weights
 
 log = logging.getLogger(__name__)
@@ -120,6 +120,7 @@ class FinetuneCLI(LightningCLI):
             self.checkpoint = read_checkpoint(ckpt_path)
             self._subcommand_parsers[subcommand].set_defaults({"data": data_settings(self.checkpoint, args)})
         super().parse_arguments(parser, args)
+        check_root(self.config[subcommand], self.checkpoint, args)
         self.rate_told = settle_rate(self.config, args)
 
     def _parse_ckpt_path(self) -> None:
@@ -245,6 +246,5 @@ def run_lightning(arguments: Sequence[str], kind: type[FinetuneCLI] = FinetuneCL
 
 
 def _listed(value: Any) -> list[Any]:
-    if value is None or isinstance(value, bool):
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    listed = list(value) if isinstance(value, (list, tuple)) else [value]
+    return [] if value is None or isinstance(value, bool) else listed

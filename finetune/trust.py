@@ -7,6 +7,7 @@ which; the user may, by naming the module on the command line.
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -61,6 +62,25 @@ def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[st
     for transform in _class_paths(settings):
         _check(transform, [_TRANSFORMS, *modules])
     return {"class_path": class_path, "init_args": settings}
+
+
+def check_root(config: Any, checkpoint: Mapping[str, Any] | None, args: Sequence[str]) -> None:
+    """Make sure that a checkpoint does not choose a folder to fetch its data into.
+
+    Args:
+        config: As parsed, of the subcommand.
+        checkpoint: As `read_checkpoint` gives it; None where there is none to trust.
+        args: The command line.
+
+    Raises:
+        ValueError: There is no such folder, and nobody but the checkpoint names it.
+    """
+    root = config.data.init_args.get("root")
+    if checkpoint is None or root is None or config.data.init_args.get("predict") is not None or Path(root).exists():
+        return
+    is_given = any(last_value(args, flag) for flag in ("--data.root", "--data.init_args.root"))
+    if root == checkpoint["datamodule_hyper_parameters"].get("root") and not is_given:
+        raise ValueError(f"the pictures of the checkpoint's run are not in {root} any more: give --data.root")
 
 
 def _check(class_path: Any, modules: Sequence[str]) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from conftest import QUICK, draw_colours
 
 from finetune import Classifier
+from finetune.datamodules import SampleData
 from finetune.lightning_cli import run_lightning
 from finetune.trust import data_settings
 
@@ -175,3 +177,18 @@ def test_a_class_path_on_the_command_line_is_the_users_own_however_it_is_given(f
     for given in ("yours.Data", str(tmp_path / "other.yaml")):
         with pytest.raises(ValueError, match="would import mine"):
             data_settings(checkpoint, ["--data", given])
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_path, command):
+    checkpoint = torch.load(fitted / "good.ckpt", weights_only=True)
+    checkpoint["datamodule_hyper_parameters"]["root"] = str(tmp_path / "elsewhere/source")
+    checkpoint["finetune"]["data_class"] = "finetune.datamodules.SampleData"
+    torch.save(checkpoint, tmp_path / "stranger.ckpt")
+    given = [command, "--ckpt_path", "stranger.ckpt", "--trainer.accelerator", "cpu"]
+    with pytest.raises(ValueError, match=r"are not in .*/elsewhere/source any more: give --data\.root"):
+        cli(*given)
+    assert not (tmp_path / "elsewhere").exists()
+    made = patch.object(SampleData, "obtain", side_effect=ValueError("fetched"))
+    with made, pytest.raises(ValueError, match="fetched"):  # where the user says it, it is fetched
+        cli(*given, "--data.root", tmp_path / "elsewhere/source")
