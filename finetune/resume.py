@@ -77,11 +77,13 @@ def go_on(trainer: pl.Trainer, run: Run, data: "PictureData", options: Namespace
     folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder))  # type: ignore[attr-defined]
     path, checkpoint = run.file("config.yaml"), read_checkpoint(run.checkpoint("last"))
     before = yaml.safe_load(path.read_text("utf-8")) if path.exists() else {}
-    has_other_pictures = checkpoint["finetune"]["data_fingerprint"] != data.fingerprint
+    known = checkpoint["finetune"]
+    # An older version's checkpoint has a fingerprint of another kind, and no record; that is told where it is read.
+    has_other_pictures = bool(known.get("seen")) and known["data_fingerprint"] != data.fingerprint
     told, held = compared(before, yaml.safe_load(folder.text()), has_other_pictures, options.allow_changes)
     for key, value in held.items():
         options[key] = value
-    run.began_from = checkpoint["finetune"].get("began_from")
+    run.began_from = known.get("began_from")
     if trainer.is_global_zero:
         others = [other for other in not_looked_at(run.root) if _written(other) > _written(run.path or other)]
         told = f"; {told}" if told else ""

@@ -162,3 +162,19 @@ def test_a_prolonged_run_is_tested_again(colours, cli, tmp_path):
     os.utime(best, (results.stat().st_mtime + 1,) * 2)  # as if the run had been prolonged, and killed before its test
     cli(*fit)
     assert "test/accuracy" in results.read_text()
+
+
+def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, tmp_path, caplog):
+    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false", "--resume"]
+    cli(*fit)
+    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    checkpoint["finetune"] |= {"seen": None, "data_fingerprint": "of another kind"}
+    torch.save(checkpoint, last)
+    with caplog.at_level("INFO", "finetune"):
+        cli(*fit, "--trainer.max_epochs", 2)
+    assert "an older version, does not say what it was trained on: not checked" in caplog.text
+    checkpoint["finetune"] |= {"seen": torch.load(last, weights_only=True)["finetune"]["seen"]}
+    torch.save(checkpoint, last)
+    with pytest.raises(ValueError, match="in another order with other training pictures"):
+        cli(*fit, "--trainer.max_epochs", 3)
