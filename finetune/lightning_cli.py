@@ -24,7 +24,7 @@ from finetune.launch import cluster_environment, num_processes
 from finetune.lightning_callbacks import check_averaging
 from finetune.parsing import OneLineErrorLightningParser, last_value
 from finetune.picture_data import PictureData
-from finetune.precision import allow_tf32, automatic_precision
+from finetune.precision import automatic_precision, prepare_arithmetic
 from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
 from finetune.ranks import take_over
@@ -145,7 +145,6 @@ class FinetuneCLI(LightningCLI):
             self.parser.error("for trainer.strategy take model_parallel or finetune.sharding.MeshStrategy")
         self.run = Run(config["default_root_dir"], self.subcommand)
         options = self.config[self.subcommand]
-        allow_tf32()
         plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
         if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
             goes_on = self.subcommand == "fit"
@@ -173,6 +172,7 @@ class FinetuneCLI(LightningCLI):
         has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
         trainer = super().instantiate_trainer(logger=loggers, plugins=plugins, enable_checkpointing=has_checkpoints)
         take_over(trainer)
+        prepare_arithmetic(trainer)
         if trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
         # With max_steps Lightning takes an epoch that ended for one to go on with, and loses its successor on resume.

@@ -1,10 +1,16 @@
 """The arithmetic of a run where nobody says: bf16 where the hardware gains from it, else float32."""
 
+import logging
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from torch import Tensor
+
+from finetune.signals import is_first_process
+
+log = logging.getLogger(__name__)
 
 WITHOUT_FLOAT64 = {"mps"}  # kinds of devices; what is to be exact there is computed on the CPU
 
@@ -28,17 +34,27 @@ def automatic_precision(accelerator: str | Accelerator, checkpoint: dict[str, An
     if wants_cuda and CUDAAccelerator.is_available():
         gains = torch.cuda.is_bf16_supported(including_emulation=False)
     elif accelerator in ("auto", "cpu") or isinstance(accelerator, CPUAccelerator):
-        capabilities = torch.cpu.get_capabilities()
-        gains = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+        gains = _cpu_has_bf16()
     else:
         gains = False
     return "bf16-mixed" if gains else "32-true"
 
 
-def allow_tf32() -> None:
-    """Let GPUs multiply float32 matrices in TF32, as they do convolutions: faster, with 10 bits of mantissa."""
+def prepare_arithmetic(trainer: pl.Trainer) -> None:
+    """Let GPUs multiply float32 matrices in TF32, as they do convolutions: faster, with 10 bits of mantissa.
+
+    Say so where a CPU is told to compute in bf16 and can't: its convolutions are then far slower than in float32.
+    """
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # on a CPU the same word would mean bf16
+    is_cpu, precision = trainer.strategy.root_device.type == "cpu", str(trainer.precision)
+    if is_cpu and precision.startswith("bf16") and not _cpu_has_bf16() and is_first_process():
+        log.warning("this processor computes in no bf16: %s may be ten times slower than 32-true", precision)
+
+
+def _cpu_has_bf16() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def double(tensor: Tensor) -> Tensor:

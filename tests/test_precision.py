@@ -1,12 +1,13 @@
 """What is computed in where nobody says."""
 
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
 from conftest import QUICK
 
-from finetune.precision import automatic_precision
+from finetune.precision import automatic_precision, prepare_arithmetic
 from finetune.runs import versions
 
 CUDA = "finetune.precision.CUDAAccelerator.is_available"
@@ -101,3 +102,20 @@ def test_resume_and_test_keep_to_what_the_checkpoint_says(cli, colours, tmp_path
     for command in ("fit", "test"):
         (run,) = versions(tmp_path / "runs", command)
         assert "precision: 32-true\n" in (run / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("has_bf16", "precision", "kind", "is_told"),
+    [
+        (False, "bf16-mixed", "cpu", True),
+        (False, "bf16-true", "cpu", True),
+        (False, "32-true", "cpu", False),
+        (True, "bf16-mixed", "cpu", False),
+        (False, "bf16-mixed", "cuda", False),
+    ],
+)
+def test_bf16_on_a_cpu_without_it_is_told(caplog, has_bf16, precision, kind, is_told):
+    device = SimpleNamespace(root_device=torch.device(kind))
+    with capabilities(amx_bf16=has_bf16), caplog.at_level("WARNING", "finetune"):
+        prepare_arithmetic(SimpleNamespace(strategy=device, precision=precision))
+    assert (f"this processor computes in no bf16: {precision} may be ten times slower" in caplog.text) is is_told
