@@ -5,11 +5,12 @@ import re
 import shutil
 import subprocess
 import tomllib
-from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -78,7 +79,7 @@ def test_each_lock_is_complete_and_hashed_and_names_no_place(path, wanted):
 
 
 def test_packages_for_development_are_not_locked():
-    development = OPTIONAL["dev"].keys() - RUNTIME.keys() - {"finetune"}
+    development = OPTIONAL["dev"].keys() - RUNTIME.keys() - BUILD.keys() - {"finetune"}
     assert development and development & (pins(LOCK.read_text()).keys() | pins(BUILD_LOCK.read_text()).keys()) == set()
 
 
@@ -163,12 +164,12 @@ def test_control_installs_without_hashes():
 
 def is_sent(path: str, ignore: str) -> bool:
     """Tell whether a file goes to the engine: of the patterns that match it or a folder above it, the last decides."""
-    sent = True
+    sent, parts = True, {r"\*\*/": "(?:.*/)?", r"\*": "[^/]*"}
     above = [path, *(str(parent) for parent in Path(path).parents)]
     for line in ignore.splitlines():
-        pattern = line.removeprefix("!")
-        # As the engine has it, * does not match a slash; fnmatch's does.
-        if any(fnmatch(p, pattern) and p.count("/") == pattern.count("/") for p in above):
+        # As the engine has it, * does not match a slash, and **/ is any number of folders, none too.
+        pattern = re.sub(r"\\\*\\\*/|\\\*", lambda m: parts[m[0]], re.escape(line.removeprefix("!")))
+        if any(re.fullmatch(pattern, p) for p in above):
             sent = line.startswith("!")
     return sent
 
@@ -194,6 +195,41 @@ def test_what_the_image_is_made_of_is_sent():
     # Nothing else is: a pattern without a COPY would only make the image be built again.
     named = [line.removeprefix("!").split("/")[0] for line in IGNORE.splitlines() if line.startswith("!")]
     assert sorted(named) == sorted(copied)
+
+
+def modules() -> set[str]:
+    return {str(path.relative_to(ROOT)) for path in (ROOT / "finetune").rglob("*.py")}
+
+
+def test_every_module_is_in_git():
+    git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    if git(["git", "rev-parse", "--git-dir"]).returncode:
+        pytest.skip("not a checkout")
+    assert modules() - set(git(["git", "ls-files", "finetune"]).stdout.splitlines()) == set()
+
+
+def packed_into_wheel(root: Path) -> set[str]:
+    return {file.distribution_path for file in WheelBuilder(str(root)).recurse_included_files()}
+
+
+def test_every_module_is_in_the_wheel(tmp_path):
+    assert modules() - packed_into_wheel(ROOT) == set()
+    # Control: what is to be kept out of git is kept out of the wheel, at any depth where the pattern is not anchored.
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for name in ("__init__.py", "runs/__init__.py", "runs/folder.py"):
+        (tmp_path / "finetune" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "finetune" / name).touch()
+    for pattern, is_packed in (("runs/", False), ("/runs/", True)):
+        (tmp_path / ".gitignore").write_text(f"{pattern}\n")
+        assert ("finetune/runs/folder.py" in packed_into_wheel(tmp_path)) is is_packed
+
+
+def test_modules_of_packages_are_sent():
+    assert is_sent("finetune/runs/folder.py", IGNORE)
+    assert is_sent("finetune/data/datasets/__init__.py", IGNORE)
+    assert not is_sent("finetune/runs/folder.py", IGNORE.replace("**/", ""))  # control
 
 
 def test_without_an_engine_make_says_so_in_a_line():
