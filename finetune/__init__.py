@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from finetune.datamodules import Hotdog as Hotdog
     from finetune.datamodules import ImageFolderData as ImageFolderData
     from finetune.datamodules import SampleData as SampleData
+    from finetune.schedules import WarmupCosine as WarmupCosine
+    from finetune.sharding import MeshStrategy as MeshStrategy
 
 # Public names are imported when first used: torch takes seconds, `finetune --help` must not.
 _PUBLIC = {
@@ -22,15 +24,33 @@ _PUBLIC = {
     "FashionMNIST": "finetune.datamodules",
     "Hotdog": "finetune.datamodules",
     "ImageFolderData": "finetune.datamodules",
+    "MeshStrategy": "finetune.sharding",
     "SampleData": "finetune.datamodules",
+    "WarmupCosine": "finetune.schedules",
 }
-__all__ = ["Classifier", "FashionMNIST", "Hotdog", "ImageFolderData", "SampleData", "__version__"]
+__all__ = [
+    *("Classifier", "FashionMNIST", "Hotdog", "ImageFolderData", "MeshStrategy", "SampleData", "WarmupCosine"),
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def public_paths(value: Any) -> Any:
+    """Return a checkpoint's or a config's values with our classes by their public names.
+
+    What was written before a class had one says its module, which may have another name by now.
+    """
+    if isinstance(value, dict):
+        return {key: public_paths(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [public_paths(inner) for inner in value]
+    is_ours = isinstance(value, str) and value.startswith("finetune.") and value.rpartition(".")[2] in _PUBLIC
+    return f"finetune.{value.rpartition('.')[2]}" if is_ours else value
 
 
 def __dir__() -> list[str]:

@@ -60,7 +60,7 @@ def origin(trainer: pl.Trainer) -> dict[str, Any]:
         "precision": trainer.precision,
         "data_fingerprint": getattr(data, "fingerprint", ""),
         "seen": seen.packed() if seen else None,
-        "data_class": f"{type(data).__module__}.{type(data).__qualname__}",
+        "data_class": finetune.public_paths(f"{type(data).__module__}.{type(data).__qualname__}"),
         "began_from": next((c.run.began_from for c in callbacks if isinstance(c, Checkpoints)), None),
     }
 

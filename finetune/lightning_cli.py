@@ -142,7 +142,7 @@ class FinetuneCLI(LightningCLI):
         if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
             self.parser.error("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
         if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
-            self.parser.error("for trainer.strategy take model_parallel or finetune.sharding.MeshStrategy")
+            self.parser.error("for trainer.strategy take model_parallel or finetune.MeshStrategy")
         self.run = Run(config["default_root_dir"], self.subcommand)
         options = self.config[self.subcommand]
         plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]

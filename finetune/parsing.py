@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 from pytorch_lightning.cli import LightningArgumentParser
+
+from finetune import public_paths
 
 _UNKNOWN = (
     re.compile(r"does not accept (?:nested )?option '(?P<key>[^']+)'"),
@@ -51,6 +53,10 @@ _KEY = re.compile(r'Parser key "([^"]+)":')
 _VALUE = re.compile(r"(?:Given|Got) value: (.*)$", re.S)
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
+
+
+_load_yaml = get_loader("yaml")
+set_loader("yaml", lambda text: public_paths(_load_yaml(text)), (yaml.YAMLError,))
 
 
 class OneLineErrorParser(ArgumentParser):

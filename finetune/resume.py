@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
 
+from finetune import public_paths
 from finetune.changes import compared
 from finetune.checkpoints import read_checkpoint
 from finetune.lightning_callbacks import ended_by
@@ -76,7 +77,7 @@ def go_on(trainer: pl.Trainer, run: Run, data: "PictureData", options: Namespace
     """
     folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder))  # type: ignore[attr-defined]
     path, checkpoint = run.file("config.yaml"), read_checkpoint(run.checkpoint("last"))
-    before = yaml.safe_load(path.read_text("utf-8")) if path.exists() else {}
+    before = public_paths(yaml.safe_load(path.read_text("utf-8"))) if path.exists() else {}
     known = checkpoint["finetune"]
     # An older version's checkpoint has a fingerprint of another kind, and no record; that is told where it is read.
     has_other_pictures = bool(known.get("seen")) and known["data_fingerprint"] != data.fingerprint

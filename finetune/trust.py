@@ -13,11 +13,12 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser
 
+from finetune import public_paths
 from finetune.classifier import Classifier
 from finetune.parsing import last_value, settings_in
 
 _FLAG = "--trust_modules"
-_DATA_MODULES = ("finetune", "finetune.datamodules")
+_OURS = "finetune"
 _TRANSFORMS = "albumentations"
 _NOT_KEPT = {"optimizer", "scheduler", "compile"}  # in config.yaml, as `Classifier` has it
 
@@ -56,8 +57,8 @@ def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[st
     text = last_value(args, "--data") or ""  # a class, or a file or text with one
     own = last_value(args, "--data.class_path") or (settings_in(text) or {"class_path": text}).get("class_path", "")
     modules = [name for name in [*(last_value(args, _FLAG) or "").split(","), _module(own)] if name]
-    class_path = checkpoint["finetune"].get("data_class")
-    if _module(class_path) not in _DATA_MODULES:
+    class_path = public_paths(checkpoint["finetune"].get("data_class"))
+    if _module(class_path) != _OURS:
         _check(class_path, modules)
     for transform in _class_paths(settings):
         _check(transform, [_TRANSFORMS, *modules])

@@ -75,7 +75,7 @@ def test_what_the_checkpoint_decides_stays():
 
 
 def test_the_shape_of_our_own_schedule_is_what_is_given():
-    cosine = {"class_path": "finetune.schedules.WarmupCosine", "init_args": {"warmup": 0.1}}
+    cosine = {"class_path": "finetune.WarmupCosine", "init_args": {"warmup": 0.1}}
     before, now = changed(model__scheduler=cosine), changed(model__scheduler=copy.deepcopy(cosine))
     now["model"]["scheduler"]["init_args"]["warmup"] = 0.2
     assert compared(before, now, False, False) == ("changed: model.scheduler.warmup 0.2 (was 0.1)", {})

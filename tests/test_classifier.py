@@ -217,7 +217,7 @@ def test_a_checkpoint_is_complete_and_plain(colours, tmp_path):
     assert checkpoint["hyper_parameters"]["backbone"] == "mobilenet_v3_small"
     assert checkpoint["datamodule_hyper_parameters"]["image_size"] == 32
     assert checkpoint["finetune"]["data_fingerprint"] == pictures.fingerprint
-    assert checkpoint["finetune"]["data_class"] == "finetune.datamodules.ImageFolderData"
+    assert checkpoint["finetune"]["data_class"] == "finetune.ImageFolderData"
     loaded = Classifier.load_from_checkpoint(tmp_path / "some.ckpt")
     (batch, *_) = pictures.loader("val")
     with torch.no_grad():

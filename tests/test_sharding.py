@@ -120,7 +120,7 @@ def test_the_command_line_spreads_the_head_and_one_device_tests_it(cli, colours,
 )
 def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, message):
     command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
-    mesh = ["--trainer.strategy", "finetune.sharding.MeshStrategy", "--trainer.strategy.data_parallel_size", "1"]
+    mesh = ["--trainer.strategy", "finetune.MeshStrategy", "--trainer.strategy.data_parallel_size", "1"]
     sizes = ["--trainer.strategy.tensor_parallel_size", "1"]
     done = subprocess.run(
         [*command, *mesh, *sizes, "--trainer.devices", "1", *options], cwd=tmp_path, capture_output=True, text=True
@@ -135,4 +135,4 @@ def test_lightnings_own_strategy_is_refused_for_ours(cli, colours, capsys):
     with pytest.raises(SystemExit) as caught:
         cli("fit", "--data.root", colours, *QUICK, "--trainer.strategy.class_path", strategy)
     assert caught.value.code == 2
-    assert "take model_parallel or finetune.sharding.MeshStrategy" in capsys.readouterr().err
+    assert "take model_parallel or finetune.MeshStrategy" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""What earlier versions wrote into checkpoints and config.yaml, class paths with our modules' names, still loads.
+
+tests/golden/of_0.1.0 is a short run of sample.yaml with LeNet; its weights and moments are zeros, to be small.
+"""
+
+import csv
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import draw_colours
+from test_configs import ParseOnly
+
+import finetune
+from finetune import public_paths
+from finetune.changes import compared
+
+OLD = Path(__file__).parent / "golden/of_0.1.0"
+
+
+@pytest.fixture
+def old_checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(gzip.decompress((OLD / "last.ckpt.gz").read_bytes()))
+    assert "datamodules" in torch.load(path, weights_only=True)["finetune"]["data_class"]
+    return path
+
+
+def test_an_old_checkpoint_predicts_and_is_tested(old_checkpoint, cli, tmp_path):
+    pictures = draw_colours(tmp_path / "colours", test=2) / "test"
+    (pictures / "blue").rename(pictures / "hotdog")
+    (pictures / "red").rename(pictures / "not-hotdog")
+    options = ["--ckpt_path", old_checkpoint, "--trainer.accelerator", "cpu", "--data.num_workers", 0]
+    cli("predict", *options, "--data.predict", pictures / "hotdog")
+    with open(tmp_path / "runs/predict/version_0/predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["class"] for row in rows] == ["hotdog"] * 2
+    assert all(float(row["p_hotdog"]) == pytest.approx(0.5, abs=0.05) for row in rows)  # of weights that are all zero
+    (pictures / "green/00.png").unlink()
+    (pictures / "green/01.png").unlink()
+    (pictures / "green").rmdir()
+    cli("test", *options, "--data.root", pictures.parent)
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_an_old_config_begins_a_run(monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    assert "finetune.schedules.WarmupCosine" in (OLD / "config.yaml").read_text()
+    parsed = ParseOnly(["fit", "--config", str(OLD / "config.yaml")]).config["fit"]
+    assert parsed.model.scheduler.class_path == "finetune.WarmupCosine"
+    assert parsed.model.scheduler.init_args.warmup == 0.25
+
+
+def test_an_old_run_is_gone_on_with():
+    before = yaml.safe_load((OLD / "config.yaml").read_text())
+    now = yaml.safe_load((OLD / "config.yaml").read_text().replace("finetune.schedules.", "finetune."))
+    assert compared(public_paths(before), now, False, False) == ("", {})
+    with pytest.raises(ValueError, match=r"can't go on with model\.scheduler\.class_path"):  # control
+        compared(before, now, False, False)
+
+
+def test_public_paths_are_ours_and_lead_to_the_classes():
+    assert public_paths("finetune.datamodules.Hotdog") == "finetune.Hotdog"
+    assert public_paths({"a": ["finetune.sharding.MeshStrategy", 1]}) == {"a": ["finetune.MeshStrategy", 1]}
+    for path in ("mine.Hotdog", "finetune.datamodules.Other", "torch.optim.SGD", "finetune.Hotdog", ""):
+        assert public_paths(path) == path
+    for name in set(finetune.__all__) - {"__version__"}:
+        assert getattr(finetune, name).__name__ == name
