@@ -26,13 +26,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import finetune
-from finetune.cache import num_reads
 from finetune.caches import ACTIVATIONS, cache_dir, files_digest, mark_used, room
 from finetune.cut import cut
 from finetune.folding import folded
 from finetune.packed import unfinished
 from finetune.pictures import Collate, FileReader, GreyReader
-from finetune.sampling import share
+from finetune.sampling import num_reads, share
 from finetune.sharding import is_sharded
 from finetune.workers import Loader
 

@@ -35,8 +35,6 @@ from finetune.packed import Packed, TooLarge, opened, write_packed
 from finetune.sampling import ESTIMATE, some_of
 
 if TYPE_CHECKING:
-    import pytorch_lightning as pl
-
     from finetune.pictures import FileReader
 
 log = logging.getLogger(__name__)
@@ -60,16 +58,6 @@ class CachedReader:
     def __call__(self, index: int) -> np.ndarray:
         picture = self.packed[self.positions[index]]
         return self.files(index) if picture is None else picture
-
-
-def num_reads(trainer: "pl.Trainer", num_images: int, batch_size: int) -> float:
-    """Return how often a fit reads a training picture, all together."""
-    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
-    limit = trainer.limit_train_batches  # a number of batches, or a share of them
-    reads = epochs * (min(num_images, limit * batch_size) if isinstance(limit, int) else limit * num_images)
-    if trainer.max_steps != -1:
-        reads = min(reads, trainer.max_steps * trainer.accumulate_grad_batches * batch_size)
-    return reads
 
 
 def pays(num_reads: float, num_images: int) -> bool:

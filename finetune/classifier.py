@@ -24,8 +24,8 @@ from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import build, normalization
 from finetune.precision import double
-from finetune.sampling import run_seed
-from finetune.schedules import StepOnPlateau, as_lightning_wants, total_steps, with_total_steps
+from finetune.sampling import run_seed, total_steps
+from finetune.schedules import StepOnPlateau, as_lightning_wants, with_total_steps
 from finetune.seen import hold_against
 from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
 from finetune.weights import load_weights, read_weights, source_head
@@ -222,7 +222,7 @@ class Classifier(pl.LightningModule):
         param_groups.scale_learning_rates(fuse(optimizer))
         if self.scheduler is None:
             return optimizer
-        scheduler = with_total_steps(self.scheduler, total_steps(self.trainer, self._data))(optimizer)
+        scheduler = with_total_steps(self.scheduler, total_steps(self.trainer, self._data.num_batches))(optimizer)
         return [optimizer], [as_lightning_wants(scheduler, self.scheduler_interval)]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

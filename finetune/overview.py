@@ -92,7 +92,7 @@ def _network(model: "Classifier", ckpt_path: object) -> str:
 def _machine(trainer: pl.Trainer, data: "PictureData") -> str:
     kind, num = trainer.strategy.root_device.type, trainer.num_devices * trainer.num_nodes
     kind = torch.cuda.get_device_name(trainer.strategy.root_device) if kind == "cuda" else kind
-    num_batches, limit = math.ceil(len(data.splits["train"].labels) / data.batch_size), trainer.limit_train_batches
+    num_batches, limit = data.num_batches, trainer.limit_train_batches
     if limit is not None:
         num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
     limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 
 from finetune import activations
 from finetune.activations import Activations
-from finetune.cache import cached_readers, num_reads, pays
+from finetune.cache import cached_readers, pays
 from finetune.folders import files_to_predict
 from finetune.messages import WrongUsage
 from finetune.pictures import Collate, FileReader, Pictures
-from finetune.sampling import EvalBatches, TrainBatches, limited, position, run_seed
+from finetune.sampling import EvalBatches, TrainBatches, limited, num_reads, position, run_seed
 from finetune.seen import Seen
 from finetune.sharding import batch_share
 from finetune.splits import Split
@@ -199,6 +199,11 @@ class PictureData(pl.LightningDataModule):
         given, on_bad_image = self.splits[split], "skip" if split == "predict" else self.on_bad_image
         transform = self.train_transform if train else self.eval_transform
         return Pictures(given.read, given.labels, transform, run_seed(), on_bad_image, self.num_views)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch of training, over all devices."""
+        return math.ceil(len(self.splits["train"].labels) / self.batch_size)
 
     def num_rows(self, split: str) -> int:
         """Return how many pictures a split is to what computes features once: its fixed views count each."""

@@ -153,3 +153,34 @@ def position(trainer: "pl.Trainer | None") -> tuple[int, int]:
     is_inside_epoch = epochs.started > epochs.processed
     # `processed`, not `completed`: that one still lags where a checkpoint is written.
     return epochs.processed, batches.processed if is_inside_epoch else 0
+
+
+def num_reads(trainer: "pl.Trainer", num_images: int, batch_size: int) -> float:
+    """Return how often a fit reads a training picture, all together."""
+    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+    limit = trainer.limit_train_batches  # a number of batches, or a share of them
+    reads = epochs * (min(num_images, limit * batch_size) if isinstance(limit, int) else limit * num_images)
+    if trainer.max_steps != -1:
+        reads = min(reads, trainer.max_steps * trainer.accumulate_grad_batches * batch_size)
+    return reads
+
+
+def total_steps(trainer: "pl.Trainer", num_batches: int) -> int:
+    """Return the optimizer steps of a whole run, resumed or not.
+
+    Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
+
+    Args:
+        trainer: Its limits end the run.
+        num_batches: Batches of an epoch, over all devices, without limits.
+    """
+    limit = trainer.limit_train_batches
+    batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
+    max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
+    in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * max_epochs
+    if trainer.max_steps < 0 and in_epochs < 0:
+        raise ValueError("the scheduler needs total_steps in a run without trainer.max_epochs and trainer.max_steps")
+    steps = min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
+    if steps == 0:
+        raise ValueError(f"nothing to train: trainer.max_epochs is {max_epochs}, trainer.max_steps {trainer.max_steps}")
+    return steps

@@ -5,16 +5,13 @@ import math
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from finetune.messages import WrongUsage
-
-if TYPE_CHECKING:
-    from finetune.picture_data import PictureData
 
 
 class WarmupCosine(LambdaLR):
@@ -112,21 +109,3 @@ class StepOnPlateau(pl.Callback):
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:
                 config.scheduler.step(float(trainer.callback_metrics["val/loss"]))  # type: ignore[arg-type]
-
-
-def total_steps(trainer: pl.Trainer, data: "PictureData") -> int:
-    """Return the optimizer steps of a whole run, resumed or not.
-
-    Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
-    """
-    limit = trainer.limit_train_batches
-    batches_per_epoch = math.ceil(len(data.splits["train"].labels) / data.batch_size)
-    batches = min(batches_per_epoch, limit) if isinstance(limit, int) else int(batches_per_epoch * limit)
-    max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
-    in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * max_epochs
-    if trainer.max_steps < 0 and in_epochs < 0:
-        raise ValueError("the scheduler needs total_steps in a run without trainer.max_epochs and trainer.max_steps")
-    steps = min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
-    if steps == 0:
-        raise ValueError(f"nothing to train: trainer.max_epochs is {max_epochs}, trainer.max_steps {trainer.max_steps}")
-    return steps

@@ -23,11 +23,12 @@ from processes import launch
 
 import finetune
 from finetune import ImageFolderData, cache
-from finetune.cache import CachedReader, cache_dir, cached_readers, num_reads, pays
+from finetune.cache import CachedReader, cache_dir, cached_readers, pays
 from finetune.decode import DecodeError, decode, stored_size
 from finetune.download import one_at_a_time
 from finetune.folders import scan
 from finetune.pictures import FileReader, PathList, Pictures
+from finetune.sampling import num_reads
 from finetune.transforms import eval_transform
 
 
