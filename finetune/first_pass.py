@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from finetune.messages import WrongUsage
 from finetune.models import OWN
 from finetune.param_groups import batch_norms
 
@@ -58,6 +59,9 @@ def check_fit(trainer: pl.Trainer, model: "Classifier", data: Any, command: str 
     Batch norm needs two values of a channel in a batch, over all devices together; where its maps are of one pixel, two
     pictures. The last batch of an epoch may have one.
     """
+    limits = {name: getattr(trainer, name) for name in ("max_epochs", "max_steps", "limit_train_batches")}
+    if command == "fit" and (nothing := [f"trainer.{name} is 0" for name, limit in limits.items() if limit == 0]):
+        raise WrongUsage(f"nothing to train: {nothing[0]}")
     num_values = check_first_pass(model, data.image_size)
     if command != "fit" or "train" not in data.splits or 1 not in num_values.values():
         return

@@ -5,6 +5,7 @@ holds a part of every weight (FSDP2), fetched when it is needed. Along the secon
 holds the rows of the head for a part of the classes.
 """
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from finetune.checkpoints import read_checkpoint
 from finetune.messages import WrongUsage
-from finetune.models import stages
+from finetune.models import head, stages
 
 
 class MeshStrategy(ModelParallelStrategy):
@@ -71,9 +72,16 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> None:
     Args:
         network: Every device holds all of it, with the same weights.
         mesh: With the axes `data_parallel` and `tensor_parallel`.
+
+    Raises:
+        ValueError: Both have several devices, which can't share the classes evenly.
     """
     if any(isinstance(parameter, DTensor) for parameter in network.parameters()):
         return
+    num, sizes = len(head(network).weight), [mesh[axis].size() for axis in ("data_parallel", "tensor_parallel")]
+    if min(sizes) > 1 and num % math.prod(sizes):  # torch 2.15 saves what is uneven along both, and can't load it
+        both = " x ".join(map(str, sizes))
+        raise ValueError(f"{num} classes can't be shared out evenly on a mesh of {both}: give one axis all devices")
     if mesh["tensor_parallel"].size() > 1:
         from finetune.model_parallel import shard_head
 

@@ -11,6 +11,7 @@ from torch import nn
 from finetune import Classifier
 from finetune.cli import main
 from finetune.first_pass import check_first_pass, check_fit
+from finetune.messages import WrongUsage
 
 NAMES = ["blue", "green", "red"]
 
@@ -60,7 +61,7 @@ def test_the_first_pass_changes_nothing(backbone):
 
 
 def trainer(**options: Any) -> Any:
-    defaults = {"limit_train_batches": 1.0, "max_steps": -1, "accumulate_grad_batches": 1}
+    defaults = {"limit_train_batches": 1.0, "max_epochs": 5, "max_steps": -1, "accumulate_grad_batches": 1}
     return SimpleNamespace(**{**defaults, **options})
 
 
@@ -128,3 +129,11 @@ def test_a_network_that_fails_in_its_own_way_is_named():
     model.network = Failing()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="small_cnn can't take pictures of 28x28 pixels: KeyError"):
         check_first_pass(model, 28)
+
+
+@pytest.mark.parametrize("name", ["max_epochs", "max_steps", "limit_train_batches"])
+def test_a_fit_without_a_step_is_wrong_usage(name):
+    model = Classifier(NAMES, backbone="small_cnn", weights=None)
+    with pytest.raises(WrongUsage, match=f"nothing to train: trainer.{name} is 0"):
+        check_fit(trainer(**{name: 0}), model, data(8, 4, 28))
+    check_fit(trainer(**{name: 0}), model, data(8, 4, 28), "test")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from test_ddp import distance, draw_scenarios, load
 
 from finetune import Classifier
 from finetune.checkpoints import read_checkpoint
+from finetune.models import build
+from finetune.sharding import shard
 
 SCENARIOS = ("small", "balanced", "frozen_stages", "batch_norm_uneven", "bad_batches", "noisy", "probe")
 MESHES = ("(2, 1)", "(1, 2)")  # the batch shared out and every weight sharded; the head cut in two
@@ -95,6 +98,12 @@ def test_going_on_from_it_ends_as_one_device_does(results, mesh):
     assert distance(alone["at_checkpoint"], alone["resumed"]) > 1e-4
     for rank in range(2):
         assert distance(alone["resumed"], load(results[2], f"checkpoint_{mesh}", rank)["resumed"]) <= 1e-10
+
+
+def test_classes_that_two_axes_cannot_share_are_refused():
+    axes = {"data_parallel": Mock(size=lambda: 2), "tensor_parallel": Mock(size=lambda: 2)}
+    with pytest.raises(ValueError, match=r"3 classes can't be shared out evenly on a mesh of 2 x 2: give one axis"):
+        shard(build("small_cnn", 3), axes)
 
 
 def test_the_command_line_spreads_the_head_and_one_device_tests_it(cli, colours, tmp_path, capfd):
