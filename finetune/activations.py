@@ -27,8 +27,7 @@ from torch.utils.data import Dataset
 
 import finetune
 from finetune.caches import ACTIVATIONS, cache_dir, files_digest, mark_used, room
-from finetune.cut import cut
-from finetune.folding import folded
+from finetune.cut import cut, folded
 from finetune.packed import unfinished
 from finetune.pictures import Collate, FileReader, GreyReader
 from finetune.sampling import num_reads, share

@@ -17,9 +17,8 @@ from finetune import param_groups
 from finetune.activations import use_activations
 from finetune.batch_norm import share_statistics
 from finetune.checkpoints import check_model, origin
-from finetune.compiled import Compile
+from finetune.compiled import Compile, Fold
 from finetune.dropout import Noise
-from finetune.folding import Fold
 from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import build, normalization

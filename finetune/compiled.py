@@ -1,20 +1,34 @@
-"""`--model.compile true`: torch.compile on what runs, and what its start costs."""
+"""The network in faster forms: compiled by torch, and for evaluation in bf16 with batch norm fused in."""
 
 import logging
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
+from torch import Tensor, nn
 
 from finetune.batch_norm import SharedBatchNorm
+from finetune.cut import folded
 from finetune.sharding import is_sharded
 
-if TYPE_CHECKING:
-    from finetune.classifier import Classifier
-
 log = logging.getLogger(__name__)
+
+
+class HasNetwork(Protocol):
+    """What these callbacks know of a module.
+
+    Attributes:
+        network: All of it, in training and where nothing else is set.
+        rest: From features to logits, where features are kept.
+        evaluate: Instead of the network where nothing trains; None for the network itself.
+    """
+
+    network: nn.Module
+    rest: Callable[[Tensor], Tensor]
+    evaluate: Callable[[Tensor], Tensor] | None
 
 
 class Compile(pl.Callback):
@@ -38,7 +52,7 @@ class Compile(pl.Callback):
         # That it finds CUDA's tools but no GPU is no news.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
-    def _compile(self, trainer: pl.Trainer, pl_module: "Classifier") -> None:
+    def _compile(self, trainer: pl.Trainer, pl_module: HasNetwork) -> None:
         is_done = pl_module.network._compiled_call_impl is not None  # by the fit before this test
         if is_done or (trainer.state.fn == "fit" and not trainer.training):
             return
@@ -58,6 +72,24 @@ class Compile(pl.Callback):
         self._told = seconds
 
     on_train_epoch_end = on_test_end = on_predict_end = _tell  # type: ignore[assignment]
+
+
+class Fold(pl.Callback):
+    """Lets `finetune validate`, `test` and `predict` in bf16 compute with a folded copy of the network.
+
+    bf16 rounds more than folding does; in float32 the network stays as it is, and results are those of training's code.
+    """
+
+    def _fold(self, trainer: pl.Trainer, pl_module: HasNetwork) -> None:
+        if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed" and not is_sharded(trainer):
+            pl_module.evaluate = folded(pl_module.network).forward  # not the module: a checkpoint would hold it
+
+    on_validation_start = on_test_start = on_predict_start = _fold  # type: ignore[assignment]
+
+    def _leave(self, trainer: pl.Trainer, pl_module: HasNetwork, *_: Any) -> None:
+        pl_module.evaluate = None
+
+    on_validation_end = on_test_end = on_predict_end = on_exception = _leave  # type: ignore[assignment]
 
 
 def seconds_compiling() -> float:

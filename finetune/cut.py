@@ -1,4 +1,4 @@
-"""A network cut in two between its frozen stages and the rest, along what torch.fx sees of its data flow."""
+"""Networks along what torch.fx sees of their data flow: cut where they begin to learn, or with batch norm fused in."""
 
 from collections.abc import Iterable, Sequence
 
@@ -43,6 +43,22 @@ def cut(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.
             graph.erase_node(pictures)
         halves.append(fx.GraphModule(network, graph))
     return halves[0], halves[1]
+
+
+def folded(part: nn.Module) -> nn.Module:
+    """Return a copy with batch norm folded into the convolutions before it.
+
+    What it computes is the same up to rounding. A part that torch.fx can't follow comes back as it is.
+
+    Args:
+        part: In eval mode.
+    """
+    from torch.fx.experimental.optimization import fuse  # only what evaluates or has something frozen needs it
+
+    try:
+        return fuse(part)
+    except fx.proxy.TraceError:
+        return part
 
 
 class _Tracer(fx.Tracer):

@@ -11,8 +11,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import StochasticDepth
 
+from finetune.cut import folded
 from finetune.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, by_picture, draw
-from finetune.folding import folded
 from finetune.models import build
 from finetune.sampling import share
 

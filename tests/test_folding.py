@@ -10,7 +10,8 @@ from conftest import QUICK
 from torch import nn
 
 from finetune import Classifier
-from finetune.folding import Fold, folded
+from finetune.compiled import Fold
+from finetune.cut import folded
 from finetune.models import build
 
 CLASSES = ("blue", "green", "red")
