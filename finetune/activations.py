@@ -9,13 +9,12 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import albumentations
 import cv2
-import numpy as np
 import PIL
 import pytorch_lightning as pl
 import torch
@@ -23,13 +22,12 @@ import torchvision
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 import finetune
 from finetune.caches import ACTIVATIONS, cache_dir, files_digest, mark_used, room
 from finetune.cut import cut, folded
 from finetune.packed import unfinished
-from finetune.pictures import Collate, FileReader, GreyReader
+from finetune.pictures import Activations, Collate, FileReader, GreyReader
 from finetune.sampling import num_reads, share
 from finetune.sharding import is_sharded
 from finetune.workers import Loader
@@ -40,32 +38,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Shapes: N pictures of a split, V views of each; D features, T tokens, C channels.
+# Shapes: N pictures of a split, V views of each.
 
 _NUM_AT_ONCE = 64  # pictures at most, and not more than a batch: the memory is there
 _DEAD_AFTER = 86_400  # seconds without a write
 _T = TypeVar("_T")
-
-
-class Activations(Dataset[dict[str, Any]]):
-    """Batches of activations by key: (epoch, index) in training, where views take turns, else a row.
-
-    Args:
-        rows: (V x N, D), (V x N, T, D) or maps (V x N, h, w, C); the first view of all pictures comes first.
-        labels: (N,).
-    """
-
-    def __init__(self, rows: Tensor, labels: np.ndarray) -> None:
-        self.rows, self.labels = rows, torch.from_numpy(labels)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Any]:
-        num = len(self.labels)
-        chosen = [(key[0] * num + key[1]) % len(self.rows) if isinstance(key, tuple) else key for key in keys]
-        rows = torch.tensor(chosen, dtype=torch.int64)
-        return {"image": _as_map(self.rows[rows]), "label": self.labels[rows % num], "index": rows % num, "bad": []}
 
 
 class Unavailable(Exception):
@@ -91,7 +68,6 @@ def use_activations(model: "Classifier", data: "PictureData") -> None:
     except Unavailable as error:
         if model.trainer.is_global_zero:
             log.warning("what is frozen is computed anew in every epoch: %s", error)
-        data.keep_decoded()
         return
     data.activations = found
     model.rest = parts[1].forward  # not the module: its weights are in the model already
@@ -112,7 +88,7 @@ def _rows(model: "Classifier", data: "PictureData", split: str, frozen: nn.Modul
     trainer = model.trainer
 
     def look() -> tuple[Path, tuple[int, ...], torch.dtype, bool]:
-        pictures = data.pictures(split, train=split == "train")
+        pictures = data.pictures(split, train=split == "train", reads=1)  # nothing is kept of them yet
         first = _activations(model, frozen, Collate(data.image_size)([pictures[data.key(split, 0)]]))
         shape = (data.num_rows(split), *first.shape[1:])
         name = f"{Path(data.root or '').resolve().name}-{_key(model, data, split, frozen)[:16]}{ACTIVATIONS}"
@@ -124,7 +100,6 @@ def _rows(model: "Classifier", data: "PictureData", split: str, frozen: nn.Modul
     num_bytes = math.prod(shape) * dtype.itemsize
     if not trainer.strategy.reduce_boolean_decision(is_there, all=True):
         began = time.perf_counter()
-        data.keep_decoded(most=data.num_views or 1)
         token = trainer.strategy.broadcast(os.urandom(4).hex())
         temporary = path.with_name(f".{path.name}.{token}-{trainer.node_rank}.tmp")
         try:
@@ -196,7 +171,7 @@ def _fill(model: "Classifier", data: "PictureData", split: str, frozen: nn.Modul
     part = share(len(rows), model.trainer.local_rank, model.trainer.num_devices)
     chosen = [part[i : i + num_at_once] for i in range(0, len(part), num_at_once)]
     batches = [[data.key(split, row) for row in batch] for batch in chosen]
-    pictures = data.pictures(split, train=split == "train")
+    pictures = data.pictures(split, train=split == "train", reads=data.num_views or 1)
     options = data.worker_options(num_at_once)
     if "bf16" in str(model.trainer.precision):  # which rounds more than folding does: float32 stays what it was
         frozen = folded(frozen)
@@ -217,10 +192,6 @@ def _activations(model: "Classifier", frozen: nn.Module, batch: dict[str, Any]) 
     return activations.permute(0, 2, 3, 1) if activations.ndim == 4 else activations
 
 
-def _as_map(rows: Tensor) -> Tensor:
-    return rows.permute(0, 3, 1, 2) if rows.ndim == 4 else rows  # (B, C, h, w) in channels_last order
-
-
 def _key(model: "Classifier", data: "PictureData", split: str, frozen: nn.Module) -> str:
     """Return a hash of all that decides about the activations."""
     digest = hashlib.sha256()
@@ -233,7 +204,7 @@ def _key(model: "Classifier", data: "PictureData", split: str, frozen: nn.Module
     else:
         raise Unavailable(f"{type(files).__name__} does not say which pictures it reads")
     is_train = split == "train"
-    pictures = data.pictures(split, is_train)
+    pictures = data.pictures(split, is_train, reads=1)
     # A transform's own words may leave out what it was told; evaluation has none but ours.
     settings = {**data.hparams, "root": None, "batch_size": None} if is_train else data.cache_size
     versions = [str(module.__version__) for module in (finetune, torch, torchvision, albumentations, cv2, PIL)]

@@ -13,12 +13,10 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from finetune import activations
-from finetune.activations import Activations
 from finetune.cache import cached_readers, pays
 from finetune.folders import files_to_predict
 from finetune.messages import WrongUsage
-from finetune.pictures import Collate, FileReader, Pictures
+from finetune.pictures import Activations, Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, limited, num_reads, position, run_seed
 from finetune.seen import Seen
 from finetune.sharding import batch_share
@@ -104,7 +102,8 @@ class PictureData(pl.LightningDataModule):
         self.train_transform = train_transform(image_size, augmentations or (), min_crop, prepared)
         self.num_views = num_views if crop_and_flip or augmentations else 1
         self.splits: dict[str, Split] = {}
-        self.activations: dict[str, Activations] = {}
+        self.activations: dict[str, Activations] = {}  # instead of the pictures, where a frozen part made them
+        self._looked_for_cache: bool | None = None  # and whether to make one where there is none
         self._transfer = Transfer()
         self.class_names = class_names or []
         self.fingerprint, self.is_fitted = "", False
@@ -129,34 +128,15 @@ class PictureData(pl.LightningDataModule):
         """Measure all pictures as `split` where none are set apart by folder: these are not the training data."""
 
     def setup(self, stage: str) -> None:
-        """Read from the cache what every epoch reads, where there is a cache or a fit is worth one."""
         assert self.trainer is not None
         self.is_fitted |= stage == "fit"
-        self.activations = {}  # of another fit, perhaps
-        if not activations.pays(self.trainer.lightning_module, self):  # which decides by itself
-            self.keep_decoded(is_fit=stage == "fit")
+        self.activations, self._looked_for_cache = {}, None  # of another fit, perhaps
 
     def teardown(self, stage: str) -> None:
         end_workers()
 
     def on_exception(self, exception: BaseException) -> None:
         end_workers()
-
-    def keep_decoded(self, is_fit: bool = True, most: float = math.inf) -> None:
-        """Take the pictures of train and val from the cache; a fit that reads each often enough makes one.
-
-        Args:
-            is_fit: Whether this is one.
-            most: It reads each so often at most.
-        """
-        files = {s: p.read for s, p in self.splits.items() if s in ("train", "val") and isinstance(p.read, FileReader)}
-        build = False
-        if is_fit:
-            assert self.trainer is not None
-            num = len(self.splits["train"].labels)
-            build = pays(min(most * num, num_reads(self.trainer, num, self.batch_size)), num)
-        for split, read in cached_readers(files, self.root or "", self.cache_limit_gb, build).items():
-            self.splits[split] = replace(self.splits[split], read=read)
 
     def loader(self, split: str, train: bool = False, is_limited: bool = False) -> DataLoader:
         """Return the batches of this device: of one epoch from where the run stands, or of a split in order.
@@ -194,11 +174,35 @@ class PictureData(pl.LightningDataModule):
             batches.is_held = False
         return loader
 
-    def pictures(self, split: str, train: bool = False) -> Pictures:
-        """Return the pictures of a split as training sees them, or evaluation."""
+    def pictures(self, split: str, train: bool = False, reads: float | None = None) -> Pictures:
+        """Return the pictures of a split as training sees them, or evaluation.
+
+        Args:
+            split: Its name.
+            train: Whether to train on them.
+            reads: How often each of train will be read, by default as often as the trainer's command does. Where that
+                is worth it, and in `fit`, they are decoded once and kept; what is kept already is read in any case.
+        """
+        if split in ("train", "val") and self.trainer is not None:
+            self._take_decoded(self._num_reads() if reads is None else reads)
         given, on_bad_image = self.splits[split], "skip" if split == "predict" else self.on_bad_image
         transform = self.train_transform if train else self.eval_transform
         return Pictures(given.read, given.labels, transform, run_seed(), on_bad_image, self.num_views)
+
+    def _num_reads(self) -> float:
+        assert self.trainer is not None
+        num = len(self.splits["train"].labels) if "train" in self.splits else 0
+        return num_reads(self.trainer, num, self.batch_size) / num if num and self.trainer.state.fn == "fit" else 1
+
+    def _take_decoded(self, reads: float) -> None:
+        num = len(self.splits["train"].labels) if "train" in self.splits else 0
+        build = num > 0 and pays(reads * num, num)
+        if self._looked_for_cache is not None and self._looked_for_cache >= build:
+            return
+        self._looked_for_cache = build
+        files = {s: p.read for s, p in self.splits.items() if s in ("train", "val") and isinstance(p.read, FileReader)}
+        for split, read in cached_readers(files, self.root or "", self.cache_limit_gb, build).items():
+            self.splits[split] = replace(self.splits[split], read=read)
 
     @property
     def num_batches(self) -> int:

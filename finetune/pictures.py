@@ -119,6 +119,28 @@ class GreyReader:
         return np.repeat(self.pixels[index][:, :, None], 3, axis=2)
 
 
+class Activations(Dataset[dict[str, Any]]):
+    """Batches of activations by key: (epoch, index) in training, where views take turns, else a row.
+
+    Args:
+        rows: (V x N, D), (V x N, T, D) or maps (V x N, h, w, C), of N pictures in V views with D features, T tokens or
+            C channels; the first view of all pictures comes first.
+        labels: (N,).
+    """
+
+    def __init__(self, rows: Tensor, labels: np.ndarray) -> None:
+        self.rows, self.labels = rows, torch.from_numpy(labels)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Any]:
+        num = len(self.labels)
+        chosen = [(key[0] * num + key[1]) % len(self.rows) if isinstance(key, tuple) else key for key in keys]
+        rows = torch.tensor(chosen, dtype=torch.int64)
+        return {"image": _as_map(self.rows[rows]), "label": self.labels[rows % num], "index": rows % num, "bad": []}
+
+
 class Collate:
     """Makes a batch of what a data set gives for several indices, perhaps none.
 
@@ -144,3 +166,7 @@ class Collate:
 
 def _int64(values: Iterable[int]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.int64)
+
+
+def _as_map(rows: Tensor) -> Tensor:
+    return rows.permute(0, 3, 1, 2) if rows.ndim == 4 else rows  # (B, C, h, w) in channels_last order

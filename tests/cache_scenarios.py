@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from pytorch_lightning.trainer.states import TrainerFn
 
 from finetune import ImageFolderData, cache
 from finetune.cache import CachedReader
@@ -68,7 +69,9 @@ def main(out: Path, root: str, world_size: int) -> None:
     dist.init_process_group("gloo")
     with patch.object(cache, "write_packed", full_disk):
         dist.barrier()
+        trainer.state.fn = TrainerFn.FITTING
         data.setup("fit")
+        data.pictures("train")
     report(data)
     dist.barrier()
     model = Tiny()

@@ -20,6 +20,7 @@ import pytorch_lightning as pl
 import torch
 from PIL import Image
 from processes import launch
+from pytorch_lightning.trainer.states import TrainerFn
 
 import finetune
 from finetune import ImageFolderData, cache
@@ -67,13 +68,20 @@ def root(tmp_path: Path) -> Path:
     return draw(tmp_path / "data")
 
 
+def ask(data: ImageFolderData, stage: str = "fit") -> ImageFolderData:
+    """Begin a stage and ask for pictures, as its loaders do."""
+    data.trainer.state.fn = TrainerFn(stage)
+    data.setup(stage)
+    data.pictures("train")
+    return data
+
+
 def data_module(root: Path, cached: bool, epochs: int = 3, **options) -> ImageFolderData:
     """Ready to fit."""
     defaults = {"image_size": 24, "batch_size": 5, "num_workers": 0, "on_bad_image": "skip"}
     data = ImageFolderData(str(root), **{**defaults, **options}, cache_limit_gb=1 if cached else 0)
     data.trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False)
-    data.setup("fit")
-    return data
+    return ask(data)
 
 
 def is_cached(data: ImageFolderData) -> dict[str, bool]:
@@ -295,10 +303,10 @@ def test_a_cache_pays_from_the_second_epoch_on(monkeypatch, options, num, worth)
 def test_what_reads_once_builds_nothing_and_uses_what_there_is(root, stage, epochs):
     data = data_module(root, cached=False, epochs=epochs)
     data.cache_limit_gb = 1
-    data.setup(stage)
+    ask(data, stage)
     assert caches() == [] and not any(is_cached(data).values())
     cached_readers({s: data.splits[s].read for s in ("train", "val")}, root, 1, build=True)
-    data.setup(stage)
+    ask(data, stage)
     assert is_cached(data) == {"train": True, "val": True, "test": False}
 
 
@@ -306,6 +314,7 @@ def test_predictions_have_no_cache(root):
     data = ImageFolderData(predict=str(root / "test"), image_size=24)
     data.trainer = SimpleNamespace(max_epochs=3, lightning_module=None)
     data.setup("predict")
+    data.pictures("predict")
     assert not cache_dir().exists()
 
 

@@ -28,7 +28,7 @@ def finetune(*arguments: object, cwd: Path, **environment: str) -> subprocess.Co
     """The console script, in a process of its own."""
     command = [str(Path(sys.executable).with_name("finetune")), *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     """One run folder, one result, nothing else on the screen."""
     command = [sys.executable, *STARTS[start], "--data.root", str(colours), *QUICK]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
     assert result.stdout.count("test/accuracy") == 1

@@ -44,7 +44,7 @@ def on_device(data: PictureData, rank: int, world_size: int, **limits: float) ->
     names = ("overfit_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
     data.trainer = SimpleNamespace(
         **{"global_rank": rank, "world_size": world_size, "num_devices": 1, "strategy": trainer.strategy},
-        **{"fit_loop": trainer.fit_loop, **{name: getattr(trainer, name) for name in names}},
+        **{"fit_loop": trainer.fit_loop, "state": trainer.state, **{name: getattr(trainer, name) for name in names}},
     )
     return data
 
