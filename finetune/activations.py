@@ -9,13 +9,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-import albumentations
-import cv2
-import PIL
 import pytorch_lightning as pl
 import torch
 import torchvision
@@ -24,16 +21,14 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import finetune
-from finetune.caches import ACTIVATIONS, cache_dir, files_digest, mark_used, room
-from finetune.cut import cut, folded
+from finetune.caches import ACTIVATIONS, cache_dir, mark_used, room
+from finetune.cut import folded
 from finetune.packed import unfinished
-from finetune.pictures import Activations, Collate, FileReader, GreyReader
+from finetune.pictures import Activations
 from finetune.sampling import num_reads, share
 from finetune.sharding import is_sharded
-from finetune.workers import Loader
 
 if TYPE_CHECKING:
-    from finetune.classifier import Classifier
     from finetune.picture_data import PictureData
 
 log = logging.getLogger(__name__)
@@ -49,50 +44,50 @@ class Unavailable(Exception):
     """Why there are no activations."""
 
 
-def use_activations(model: "Classifier", data: "PictureData") -> None:
-    """Let the rest of the model train and validate on activations from now on, where that can be and pays.
+class Part(NamedTuple):
+    """The frozen part of a network.
 
-    They are found from an earlier run or computed, on all devices. Where they can't be had (a full disk, more than
-    `data.cache_limit_gb`, a picture that can't be decoded), a line says why, and every epoch computes all.
+    Attributes:
+        name: Of the network.
+        normalize: From pictures (B, 3, h, w) uint8 to what the frozen part takes.
+        frozen: From there to activations.
+        constants: What `normalize` computes with.
     """
-    if not pays(model, data):
-        return
-    found: dict[str, Activations] = {}
-    try:
-        parts = cut(model.network, model.frozen)
-        if parts is None:
-            raise Unavailable(f"{model.backbone} can't be cut there")
-        for split in ("train", "val"):
-            if split in data.splits:
-                found[split] = Activations(_rows(model, data, split, parts[0]), data.splits[split].labels)
-    except Unavailable as error:
-        if model.trainer.is_global_zero:
-            log.warning("what is frozen is computed anew in every epoch: %s", error)
-        return
-    data.activations = found
-    model.rest = parts[1].forward  # not the module: its weights are in the model already
+
+    name: str
+    normalize: Callable[[Tensor], Tensor]
+    frozen: nn.Module
+    constants: Sequence[Tensor]
 
 
-def pays(model: Any, data: Any) -> bool:
-    """Return whether something is frozen, pictures come back unchanged, and a fit reads them more than once."""
+def pays(trainer: pl.Trainer, data: "PictureData") -> bool:
+    """Return whether pictures come back unchanged, and a fit reads them more than once."""
     views = getattr(data, "num_views", None)
-    if views is None or not getattr(model, "frozen", None) or data.cache_limit_gb <= 0:
+    if views is None or data.cache_limit_gb <= 0:
         return False
-    trainer, num = model.trainer, len(data.splits["train"].labels) if "train" in data.splits else 0
+    num = len(data.splits["train"].labels) if "train" in data.splits else 0
     is_fit = trainer.state.fn == "fit" and not is_sharded(trainer)
     return is_fit and num_reads(trainer, num, data.batch_size) > views * num
 
 
-def _rows(model: "Classifier", data: "PictureData", split: str, frozen: nn.Module) -> Tensor:
+def cached_activations(trainer: pl.Trainer, part: Part, data: "PictureData") -> dict[str, Activations]:
+    """Return what the frozen part makes of train and val, found from an earlier run or computed, on all devices.
+
+    Raises:
+        Unavailable: On all devices, where one can't have them: a full disk, more than `data.cache_limit_gb`, a picture
+            that can't be decoded.
+    """
+    splits = [split for split in ("train", "val") if split in data.splits]
+    return {split: Activations(_rows(trainer, part, data, split), data.splits[split].labels) for split in splits}
+
+
+def _rows(trainer: pl.Trainer, part: Part, data: "PictureData", split: str) -> Tensor:
     """Return the activations of a split, one row for each view of each picture."""
-    trainer = model.trainer
 
     def look() -> tuple[Path, tuple[int, ...], torch.dtype, bool]:
-        pictures = data.pictures(split, train=split == "train", reads=1)  # nothing is kept of them yet
-        first = _activations(model, frozen, Collate(data.image_size)([pictures[data.key(split, 0)]]))
+        first = _activations(trainer, part, next(iter(data.row_loader(split, range(1), 1, num_workers=0))))
         shape = (data.num_rows(split), *first.shape[1:])
-        name = f"{Path(data.root or '').resolve().name}-{_key(model, data, split, frozen)[:16]}{ACTIVATIONS}"
-        path = cache_dir() / name
+        path = cache_dir() / f"{Path(data.root or '').resolve().name}-{_key(trainer, part, data, split)}{ACTIVATIONS}"
         is_there = path.exists() and path.stat().st_size == math.prod(shape) * first.dtype.itemsize
         return path, shape, first.dtype, is_there
 
@@ -104,7 +99,7 @@ def _rows(model: "Classifier", data: "PictureData", split: str, frozen: nn.Modul
         temporary = path.with_name(f".{path.name}.{token}-{trainer.node_rank}.tmp")
         try:
             _in_step(trainer, lambda: _reserve(trainer, temporary, num_bytes, data.cache_limit_gb))
-            _in_step(trainer, lambda: _fill(model, data, split, frozen, _mapped(temporary, shape, dtype, shared=True)))
+            _in_step(trainer, lambda: _fill(trainer, part, data, split, _mapped(temporary, shape, dtype, shared=True)))
             _in_step(trainer, lambda: _finish(trainer, temporary, path))
         finally:
             if trainer.local_rank == 0:
@@ -165,51 +160,39 @@ def _finish(trainer: pl.Trainer, temporary: Path, path: Path) -> None:
         temporary.replace(path)
 
 
-def _fill(model: "Classifier", data: "PictureData", split: str, frozen: nn.Module, rows: Tensor) -> None:
+def _fill(trainer: pl.Trainer, part: Part, data: "PictureData", split: str, rows: Tensor) -> None:
     """Compute this device's part of a machine's activations."""
-    num_at_once = min(_NUM_AT_ONCE, math.ceil(data.batch_size / model.trainer.world_size))
-    part = share(len(rows), model.trainer.local_rank, model.trainer.num_devices)
-    chosen = [part[i : i + num_at_once] for i in range(0, len(part), num_at_once)]
-    batches = [[data.key(split, row) for row in batch] for batch in chosen]
-    pictures = data.pictures(split, train=split == "train", reads=data.num_views or 1)
-    options = data.worker_options(num_at_once)
-    if "bf16" in str(model.trainer.precision):  # which rounds more than folding does: float32 stays what it was
-        frozen = folded(frozen)
-    loader = Loader(pictures, batch_sampler=batches, collate_fn=Collate(data.image_size), **options)
+    num_at_once = min(_NUM_AT_ONCE, math.ceil(data.batch_size / trainer.world_size))
+    mine = share(len(rows), trainer.local_rank, trainer.num_devices)
+    if "bf16" in str(trainer.precision):  # which rounds more than folding does: float32 stays what it was
+        part = part._replace(frozen=folded(part.frozen))
+    loader = data.row_loader(split, mine, num_at_once)
     console = Console(stderr=True)
-    hidden = not console.is_terminal or not model.trainer.is_global_zero
-    shown = track(loader, "computing what is frozen", len(batches), console=console, transient=True, disable=hidden)
-    for batch, where in zip(shown, chosen, strict=True):
-        rows[where.start : where.stop] = _activations(model, frozen, batch)
+    hidden = not console.is_terminal or not trainer.is_global_zero
+    batches = track(loader, "computing what is frozen", len(loader), console=console, transient=True, disable=hidden)
+    for i, batch in enumerate(batches):
+        where = mine[i * num_at_once : (i + 1) * num_at_once]
+        rows[where.start : where.stop] = _activations(trainer, part, batch)
 
 
 @torch.no_grad()
-def _activations(model: "Classifier", frozen: nn.Module, batch: dict[str, Any]) -> Tensor:
+def _activations(trainer: pl.Trainer, part: Part, batch: dict[str, Any]) -> Tensor:
     if batch["bad"]:
         raise Unavailable(batch["bad"][0][1])
-    with model.trainer.precision_plugin.forward_context():
-        activations = frozen(model.normalized(batch["image"].to(model.device))).cpu()
+    with trainer.precision_plugin.forward_context():
+        activations = part.frozen(part.normalize(batch["image"].to(trainer.strategy.root_device))).cpu()
     return activations.permute(0, 2, 3, 1) if activations.ndim == 4 else activations
 
 
-def _key(model: "Classifier", data: "PictureData", split: str, frozen: nn.Module) -> str:
+def _key(trainer: pl.Trainer, part: Part, data: "PictureData", split: str) -> str:
     """Return a hash of all that decides about the activations."""
-    digest = hashlib.sha256()
-    read: Any = data.splits[split].read
-    files = getattr(read, "files", read)  # of what was decoded before
-    if isinstance(files, FileReader):
-        digest.update(files_digest(files.paths, data.root or "").encode())
-    elif isinstance(files, GreyReader):
-        digest.update(files.pixels.tobytes())
-    else:
-        raise Unavailable(f"{type(files).__name__} does not say which pictures it reads")
-    is_train = split == "train"
-    pictures = data.pictures(split, is_train, reads=1)
-    # A transform's own words may leave out what it was told; evaluation has none but ours.
-    settings = {**data.hparams, "root": None, "batch_size": None} if is_train else data.cache_size
-    versions = [str(module.__version__) for module in (finetune, torch, torchvision, albumentations, cv2, PIL)]
-    about = (split, pictures.seed * is_train, repr(pictures.transform), settings, os.path.realpath(data.root or ""))
-    digest.update(repr((*about, model.trainer.precision, model.device.type, model.backbone, versions)).encode())
-    for tensor in (model.mean, model.std, *frozen.state_dict().values()):
+    try:
+        pictures = data.identity(split)
+    except ValueError as error:
+        raise Unavailable(str(error)) from error
+    about = pictures, trainer.precision, trainer.strategy.root_device.type, part.name
+    versions = [str(module.__version__) for module in (finetune, torch, torchvision)]
+    digest = hashlib.sha256(repr((*about, versions)).encode())
+    for tensor in (*part.constants, *part.frozen.state_dict().values()):
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]

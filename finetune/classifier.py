@@ -1,5 +1,6 @@
 """The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
-from finetune import param_groups
-from finetune.activations import use_activations
+from finetune import activations, param_groups
 from finetune.batch_norm import share_statistics
 from finetune.checkpoints import check_model, origin
 from finetune.compiled import Compile, Fold
+from finetune.cut import cut
 from finetune.dropout import Noise
 from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
@@ -28,6 +29,8 @@ from finetune.schedules import StepOnPlateau, as_lightning_wants, with_total_ste
 from finetune.seen import hold_against
 from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
 from finetune.weights import load_weights, read_weights, source_head
+
+log = logging.getLogger(__name__)
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 
@@ -157,11 +160,25 @@ class Classifier(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning leaves the mode of every module as it finds it
-        use_activations(self, self._data)
+        if self.frozen and activations.pays(self.trainer, self._data):
+            self._use_activations()
         if self.head_init == "probe" and self.trainer.ckpt_path is None:
             from finetune.features import probe_head  # scipy takes a second to import
 
             probe_head(self, self._data)
+
+    def _use_activations(self) -> None:
+        """Train and validate on what the frozen part makes of each picture, where that can be had."""
+        try:
+            parts = cut(self.network, self.frozen)
+            if parts is None:
+                raise activations.Unavailable(f"{self.backbone} can't be cut there")
+            part = activations.Part(self.backbone, self.normalized, parts[0], (self.mean, self.std))
+            self._data.activations = activations.cached_activations(self.trainer, part, self._data)
+            self.rest = parts[1].forward  # not the module: its weights are in the network already
+        except activations.Unavailable as error:
+            if self.trainer.is_global_zero:
+                log.warning("what is frozen is computed anew in every epoch: %s", error)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         images, labels = batch["image"], batch["label"]

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from finetune.cache import cached_readers, pays
 from finetune.folders import files_to_predict
+from finetune.identity import identity
 from finetune.messages import WrongUsage
 from finetune.pictures import Activations, Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, limited, num_reads, position, run_seed
@@ -212,6 +213,27 @@ class PictureData(pl.LightningDataModule):
     def num_rows(self, split: str) -> int:
         """Return how many pictures a split is to what computes features once: its fixed views count each."""
         return len(self.splits[split].labels) * (self.num_views or 1 if self._has_views(split) else 1)
+
+    def row_loader(self, split: str, rows: range, num_at_once: int, num_workers: int | None = None) -> Loader:
+        """Return some of the `num_rows` in order, so many at once; a fit reads each of them once."""
+        keys = [self.key(split, row) for row in rows]
+        batches = [keys[i : i + num_at_once] for i in range(0, len(keys), num_at_once)]
+        pictures = self.pictures(split, train=split == "train", reads=1 if num_workers == 0 else self.num_views or 1)
+        options = self.worker_options(num_at_once) | ({} if num_workers is None else {"num_workers": num_workers})
+        return Loader(pictures, batch_sampler=batches, collate_fn=Collate(self.image_size), **options)
+
+    def identity(self, split: str) -> str:
+        """Return a hash of all that decides about the pixels of the `num_rows`.
+
+        Raises:
+            ValueError: The split is read by something that does not say which pictures it reads.
+        """
+        is_train = split == "train"
+        transform = self.train_transform if is_train else self.eval_transform
+        # A transform's own words may leave out what it was told; evaluation has none but ours.
+        settings = {**self.hparams, "root": None, "batch_size": None} if is_train else self.cache_size
+        about = (split, run_seed() * is_train, repr(transform), settings)
+        return identity(self.splits[split].read, self.root or "", about)
 
     def key(self, split: str, row: int) -> Any:
         """Return what one of the `num_rows` is asked for by."""
