@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -165,7 +166,11 @@ class Classifier(pl.LightningModule):
         if self.head_init == "probe" and self.trainer.ckpt_path is None:
             from finetune.features import probe_head  # scipy takes a second to import
 
-            probe_head(self, self._data)
+            splits = [split for split in ("train", "val") if split in self._data.splits]
+            loaders = {split: partial(self._data.loader, split) for split in splits}
+            views = self._data.num_views or 1
+            probe_head(self.trainer, self.network, self.eval(), loaders, views, self.class_weight)
+            self.train()
 
     def _use_activations(self) -> None:
         """Train and validate on what the frozen part makes of each picture, where that can be had."""

@@ -1,10 +1,11 @@
 """Features of pictures, computed once over all devices, and a head fitted on them before training starts."""
 
 import logging
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,80 +14,88 @@ from finetune.models import head
 from finetune.probe import fit_probe
 from finetune.sharding import assign, is_counted, is_sharded, reshard
 
-if TYPE_CHECKING:
-    from finetune.classifier import Classifier
-    from finetune.picture_data import PictureData
-
 log = logging.getLogger(__name__)
 
-# Shapes: N pictures of a split, D features.
+# Shapes: N pictures of a split, D features, K classes.
 
 
-def probe_head(model: "Classifier", data: "PictureData") -> None:
+def probe_head(
+    trainer: pl.Trainer,
+    network: nn.Module,
+    forward: Callable[[Tensor], Tensor],
+    loaders: Mapping[str, Callable[[], Iterable[dict[str, Any]]]],
+    num_views: int,
+    class_weight: Tensor,
+) -> None:
     """Set the head to a logistic regression on the features of the training pictures, the same for any device count.
 
-    Its strength is chosen on the validation split or, without one, by folds of the training pictures. Classes count as
-    they do in training (`class_weights`). The model keeps its mode; only the head changes.
+    Its strength is chosen on the validation split or, without one, by folds of the training pictures.
+
+    Args:
+        trainer: Of the devices that share the pictures.
+        network: Whose head it is; only that changes.
+        forward: From a batch's pictures to the logits through that head, as in evaluation.
+        loaders: Make the batches of train and, where there is one, of val; those of this device, in order.
+        num_views: Fixed views of each training picture, which count each.
+        class_weight: What classes count in training, (K,).
     """
-    x, y = features(model, data, "train")
-    num_views = data.num_views or 1
-    val_x, val_y = features(model, data, "val") if "val" in data.splits else (None, None)
-    weights = model.class_weight.double().cpu().numpy()
+    linear = head(network)
+    x, y = head_inputs(trainer, forward, linear, loaders["train"]())
+    val_x, val_y = head_inputs(trainer, forward, linear, loaders["val"]()) if "val" in loaders else (None, None)
+    weights = class_weight.double().cpu().numpy()
     probe = (
-        fit_probe(x, y, len(model.class_names), val_x, val_y, num_views=num_views, class_weights=weights)
-        if model.trainer.is_global_zero
+        fit_probe(x, y, len(weights), val_x, val_y, num_views=num_views, class_weights=weights)
+        if trainer.is_global_zero
         else None
     )
-    probe = model.trainer.strategy.broadcast(probe)
+    probe = trainer.strategy.broadcast(probe)
     assert probe is not None
-    reshard(model.network)
-    linear = head(model.network)
+    reshard(network)
     with torch.no_grad():
         assign(linear.weight, torch.from_numpy(probe.weight))
         assign(linear.bias, torch.from_numpy(probe.bias))
-    if model.trainer.is_global_zero:
+    if trainer.is_global_zero:
         accuracy = "" if probe.val_accuracy is None else f", accuracy {probe.val_accuracy:.4f} on pictures held out"
         log.info("head fitted on the features of %d pictures: strength %.1e%s", len(y), probe.strength, accuracy)
 
 
 @torch.no_grad()
-def features(model: "Classifier", data: "PictureData", split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the head sees of a split's pictures as in evaluation, (N, D) float64, and labels (N,).
+def head_inputs(
+    trainer: pl.Trainer, forward: Callable[[Tensor], Tensor], linear: nn.Linear, batches: Iterable[dict[str, Any]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the head sees of pictures, (N, D) float64, and labels (N,), in order.
 
-    Each device computes its part of the list; every device gets all of it, in order. Fixed views of training pictures
-    (`data.num_views`) count each, and are as in training.
+    Each device computes its batches; every device gets all. See `probe_head` for the arguments.
     """
-    parts = list(_batches(model, data, split))
+    parts = list(_batches(trainer, forward, linear, batches))
     x = torch.cat([features for features, _ in parts]).double().numpy()
     y = torch.cat([labels for _, labels in parts]).numpy()
-    if model.trainer.world_size == 1:
+    if trainer.world_size == 1:
         return x, y
-    everywhere: list[tuple[np.ndarray, np.ndarray]] = [(x, y)] * model.trainer.world_size
+    everywhere: list[tuple[np.ndarray, np.ndarray]] = [(x, y)] * trainer.world_size
     dist.all_gather_object(everywhere, (x, y))
     return np.concatenate([x for x, _ in everywhere]), np.concatenate([y for _, y in everywhere])
 
 
-def _batches(model: "Classifier", data: "PictureData", split: str) -> Iterator[tuple[Tensor, Tensor]]:
-    linear = head(model.network)
+def _batches(
+    trainer: pl.Trainer, forward: Callable[[Tensor], Tensor], linear: nn.Linear, batches: Iterable[dict[str, Any]]
+) -> Iterator[tuple[Tensor, Tensor]]:
     seen: list[Tensor] = []
 
     def remember(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
 
     handle = linear.register_forward_pre_hook(remember, prepend=True)  # before what spreads it over devices
-    was_training = model.training
-    model.eval()
     try:
-        for batch in data.loader(split):
-            images = batch["image"].to(model.device)
-            if len(images) or is_sharded(model.trainer):
-                with model.trainer.precision_plugin.forward_context():
-                    model(images)
-            if len(images) and is_counted(model.trainer):
+        for batch in batches:
+            images = batch["image"].to(trainer.strategy.root_device)
+            if len(images) or is_sharded(trainer):
+                with trainer.precision_plugin.forward_context():
+                    forward(images)
+            if len(images) and is_counted(trainer):
                 yield seen[-1].cpu(), batch["label"]
             seen.clear()
         # A device without pictures adds nothing, but has to add something.
         yield torch.empty(0, linear.in_features), torch.empty(0, dtype=torch.int64)
     finally:
         handle.remove()
-        model.train(was_training)

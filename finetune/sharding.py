@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, OptimStateKeyType, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from finetune.checkpoints import read_checkpoint
 from finetune.messages import WrongUsage
 from finetune.models import head, stages
+from finetune.tensor_parallel import shard_head
 
 
 class MeshStrategy(ModelParallelStrategy):
@@ -53,7 +53,7 @@ class MeshStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = True) -> dict[str, Any]:
         # Lightning's own unpickles anything, and sends tensors from rank 0 as they lie in memory: channels_last weights
         # arrive permuted (torch 2.15). Here every device reads the file.
-        checkpoint = read_checkpoint(checkpoint_path)
+        checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=True)
         assert self.model is not None
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
@@ -83,8 +83,6 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> None:
         both = " x ".join(map(str, sizes))
         raise ValueError(f"{num} classes can't be shared out evenly on a mesh of {both}: give one axis all devices")
     if mesh["tensor_parallel"].size() > 1:
-        from finetune.model_parallel import shard_head
-
         shard_head(network, mesh["tensor_parallel"])
     if mesh["data_parallel"].size() > 1:
         for parameter in network.parameters():  # FSDP2 takes no channels_last weights

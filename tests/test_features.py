@@ -16,7 +16,8 @@ def test_features_are_what_the_head_sees(colours):
     pictures = data(colours)
     model = Classifier(pictures.class_names, **SMALL)
     fit(model, pictures, max_steps=0)
-    x, y = features.features(model, pictures, "val")
+    model.eval()
+    x, y = features.head_inputs(model.trainer, model, head(model.network), pictures.loader("val"))
     assert y.tolist() == pictures.splits["val"].labels.tolist()
     with torch.no_grad():
         logits = torch.cat([model.eval()(batch["image"]) for batch in pictures.loader("val")])
