@@ -13,6 +13,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune.benchmark_text import advice, scaling, text
+from finetune.files import check_target
 from finetune.lightning_cli import FinetuneCLI, run_lightning
 from finetune.messages import WrongUsage
 from finetune.parsing import last_value
@@ -76,8 +77,10 @@ class BenchmarkCLI(FinetuneCLI):
 def benchmark(arguments: Sequence[str]) -> None:
     """Measure the fit that `arguments` describe."""
     devices, output, rest = last_value(arguments, "--devices"), last_value(arguments, "--output"), list(arguments)
-    if output is not None and not Path(output).absolute().parent.is_dir():
-        raise WrongUsage(f"there is no folder for --output {output}")  # told before minutes are spent
+    if output is not None:
+        check_target(output, "--output")
+        if not Path(output).absolute().parent.is_dir():
+            raise WrongUsage(f"there is no folder for --output {output}")
     if devices is None or {"-h", "--help"} & set(rest):
         run_lightning(["benchmark", *rest], BenchmarkCLI)
         return

@@ -3,6 +3,7 @@
 This module imports nothing heavy, so that `finetune --help` answers at once.
 """
 
+import contextlib
 import difflib
 import gc
 import importlib
@@ -10,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from finetune import __version__
 from finetune.ranks import end_with_first_process
@@ -52,7 +53,8 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         try:
             run(arguments)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # a daemon's may be closed
+                sys.stdout.flush()
         finally:
             if is_own:  # what comes now is short: a second Ctrl-C ends it, and workers that end are no news
                 before |= {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
@@ -94,7 +96,8 @@ def run(arguments: Sequence[str]) -> None:
         if command != "fit" and "torch" not in sys.modules:
             # Threads that wait leave the cores to what reads pictures: a sixth faster. Training gains nothing from it.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        from finetune.lightning_cli import run_lightning
+        with _ending_at_once():
+            from finetune.lightning_cli import run_lightning
 
         run_lightning(arguments)
     elif command in OWN:
@@ -113,13 +116,26 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     from finetune.parsing import OneLineErrorParser
 
     module, _, name = OWN[command][0].partition(":")
-    function = getattr(importlib.import_module(module), name)
+    with _ending_at_once():
+        function = getattr(importlib.import_module(module), name)
     if command == "benchmark":  # its flags are those of fit, and some more
         function(arguments)
         return
     auto_cli(
         function, args=list(arguments), prog=f"finetune {command}", parser_class=OneLineErrorParser, as_positional=False
     )
+
+
+@contextlib.contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """End at a signal without raising it: libraries would swallow that while they are imported, or break half-way."""
+    signums = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, lambda signum, _: os._exit(128 + signum)) for signum in signums}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _help() -> str:
@@ -181,7 +197,8 @@ def _one_line(error: BaseException) -> str | None:
     elif type(error).__name__ == "DistBackendError" or "gloo" in text:
         return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
     elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":
-        return None
+        told = text.startswith(("Early stopping conditioned on metric", "`devices` selected with"))  # by Lightning
+        return " ".join(text.split()) if told else None
     elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"
     return " ".join(text.split()) or type(error).__name__

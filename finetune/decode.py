@@ -29,9 +29,9 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from finetune.limits import MAX_BYTES, MAX_PIXELS
+
 IMAGE_SUFFIXES: frozenset[str] = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
-MAX_PIXELS = 178_956_970  # where Pillow itself refuses: twice Image.MAX_IMAGE_PIXELS, 0.5 GB as RGB
-MAX_BYTES = 8 * MAX_PIXELS  # of a file: four samples of 16 bits a pixel, as they are
 _STRIP = 2**24  # pixels brought to RGB at once: the conversions of large pictures would hold several copies of them
 
 # The first bytes decide, not the suffix. The classes are called directly because Image.open() warns from 89 Mpx on,

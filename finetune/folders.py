@@ -5,6 +5,7 @@ import logging
 import os
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from finetune.decode import IMAGE_SUFFIXES, stored_size
+from finetune.messages import WrongUsage
 from finetune.pictures import PathList
 from finetune.walk import Beside, find_pictures, num_loose
 
@@ -89,6 +91,8 @@ def scan(
             raise ValueError(f"{first} holds no class folders; put the pictures of each class in a folder of its name")
         if len(class_names) == 1:
             raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two")
+    if twice := [name for name, num in Counter(class_names).items() if num > 1]:
+        raise WrongUsage(f"data.class_names, for {root}, holds {_classes(twice)} more than once")
     beside = Beside(skip)
     files = {split: _files(folder, class_names, split, beside, is_told) for split, folder in split_dirs.items()}
     if is_told:
@@ -126,6 +130,10 @@ def _check_not_many(path: str) -> None:
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _is_dangling(entry: Path) -> bool:
+    return entry.is_symlink() and not entry.exists()
 
 
 def _check_names(folder: Path, class_names: Sequence[str]) -> None:
@@ -179,6 +187,7 @@ def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside,
             f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
             + "".join(f"; {text}" for text in alike)
         )
+    beside.unread += [f"{entry}: a link to nothing" for entry in sorted(folder.iterdir()) if _is_dangling(entry)]
     if loose := num_loose(folder):
         beside.loose[str(folder)] = loose
     labels: list[int] = []

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import (
@@ -10,12 +10,11 @@ from pytorch_lightning.callbacks import (
     GradientAccumulationScheduler,
     StochasticWeightAveraging,
     Timer,
+    WeightAveraging,
 )
+from torch import nn
 
 from finetune.param_groups import batch_norms
-
-if TYPE_CHECKING:
-    from finetune.classifier import Classifier
 
 
 def limits(trainer: pl.Trainer) -> dict[str, Any]:
@@ -58,16 +57,20 @@ def keep_patience(checkpoint: MutableMapping[str, Any], trainer: pl.Trainer) -> 
             checkpoint["callbacks"][callback.state_key]["patience"] = callback.patience
 
 
-def check_averaging(trainer: pl.Trainer, model: "Classifier") -> None:
-    """Make sure that StochasticWeightAveraging does what it says.
+def check_averaging(trainer: pl.Trainer, model: nn.Module, name: str) -> None:
+    """Make sure that callbacks which average weights do what they say.
 
     Raises:
-        ValueError: It would overwrite frozen batch norm; or, without any, write its mean into no checkpoint.
+        ValueError: One is tested with other weights than its checkpoints hold; or StochasticWeightAveraging would
+            overwrite frozen batch norm or, without any, write its mean into no checkpoint.
     """
+    if any(isinstance(c, WeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
+        # Where it loads best.ckpt for the test it takes the weights that were not averaged (Lightning 2.6).
+        raise ValueError("the test would measure other weights than best.ckpt holds with WeightAveraging: leave it out")
     if not any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
         return
     if not batch_norms(model):
-        raise ValueError(f"StochasticWeightAveraging needs batch norm, which {model.backbone} has not: leave it out")
+        raise ValueError(f"StochasticWeightAveraging needs batch norm, which {name} has not: leave it out")
     if any(not m.training for m in batch_norms(model.train())):
         raise ValueError(
             "StochasticWeightAveraging computes the statistics of batch norm anew, the frozen ones too: "

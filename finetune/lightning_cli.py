@@ -29,7 +29,7 @@ from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped, be_quiet
 from finetune.ranks import take_over
 from finetune.rates import settle_rate
-from finetune.resume import beginning, first_checkpoint, go_on
+from finetune.resume import beginning, first_checkpoint, go_on, take_up
 from finetune.runs import MetricsCSV, Run, RunFolder
 from finetune.sharding import MeshStrategy
 from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once, stopping
@@ -37,9 +37,6 @@ from finetune.trust import add_trust_flag, check_root, data_settings, model_sett
 from finetune.weights import read_weights
 
 log = logging.getLogger(__name__)
-
-# How pictures are prepared belongs to the network that learned from them.
-_PREPROCESSING = ("image_size", "resize")
 
 
 class FinetuneCLI(LightningCLI):
@@ -133,7 +130,7 @@ class FinetuneCLI(LightningCLI):
         for name, value in model_settings(self.checkpoint).items():
             config.model[name] = value
         config.data.init_args["class_names"] = config.model["class_names"]
-        for name in _PREPROCESSING:
+        for name in ("image_size", "resize"):  # which the network learned with
             config.data.init_args[name] = self.checkpoint["datamodule_hyper_parameters"][name]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -189,7 +186,7 @@ class FinetuneCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
         options = self.config["fit"]
-        check_averaging(self.trainer, self.model)
+        check_averaging(self.trainer, self.model, self.model.backbone)
         given = kwargs.pop("ckpt_path")
         resumed, ckpt_path, finished, told = beginning(self.trainer, self.run.root, options.resume, given)
         self.run.path = resumed
@@ -213,6 +210,8 @@ class FinetuneCLI(LightningCLI):
         self._after_training()
 
     def _after_training(self, finished: str = "") -> None:
+        if finished:
+            take_up(self.trainer, self.run)
         test, best = self.run.file("test.json"), self.run.checkpoint("best")
         is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime  # a prolonged run has another best
         has_test = "test" in self.datamodule.splits and self.config["fit"].test_after_fit
@@ -225,9 +224,9 @@ class FinetuneCLI(LightningCLI):
         if callback.stopped_by and has_test:
             raise Interrupted(callback.stopped_by)
         if has_test:
-            self.trainer.test(
-                self.model, datamodule=self.datamodule, ckpt_path=self.run.checkpoint("best"), verbose=False
-            )
+            if not best.exists():
+                raise ValueError(f"nothing was trained in {self.run.path}: a limit ended it before its first step")
+            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False)
         if self.trainer.is_global_zero:
             print(f"run in {self.run.path}", flush=True)
 

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
+from jsonargparse.typing import register_type
 from pytorch_lightning.cli import LightningArgumentParser
 
 from finetune import public_paths
@@ -55,6 +57,7 @@ _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
 
+register_type(torch.device)  # of StochasticWeightAveraging, whose config.yaml could else not be read again
 _load_yaml = get_loader("yaml")
 set_loader("yaml", lambda text: public_paths(_load_yaml(text)), (yaml.YAMLError,))
 
@@ -83,6 +86,8 @@ def explain(parser: ArgumentParser, message: str) -> str:
             if key.lstrip("-") in ("", "config"):
                 break
             nearest = nearest_key(key.lstrip("-"), valid)
+            if nearest == key.lstrip("-"):
+                return f"{key!r} is an option of another command"
             return f"there is no option {key!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
     if (key := _KEY.match(message)) and (value := _VALUE.search(message)):
         types = dict.fromkeys(_CLASS.sub(_plain_type, expected) for expected in _EXPECTED.findall(message))

@@ -27,7 +27,7 @@ class PicturesBar(ProgressBar):
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._pictures, self._seconds, self._since = 0, 0.0, 0.0
-        self._finished = ""
+        self._finished, self._is_validated = "", False
 
     def disable(self) -> None:
         self.is_enabled = False
@@ -84,6 +84,7 @@ class PicturesBar(ProgressBar):
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._since = time.perf_counter()
+        self._is_validated = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._finished, self._speed = self._epoch(trainer), self._rate()
@@ -94,12 +95,13 @@ class PicturesBar(ProgressBar):
     def _report(self, trainer: pl.Trainer) -> None:
         # Not at the epoch's end itself: there the network logs its own numbers after us.
         if self._finished and self.is_enabled and trainer.is_global_zero:
-            shown = [n for n in ("train/loss_epoch", "val/loss", "val/accuracy") if n in trainer.callback_metrics]
+            names = ["train/loss_epoch", *(("val/loss", "val/accuracy") if self._is_validated else ())]
+            shown = [name for name in names if name in trainer.callback_metrics]
             numbers = "  ".join(f"{name.removesuffix('_epoch')} {trainer.callback_metrics[name]:.4f}" for name in shown)
             rate = f"  {self._speed:.0f} pictures/s" if self._speed else ""  # resumed behind the last batch
             line = f"{self._finished}  {numbers}{rate}"
             self.console.print(line, highlight=False, soft_wrap=True)
-        self._finished = ""
+        self._finished, self._is_validated = "", False  # in the epoch that comes
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._begin("testing", sum(trainer.num_test_batches))

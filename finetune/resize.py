@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from finetune.decode import MAX_PIXELS
+from finetune.limits import MAX_PIXELS
 
 # Worker processes are the parallelism here; OpenCV's own threads would only fight them and torch's.
 cv2.setNumThreads(0)

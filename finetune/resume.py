@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytorch_lightning as pl
 import yaml
@@ -12,7 +12,8 @@ from finetune import public_paths
 from finetune.changes import compared
 from finetune.checkpoints import read_checkpoint
 from finetune.lightning_callbacks import ended_by
-from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, not_looked_at, versions
+from finetune.run_lock import hold
+from finetune.runs import MetricsCSV, Run, RunFolder, link, newest_with_checkpoint, not_looked_at, versions
 
 if TYPE_CHECKING:
     from finetune.picture_data import PictureData
@@ -50,7 +51,7 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
     """
     newest = newest_with_checkpoint(root) if resume else None
     first = first_checkpoint(root, resume, ckpt_path)
-    finished = ended_by(read_checkpoint(first), trainer) if first is not None and Path(first).is_file() else ""
+    finished = "" if first is None else ended_by(read_checkpoint(first), trainer)
     if newest and finished and newest != (later := versions(root, "fit")[-1]):
         # That later one is meant, not the one finished before it.
         told = f"{newest} is finished, with {finished}, and {later} ended before its first checkpoint: a new run begins"
@@ -75,6 +76,8 @@ def go_on(trainer: pl.Trainer, run: Run, data: "PictureData", options: Namespace
     Raises:
         ValueError: Something has changed that can't.
     """
+    if trainer.is_global_zero:
+        hold(run.checkpoint("last").parents[1])
     folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder))  # type: ignore[attr-defined]
     path, checkpoint = run.file("config.yaml"), read_checkpoint(run.checkpoint("last"))
     before = public_paths(yaml.safe_load(path.read_text("utf-8"))) if path.exists() else {}
@@ -93,6 +96,21 @@ def go_on(trainer: pl.Trainer, run: Run, data: "PictureData", options: Namespace
     for logger in trainer.loggers:
         if isinstance(logger, MetricsCSV):
             logger.rewind(checkpoint["global_step"])
+
+
+def take_up(trainer: pl.Trainer, run: Run) -> None:
+    """Let a trainer stand where a finished run has ended, so that its test is logged there, and see to its best.ckpt.
+
+    Without validation that is last.ckpt; a process that was killed may not have come to say so.
+    """
+    last, best = run.checkpoint("last"), run.checkpoint("best")
+    checkpoint = read_checkpoint(last)
+    trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    epochs.completed = epochs.processed  # written at an epoch's end, it lags
+    is_stale = not best.exists() or best.stat().st_mtime < last.stat().st_mtime
+    if is_stale and checkpoint["callbacks"]["Checkpoints"]["best_score"] is None and trainer.is_global_zero:
+        link(last, best)
 
 
 def _not_found(root: Path) -> str:

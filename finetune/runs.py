@@ -16,6 +16,8 @@ from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from finetune.run_lock import hold
+
 
 class Run:
     """Where this run's files go.
@@ -38,6 +40,8 @@ class Run:
             try:
                 candidate.mkdir()
                 self.path = candidate
+                if self.command == "fit":
+                    hold(candidate)
             except FileExistsError:
                 continue
         return self.path

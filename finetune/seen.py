@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from finetune.splits import SET_APART, hashes
+from finetune.splits import SET_APART, Split, hashes
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-    from finetune.picture_data import PictureData, Split
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ def unpacked(seen: Mapping[str, Any]) -> Seen:
     return Seen(seen["names"].numpy().view(np.uint64), seen["sizes"].numpy(), seen["num_train"])
 
 
-def seen_by(train: "Split", val: "Split | None", skip: bool = False) -> Seen:
+def seen_by(train: Split, val: Split | None, skip: bool = False) -> Seen:
     """Return the record of a run with these splits.
 
     Args:
@@ -70,11 +69,10 @@ def seen_by(train: "Split", val: "Split | None", skip: bool = False) -> Seen:
     return Seen(names, sizes, len(train.labels))
 
 
-def describe(data: "PictureData", split: str) -> str:
+def describe(name: str, split: Split, root: str | None) -> str:
     """Return how many pictures a split holds and where they come from, in words."""
-    given = data.splits[split]
-    num = len(given.labels)
-    return f"{num} {split} picture{'s' * (num != 1)} of {data.root} ({given.origin})"
+    num = len(split.labels)
+    return f"{num} {name} picture{'s' * (num != 1)} of {root} ({split.origin})"
 
 
 def hold_against(checkpoint: Mapping[str, Any], trainer: "pl.Trainer") -> None:
@@ -105,7 +103,7 @@ def hold_against(checkpoint: Mapping[str, Any], trainer: "pl.Trainer") -> None:
         else:
             data.take_whole(split)
         if is_told and split in data.splits and not data.is_fitted:
-            log.info(describe(data, split))
+            log.info(describe(split, data.splits[split], data.root))
             if not known:
                 log.warning("the checkpoint, of an older version, does not say what it has seen of them: not checked")
 

@@ -45,15 +45,16 @@ class Beside:
             log.warning("left out %d picture%s in no class folder: loose in %s", num, "s" * (num != 1), folder)
 
 
-def find_pictures(folder: str | Path, beside: Beside | None = None) -> Iterator[str]:
+def find_pictures(folder: str | Path, beside: Beside | None = None, on_the_way: Sequence[str] = ()) -> Iterator[str]:
     """Yield the picture files beneath `folder`, nested folders included, sorted by path; hidden ones are left out.
 
     Args:
         folder: Where to look.
         beside: Gets what is no picture.
+        on_the_way: Real paths of the folders that led here.
 
     Raises:
-        OSError: A folder can't be read, or is a link to one that it lies in.
+        OSError: A folder can't be read, or is a link to one that it lies in or that led there.
     """
     try:
         entries = _visible(folder)
@@ -62,15 +63,16 @@ def find_pictures(folder: str | Path, beside: Beside | None = None) -> Iterator[
             raise
         beside.unread.append(f"the folder {folder}: {error.strerror}")
         return
+    on_the_way = [*on_the_way, os.path.realpath(folder)]
     for entry in entries:
         if _is_dir(entry):
-            if entry.is_symlink() and _is_above(entry.path, folder):
+            if entry.is_symlink() and _is_above(entry.path, on_the_way):
                 text = f"{entry.path} is a link to a folder that it lies in"
                 if beside is None or not beside.skip:
                     raise OSError(f"{text}: remove it, or leave it out with --data.on_bad_image skip")
                 beside.unread.append(text)
                 continue
-            yield from find_pictures(entry.path, beside)
+            yield from find_pictures(entry.path, beside, on_the_way)
         elif is_picture(entry.name):
             yield entry.path
         elif beside is not None and (suffix := os.path.splitext(entry.name)[1].lower()) not in _HARMLESS:
@@ -99,6 +101,6 @@ def _is_dir(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def _is_above(link: str, folder: str | Path) -> bool:
-    target, here = os.path.realpath(link), os.path.realpath(folder)
-    return os.path.join(here, "").startswith(os.path.join(target, ""))
+def _is_above(link: str, folders: Sequence[str]) -> bool:
+    target = os.path.join(os.path.realpath(link), "")
+    return any(os.path.join(folder, "").startswith(target) for folder in folders)

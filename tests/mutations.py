@@ -122,7 +122,7 @@ MUTATIONS = [
     Mutation(
         "a fit tests the best checkpoint",
         "lightning_cli.py",
-        'ckpt_path=self.run.checkpoint("best"), verbose=False',
+        "ckpt_path=best, verbose=False",
         'ckpt_path=self.run.checkpoint("last"), verbose=False',
         "tests/test_lightning_cli.py -k best",
     ),
@@ -157,8 +157,8 @@ MUTATIONS = [
     Mutation(
         "a checkpoint says how pictures are prepared",
         "lightning_cli.py",
-        '_PREPROCESSING = ("image_size", "resize")',
-        "_PREPROCESSING = ()",
+        'for name in ("image_size", "resize"):',
+        "for name in ():",
         "tests/test_cli.py -k 'predict or prepared or preprocessing'",
     ),
     Mutation(

@@ -21,6 +21,7 @@ import yaml
 from conftest import QUICK
 
 from finetune import __version__
+from finetune import cli as cli_module
 from finetune.cli import LIGHTNING, OWN, main, run
 
 
@@ -496,3 +497,41 @@ def test_a_list_of_which_no_picture_can_be_read_is_a_failure(fitted, tmp_path, m
     assert shown.err.endswith("finetune: error: none of the pictures can be read; out.CSV says why of each\n")
     with open("out.CSV") as file:
         assert [row["path"] for row in csv.DictReader(file) if row["error"]] == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("module", ["numpy.linalg", "numpy.dtypes", "torch"])
+def test_a_signal_while_libraries_are_imported_ends_it(tmp_path, signum, module):
+    """numpy and torch swallow what is raised in the middle of them, or break."""
+    (tmp_path / "sitecustomize.py").write_text(f"""
+import os, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), {int(signum)})
+sys.meta_path.insert(0, Finder())
+""")
+    # Another sitecustomize may stand in the way of this one.
+    code = f"exec(open({str(tmp_path / 'sitecustomize.py')!r}).read()); from finetune.cli import main; main()"
+    command = [sys.executable, "-c", code, "fit", "--data.root", "nowhere"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (128 + signum, "")
+
+
+def test_output_that_is_closed_is_no_failure(tmp_path):
+    command = f"{sys.executable} -m finetune --version >&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "Early stopping"),
+        (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices` selected"),
+        (RuntimeError("a fault of ours"), None),
+    ],
+)
+def test_what_lightning_says_of_wrong_options_is_a_line(error, told):
+    line = cli_module._one_line(error)
+    assert line is None if told is None else line.startswith(told) and "\n" not in line

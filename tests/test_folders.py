@@ -170,6 +170,14 @@ def test_folders_that_cannot_be_read_are_named_or_left_out(tmp_path, monkeypatch
     ]
 
 
+def test_links_to_nothing_are_told(tmp_path, caplog):
+    make(tmp_path, *TRAIN)
+    (tmp_path / "train/hen").symlink_to(tmp_path / "gone")
+    class_names, _ = scan(tmp_path)
+    assert class_names == ["cat", "dog"]
+    assert f"left out {tmp_path}/train/hen: a link to nothing" in caplog.messages
+
+
 def test_find_pictures_of_an_empty_folder_are_none(tmp_path):
     assert list(find_pictures(tmp_path)) == []
 
@@ -195,6 +203,12 @@ ERRORS = {
     ),
     "classes that differ in case": ((*TRAIN, "test/Cat/1.png"), None, ["'Cat'", "test", "'Cat' is 'cat' there"]),
     "a link that leads back": ((*TRAIN, "train/cat/back -> ../.."), None, ["cat/back is a link", "on_bad_image skip"]),
+    "links that lead to each other": (
+        (*TRAIN, "train/cat/a -> ../dog", "train/cat/b -> ../dog", "train/dog/a -> ../cat", "train/dog/b -> ../cat"),
+        None,
+        ["cat/a/a is a link", "on_bad_image skip"],
+    ),
+    "a class twice": (TRAIN, ["dog", "cat", "dog"], ["class_names", "'dog' more than once"]),
     "no training": (("test/cat/1.png", "test/dog/1.png"), None, ["test", "train"]),
     "no training but two others": (("test/cat/1.png", "val/cat/1.png"), None, ["test", "train"]),
 }

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import yaml
 from pytorch_lightning.callbacks import Callback, Timer
 
 from finetune.classifier import Classifier
@@ -207,11 +208,20 @@ def test_control_with_the_patience_of_the_checkpoint_it_stops_again(cli, colours
     assert len(after) == 2  # as far as the next validation
 
 
+def test_the_config_of_averaging_is_read_again(cli, colours, tmp_path):
+    trained(cli, colours, tmp_path, None, *callback("StochasticWeightAveraging", swa_lrs=0.01))
+    config = tmp_path / "fit/version_0/config.yaml"
+    assert yaml.safe_load(config.read_text())["trainer"]["callbacks"][0]["init_args"]["device"] == "cpu"
+    cli("fit", "--config", config, "--trainer.max_epochs", 1)
+
+
 def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
     with pytest.raises(ValueError, match=r"the frozen ones too: leave it out, or model\.freeze"):
         trained(cli, colours, tmp_path, None, *AVERAGED, "--model.freeze_batch_norm", "true")
     with pytest.raises(ValueError, match="needs batch norm, which lenet has not"):
         trained(cli, colours, tmp_path, None, *AVERAGED, "--model.backbone", "lenet", "--data.image_size", "28")
+    with pytest.raises(ValueError, match="other weights than best.ckpt holds with WeightAveraging"):
+        trained(cli, colours, tmp_path, None, *callback("EMAWeightAveraging"))
     assert not (tmp_path / "fit").exists()
 
 

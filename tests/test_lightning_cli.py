@@ -16,7 +16,7 @@ from finetune.classifier import Classifier
 from finetune.lightning_cli import run_lightning
 from finetune.models import build
 from finetune.resume import beginning
-from finetune.runs import not_looked_at
+from finetune.runs import not_looked_at, read_metrics
 
 
 def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):
@@ -178,3 +178,35 @@ def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, tmp_path
     torch.save(checkpoint, last)
     with pytest.raises(ValueError, match="in another order with other training pictures"):
         cli(*fit, "--trainer.max_epochs", 3)
+
+
+def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICK, "--data.val_fraction", "0", "--trainer.max_epochs", 2]
+    cli(*fit, "--test_after_fit", "false")
+    run = tmp_path / "runs/fit/version_0"
+    best, last = run / "checkpoints/best.ckpt", run / "checkpoints/last.ckpt"
+    best.unlink()  # as after the first epoch, and killed between the two files at the end of the second
+    other = ["--trainer.default_root_dir", "other"]
+    cli(*fit[:-1], 1, *other, "--test_after_fit", "false")
+    best.write_bytes((tmp_path / "other/fit/version_0/checkpoints/best.ckpt").read_bytes())
+    os.utime(best, (last.stat().st_mtime - 9,) * 2)
+    cli(*fit, "--resume")
+    assert read_checkpoint(best)["global_step"] == read_checkpoint(last)["global_step"]
+    (row,) = [row for row in read_metrics(run / "metrics.csv") if row.get("test/loss")]
+    cli(*fit, *other)
+    (whole,) = [row for row in read_metrics("other/fit/version_1/metrics.csv") if row.get("test/loss")]
+    assert (row["step"], row["epoch"], row["test/loss"]) == (whole["step"], whole["epoch"], whole["test/loss"])
+    cli(*fit[:-1], 3, "--resume")
+    (row,) = [row for row in read_metrics(run / "metrics.csv") if row.get("test/loss")]  # that of before is gone
+    assert int(row["step"]) == read_checkpoint(last)["global_step"]
+
+
+def test_a_run_that_ends_before_its_first_step_is_told(colours, cli):
+    with pytest.raises(ValueError, match=r"nothing was trained in .*version_0: a limit ended it before its first step"):
+        cli("fit", "--data.root", colours, *QUICK, "--trainer.max_time", "00:00:00:00")
+
+
+def test_a_checkpoint_that_is_not_there_is_told_before_there_is_a_run(colours, cli, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nope.ckpt"):
+        cli("fit", "--data.root", colours, *QUICK, "--ckpt_path", "nope.ckpt")
+    assert not (tmp_path / "runs").exists()

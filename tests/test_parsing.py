@@ -135,6 +135,15 @@ def test_valid_keys_are_those_of_all_subcommands():
     assert not any(key.startswith("-") for key in valid_keys(parser))
 
 
+def test_an_option_of_another_command_is_told_as_such():
+    parser, fit, predict = OneLineErrorParser(), OneLineErrorParser(), OneLineErrorParser()
+    fit.add_argument("--resume", type=bool)
+    commands = parser.add_subcommands()
+    commands.add_subcommand("fit", fit)
+    commands.add_subcommand("predict", predict)
+    assert explain(parser, "Key 'resume' is not expected") == "'resume' is an option of another command"
+
+
 KEYS = ["data.root", "model.freeze", "model.freeze_batch_norm", "model.weights", "trainer.max_epochs", "resume"]
 
 

@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -58,10 +59,11 @@ pytestmark = [
 ]
 
 
-def trainer(tmp_path, *callbacks: pl.Callback) -> pl.Trainer:
+def trainer(tmp_path, *callbacks: pl.Callback, max_epochs: int = 2, **options: Any) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
-        max_epochs=2,
+        max_epochs=max_epochs,
+        **options,
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -93,6 +95,12 @@ def test_numbers_that_are_not_there_are_not_shown(tmp_path):
     shown, text = bar(is_terminal=False)
     trainer(tmp_path, shown).fit(Tiny(), loader())
     assert re.fullmatch(r"epoch 1/2  train/loss 0.5000  \d+ pictures/s", text.getvalue().splitlines()[0])
+
+
+def test_an_epoch_without_validation_does_not_repeat_that_of_another(tmp_path):
+    shown, text = bar(is_terminal=False)
+    trainer(tmp_path, shown, check_val_every_n_epoch=2, max_epochs=3).fit(Tiny(), loader(), loader())
+    assert ["val/loss" in line for line in text.getvalue().splitlines()] == [False, True, False]
 
 
 def test_a_terminal_gets_a_bar_with_pictures_per_second_and_the_loss(tmp_path, monkeypatch):
@@ -209,11 +217,11 @@ def test_validation_within_fit_is_no_result(tmp_path, capsys):
     run = Run(tmp_path, "fit")
     run.choose()
     trainer(tmp_path, Results(run)).fit(Tiny(), loader(), loader())
-    assert capsys.readouterr().out == "" and list(run.path.iterdir()) == []
+    assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []
 
 
 def test_only_the_first_device_reports(tmp_path, capsys):
     run = Run(tmp_path, "test")
     run.choose()
     Results(run).on_test_end(SimpleNamespace(is_global_zero=False), Tiny())
-    assert capsys.readouterr().out == "" and list(run.path.iterdir()) == []
+    assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []

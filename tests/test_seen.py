@@ -250,7 +250,7 @@ def test_arrays_are_known_by_their_place(tmp_path):
 
     fitted = Drawn(str(tmp_path), val_fraction=0.3)
     checkpoint = checkpoint_of(fitted)
-    assert describe(fitted, "test") == f"60 test pictures of {tmp_path} (its test pictures)"
+    assert describe("test", fitted.splits["test"], fitted.root) == f"60 test pictures of {tmp_path} (its test pictures)"
     assert isinstance(fitted.splits["val"], Split) and isinstance(fitted.splits["val"].read, GreyReader)
     assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3), "validate")
     with pytest.raises(ValueError, match="has seen .* train/"):

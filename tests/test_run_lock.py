@@ -1,0 +1,48 @@
+"""One process at a time goes on in a run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from finetune import run_lock
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from finetune.run_lock import hold
+try:
+    hold(Path(sys.argv[1]))
+    print("held", flush=True)
+    sys.stdin.read()
+except ValueError as error:
+    print(error)
+"""
+
+
+def another(run: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_second_process_is_told_which_one_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "_held", {})
+    run_lock.hold(tmp_path)
+    run_lock.hold(tmp_path)  # the same process may
+    told = another(tmp_path).communicate(timeout=60)[0]
+    assert told == f"another process, {os.getpid()}, goes on in {tmp_path}: wait for its end, or end it\n"
+
+
+def test_a_process_that_was_killed_holds_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "_held", {})
+    first = another(tmp_path)
+    assert first.stdout.readline() == "held\n"
+    with pytest.raises(ValueError, match=f"another process, {first.pid}, goes on in"):  # control
+        run_lock.hold(tmp_path)
+    first.kill()
+    first.communicate(timeout=60)
+    run_lock.hold(tmp_path)
+    assert (tmp_path / ".lock").read_text() == str(os.getpid())
