@@ -15,6 +15,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # The image of the Dockerfile, then a few steps of training in it: offline, and with nothing to write to but memory.
 ENGINE ?= $(shell for engine in docker podman; do $$engine info >/dev/null 2>&1 && echo $$engine && break; done)

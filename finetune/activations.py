@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import finetune
 from finetune.caches import ACTIVATIONS, cache_dir, mark_used, room
-from finetune.cut import folded
+from finetune.cut import cut, folded
 from finetune.packed import unfinished
 from finetune.pictures import Activations
 from finetune.sampling import num_reads, share
@@ -50,14 +50,14 @@ class Part(NamedTuple):
     Attributes:
         name: Of the network.
         normalize: From pictures (B, 3, h, w) uint8 to what the frozen part takes.
-        frozen: From there to activations.
         constants: What `normalize` computes with.
+        frozen: From there to activations.
     """
 
     name: str
     normalize: Callable[[Tensor], Tensor]
-    frozen: nn.Module
     constants: Sequence[Tensor]
+    frozen: nn.Module = nn.Identity()
 
 
 def pays(trainer: pl.Trainer, data: "PictureData") -> bool:
@@ -68,6 +68,32 @@ def pays(trainer: pl.Trainer, data: "PictureData") -> bool:
     num = len(data.splits["train"].labels) if "train" in data.splits else 0
     is_fit = trainer.state.fn == "fit" and not is_sharded(trainer)
     return is_fit and num_reads(trainer, num, data.batch_size) > views * num
+
+
+def use_activations(
+    trainer: pl.Trainer, part: Part, network: nn.Module, frozen: Sequence[nn.Module], data: "PictureData"
+) -> nn.Module | None:
+    """Hand the data what the frozen part of a network makes of train and val, and return the rest of it.
+
+    Where they can't be had, a line says why, and every epoch computes all.
+
+    Args:
+        trainer: Of all devices.
+        part: What is known of the part before the network is cut.
+        network: It goes on to hold all weights.
+        frozen: Its first stages.
+        data: Its `activations` are set.
+    """
+    try:
+        parts = cut(network, frozen)
+        if parts is None:
+            raise Unavailable(f"{part.name} can't be cut there")
+        data.activations = cached_activations(trainer, part._replace(frozen=parts[0]), data)
+        return parts[1]
+    except Unavailable as error:
+        if trainer.is_global_zero:
+            log.warning("what is frozen is computed anew in every epoch: %s", error)
+        return None
 
 
 def cached_activations(trainer: pl.Trainer, part: Part, data: "PictureData") -> dict[str, Activations]:

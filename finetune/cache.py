@@ -16,8 +16,9 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import PIL
@@ -32,10 +33,9 @@ from finetune.decode import DecodeError, decode, stored_size
 from finetune.download import one_at_a_time
 from finetune.machine import num_cores
 from finetune.packed import Packed, TooLarge, opened, write_packed
+from finetune.pictures import FileReader
 from finetune.sampling import ESTIMATE, some_of
-
-if TYPE_CHECKING:
-    from finetune.pictures import FileReader
+from finetune.splits import Split
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class CachedReader:
         positions: Where in it the pictures of the split are, (num_images,).
     """
 
-    def __init__(self, files: "FileReader", packed: Packed, positions: np.ndarray) -> None:
+    def __init__(self, files: FileReader, packed: Packed, positions: np.ndarray) -> None:
         self.files, self.packed, self.positions = files, packed, positions
 
     def __call__(self, index: int) -> np.ndarray:
@@ -65,8 +65,14 @@ def pays(num_reads: float, num_images: int) -> bool:
     return num_reads - num_images >= max(num_images, _MIN_SAVED)
 
 
+def from_cache(splits: Mapping[str, Split], root: str | Path, limit_gb: float, build: bool) -> dict[str, Split]:
+    """Return train and val, of splits that are read from files, as read from a cache; see `cached_readers`."""
+    files = {s: p.read for s, p in splits.items() if s in ("train", "val") and isinstance(p.read, FileReader)}
+    return {s: replace(splits[s], read=read) for s, read in cached_readers(files, root, limit_gb, build).items()}
+
+
 def cached_readers(
-    splits: Mapping[str, "FileReader"], root: str | Path, limit_gb: float, build: bool
+    splits: Mapping[str, FileReader], root: str | Path, limit_gb: float, build: bool
 ) -> dict[str, CachedReader]:
     """Return readers of the same pictures from a cache, none where there is no cache.
 

@@ -1,9 +1,7 @@
 """The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -19,7 +17,6 @@ from finetune import activations, param_groups
 from finetune.batch_norm import share_statistics
 from finetune.checkpoints import check_model, origin
 from finetune.compiled import Compile, Fold
-from finetune.cut import cut
 from finetune.dropout import Noise
 from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
@@ -29,9 +26,7 @@ from finetune.sampling import run_seed, total_steps
 from finetune.schedules import StepOnPlateau, as_lightning_wants, with_total_steps
 from finetune.seen import hold_against
 from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
-from finetune.weights import load_weights, read_weights, source_head
-
-log = logging.getLogger(__name__)
+from finetune.weights import class_list, load_weights, read_weights, source_head
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 
@@ -100,7 +95,6 @@ class Classifier(pl.LightningModule):
         self.rest: Callable[[Tensor], Tensor]  # from activations to logits, once there are any
         self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
         num_classes = len(self.class_names)
-
         self.network = build(backbone, num_classes).to(memory_format=torch.channels_last)
         # Decided before DDP wraps: it would never average what is unfrozen later.
         self.frozen = param_groups.freeze(self.network, freeze)
@@ -147,8 +141,8 @@ class Classifier(pl.LightningModule):
             load_weights(self.network, pretrained)
             pretrained.write_normalization(self.mean, self.std)
         if self.head_init == "source":
-            names = Path(self.source_classes).read_text("utf-8").splitlines() if self.source_classes else None
-            source_head(self.network, pretrained, self.class_names, self.class_mapping, names)
+            named = class_list(self.source_classes)
+            source_head(self.network, pretrained, self.class_names, self.class_mapping, named)
         if self.class_weights == "balanced":
             self.class_weight.copy_(balanced_weights(self._data.splits["train"].labels, len(self.class_names)))
 
@@ -162,28 +156,16 @@ class Classifier(pl.LightningModule):
     def on_fit_start(self) -> None:
         self.train()  # Lightning leaves the mode of every module as it finds it
         if self.frozen and activations.pays(self.trainer, self._data):
-            self._use_activations()
+            part = activations.Part(self.backbone, self.normalized, (self.mean, self.std))
+            if rest := activations.use_activations(self.trainer, part, self.network, self.frozen, self._data):
+                self.rest = rest.forward  # not the module: its weights are in the network already
         if self.head_init == "probe" and self.trainer.ckpt_path is None:
             from finetune.features import probe_head  # scipy takes a second to import
 
-            splits = [split for split in ("train", "val") if split in self._data.splits]
-            loaders = {split: partial(self._data.loader, split) for split in splits}
+            loaders = {s: partial(self._data.loader, s) for s in ("train", "val") if s in self._data.splits}
             views = self._data.num_views or 1
             probe_head(self.trainer, self.network, self.eval(), loaders, views, self.class_weight)
             self.train()
-
-    def _use_activations(self) -> None:
-        """Train and validate on what the frozen part makes of each picture, where that can be had."""
-        try:
-            parts = cut(self.network, self.frozen)
-            if parts is None:
-                raise activations.Unavailable(f"{self.backbone} can't be cut there")
-            part = activations.Part(self.backbone, self.normalized, parts[0], (self.mean, self.std))
-            self._data.activations = activations.cached_activations(self.trainer, part, self._data)
-            self.rest = parts[1].forward  # not the module: its weights are in the network already
-        except activations.Unavailable as error:
-            if self.trainer.is_global_zero:
-                log.warning("what is frozen is computed anew in every epoch: %s", error)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         images, labels = batch["image"], batch["label"]

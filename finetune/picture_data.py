@@ -1,9 +1,7 @@
 """The base of all data modules: what a loader gives, from which pictures, to which device."""
 
 import math
-import warnings
 from abc import abstractmethod
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,9 +9,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_convert
 
-from finetune.cache import cached_readers, pays
+from finetune.cache import from_cache, pays
+from finetune.data_settings import check_shares, check_sizes
 from finetune.folders import files_to_predict
 from finetune.identity import identity
 from finetune.messages import WrongUsage
@@ -25,9 +24,6 @@ from finetune.splits import Split
 from finetune.transfer import Transfer
 from finetune.transforms import ResizeMode, eval_transform, train_transform
 from finetune.workers import Loader, automatic_workers, check_shared_memory, end_workers, start_worker
-
-# Lightning can't know that ours gives every picture.
-warnings.filterwarnings("ignore", message="You are using a custom batch sampler `EvalBatches`")
 
 
 class PictureData(pl.LightningDataModule):
@@ -81,19 +77,8 @@ class PictureData(pl.LightningDataModule):
         predict: str | None = None,
     ) -> None:
         super().__init__()
-        if batch_size < 1 or image_size < 8:
-            raise WrongUsage(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
-        if not 0 < min_crop <= 1:
-            raise WrongUsage(f"min_crop must be above 0 and at most 1, got {min_crop}")
-        if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
-            given = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
-            raise WrongUsage(f"{given} must leave some training data")
-        if num_views is not None and num_views < 1:
-            raise WrongUsage(f"num_views must be at least 1, got {num_views}")
-        if cache_size is not None and cache_size < image_size:
-            raise WrongUsage(f"cache_size {cache_size} must be at least image_size, {image_size}")
-        if cache_limit_gb < 0 or (num_workers != "auto" and num_workers < 0):
-            raise WrongUsage(f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative")
+        check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers)
+        check_shares(val_fraction, test_fraction, min_crop, num_views)
         self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
         self.root = root or self.default_root
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
@@ -106,8 +91,7 @@ class PictureData(pl.LightningDataModule):
         self.activations: dict[str, Activations] = {}  # instead of the pictures, where a frozen part made them
         self._looked_for_cache: bool | None = None  # and whether to make one where there is none
         self._transfer = Transfer()
-        self.class_names = class_names or []
-        self.fingerprint, self.is_fitted = "", False
+        self.class_names, self.fingerprint, self.is_fitted = class_names or [], "", False
         self.seen: Seen | None = None  # what training sees
         if predict is not None:
             paths = files_to_predict(predict)
@@ -129,7 +113,6 @@ class PictureData(pl.LightningDataModule):
         """Measure all pictures as `split` where none are set apart by folder: these are not the training data."""
 
     def setup(self, stage: str) -> None:
-        assert self.trainer is not None
         self.is_fitted |= stage == "fit"
         self.activations, self._looked_for_cache = {}, None  # of another fit, perhaps
 
@@ -162,17 +145,13 @@ class PictureData(pl.LightningDataModule):
             num_at_once = math.ceil(self.batch_size / world_size)
             batches = EvalBatches(num, num_at_once, rank, world_size, key)
         if given is not None:
-            return DataLoader(given, batch_sampler=batches, collate_fn=_as_it_is, pin_memory=self._is_pinned())
+            return DataLoader(given, batch_sampler=batches, collate_fn=default_convert, pin_memory=self._is_pinned())
         dataset = self.pictures(split, train or self._has_views(split))
         options = self.worker_options(math.ceil(self.batch_size / world_size))
         options["persistent_workers"] = options["num_workers"] > 0 and split in ("train", "val")
         loader = Loader(dataset, batch_sampler=batches, collate_fn=Collate(self.image_size), **options)
         if split == "val" and options["persistent_workers"]:
-            # Its processes start now: forked later, they would hold every page that training has touched, and the
-            # system would have to copy each as soon as training writes to it again.
-            batches.is_held = True
-            iter(loader)
-            batches.is_held = False
+            loader.start_workers()
         return loader
 
     def pictures(self, split: str, train: bool = False, reads: float | None = None) -> Pictures:
@@ -185,25 +164,19 @@ class PictureData(pl.LightningDataModule):
                 is worth it, and in `fit`, they are decoded once and kept; what is kept already is read in any case.
         """
         if split in ("train", "val") and self.trainer is not None:
-            self._take_decoded(self._num_reads() if reads is None else reads)
+            self._take_decoded(reads)
         given, on_bad_image = self.splits[split], "skip" if split == "predict" else self.on_bad_image
         transform = self.train_transform if train else self.eval_transform
         return Pictures(given.read, given.labels, transform, run_seed(), on_bad_image, self.num_views)
 
-    def _num_reads(self) -> float:
+    def _take_decoded(self, reads: float | None) -> None:
         assert self.trainer is not None
-        num = len(self.splits["train"].labels) if "train" in self.splits else 0
-        return num_reads(self.trainer, num, self.batch_size) / num if num and self.trainer.state.fn == "fit" else 1
-
-    def _take_decoded(self, reads: float) -> None:
-        num = len(self.splits["train"].labels) if "train" in self.splits else 0
-        build = num > 0 and pays(reads * num, num)
-        if self._looked_for_cache is not None and self._looked_for_cache >= build:
-            return
-        self._looked_for_cache = build
-        files = {s: p.read for s, p in self.splits.items() if s in ("train", "val") and isinstance(p.read, FileReader)}
-        for split, read in cached_readers(files, self.root or "", self.cache_limit_gb, build).items():
-            self.splits[split] = replace(self.splits[split], read=read)
+        num, is_fit = len(self.splits["train"].labels) if "train" in self.splits else 0, self.trainer.state.fn == "fit"
+        in_all = num_reads(self.trainer, num, self.batch_size) if reads is None and is_fit else (reads or 1) * num
+        build = num > 0 and pays(in_all, num)
+        if self._looked_for_cache is None or self._looked_for_cache < build:
+            self._looked_for_cache = build
+            self.splits |= from_cache(self.splits, self.root or "", self.cache_limit_gb, build)
 
     @property
     def num_batches(self) -> int:
@@ -263,19 +236,15 @@ class PictureData(pl.LightningDataModule):
         return self.loader("val", is_limited=True) if "val" in self.splits else []
 
     def test_dataloader(self) -> DataLoader:
-        if "test" not in self.splits:
-            raise ValueError(self._is_without("test"))
-        return self.loader("test", is_limited=True)
+        if "test" in self.splits:
+            return self.loader("test", is_limited=True)
+        raise ValueError(self._is_without("test"))
 
     def _is_without(self, split: str) -> str:
         hint = "give a folder of classes alone with --data.root to measure all of it"
         return f"{self.root} has no {split} split: put pictures in {self.root}/{split}/CLASS, or {hint}"
 
     def predict_dataloader(self) -> DataLoader:
-        if "predict" not in self.splits:
-            raise ValueError("no pictures to predict: give --data.predict PICTURE, FOLDER, GLOB or LIST.txt")
-        return self.loader("predict", is_limited=True)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+        if "predict" in self.splits:
+            return self.loader("predict", is_limited=True)
+        raise ValueError("no pictures to predict: give --data.predict PICTURE, FOLDER, GLOB or LIST.txt")

@@ -6,6 +6,7 @@ it. In evaluation, device r takes the r-th contiguous part of the whole list: no
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,10 @@ def share(num: int, rank: int, world_size: int) -> range:
     size, extra = divmod(num, world_size)
     start = rank * size + min(rank, extra)
     return range(start, start + size + (rank < extra))
+
+
+# Lightning can't know that ours gives every picture.
+warnings.filterwarnings("ignore", message="You are using a custom batch sampler `EvalBatches`")
 
 
 class TrainBatches(Sampler[list[tuple[int, int]]]):

@@ -154,6 +154,11 @@ def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
     network.load_state_dict(own)
 
 
+def class_list(path: str | None) -> list[str] | None:
+    """Return the lines of a text file of class names; None without one."""
+    return Path(path).read_text("utf-8").splitlines() if path else None
+
+
 def source_head(
     network: nn.Module,
     pretrained: Pretrained | None,

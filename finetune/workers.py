@@ -77,6 +77,17 @@ class Loader(DataLoader):
             _started.add(iterator)
         return iterator
 
+    def start_workers(self) -> None:
+        """Start persistent workers now, before anything is read; the batch sampler can be held.
+
+        Forked later, they would hold every page that training has touched, and the system would have to copy each as
+        soon as training writes to it again.
+        """
+        batches: Any = self.batch_sampler
+        batches.is_held = True
+        iter(self)
+        batches.is_held = False
+
 
 def end_workers() -> None:
     """End the workers of all `Loader`s.

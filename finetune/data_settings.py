@@ -1,0 +1,34 @@
+"""What may be asked of a data module: wrong values are told before a file is looked at."""
+
+from finetune.messages import WrongUsage
+
+
+def check_sizes(
+    batch_size: int, image_size: int, cache_size: int | None, cache_limit_gb: float, num_workers: int | str
+) -> None:
+    """Make sure that sizes and numbers are possible.
+
+    Raises:
+        WrongUsage: One is not.
+    """
+    if batch_size < 1 or image_size < 8:
+        raise WrongUsage(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
+    if cache_size is not None and cache_size < image_size:
+        raise WrongUsage(f"cache_size {cache_size} must be at least image_size, {image_size}")
+    if cache_limit_gb < 0 or (isinstance(num_workers, int) and num_workers < 0):
+        raise WrongUsage(f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative")
+
+
+def check_shares(val_fraction: float, test_fraction: float, min_crop: float, num_views: int | None) -> None:
+    """Make sure that shares of the pictures, and of a picture, leave something.
+
+    Raises:
+        WrongUsage: One does not.
+    """
+    if not 0 < min_crop <= 1:
+        raise WrongUsage(f"min_crop must be above 0 and at most 1, got {min_crop}")
+    if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
+        given = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
+        raise WrongUsage(f"{given} must leave some training data")
+    if num_views is not None and num_views < 1:
+        raise WrongUsage(f"num_views must be at least 1, got {num_views}")
