@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
+from finetune.messages import WrongUsage
+
 
 class ConfigNotFound(FileNotFoundError):
     """There is no such config: wrong usage, as a mistyped flag is."""
@@ -24,8 +26,10 @@ def find(name: str) -> str:
 
     Raises:
         ConfigNotFound: It is neither a file nor shipped; the message lists the shipped ones.
+        WrongUsage: It is empty, or not UTF-8.
     """
     if Path(name).is_file():
+        _check_text(Path(name))
         return name
     available = shipped()
     for candidate in (name, f"{name}.yaml"):
@@ -34,6 +38,15 @@ def find(name: str) -> str:
     nearest = difflib.get_close_matches(name, [*available, *(path.removesuffix(".yaml") for path in available)], n=1)
     hint = f"did you mean {nearest[0]!r}? Shipped are" if nearest else "and none of the shipped ones is:"
     raise ConfigNotFound(f"there is no config {name!r} here{';' if nearest else ','} {hint} {', '.join(available)}")
+
+
+def _check_text(path: Path) -> None:
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise WrongUsage(f"the config {path} is not UTF-8: byte {error.start} can't be read") from error
+    if not text.strip():
+        raise WrongUsage(f"the config {path} is empty")
 
 
 def resolve(arguments: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from finetune import configs
 from finetune.configs import find, resolve, shipped
 from finetune.lightning_cli import FinetuneCLI
+from finetune.messages import WrongUsage
 from finetune.transforms import train_transform
 
 SHIPPED = sorted((Path(configs.__file__).parents[1] / "configs").glob("*.yaml"))
@@ -135,3 +136,11 @@ def test_control_a_config_with_a_mistake_is_refused(parsed, tmp_path, capsys, te
     with pytest.raises(SystemExit) as caught:
         parsed(tmp_path / "a.yaml")
     assert caught.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("content", "told"), [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xff", "is not UTF-8")])
+def test_a_config_that_holds_nothing_to_read_is_named(tmp_path, content, told):
+    path = tmp_path / "own.yaml"
+    path.write_bytes(content)
+    with pytest.raises(WrongUsage, match=f"the config {path} {told}"):
+        find(str(path))
