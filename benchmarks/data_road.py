@@ -26,6 +26,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "NO_ALBUMENTATIONS_UPDATE": "1"}
 import pytorch_lightning as pl
 import simplejpeg
 import torch
+from pytorch_lightning.trainer.states import TrainerFn
 from recipe_documents import fill, spread
 from recipes import ROOT
 from torch.utils.data import DataLoader
@@ -62,6 +63,7 @@ def our_road(root: Path, image_size: int, cache_size: int | None, limit_gb: floa
         options: dict[str, Any] = {"cache_size": cache_size, "cache_limit_gb": limit_gb, "image_size": image_size}
         data = ImageFolderData(str(root), batch_size=_BATCH, val_fraction=0, num_workers=0, **options)
         data.trainer = pl.Trainer(accelerator="cpu", max_epochs=5, logger=False, enable_checkpointing=False)
+        data.trainer.state.fn = TrainerFn.FITTING
         data.setup("fit")
         return data.train_dataloader()
 

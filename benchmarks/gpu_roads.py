@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 from gpu_steps import NUM_CHUNKS, Setup
+from pytorch_lightning.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from finetune import ImageFolderData
@@ -59,13 +60,15 @@ class Road:
         # As many epochs as pay for a cache.
         options: dict[str, Any] = {"accelerator": setup.device, "devices": 1, "max_epochs": 1000}
         data.trainer = pl.Trainer(**options, logger=False, enable_checkpointing=False, enable_model_summary=False)
+        data.trainer.state.fn = TrainerFn.FITTING
         data.setup("fit")
+        pictures = data.pictures("train", train=True)
         ready = time.perf_counter() - began
         if self.cached and not isinstance(data.splits["train"].read, CachedReader):
             raise RuntimeError(f"no cache: it takes at most half of what is free beneath {setup.folder}")
         batches = TrainBatches(len(data.splits["train"].labels), self.batch_size, 0, 0, 1)
         loader = DataLoader(
-            data.pictures("train", train=True),
+            pictures,
             batch_sampler=Endless(batches),
             collate_fn=Collate(setup.image_size),
             **data.worker_options(self.batch_size),

@@ -40,13 +40,15 @@ def automatic_precision(accelerator: str | Accelerator, checkpoint: dict[str, An
     return "bf16-mixed" if gains else "32-true"
 
 
-def prepare_arithmetic(trainer: pl.Trainer) -> None:
-    """Let GPUs multiply float32 matrices in TF32, as they do convolutions: faster, with 10 bits of mantissa.
-
-    Say so where a CPU is told to compute in bf16 and can't: its convolutions are then far slower than in float32.
-    """
+def allow_tf32() -> None:
+    """Let GPUs multiply float32 matrices in TF32, as they do convolutions: faster, with 10 bits of mantissa."""
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # on a CPU the same word would mean bf16
+
+
+def prepare_arithmetic(trainer: pl.Trainer) -> None:
+    """Allow TF32. Say so where a CPU is told to compute in bf16 and can't: that is far slower than float32."""
+    allow_tf32()
     is_cpu, precision = trainer.strategy.root_device.type == "cpu", str(trainer.precision)
     if is_cpu and precision.startswith("bf16") and not _cpu_has_bf16() and is_first_process():
         log.warning("this processor computes in no bf16: %s may be ten times slower than 32-true", precision)

@@ -213,7 +213,7 @@ def fitted(colours, tmp_path_factory) -> Path:
 def test_every_run_has_a_folder_of_its_own(fitted):
     for version in ("version_0", "version_1"):
         run = fitted / "runs/fit" / version
-        files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+        files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name != ".lock")
         assert files == ["checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv", "test.json"]
     with open(fitted / "runs/fit/version_0/metrics.csv") as file:
         rows = list(csv.DictReader(file))

@@ -14,7 +14,7 @@ from finetune.step_parts import PlainLoop, loading, reading
 @pytest.fixture
 def fit(colours):
     """A model and its data, attached to a trainer as in a fit, and a batch."""
-    data = ImageFolderData(str(colours), batch_size=16, image_size=32, num_workers=0, val_fraction=0)
+    data = ImageFolderData(str(colours), batch_size=16, image_size=32, num_workers=0, val_fraction=0, cache_limit_gb=0)
     model = Classifier(data.class_names, "resnet18", weights=None)
     trainer = pl.Trainer(accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False)
     data.trainer = model.trainer = trainer
