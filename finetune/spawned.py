@@ -40,6 +40,10 @@ def _run(function: Callable[..., None], launcher: Any, index: int, *args: Any) -
         for signum in stopping():
             signal.signal(signum, signal.SIG_IGN)
         sys.exit(stop.exit_code)
+    except Exception:
+        # torch would say once more that a worker has died, while the news of it is written down for the first process.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        raise
 
 
 def _launch(function: Callable[..., Any], launcher: Any, *args: Any, **kwargs: Any) -> Any:
