@@ -28,6 +28,16 @@ _PUBLIC = {
     "SampleData": "finetune.datamodules",
     "WarmupCosine": "finetune.schedules",
 }
+# What checkpoints and config.yaml of earlier versions call them: where they were then, whatever becomes of that module.
+_WRITTEN = {
+    "finetune.classifier.Classifier": "finetune.Classifier",
+    "finetune.datamodules.FashionMNIST": "finetune.FashionMNIST",
+    "finetune.datamodules.Hotdog": "finetune.Hotdog",
+    "finetune.datamodules.ImageFolderData": "finetune.ImageFolderData",
+    "finetune.datamodules.SampleData": "finetune.SampleData",
+    "finetune.schedules.WarmupCosine": "finetune.WarmupCosine",
+    "finetune.sharding.MeshStrategy": "finetune.MeshStrategy",
+}
 __all__ = [
     *("Classifier", "FashionMNIST", "Hotdog", "ImageFolderData", "MeshStrategy", "SampleData", "WarmupCosine"),
     "__version__",
@@ -49,8 +59,7 @@ def public_paths(value: Any) -> Any:
         return {key: public_paths(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [public_paths(inner) for inner in value]
-    is_ours = isinstance(value, str) and value.startswith("finetune.") and value.rpartition(".")[2] in _PUBLIC
-    return f"finetune.{value.rpartition('.')[2]}" if is_ours else value
+    return _WRITTEN.get(value, value) if isinstance(value, str) else value
 
 
 def __dir__() -> list[str]:

@@ -111,7 +111,7 @@ def _rows(trainer: pl.Trainer, part: Part, data: "PictureData", split: str) -> T
     """Return the activations of a split, one row for each view of each picture."""
 
     def look() -> tuple[Path, tuple[int, ...], torch.dtype, bool]:
-        first = _activations(trainer, part, next(iter(data.row_loader(split, range(1), 1, num_workers=0))))
+        first = _activations(trainer, part, next(iter(data.row_loader(split, range(1), 1, is_look=True))))
         shape = (data.num_rows(split), *first.shape[1:])
         path = cache_dir() / f"{Path(data.root or '').resolve().name}-{_key(trainer, part, data, split)}{ACTIVATIONS}"
         is_there = path.exists() and path.stat().st_size == math.prod(shape) * first.dtype.itemsize

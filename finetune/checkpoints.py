@@ -60,9 +60,15 @@ def origin(trainer: pl.Trainer) -> dict[str, Any]:
         "precision": trainer.precision,
         "data_fingerprint": getattr(data, "fingerprint", ""),
         "seen": seen.packed() if seen else None,
-        "data_class": finetune.public_paths(f"{type(data).__module__}.{type(data).__qualname__}"),
+        "data_class": _class_path(type(data)),
         "began_from": next((c.run.began_from for c in callbacks if isinstance(c, Checkpoints)), None),
     }
+
+
+def _class_path(kind: type) -> str:
+    """Return what a class is called in checkpoints: by its public name if it is ours, so that its module may move."""
+    is_public = getattr(finetune, kind.__name__, None) is kind
+    return f"finetune.{kind.__name__}" if is_public else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def check_model(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from finetune.decode import IMAGE_SUFFIXES, stored_size
 from finetune.messages import WrongUsage
 from finetune.pictures import PathList
-from finetune.walk import Beside, find_pictures, num_loose
+from finetune.walk import Beside, dangling, find_pictures, num_loose
 
 log = logging.getLogger(__name__)
 
@@ -132,10 +132,6 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _is_dangling(entry: Path) -> bool:
-    return entry.is_symlink() and not entry.exists()
-
-
 def _check_names(folder: Path, class_names: Sequence[str]) -> None:
     """Refuse classes whose names metrics, results and checkpoints could not carry as text on a line."""
     for name in class_names:
@@ -187,7 +183,7 @@ def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside,
             f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
             + "".join(f"; {text}" for text in alike)
         )
-    beside.unread += [f"{entry}: a link to nothing" for entry in sorted(folder.iterdir()) if _is_dangling(entry)]
+    beside.unread += [f"{link}: a link to nothing" for link in dangling(folder)]
     if loose := num_loose(folder):
         beside.loose[str(folder)] = loose
     labels: list[int] = []

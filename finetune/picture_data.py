@@ -187,12 +187,12 @@ class PictureData(pl.LightningDataModule):
         """Return how many pictures a split is to what computes features once: its fixed views count each."""
         return len(self.splits[split].labels) * (self.num_views or 1 if self._has_views(split) else 1)
 
-    def row_loader(self, split: str, rows: range, num_at_once: int, num_workers: int | None = None) -> Loader:
-        """Return some of the `num_rows` in order, so many at once; a fit reads each of them once."""
+    def row_loader(self, split: str, rows: range, num_at_once: int, is_look: bool = False) -> Loader:
+        """Return some of the `num_rows` in order, so many at once; for a mere look no process or cache is made."""
         keys = [self.key(split, row) for row in rows]
         batches = [keys[i : i + num_at_once] for i in range(0, len(keys), num_at_once)]
-        pictures = self.pictures(split, train=split == "train", reads=1 if num_workers == 0 else self.num_views or 1)
-        options = self.worker_options(num_at_once) | ({} if num_workers is None else {"num_workers": num_workers})
+        pictures = self.pictures(split, train=split == "train", reads=1 if is_look else self.num_views or 1)
+        options = self.worker_options(num_at_once) | ({"num_workers": 0} if is_look else {})
         return Loader(pictures, batch_sampler=batches, collate_fn=Collate(self.image_size), **options)
 
     def identity(self, split: str) -> str:

@@ -53,8 +53,9 @@ def _launch(function: Callable[..., Any], launcher: Any, *args: Any, **kwargs: A
         nonlocal received
         is_second = received and signum == signal.SIGINT
         received = received or signum
+        # By SIGTERM, which ends one that still begins without a traceback.
         for process in multiprocessing.active_children():
-            with suppress(ProcessLookupError):  # one that still begins has Python's own handler of Ctrl-C
+            with suppress(ProcessLookupError):  # it has just ended
                 os.kill(process.pid, signal.SIGKILL if is_second else signal.SIGTERM)  # type: ignore[arg-type]
         if is_second:
             os._exit(128 + signum)

@@ -84,6 +84,11 @@ def num_loose(folder: str | Path) -> int:
     return sum(is_picture(entry.name) and not _is_dir(entry) for entry in _visible(folder))
 
 
+def dangling(folder: str | Path) -> list[str]:
+    """Return the links in `folder` itself that lead nowhere."""
+    return [entry.path for entry in _visible(folder) if entry.is_symlink() and not os.path.exists(entry.path)]
+
+
 def is_picture(name: str) -> bool:
     """Return whether a file of this name is taken for a picture."""
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
