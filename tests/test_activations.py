@@ -171,7 +171,7 @@ def test_where_they_can_not_be_kept_a_line_says_so_and_the_run_is_the_same(colou
 
 
 def test_a_picture_that_can_not_be_decoded_is_skipped_as_before(colours, tmp_path, caplog):
-    from conftest import draw_colours
+    from colours import draw_colours
 
     root = draw_colours(tmp_path / "broken", train=6)
     broken = root / "train/blue/00.png"

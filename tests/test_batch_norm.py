@@ -1,4 +1,4 @@
-"""Batch norm over all devices: with one device it is torch's own; tests/ddp_scenarios.py has two and three."""
+"""Batch norm over all devices: with one device it is torch's own; tests/support/ddp_scenarios.py has two and three."""
 
 import copy
 from unittest.mock import patch

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK
+from colours import QUICK
 
 from finetune import recorder
 

@@ -5,11 +5,9 @@ import json
 import re
 import statistics
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
+from paths import ROOT
 
 
 @pytest.fixture

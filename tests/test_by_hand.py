@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_files import write_unpacked
 from PIL import Image
-from test_fashion_mnist import write_unpacked
 
 from finetune import data_parallel
 from finetune.by_hand import parse_devices

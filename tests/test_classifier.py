@@ -10,37 +10,19 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from conftest import QUICK, draw_colours
+from colours import QUICK, draw_colours
+from small_fits import SMALL, data, fit
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as reference
 
-from finetune import Classifier, ImageFolderData, sharding
+from finetune import Classifier, sharding
 from finetune.models import head
 from finetune.param_groups import batch_norms
 from finetune.runs import read_metrics
 from finetune.sample import SOURCE_CLASSES, write_sample
 from finetune.sampling import train_order
 from finetune.schedules import WarmupCosine
-
-SMALL = {"backbone": "mobilenet_v3_small", "weights": None}
-
-
-def data(root: Path, **options: Any) -> ImageFolderData:
-    return ImageFolderData(str(root), **{"image_size": 32, "batch_size": 12, "num_workers": 0, **options})
-
-
-def fit(model: Classifier, pictures: ImageFolderData, **options: Any) -> pl.Trainer:
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{"max_epochs": 1, "num_sanity_val_steps": 0, "use_distributed_sampler": False, **options},
-    )
-    trainer.fit(model, datamodule=pictures)
-    return trainer
 
 
 def copy(module: nn.Module) -> dict[str, torch.Tensor]:

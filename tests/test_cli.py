@@ -18,7 +18,7 @@ from typing import BinaryIO
 import pytest
 import torch
 import yaml
-from conftest import QUICK
+from colours import QUICK
 
 from finetune import __version__
 from finetune import cli as cli_module

@@ -6,40 +6,22 @@ import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import yaml
+from command_lines import parse
+from paths import ROOT
 from torch.distributed import run as torchrun
 
 from finetune import configs
-from finetune.lightning_cli import FinetuneCLI
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 PAGE = (DOCS / "cloud.md").read_text("utf-8")
 LINES = [line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S) for line in block.split("\n") if line]
 COMMANDS = [line.strip() for line in "\n".join(LINES).replace("\\\n", " ").splitlines()]
 FIT = [line for line in COMMANDS if re.search(r"\bfinetune fit ", line)]
 TORCHRUN = [line for line in COMMANDS if "--entrypoint torchrun" in line]
 JOB = yaml.safe_load((DOCS / "pytorchjob.yaml").read_text("utf-8"))
-
-
-class Parsed(Exception):
-    """Everything was parsed, and nothing done yet."""
-
-
-def parse(arguments: list[str]) -> Any:
-    """Return the settings that the real parser makes of `finetune …`."""
-    found: list[Any] = []
-
-    def stop(cli: FinetuneCLI) -> None:
-        found.append(cli.config[cli.subcommand])
-        raise Parsed
-
-    patched = patch.object(FinetuneCLI, "before_instantiate_classes", stop)
-    with patch.dict(os.environ), patched, pytest.raises(Parsed):
-        FinetuneCLI(arguments)
-    return found[0]
 
 
 def parse_torchrun(arguments: list[str]) -> Any:

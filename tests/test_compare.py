@@ -4,11 +4,11 @@ import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK
+from colours import QUICK
 
 from finetune.compiled import seconds_compiling
 from finetune.runs import versions

@@ -3,27 +3,15 @@
 from pathlib import Path
 
 import pytest
+from command_lines import ParseOnly
+from paths import ROOT
 
 from finetune import configs
 from finetune.configs import find, resolve, shipped
-from finetune.lightning_cli import FinetuneCLI
 from finetune.messages import WrongUsage
 from finetune.transforms import train_transform
 
-SHIPPED = sorted((Path(configs.__file__).parents[1] / "configs").glob("*.yaml"))
-
-
-class ParseOnly(FinetuneCLI):
-    """The command line up to the point where files would be read and made."""
-
-    def before_instantiate_classes(self) -> None:
-        pass
-
-    def instantiate_classes(self) -> None:
-        pass
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from test_datamodules import real_data
-from test_fashion_mnist import write_unpacked
+from data_files import real_data, write_unpacked
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_tensor
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from data_files import idx, real_data
 from pytorch_lightning.trainer.connectors.data_connector import _parse_num_batches
 from pytorch_lightning.trainer.states import RunningStage
 from torchvision.datasets import FashionMNIST as Source
@@ -25,13 +26,6 @@ from finetune.picture_data import PictureData, position
 from finetune.sampling import train_order
 from finetune.splits import stratified
 from finetune.transforms import eval_transform
-
-
-def real_data(name: str) -> Path:
-    folder = os.environ.get("FINETUNE_TEST_DATA")
-    if not folder:
-        pytest.skip("FINETUNE_TEST_DATA names no folder of real pictures")
-    return Path(folder) / name
 
 
 def small(root: Path, **options) -> ImageFolderData:
@@ -418,11 +412,6 @@ def test_a_missing_sample_folder_is_drawn(tmp_path, monkeypatch, task, num_class
     }
     with pytest.raises(ValueError, match="called source or target"):
         SampleData(str(tmp_path / "other"))
-
-
-def idx(array: np.ndarray) -> bytes:
-    """The idx format of yann.lecun.com: zeros, type 8 for bytes, number of axes, sizes in big-endian, bytes."""
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 """The same run on 1, 2 and 3 processes, each promise beside a wrong variant that the comparison catches."""
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from conftest import draw_colours
 from ddp_scenarios import NUM_EVALUATED
 from processes import launch
+from scenario_results import distance, draw_scenarios, load
 
 WORLD_SIZES = (1, 2, 3)
 
@@ -20,31 +17,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     root = tmp_path_factory.mktemp("ddp")
     data = draw_scenarios(root / "data", NUM_EVALUATED)
     return {k: launch("ddp_scenarios.py", root / f"world{k}", k, data) for k in WORLD_SIZES}
-
-
-def draw_scenarios(data: Path, nums: Sequence[int]) -> Path:
-    """Pictures to train with, in equal and in unequal classes, and test splits of several sizes."""
-    draw_colours(data / "train", train=30)
-    # 25 pictures of unequal classes in batches of 6: the last batch has one picture, and two of three devices none.
-    uneven = draw_colours(data / "uneven", train=14)
-    for name, kept in (("blue", 14), ("green", 8), ("red", 3)):
-        for path in sorted((uneven / "train" / name).iterdir())[kept:]:
-            path.unlink()
-    for num in nums:
-        folder = draw_colours(data / f"test{num}", test=5)
-        for path in sorted((folder / "test").rglob("*.png"))[num:]:
-            path.unlink()
-    return data
-
-
-def load(folder: Path, name: str, rank: int = 0) -> Any:
-    return torch.load(folder / f"{name}_{rank}.pt", weights_only=True)
-
-
-def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Largest difference between two networks' weights."""
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 # float64: rounding over 20 steps, far below any mistake. float32: ten times the most that was measured on two kinds of

@@ -1,21 +1,17 @@
 """Every format against arrays made by hand or read by OpenCV, and every kind of broken file."""
 
-import contextlib
-import ctypes
 import io
-import os
-import resource
 import struct
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from pictures import encode, in_memory
 from PIL import Image
 
 from finetune import decode as module
@@ -27,13 +23,6 @@ Y, X = np.mgrid[:H, :W]
 RGB = np.stack([X * 6, Y * 10, 255 - X * 3 - Y * 2], axis=-1).astype(np.uint8)
 GREY = RGB[..., 0]
 GREY_RGB = np.repeat(GREY[..., None], 3, axis=2)
-
-
-def encode(pixels: np.ndarray | Image.Image, format: str, **options) -> bytes:
-    buffer = io.BytesIO()
-    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 def tiff(samples: bytes, bits: int, white_is_zero: bool = False, **more: int) -> bytes:
@@ -287,28 +276,6 @@ def test_strips_change_no_pixel(kind, monkeypatch):
     assert whole.std() > 5
     monkeypatch.setattr(module, "_STRIP", 50 * 7)  # the last is smaller
     np.testing.assert_array_equal(decode(content), whole)
-
-
-def in_memory(num_bytes: int, act: Callable[[], object]) -> bool:
-    """Whether a copy of this process can do something in so many bytes more than it has."""
-    child = os.fork()
-    if not child:
-        code = 1
-        with contextlib.suppress(Exception):  # a MemoryError, or what Pillow and torch make of it
-            ctypes.CDLL(None).malloc_trim(0)  # what this process has freed, and kept, is not to be had for nothing
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-            before, address_space = memory("VmHWM"), memory("VmSize")
-            resource.setrlimit(resource.RLIMIT_AS, (address_space + num_bytes + 2**28,) * 2)  # nor is the machine's
-            act()
-            code = int(memory("VmHWM") - before > num_bytes)
-        os._exit(code)
-    return os.waitpid(child, 0)[1] == 0
-
-
-def memory(name: str) -> int:
-    """Return what Linux says of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
 
 
 # Bytes a pixel: what Pillow holds (4, or 2), the result (3) and some room. All at once it would be 15, 12 and 16.

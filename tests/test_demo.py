@@ -5,12 +5,13 @@ from unittest.mock import patch
 
 import pytest
 import yaml
+from paths import ROOT
 
 from finetune import configs, sample
 from finetune.demo import demo
 from finetune.runs import read_metrics
 
-GOLDEN = Path(__file__).parent / "golden/sample_losses.txt"
+GOLDEN = ROOT / "tests/golden/sample_losses.txt"
 
 
 @pytest.fixture

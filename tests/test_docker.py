@@ -13,8 +13,8 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK, BUILD_LOCK = (ROOT / name for name in ("requirements.lock", "requirements-build.lock"))
 MAKEFILE, DOCKERFILE, IGNORE = ((ROOT / name).read_text() for name in ("Makefile", "Dockerfile", ".dockerignore"))

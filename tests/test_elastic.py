@@ -8,7 +8,7 @@ import pytest
 import torch
 from elastic_scenarios import CASES, FROM
 from processes import launch
-from test_ddp import distance, draw_scenarios, load
+from scenario_results import distance, draw_scenarios, load
 
 # float64: rounding in sums of another order. Small networks add that up over 10 steps (measured: 1.4e-16); behind many
 # layers it grows (EfficientNet: 5e-15; with batch norm trained on six pictures 8e-8). Mistakes are at 7e-9 and more.

@@ -4,16 +4,16 @@ import itertools
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("ends")
-    script = Path(__file__).with_name("end_scenarios.py")
+    script = ROOT / "tests/support/end_scenarios.py"
     process = subprocess.run([sys.executable, script, out, "cover"], capture_output=True, text=True, timeout=850)
     assert process.returncode == 0, process.stderr
     return json.loads((out / "results.json").read_text())

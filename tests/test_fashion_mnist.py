@@ -9,31 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_datamodules import idx, real_data
+from data_files import clothes, idx, real_data, write_unpacked
 from torchvision.datasets import FashionMNIST as Source
 
 from finetune.fashion_mnist import CLASS_NAMES, obtain, read
-
-
-def clothes(num_train: int, num_test: int) -> dict[str, np.ndarray]:
-    """Arrays by file name: noise in ten classes, each with a bright bar of its own."""
-    rng, arrays = np.random.default_rng(0), {}
-    for split, num in ("train", num_train), ("t10k", num_test):
-        labels = rng.permutation(np.arange(num) % 10)
-        pixels = rng.integers(0, 60, (num, 28, 28))
-        for i, label in enumerate(labels):
-            pixels[i, 4 + 2 * label : 6 + 2 * label] += 180
-        arrays[f"{split}-images-idx3-ubyte"], arrays[f"{split}-labels-idx1-ubyte"] = pixels, labels
-    return arrays
-
-
-def write_unpacked(root: Path, num_train: int = 200, num_test: int = 50) -> Path:
-    """Write `clothes` in torchvision's layout."""
-    raw = root / "FashionMNIST/raw"
-    raw.mkdir(parents=True)
-    for name, array in clothes(num_train, num_test).items():
-        (raw / name).write_bytes(idx(array))
-    return root
 
 
 @pytest.fixture

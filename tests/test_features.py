@@ -6,7 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from test_classifier import SMALL, data, fit
+from small_fits import SMALL, data, fit
 
 from finetune import Classifier, features
 from finetune.models import head

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, draw_colours
+from colours import QUICK, draw_colours
 from torch import nn
 
 from finetune import Classifier

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
-from conftest import QUICK
+from colours import QUICK
 from torch import nn
 
 from finetune import Classifier

@@ -6,14 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import draw_colours
-
-ROOT = Path(__file__).parents[1]
+from colours import draw_colours
+from paths import ROOT
 
 
 @pytest.fixture(scope="module")

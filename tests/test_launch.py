@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK
+from colours import QUICK
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from finetune.launch import num_processes

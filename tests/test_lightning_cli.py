@@ -8,7 +8,7 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 import yaml
-from conftest import QUICK
+from colours import QUICK
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from finetune.checkpoints import Checkpoints, read_checkpoint

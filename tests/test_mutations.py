@@ -1,11 +1,8 @@
 """The lines that mutations.py makes wrong are there, once each, and two runs of it as they should be."""
 
-from pathlib import Path
-
 import pytest
 from mutations import MUTATIONS, caught
-
-ROOT = Path(__file__).parents[1]
+from paths import ROOT
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.promise)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytorch_lightning as pl
-from conftest import QUICK, draw_colours
-from test_classifier import SMALL, data
+from colours import QUICK, draw_colours
+from small_fits import SMALL, data
 
 from finetune import Classifier, overview
 

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity_ways import WAYS
 
 from finetune import data_parallel, parity, processes, ways
 from finetune.parity import Row, compare
 from finetune.ways import Job, Trained
-
-WAYS = ["one device", "by hand", "ddp", "ddp_spawn", "pipeline gpipe", "pipeline 1f1b", "layer-wise", "branches"]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import QUICK
+from colours import QUICK
 
 from finetune.precision import automatic_precision, prepare_arithmetic
 from finetune.runs import versions

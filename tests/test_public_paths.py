@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import draw_colours
-from test_configs import ParseOnly
+from colours import draw_colours
+from command_lines import ParseOnly
+from paths import ROOT
 
 import finetune
 from finetune import public_paths
 from finetune.changes import compared
 
-OLD = Path(__file__).parent / "golden/of_0.1.0"
+OLD = ROOT / "tests/golden/of_0.1.0"
 
 
 @pytest.fixture

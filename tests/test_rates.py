@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_configs import ParseOnly
+from command_lines import ParseOnly
 
 from finetune import rates
 from finetune.messages import WrongUsage

@@ -1,12 +1,12 @@
 """What the README shows exists."""
 
-import importlib
 import re
 import shlex
 from inspect import signature
-from pathlib import Path
 
 import pytest
+from command_lines import own_options
+from paths import ROOT
 
 from finetune import configs
 from finetune.cli import LIGHTNING, OWN
@@ -14,7 +14,6 @@ from finetune.lightning_cli import FinetuneCLI
 from finetune.parsing import valid_keys
 from finetune.picture_data import PictureData
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^finetune .+$", README, re.M)
 TARGETS = re.findall(r"^make (\w+)", README, re.M)
@@ -34,11 +33,6 @@ def options_of(command: str) -> set[str]:
         cli = FinetuneCLI.__new__(FinetuneCLI)
         cli.__init__([command])  # type: ignore[misc]
     return set(valid_keys(cli._subcommand_parsers[command]))
-
-
-def own_options(command: str) -> set[str]:
-    module, _, name = OWN[command][0].partition(":")
-    return set(signature(getattr(importlib.import_module(module), name)).parameters)
 
 
 @pytest.mark.parametrize("line", COMMANDS)

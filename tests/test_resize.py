@@ -4,8 +4,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from test_decode import encode, in_memory
+from pictures import assert_alike, encode, in_memory, picture, pillow
 
 from finetune import resize as module
 from finetune.decode import decode
@@ -14,21 +13,6 @@ from finetune.transforms import ResizeMode, eval_transform, train_transform
 
 MODES: tuple[ResizeMode, ...] = ("shorter_side", "squash", "whole")
 EVALUATION = {mode: eval_transform(224, mode) for mode in MODES}
-
-
-def picture(height: int, width: int) -> np.ndarray:
-    return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3)).astype(np.uint8)
-
-
-def pillow(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    return np.array(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
-
-
-# They round their weights and the step between the directions each in its own way.
-def assert_alike(result: np.ndarray, expected: np.ndarray) -> None:
-    difference = np.abs(result.astype(int) - expected)
-    assert result.dtype == np.uint8 and result.shape == expected.shape
-    assert difference.max() <= 2 and difference.mean() < 0.3
 
 
 @pytest.mark.parametrize("new", [(32, 32), (1, 7), (7, 1), (5, 500), (400, 300)])

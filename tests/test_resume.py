@@ -3,12 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import draw_colours
+from colours import draw_colours
+from paths import ROOT
 
 from finetune.lightning_callbacks import ended_by
 
@@ -20,7 +20,7 @@ STEPS_PER_EPOCH = 7
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("killed")
     data = draw_colours(out / "data", train=30, test=4)
-    script = Path(__file__).with_name("kill_scenarios.py")
+    script = ROOT / "tests/support/kill_scenarios.py"
     process = subprocess.run([sys.executable, script, out, data], capture_output=True, text=True, timeout=850)
     logs = "\n".join(f"{path}: {path.read_text()[-600:]}" for path in out.glob("*/log*"))
     assert process.returncode == 0, process.stderr + logs

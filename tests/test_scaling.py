@@ -13,15 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from test_cloud import parse
-from test_parity import WAYS
-from test_readme import own_options
+from command_lines import own_options, parse
+from parity_ways import WAYS
+from paths import ROOT
 from torch import nn
 
 from finetune import configs, traffic
 from finetune.cli import OWN
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/parallelism.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
 COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines() if line]

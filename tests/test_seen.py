@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK
+from colours import QUICK
 
 from finetune.datamodules import FashionMNIST, ImageFolderData
 from finetune.pictures import GreyReader

@@ -11,10 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import QUICK
+from colours import QUICK
 from processes import launch
+from scenario_results import distance, draw_scenarios, load
 from sharding_scenarios import NUM_EVALUATED, ON_THREE
-from test_ddp import distance, draw_scenarios, load
 
 from finetune import Classifier
 from finetune.checkpoints import read_checkpoint

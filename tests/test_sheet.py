@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from test_classifier import SMALL, data, fit
+from small_fits import SMALL, data, fit
 
 from finetune import Classifier
 from finetune.sheet import caption, draw_sheet

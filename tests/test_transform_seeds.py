@@ -5,8 +5,8 @@ from itertools import combinations
 import albumentations as A
 import numpy as np
 import pytest
+from pictures import picture
 from scipy import stats
-from test_resize import picture
 
 from finetune.sampling import augmentation_seed
 from finetune.transforms import set_random_seed, train_transform

@@ -8,7 +8,7 @@ import albumentations as A
 import cv2
 import numpy as np
 import pytest
-from test_resize import assert_alike, picture, pillow
+from pictures import assert_alike, picture, pillow
 
 from finetune.transforms import build_transform, eval_transform, train_transform
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import QUICK, draw_colours
+from colours import QUICK, draw_colours
 
 from finetune import Classifier
 from finetune.datamodules import SampleData

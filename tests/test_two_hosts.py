@@ -18,7 +18,8 @@ from unittest.mock import patch
 import pytest
 import pytorch_lightning as pl
 import torch
-from conftest import draw_colours
+from colours import draw_colours
+from paths import ROOT
 
 from finetune.cli import run
 from finetune.runs import read_metrics
@@ -149,7 +150,8 @@ def start(prefix: list[str], host: int, command: list[str], log: Path) -> subpro
         *("--rdzv-endpoint", f"{ADDRESSES[0]}:29500", "--local-addr", ADDRESSES[host]),
         *("--rdzv-conf", f"is_host={host == 0}"),  # both go by the same host name here, so torchrun can't tell
     ]
-    settings = {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    modules = f"{Path(__file__).parent}{os.pathsep}{ROOT / 'tests/support'}"
+    settings = {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "PYTHONPATH": modules}
     with open(log, "w") as file:
         return subprocess.Popen(
             [*prefix, sys.executable, "-m", "torch.distributed.run", *torchrun, "-m", "finetune", *command],

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from conftest import draw_colours
+from colours import draw_colours
 from pytorch_lightning.strategies.launchers import subprocess_script
 
 import finetune.lightning_cli

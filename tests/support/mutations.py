@@ -1,6 +1,6 @@
 """For each promise of the README the line that keeps it, made wrong, and the tests that must then fail.
 
-    python tests/mutations.py [WORD ...]    # those whose promise has one of the words; all take a quarter of an hour
+    python tests/support/mutations.py [WORD ...]    # those whose promise has one of the words; all take 15 minutes
 
 Each runs in a copy of the checkout. Exit code 1 if a wrong line passed; `test_mutations.py` sees to it that the lines
 are still there.
@@ -14,7 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from paths import ROOT
+
 _COPIED = ("finetune", "configs", "tests", "benchmarks", "docs", "pyproject.toml", "README.md", "Makefile")
 
 

@@ -1,0 +1,27 @@
+"""Small folders of pictures in three easy classes, and the options of a fit of them that takes a second."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+# Options of a fit that takes a second.
+QUICK = [
+    *("--data.image_size", "32", "--data.batch_size", "16", "--data.num_workers", "0", "--model.weights", "null"),
+    *("--model.backbone", "mobilenet_v3_small", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
+    *("--trainer.precision", "32-true"),  # the same on every machine
+]
+
+
+def draw_colours(root: Path, **num_pictures: int) -> Path:
+    """Write `split=n` noisy 48x56 pictures for each of blue, green and red."""
+    rng = np.random.default_rng(0)
+    for split, num in num_pictures.items():
+        for channel, name in enumerate(("blue", "green", "red")):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(num):
+                picture = rng.integers(0, 120, (48, 56, 3)).astype(np.uint8)
+                picture[:, :, channel] += 60  # BGR, as OpenCV has it
+                cv2.imwrite(str(folder / f"{i:02d}.png"), picture)
+    return root

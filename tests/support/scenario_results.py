@@ -1,0 +1,33 @@
+"""What the scenarios of several processes train with, and what they left."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from colours import draw_colours
+
+
+def draw_scenarios(data: Path, nums: Sequence[int]) -> Path:
+    """Pictures to train with, in equal and in unequal classes, and test splits of several sizes."""
+    draw_colours(data / "train", train=30)
+    # 25 pictures of unequal classes in batches of 6: the last batch has one picture, and two of three devices none.
+    uneven = draw_colours(data / "uneven", train=14)
+    for name, kept in (("blue", 14), ("green", 8), ("red", 3)):
+        for path in sorted((uneven / "train" / name).iterdir())[kept:]:
+            path.unlink()
+    for num in nums:
+        folder = draw_colours(data / f"test{num}", test=5)
+        for path in sorted((folder / "test").rglob("*.png"))[num:]:
+            path.unlink()
+    return data
+
+
+def load(folder: Path, name: str, rank: int = 0) -> Any:
+    return torch.load(folder / f"{name}_{rank}.pt", weights_only=True)
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Largest difference between two networks' weights."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)

@@ -1,0 +1,27 @@
+"""Fits of a small network, without the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from finetune import Classifier, ImageFolderData
+
+SMALL = {"backbone": "mobilenet_v3_small", "weights": None}
+
+
+def data(root: Path, **options: Any) -> ImageFolderData:
+    return ImageFolderData(str(root), **{"image_size": 32, "batch_size": 12, "num_workers": 0, **options})
+
+
+def fit(model: Classifier, pictures: ImageFolderData, **options: Any) -> pl.Trainer:
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 1, "num_sanity_val_steps": 0, "use_distributed_sampler": False, **options},
+    )
+    trainer.fit(model, datamodule=pictures)
+    return trainer
