@@ -34,7 +34,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from finetune import ImageFolderData
-from finetune.machine import processor
+from finetune.system.machine import processor
 
 RECORDS = ROOT / "benchmarks/data_road.json"
 _BATCH = 64

@@ -21,7 +21,7 @@ from pathlib import Path
 from recipe_documents import fill, spread
 from recipes import ROOT
 
-from finetune.machine import num_cores, processor
+from finetune.system.machine import num_cores, processor
 
 RECORDS = ROOT / "benchmarks/frozen.json"
 _EPOCHS = {"anew": 2, "kept": 6}

@@ -38,7 +38,7 @@ from gpu_steps import Limit, Setup
 from recipe_documents import fill
 from recipes import ROOT
 
-from finetune.machine import num_cores, processor
+from finetune.system.machine import num_cores, processor
 from finetune.workers import automatic_workers
 
 RECORDS = ROOT / "benchmarks/gpu.json"

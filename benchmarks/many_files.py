@@ -19,7 +19,7 @@ from pathlib import Path
 from recipe_documents import fill, spread
 from recipes import ROOT
 
-from finetune.machine import processor
+from finetune.system.machine import processor
 
 RECORDS = ROOT / "benchmarks/many_files.json"
 _CLASSES = 1000
@@ -38,7 +38,7 @@ def make(root: Path, num: int) -> None:
 def measure(root: str) -> dict[str, float]:
     """Return seconds, and bytes a file that stay in memory, of one scan in this process."""
     from finetune import ImageFolderData
-    from finetune.caches import files_digest
+    from finetune.system.cache_dir import files_digest
 
     before, began = _resident(), time.perf_counter()
     data = ImageFolderData(root, val_fraction=0)

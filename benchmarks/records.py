@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import finetune
-from finetune.machine import num_cores, processor
-from finetune.runs import replace_text
+from finetune.system.files import replace_text
+from finetune.system.machine import num_cores, processor
 
 
 def load(path: Path) -> list[dict]:

@@ -24,7 +24,7 @@ from scaling_chart import draw
 from scaling_documents import tables
 from scaling_steps import COUNTS, Case, Transport, measure
 
-from finetune.machine import num_cores
+from finetune.system.machine import num_cores
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/scaling.json"

@@ -21,12 +21,12 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import finetune
-from finetune.caches import ACTIVATIONS, cache_dir, mark_used, room
 from finetune.cut import cut, folded
-from finetune.packed import unfinished
 from finetune.pictures import Activations
 from finetune.sampling import num_reads, share
 from finetune.sharding import is_sharded
+from finetune.system.cache_dir import ACTIVATIONS, cache_dir, mark_used, room
+from finetune.system.files import unfinished
 
 if TYPE_CHECKING:
     from finetune.picture_data import PictureData

@@ -13,12 +13,11 @@ from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune.benchmark_text import advice, scaling, text
-from finetune.files import check_target
 from finetune.lightning_cli import FinetuneCLI, run_lightning
-from finetune.messages import WrongUsage
 from finetune.parsing import last_value
 from finetune.recorder import Measured, Recorder
-from finetune.runs import replace_text
+from finetune.system.files import check_target, replace_text
+from finetune.system.messages import WrongUsage
 
 
 class BenchmarkCLI(FinetuneCLI):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from finetune.data_parallel import Epoch, train
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -28,14 +28,14 @@ from rich.console import Console
 from rich.progress import track
 
 import finetune
-from finetune.caches import PICTURES, cache_dir, files_digest, mark_used, room
 from finetune.decode import DecodeError, decode, stored_size
-from finetune.download import one_at_a_time
-from finetune.machine import num_cores
 from finetune.packed import Packed, TooLarge, opened, write_packed
 from finetune.pictures import FileReader
 from finetune.sampling import ESTIMATE, some_of
 from finetune.splits import Split
+from finetune.system.cache_dir import PICTURES, cache_dir, files_digest, mark_used, room
+from finetune.system.files import one_at_a_time
+from finetune.system.machine import num_cores
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 from finetune import __version__
 from finetune.ranks import end_with_first_process
-from finetune.terminal import let_go, outlive_terminal
-from finetune.unraised import take_unraisable
+from finetune.system.terminal import let_go, outlive_terminal
+from finetune.system.unraised import take_unraisable
 
 # command: (module and function that does it, what `--help` says)
 LIGHTNING = {
@@ -30,7 +30,7 @@ OWN = {
     "by-hand": ("finetune.by_hand:by_hand", "Train LeNet on Fashion-MNIST by data parallelism without a framework"),
     "parity": ("finetune.parity:parity", "Hold every way of using several devices against one device"),
     "benchmark": ("finetune.benchmark:benchmark", "Measure a fit: pictures per second, and where its time goes"),
-    "cache": ("finetune.caches:cache", "List or remove decoded pictures and activations that earlier runs have kept"),
+    "cache": ("finetune.commands.cache:cache", "List or remove decoded pictures and activations that are kept"),
     "sheet": ("finetune.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
 

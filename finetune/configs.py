@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage
 
 
 class ConfigNotFound(FileNotFoundError):

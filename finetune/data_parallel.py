@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage
 
 # Shapes: B pictures in a batch, N in a split, 10 classes.
 

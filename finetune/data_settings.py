@@ -1,6 +1,6 @@
 """What may be asked of a data module: wrong values are told before a file is looked at."""
 
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage
 
 
 def check_sizes(

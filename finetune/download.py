@@ -5,14 +5,14 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from finetune.system.files import one_at_a_time
 
 # More than any set of pictures needs, and less than what file systems take (255 bytes a name, 4,096 a path).
 _MAX_MEMBERS, _MAX_NAME, _MAX_DEPTH = 1_000_000, 200, 20
@@ -61,29 +61,6 @@ def fetch_archive(
         kind = OSError if isinstance(error, OSError) else ValueError  # those of requests are OSErrors, too
         raise kind(failure.format(_reason(error))) from error
     return target
-
-
-@contextmanager
-def one_at_a_time(target: Path) -> Iterator[bool]:
-    """Hold back other processes that would make `target` too, on all machines that share the disk.
-
-    Those that waited go on where it is made already, and must look again; they are given True.
-    """
-    missing_parents = [parent for parent in target.parents if not parent.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(target.with_name(f".{target.name}.lock"))
-    try:
-        try:
-            held, has_waited = lock.acquire(timeout=0), False
-        except Timeout:
-            held, has_waited = lock.acquire(), True
-        with held:
-            yield has_waited
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        for parent in missing_parents:
-            with suppress(OSError):  # not empty: the target is there
-                parent.rmdir()
 
 
 def _download(url: str, sha1: str, folder: Path, max_bytes: int) -> Path:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from finetune.download import one_at_a_time
+from finetune.system.files import one_at_a_time
 
 CLASS_NAMES = (
     *("T-shirt or top", "Trouser", "Pullover", "Dress", "Coat"),

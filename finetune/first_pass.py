@@ -7,9 +7,9 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from finetune.messages import WrongUsage
 from finetune.models import OWN
 from finetune.param_groups import batch_norms
+from finetune.system.messages import WrongUsage
 
 if TYPE_CHECKING:
     from finetune.classifier import Classifier

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from finetune.decode import IMAGE_SUFFIXES, stored_size
-from finetune.messages import WrongUsage
 from finetune.pictures import PathList
+from finetune.system.messages import WrongUsage
 from finetune.walk import Beside, dangling, find_pictures, num_loose
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import cv2
 import PIL
 
 import finetune
-from finetune.caches import files_digest
 from finetune.pictures import FileReader, GreyReader
+from finetune.system.cache_dir import files_digest
 
 
 def identity(read: Any, root: str, about: object) -> str:

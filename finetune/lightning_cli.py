@@ -16,7 +16,6 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune import configs, overview
-from finetune.allocator import keep_freed_memory
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
 from finetune.first_pass import check_fit
@@ -26,13 +25,15 @@ from finetune.parsing import OneLineErrorLightningParser, last_value
 from finetune.picture_data import PictureData
 from finetune.precision import automatic_precision, prepare_arithmetic
 from finetune.predictions import PredictionWriter
-from finetune.progress import PicturesBar, Results, Skipped, be_quiet
+from finetune.progress import PicturesBar, Results, Skipped
 from finetune.ranks import take_over
 from finetune.rates import settle_rate
 from finetune.resume import beginning, first_checkpoint, go_on, take_up
 from finetune.runs import MetricsCSV, Run, RunFolder
 from finetune.sharding import MeshStrategy
 from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once, stopping
+from finetune.system.machine import keep_freed_memory
+from finetune.system.messages import be_quiet
 from finetune.trust import add_trust_flag, check_root, data_settings, model_settings
 from finetune.weights import read_weights
 

@@ -4,15 +4,13 @@ A network is a module from normalised pictures (B, 3, H, W) to logits (B, K). It
 comes before is a row of *stages*, from the stem on. Both are known by their dotted module names.
 """
 
-import difflib
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import TypeVar, cast
 
 from torch import Tensor, nn
 from torchvision import models
 
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage, did_you_mean
 
 # Mean and standard deviation of the pixels that a network wants to see, in [0, 1]: ImageNet's for torchvision's.
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -146,9 +144,3 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
 
     walk(network, "")
     return found
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of an error message: the nearest valid names, or nothing."""
-    near = difflib.get_close_matches(name, list(names), n=3)
-    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from finetune.system.files import unfinished
+
 _TRAILER = struct.Struct("<16sQQ32s")  # what this is, N, where the arrays begin, SHA-256 of what is from there to here
 _MAGIC = b"finetune packed1"
 _SYNC_BYTES = 2**28  # so much is sent to the disk while the next pictures come, instead of all at the end
@@ -127,11 +129,6 @@ def write_packed(path: Path, pictures: Iterable[np.ndarray | None], about: dict[
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def unfinished(path: Path) -> list[Path]:
-    """Return what processes that were killed left of a file that they wrote."""
-    return list(path.parent.glob(f".{path.name}.*.tmp"))
 
 
 def _aligned(position: int) -> int:

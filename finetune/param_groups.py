@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from finetune.messages import WrongUsage
 from finetune.models import head, stages
+from finetune.system.messages import WrongUsage
 
 # What weight decay should not draw to zero besides, scales and positions: by the name of
 # the parameter or of a module that it lies in.

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from finetune import processes, traffic, ways
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage
 from finetune.ways import Trained, distance
 
 # Rounding differs where sums are taken in another order, and grows with the steps: 1e-16 a sum in float64, 1e-7 in

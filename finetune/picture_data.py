@@ -15,12 +15,12 @@ from finetune.cache import from_cache, pays
 from finetune.data_settings import check_shares, check_sizes
 from finetune.folders import files_to_predict
 from finetune.identity import identity
-from finetune.messages import WrongUsage
 from finetune.pictures import Activations, Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, limited, num_reads, position, run_seed
 from finetune.seen import Seen
 from finetune.sharding import batch_share
 from finetune.splits import Split
+from finetune.system.messages import WrongUsage
 from finetune.transfer import Transfer
 from finetune.transforms import ResizeMode, eval_transform, train_transform
 from finetune.workers import Loader, automatic_workers, check_shared_memory, end_workers, start_worker

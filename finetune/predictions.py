@@ -16,10 +16,10 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 from torch import Tensor
 
-from finetune.files import check_target, replaced
-from finetune.messages import WrongUsage
 from finetune.runs import Run
 from finetune.sharding import is_counted
+from finetune.system.files import check_target, replaced
+from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,6 @@
 """What a person sees of a run: a bar with pictures per second on a terminal, a line for each epoch, and the result."""
 
-import logging
-import sys
 import time
-import warnings
 from typing import Any
 
 import pytorch_lightning as pl
@@ -12,9 +9,11 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from finetune.runs import Run, replace_text, write_results
+from finetune.runs import Run, write_results
 from finetune.sampling import position
 from finetune.sharding import batch_share
+from finetune.system.files import replace_text
+from finetune.system.messages import be_quiet
 
 
 class PicturesBar(ProgressBar):
@@ -221,13 +220,3 @@ class Skipped(pl.Callback):
             own_bytes = "surrogateescape"  # of file names that are not UTF-8
             listed = set(path.read_text("utf-8", own_bytes).splitlines()) if path.exists() else set()  # before a resume
             replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)), own_bytes)
-
-
-def be_quiet() -> None:
-    """Leave on the screen only what a user can act on."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("finetune").setLevel(logging.INFO)
-    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch")

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from finetune.terminal import say
+from finetune.system.terminal import say
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

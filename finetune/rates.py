@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from finetune.messages import WrongUsage
 from finetune.parsing import settings_in
+from finetune.system.messages import WrongUsage
 
 _COMMAND_LINE = "the command line"
 

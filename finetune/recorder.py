@@ -12,10 +12,10 @@ from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.profilers import Profiler
 
 from finetune import step_parts
-from finetune.machine import num_cores, processor
 from finetune.roofline import least_seconds, measured_rates
 from finetune.signals import install_stop_at_once
 from finetune.step_parts import PlainLoop, synchronize
+from finetune.system.machine import num_cores, processor
 
 _WARM_UP = 4  # steps before anything is measured, at least
 _SECONDS = 2.0  # of each measurement, about

@@ -13,7 +13,8 @@ from finetune.changes import compared
 from finetune.checkpoints import read_checkpoint
 from finetune.lightning_callbacks import ended_by
 from finetune.run_lock import hold
-from finetune.runs import MetricsCSV, Run, RunFolder, link, newest_with_checkpoint, not_looked_at, versions
+from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, not_looked_at, versions
+from finetune.system.files import link
 
 if TYPE_CHECKING:
     from finetune.picture_data import PictureData

@@ -1,12 +1,9 @@
 """A run is a folder: `<root>/<command>/version_N` with config, metrics, checkpoints, results and predictions."""
 
-import contextlib
 import csv
 import io
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune.run_lock import hold
+from finetune.system.files import replace_text
 
 
 class Run:
@@ -162,47 +160,6 @@ def read_metrics(path: str | Path) -> list[dict[str, str]]:
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
     """Write the numbers of one evaluation as JSON."""
     replace_text(path, json.dumps(results, indent=2) + "\n")
-
-
-def replace_text(path: Path, text: str, errors: str = "strict") -> None:
-    """Write a text file at once: readers and a full disk see the old one or the new one, never a part.
-
-    Args:
-        path: The file.
-        text: Its new content.
-        errors: What becomes of file names that are not UTF-8, in Python's words.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors=errors)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def link(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)  # still there where both were the same file already
-    sync_folder(target.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, not only the content of its files."""
-    with contextlib.suppress(OSError):  # not every file system can
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _csv(rows: list[dict[str, Any]], columns: list[str], header: bool) -> str:

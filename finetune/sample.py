@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import cv2
 import numpy as np
 
-from finetune.download import one_at_a_time
+from finetune.system.files import one_at_a_time
 
 SOURCE_CLASSES = ("burger", "donut", "eclair", "fried_egg", "ice_cream", "pizza", "salad_bowl", "sandwich")
 TARGET_CLASSES = ("hotdog", "not-hotdog")

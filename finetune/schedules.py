@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage
 
 
 class WarmupCosine(LambdaLR):

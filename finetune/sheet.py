@@ -11,10 +11,10 @@ from finetune.checkpoints import read_checkpoint
 from finetune.classifier import Classifier
 from finetune.datamodules import ImageFolderData
 from finetune.decode import decode
-from finetune.files import check_target, replaced
 from finetune.first_pass import check_first_pass
-from finetune.messages import WrongUsage
 from finetune.sampling import SHEET, some_of
+from finetune.system.files import check_target, replaced
+from finetune.system.messages import WrongUsage
 from finetune.transforms import eval_transform
 from finetune.trust import model_settings
 

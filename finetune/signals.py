@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
-from finetune.terminal import say
+from finetune.system.terminal import say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import albumentations as A
 import numpy as np
 
-from finetune.messages import WrongUsage
 from finetune.resize import RandomResizedCrop, Resize, SmallestMaxSize
+from finetune.system.messages import WrongUsage
 
 ResizeMode = Literal["shorter_side", "squash", "whole"]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from finetune.download import one_at_a_time
-from finetune.messages import WrongUsage
-from finetune.models import OWN, did_you_mean, head, head_name
+from finetune.models import OWN, head, head_name
+from finetune.system.files import one_at_a_time
+from finetune.system.messages import WrongUsage, did_you_mean
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from finetune.machine import num_cores
+from finetune.system.machine import num_cores
 
 _SHARED_MEMORY = Path("/dev/shm")
 _BATCHES_AHEAD = 3  # of each worker: two that the loader asks for ahead, and the one that training holds

@@ -26,10 +26,10 @@ import finetune
 from finetune import ImageFolderData, cache
 from finetune.cache import CachedReader, cache_dir, cached_readers, pays
 from finetune.decode import DecodeError, decode, stored_size
-from finetune.download import one_at_a_time
 from finetune.folders import scan
 from finetune.pictures import FileReader, PathList, Pictures
 from finetune.sampling import num_reads
+from finetune.system.files import one_at_a_time
 from finetune.transforms import eval_transform
 
 
@@ -404,7 +404,7 @@ def test_of_several_ranks_one_builds_and_all_read(root, tmp_path):
 def test_who_waits_for_another_is_told(tmp_path):
     with one_at_a_time(tmp_path / "x") as has_waited:
         assert not has_waited
-        code = "from pathlib import Path; from finetune.download import one_at_a_time as o\nprint('up', flush=True)\n"
+        code = "from pathlib import Path; from finetune.system.files import one_at_a_time as o\nprint('up', flush=True)\n"
         code += f"with o(Path({str(tmp_path / 'x')!r})) as w: print(w)"
         process = subprocess.Popen([os.sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         assert process.stdout.readline() == "up\n"

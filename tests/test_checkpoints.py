@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
-from finetune.runs import Run, link
+from finetune.runs import Run
+from finetune.system.files import link
 
 
 def state(value: int) -> dict:

@@ -8,7 +8,7 @@ from paths import ROOT
 
 from finetune import configs
 from finetune.configs import find, resolve, shipped
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage
 from finetune.transforms import train_transform
 
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))

@@ -3,7 +3,7 @@
 import pytest
 
 from finetune.data_settings import check_shares, check_sizes
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage
 
 SIZES = {"batch_size": 1, "image_size": 8, "cache_size": None, "cache_limit_gb": 0.0, "num_workers": "auto"}
 SHARES = {"val_fraction": 0.0, "test_fraction": 0.0, "min_crop": 1.0, "num_views": None}

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from finetune import download
-from finetune.download import fetch_archive, one_at_a_time
+from finetune.download import fetch_archive
+from finetune.system.files import one_at_a_time
 
 PICTURES = {"hotdog/train/hotdog/0.png": b"a" * 300_000, "hotdog/test/not-hotdog/1.png": b"b"}
 

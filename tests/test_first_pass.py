@@ -11,7 +11,7 @@ from torch import nn
 from finetune import Classifier
 from finetune.cli import main
 from finetune.first_pass import check_first_pass, check_fit
-from finetune.messages import WrongUsage
+from finetune.system.messages import WrongUsage
 
 NAMES = ["blue", "green", "red"]
 

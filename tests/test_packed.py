@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from finetune import packed as module
-from finetune.packed import Packed, TooLarge, unfinished, write_packed
+from finetune.packed import Packed, TooLarge, write_packed
+from finetune.system.files import unfinished
 
 SIZES = [(3, 5), (1, 1), None, (40, 7), (8, 8)]
 

@@ -6,8 +6,8 @@ import pytest
 from command_lines import ParseOnly
 
 from finetune import rates
-from finetune.messages import WrongUsage
 from finetune.rates import USUAL
+from finetune.system.messages import WrongUsage
 
 
 @pytest.fixture

@@ -10,16 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from finetune.parsing import OneLineErrorParser
-from finetune.runs import (
-    MetricsCSV,
-    Run,
-    RunFolder,
-    newest_with_checkpoint,
-    read_metrics,
-    replace_text,
-    versions,
-    write_results,
-)
+from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, read_metrics, versions, write_results
+from finetune.system.files import replace_text
 
 
 @pytest.fixture

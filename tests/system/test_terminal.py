@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from finetune.terminal import let_go, outlive_terminal, say
+from finetune.system.terminal import let_go, outlive_terminal, say
 
 Screen = tuple[int, int]  # where is read, where is written
 

@@ -4,8 +4,8 @@ import os
 import platform
 from pathlib import Path
 
-from finetune import machine
-from finetune.machine import num_cores, processor
+from finetune.system import machine
+from finetune.system.machine import num_cores, processor
 
 
 def test_cores_are_those_this_process_may_use(monkeypatch):

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from finetune.caches import cache_dir, files_digest, mark_used, room
+from finetune.system.cache_dir import cache_dir, files_digest, mark_used, room
 
 
 def test_own_variable_comes_before_the_folder_of_all_caches_and_the_home(monkeypatch, tmp_path):

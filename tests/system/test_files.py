@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from finetune.files import check_target, replaced
-from finetune.messages import WrongUsage
+from finetune.system.files import check_target, replaced
+from finetune.system.messages import WrongUsage
 
 
 def test_a_target_in_a_folder_that_is_there_or_will_be(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import os, signal, sys, time
 from finetune.cli import main  # sets nothing up by itself
-from finetune.unraised import take_unraisable
+from finetune.system.unraised import take_unraisable
 if {taken}:
     take_unraisable()
 class Interrupted(BaseException):

@@ -1,18 +1,11 @@
-"""Where caches lie, what they are called by, and `finetune cache`, which lists and removes them."""
+"""Where caches lie, what they are called by, how large they may be."""
 
 import hashlib
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Column, Table
-
-from finetune.messages import WrongUsage
-from finetune.packed import opened, unfinished
 
 PICTURES, ACTIVATIONS = ".pictures", ".activations"
 
@@ -55,37 +48,3 @@ def mark_used(path: Path) -> None:
     """Note when a cache was last used; in somebody else's folder nobody needs to know."""
     with suppress(OSError):
         os.utime(path)
-
-
-def cache(remove: str | None = None) -> None:
-    """List what earlier runs have kept, or remove some; a run that uses it has it until its end.
-
-    That is decoded pictures, and activations: what a frozen part of a network made of pictures. They lie in the folder
-    that the variable FINETUNE_CACHE names, else in ~/.cache/finetune.
-
-    Args:
-        remove: Name of the cache to remove, or `all`.
-    """
-    folder = cache_dir()
-    found = {path.stem: path for kind in (PICTURES, ACTIVATIONS) for path in sorted(folder.glob(f"[!.]*{kind}"))}
-    if remove is None:
-        columns = (Column("name", no_wrap=True), Column("what", overflow="fold"), "size", "last used")
-        table = Table(*columns, title=f"caches in {folder}")
-        for name, path in found.items():
-            status, about = path.stat(), "activations"
-            if path.suffix == PICTURES:
-                packed = opened(path)
-                about = f"{len(packed):,} pictures of {packed.about['root']}" if packed else "damaged pictures"
-            last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
-            table.add_row(name, about, f"{status.st_size / 1e9:.2f} GB", last_used)
-        Console().print(table if found else f"no caches in {folder}")
-        return
-    if remove != "all" and remove not in found:
-        raise WrongUsage(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
-    chosen = [found[remove]] if remove != "all" else list(found.values())
-    if remove == "all":
-        chosen += [path for kind in (PICTURES, ACTIVATIONS) for path in unfinished(folder / f"*{kind}")]
-    num_bytes = sum(path.stat().st_size for path in chosen)
-    for path in chosen:
-        path.unlink()
-    print(f"removed {len(chosen)} from {folder}: {num_bytes / 1e9:.2f} GB")

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from finetune import allocator
-from finetune.allocator import keep_freed_memory
+from finetune.system import machine
+from finetune.system.machine import keep_freed_memory
 
 # Tensors that glibc maps by themselves, one after the other, after some that fill the process for the first time.
 _FAULTS = """
 import resource, sys, torch
-from finetune.allocator import keep_freed_memory
+from finetune.system.machine import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
@@ -46,5 +46,5 @@ def test_what_the_environment_says_wins(monkeypatch):
 def test_a_c_library_without_it_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not keep_freed_memory()
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError("no such library")))
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError("no such library")))
     assert not keep_freed_memory()

@@ -1,0 +1,45 @@
+"""`finetune cache`: what earlier runs have kept for later ones, listed or removed."""
+
+import time
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from finetune.packed import opened
+from finetune.system.cache_dir import ACTIVATIONS, PICTURES, cache_dir
+from finetune.system.files import unfinished
+from finetune.system.messages import WrongUsage
+
+
+def cache(remove: str | None = None) -> None:
+    """List what earlier runs have kept, or remove some; a run that uses it has it until its end.
+
+    That is decoded pictures, and activations: what a frozen part of a network made of pictures. They lie in the folder
+    that the variable FINETUNE_CACHE names, else in ~/.cache/finetune.
+
+    Args:
+        remove: Name of the cache to remove, or `all`.
+    """
+    folder = cache_dir()
+    found = {path.stem: path for kind in (PICTURES, ACTIVATIONS) for path in sorted(folder.glob(f"[!.]*{kind}"))}
+    if remove is None:
+        columns = (Column("name", no_wrap=True), Column("what", overflow="fold"), "size", "last used")
+        table = Table(*columns, title=f"caches in {folder}")
+        for name, path in found.items():
+            status, about = path.stat(), "activations"
+            if path.suffix == PICTURES:
+                packed = opened(path)
+                about = f"{len(packed):,} pictures of {packed.about['root']}" if packed else "damaged pictures"
+            last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
+            table.add_row(name, about, f"{status.st_size / 1e9:.2f} GB", last_used)
+        Console().print(table if found else f"no caches in {folder}")
+        return
+    if remove != "all" and remove not in found:
+        raise WrongUsage(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
+    chosen = [found[remove]] if remove != "all" else list(found.values())
+    if remove == "all":
+        chosen += [path for kind in (PICTURES, ACTIVATIONS) for path in unfinished(folder / f"*{kind}")]
+    num_bytes = sum(path.stat().st_size for path in chosen)
+    for path in chosen:
+        path.unlink()
+    print(f"removed {len(chosen)} from {folder}: {num_bytes / 1e9:.2f} GB")

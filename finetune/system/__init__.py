@@ -1,0 +1,6 @@
+"""Files, caches, the machine, messages: the ground floor, without torch and without anything else of ours.
+
+`messages` says what a user did wrong, `files` writes whole files or none, `cache_dir` is where caches lie, `machine`
+is what there is to compute with. `terminal` writes where nobody may be reading any more, `unraised` hears what Python
+can't raise.
+"""

@@ -1,0 +1,110 @@
+"""Files written whole or not at all, by one process at a time; what a killed one left of them."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from finetune.system.messages import WrongUsage
+
+
+def check_target(path: str | Path, option: str) -> None:
+    """Make sure, before hours of work, that a file can be written at `path`; its folder may be missing yet.
+
+    Raises:
+        WrongUsage: A folder is there, or a file where the folder should be.
+        PermissionError: Nothing may be written there.
+    """
+    target = Path(os.path.abspath(path))
+    if target.is_dir():
+        raise WrongUsage(f"{option} {path} is a folder: name a file in it")
+    folder = next(parent for parent in target.parents if parent.exists())
+    if not folder.is_dir():
+        raise WrongUsage(f"{option} {path}: {folder} is a file, not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{option} {path}: no right to write in {folder}")
+
+
+@contextmanager
+def replaced(target: Path) -> Iterator[Path]:
+    """Give a path of the same suffix to write to; at the end it becomes `target` at once, after an error nothing."""
+    temporary = target.with_name(f".tmp{os.getpid()}-{target.name}")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())  # a disk over the network may find out only now that it is full
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str, errors: str = "strict") -> None:
+    """Write a text file at once: readers and a full disk see the old one or the new one, never a part.
+
+    Args:
+        path: The file.
+        text: Its new content.
+        errors: What becomes of file names that are not UTF-8, in Python's words.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", errors=errors)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def link(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)  # still there where both were the same file already
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, not only the content of its files."""
+    with suppress(OSError):  # not every file system can
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def one_at_a_time(target: Path) -> Iterator[bool]:
+    """Hold back other processes that would make `target` too, on all machines that share the disk.
+
+    Those that waited go on where it is made already, and must look again; they are given True.
+    """
+    missing_parents = [parent for parent in target.parents if not parent.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        try:
+            held, has_waited = lock.acquire(timeout=0), False
+        except Timeout:
+            held, has_waited = lock.acquire(), True
+        with held:
+            yield has_waited
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        for parent in missing_parents:
+            with suppress(OSError):  # not empty: the target is there
+                parent.rmdir()
+
+
+def unfinished(path: Path) -> list[Path]:
+    """Return what processes that were killed left of a file that they wrote."""
+    return list(path.parent.glob(f".{path.name}.*.tmp"))

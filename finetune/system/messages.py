@@ -1,0 +1,29 @@
+"""What is said to the user: what was wrong, what was probably meant, and nothing that nobody can act on."""
+
+import difflib
+import logging
+import sys
+import warnings
+from collections.abc import Iterable
+
+
+class WrongUsage(ValueError):
+    """A value that an option can't have, whatever the data: the exit code is that of a mistyped flag."""
+
+    exit_code = 2
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of an error message: the nearest valid names, or nothing."""
+    near = difflib.get_close_matches(name, list(names), n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def be_quiet() -> None:
+    """Leave on the screen only what a user can act on."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("finetune").setLevel(logging.INFO)
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch")
