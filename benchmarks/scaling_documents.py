@@ -21,7 +21,7 @@ from torchvision import models
 
 from finetune import traffic
 from finetune.model_parallel import Siamese, cut, layers
-from finetune.models import head_name
+from finetune.models.stages import head_name
 
 Cases = Sequence[Case | Transport]
 Records = Mapping[str, dict]

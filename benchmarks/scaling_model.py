@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from finetune import traffic
 from finetune.model_parallel import cut, layers
-from finetune.models import build, head_name
-from finetune.param_groups import batch_norms
+from finetune.models.backbones import build
+from finetune.models.stages import batch_norms, head_name
 
 # DDP closes a bucket of gradients when it has this many bytes or more, the first one and the others:
 # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, DistributedDataParallel(bucket_cap_mb=25).

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from finetune.batch_norm import share_statistics
 from finetune.model_parallel import Pipeline, cut, layers
-from finetune.models import build
-from finetune.param_groups import batch_norms
+from finetune.models.backbones import build
+from finetune.models.stages import batch_norms
 from finetune.tensor_parallel import shard_head
 
 COUNTS = (1, 2, 4)

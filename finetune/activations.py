@@ -21,7 +21,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import finetune
-from finetune.cut import cut, folded
+from finetune.models.fx import cut, folded
 from finetune.pictures import Activations
 from finetune.sampling import num_reads, share
 from finetune.sharding import is_sharded

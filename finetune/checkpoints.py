@@ -13,8 +13,8 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 import finetune
 from finetune.lightning_callbacks import enter_epoch, keep_patience, limits
+from finetune.models.safe_load import load_safely
 from finetune.runs import Run
-from finetune.safe_load import load_safely
 from finetune.signals import Interrupted, SignalFlag
 from finetune.system.files import link, sync_folder
 from finetune.system.messages import WrongUsage

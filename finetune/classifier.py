@@ -20,13 +20,14 @@ from finetune.compiled import Compile, Fold
 from finetune.dropout import Noise
 from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
-from finetune.models import build, normalization
+from finetune.models import stages
+from finetune.models.backbones import build, normalization
+from finetune.models.weights import class_list, load_weights, read_weights, source_head
 from finetune.precision import double
 from finetune.sampling import run_seed, total_steps
 from finetune.schedules import StepOnPlateau, as_lightning_wants, with_total_steps
 from finetune.seen import hold_against
 from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
-from finetune.weights import class_list, load_weights, read_weights, source_head
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 
@@ -97,8 +98,8 @@ class Classifier(pl.LightningModule):
         num_classes = len(self.class_names)
         self.network = build(backbone, num_classes).to(memory_format=torch.channels_last)
         # Decided before DDP wraps: it would never average what is unfrozen later.
-        self.frozen = param_groups.freeze(self.network, freeze)
-        self._always_eval = [*self.frozen, *(param_groups.batch_norms(self.network) if freeze_batch_norm else ())]
+        self.frozen = stages.freeze(self.network, freeze)
+        self._always_eval = [*self.frozen, *(stages.batch_norms(self.network) if freeze_batch_norm else ())]
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
@@ -172,7 +173,7 @@ class Classifier(pl.LightningModule):
         total_weight = self.trainer.strategy.reduce(self.class_weight[labels].sum(), reduce_op="sum")
         if len(labels) == 0 and total_weight == 0:
             return zero_loss(self)  # all pictures are bad: the same on every device, and no loss to log
-        if len(labels) == 0 and not param_groups.batch_norms(self.network) and not is_sharded(self.trainer):
+        if len(labels) == 0 and not stages.batch_norms(self.network) and not is_sharded(self.trainer):
             loss = zero_loss(self)
         else:  # batch norm and sharded weights wait for every device, too
             logits = self(images)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from finetune.batch_norm import SharedBatchNorm
-from finetune.cut import folded
+from finetune.models.fx import folded
 from finetune.sharding import is_sharded
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from finetune.models import head
+from finetune.models.stages import head
 from finetune.probe import fit_probe
 from finetune.sharding import assign, is_counted, is_sharded, reshard
 

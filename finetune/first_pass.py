@@ -7,8 +7,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from finetune.models import OWN
-from finetune.param_groups import batch_norms
+from finetune.models.backbones import OWN
+from finetune.models.stages import batch_norms
 from finetune.system.messages import WrongUsage
 
 if TYPE_CHECKING:

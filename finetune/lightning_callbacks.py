@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import (
 )
 from torch import nn
 
-from finetune.param_groups import batch_norms
+from finetune.models.stages import batch_norms
 
 
 def limits(trainer: pl.Trainer) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from finetune.classifier import Classifier
 from finetune.first_pass import check_fit
 from finetune.launch import cluster_environment, num_processes
 from finetune.lightning_callbacks import check_averaging
+from finetune.models.weights import read_weights
 from finetune.parsing import OneLineErrorLightningParser, last_value
 from finetune.picture_data import PictureData
 from finetune.precision import automatic_precision, prepare_arithmetic
@@ -35,7 +36,6 @@ from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once, stop
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import be_quiet
 from finetune.trust import add_trust_flag, check_root, data_settings, model_settings
-from finetune.weights import read_weights
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,11 @@
-"""What learns and how fast: freezing from the stem on, and named optimizer groups.
-
-Nothing here is unfrozen or regrouped later: what trains is settled once, before DDP wraps the network.
-"""
+"""How fast what learns learns: named optimizer groups, settled once."""
 
 from collections.abc import Iterable
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from finetune.models import head, stages
+from finetune.models.stages import _outside, head, stages
 from finetune.system.messages import WrongUsage
 
 # What weight decay should not draw to zero besides, scales and positions: by the name of
@@ -19,35 +15,6 @@ from finetune.system.messages import WrongUsage
 _WITHOUT_DECAY = frozenset(
     ("layer_scale", "class_token", "pos_embedding", "relative_position_bias_table", "logit_scale", "cpb_mlp")
 )
-
-
-def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
-    """Take the gradients from the stages up to a named one, and from the parameters that lie outside any stage.
-
-    Args:
-        network: Its parameters' `requires_grad` is set; the head's never is.
-        last: Name of the last frozen stage, or of several together (`features`); `backbone` for all; None for nothing.
-
-    Returns:
-        The frozen modules: the caller keeps them in eval mode, so that their batch norm and dropout rest too.
-    """
-    if last is None:
-        return []
-    parts = stages(network)
-    named = [i for i, name in enumerate(parts) if last == "backbone" or name == last or name.startswith(last + ".")]
-    if not named:
-        raise WrongUsage(
-            f"there is no stage {last!r} to freeze; the stages are {', '.join(parts)}, and backbone is all"
-        )
-    frozen = list(parts.values())[: named[-1] + 1]
-    for parameter in (*_outside(network), *(p for stage in frozen for p in stage.parameters())):
-        parameter.requires_grad = False
-    return frozen
-
-
-def batch_norms(network: nn.Module) -> list[nn.Module]:
-    """Every batch norm module of torch's."""
-    return [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
 
 def check_rates(head_lr_multiplier: float, layer_decay: float, label_smoothing: float = 0.0) -> None:
@@ -118,12 +85,6 @@ def scale_learning_rates(optimizer: Optimizer) -> None:
     """Multiply the learning rate of each group by its `lr_multiplier`, once: the key, unknown to torch, is removed."""
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * group.pop("lr_multiplier", 1.0)
-
-
-def _outside(network: nn.Module) -> list[nn.Parameter]:
-    """Parameters that lie directly on a container, like ViT's class token: they go with the first stage."""
-    inside = {id(p) for part in (*stages(network).values(), head(network)) for p in part.parameters()}
-    return [parameter for parameter in network.parameters() if id(parameter) not in inside]
 
 
 def _without_decay(network: nn.Module) -> set[int]:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, OptimStateKeyType, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from finetune.models import head, stages
+from finetune.models.stages import head, stages
 from finetune.system.messages import WrongUsage
 from finetune.tensor_parallel import shard_head
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from finetune import data_parallel
 from finetune.datamodules import ImageFolderData
 from finetune.model_parallel import Branches, Siamese
-from finetune.models import build
+from finetune.models.backbones import build
 
 LR, _NUM_CLASSES = 0.1, 10
 CLASS_NAMES = [f"class{i}" for i in range(_NUM_CLASSES)]

@@ -404,7 +404,9 @@ def test_of_several_ranks_one_builds_and_all_read(root, tmp_path):
 def test_who_waits_for_another_is_told(tmp_path):
     with one_at_a_time(tmp_path / "x") as has_waited:
         assert not has_waited
-        code = "from pathlib import Path; from finetune.system.files import one_at_a_time as o\nprint('up', flush=True)\n"
+        code = (
+            "from pathlib import Path; from finetune.system.files import one_at_a_time as o\nprint('up', flush=True)\n"
+        )
         code += f"with o(Path({str(tmp_path / 'x')!r})) as w: print(w)"
         process = subprocess.Popen([os.sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         assert process.stdout.readline() == "up\n"

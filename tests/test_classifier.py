@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as reference
 
 from finetune import Classifier, sharding
-from finetune.models import head
-from finetune.param_groups import batch_norms
+from finetune.models.stages import batch_norms, head
 from finetune.runs import read_metrics
 from finetune.sample import SOURCE_CLASSES, write_sample
 from finetune.sampling import train_order

@@ -11,9 +11,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import StochasticDepth
 
-from finetune.cut import folded
 from finetune.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, by_picture, draw
-from finetune.models import build
+from finetune.models.backbones import build
+from finetune.models.fx import folded
 from finetune.sampling import share
 
 NOISE = {

@@ -9,7 +9,7 @@ import torch
 from small_fits import SMALL, data, fit
 
 from finetune import Classifier, features
-from finetune.models import head
+from finetune.models.stages import head
 
 
 def test_features_are_what_the_head_sees(colours):

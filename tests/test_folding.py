@@ -11,8 +11,8 @@ from torch import nn
 
 from finetune import Classifier
 from finetune.compiled import Fold
-from finetune.cut import folded
-from finetune.models import build
+from finetune.models.backbones import build
+from finetune.models.fx import folded
 
 CLASSES = ("blue", "green", "red")
 # One of each way to be built: blocks with shortcuts, batch norm before, inverted residuals, branches, tokens.

@@ -14,7 +14,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 from finetune.checkpoints import Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
 from finetune.lightning_cli import run_lightning
-from finetune.models import build
+from finetune.models.backbones import build
 from finetune.resume import beginning
 from finetune.runs import not_looked_at, read_metrics
 

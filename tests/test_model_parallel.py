@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torchvision import models
 
 from finetune.model_parallel import Branches, Pipeline, Siamese, activations, cut, layers, subnets
-from finetune.models import build
+from finetune.models.backbones import build
 from finetune.tensor_parallel import shard_head
 from finetune.traffic import branches_bytes, linear_bytes, pipeline_bytes
 

@@ -1,81 +1,13 @@
-"""Freezing and parameter groups."""
+"""Parameter groups."""
 
 import pytest
 import torch
+from networks import BACKBONES, skeleton, trainable
 from torch import nn
 
-from finetune.models import build, head, head_name, stages
-from finetune.param_groups import batch_norms, freeze, param_groups, scale_learning_rates
-
-BACKBONES = ["resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16"]
-
-
-def skeleton(backbone: str) -> nn.Module:
-    """A network without numbers: enough where only names and flags count."""
-    with torch.device("meta"):
-        return build(backbone, 3)
-
-
-def trainable(network: nn.Module) -> set[str]:
-    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
-
-
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_freeze_at_every_stage(backbone):
-    names = list(stages(skeleton(backbone)))
-    for count, last in enumerate([None, *names]):
-        network = skeleton(backbone)
-        frozen = freeze(network, last)
-        parts = stages(network)
-        assert frozen == list(parts.values())[:count]
-        for i, part in enumerate(parts.values()):
-            assert all(parameter.requires_grad == (i >= count) for parameter in part.parameters())
-        assert all(parameter.requires_grad for parameter in head(network).parameters())
-
-
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_freeze_backbone_leaves_the_head(backbone):
-    network = skeleton(backbone)
-    frozen = freeze(network, "backbone")
-    assert trainable(network) == {f"{head_name(network)}.weight", f"{head_name(network)}.bias"}
-    assert frozen == list(stages(network).values())
-
-
-@pytest.mark.parametrize(
-    ("backbone", "last", "first_trained"),
-    [
-        ("mobilenet_v3_small", "features", "classifier.0"),
-        ("efficientnet_b0", "features", "classifier.1"),
-        ("vit_b_16", "encoder.layers", "encoder.ln"),
-        ("vit_b_16", "encoder", "heads.head"),
-        ("densenet121", "features", "classifier"),
-    ],
-)
-def test_freeze_takes_the_name_of_several_stages(backbone, last, first_trained):
-    network = skeleton(backbone)
-    freeze(network, last)
-    left = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-    assert left[0].startswith(first_trained + ".")
-
-
-def test_parameters_outside_any_stage_go_with_the_first():
-    network = skeleton("vit_b_16")
-    freeze(network, "conv_proj")
-    stem = {"class_token", "encoder.pos_embedding", "conv_proj.weight", "conv_proj.bias"}
-    assert {name for name, _ in network.named_parameters()} - trainable(network) == stem
-
-
-@pytest.mark.parametrize("wrong", ["layer5", "layer", "fc", "relu", "layer1.0", ""])
-def test_a_wrong_name_lists_the_right_ones(wrong):
-    with pytest.raises(
-        ValueError, match="the stages are conv1, bn1, layer1, layer2, layer3, layer4, and backbone is all"
-    ):
-        freeze(skeleton("resnet18"), wrong)
-
-
-def test_batch_norms():
-    assert len(batch_norms(skeleton("resnet18"))) == 20  # the stem's, two in each of 8 blocks, 3 shortcuts
-    assert batch_norms(skeleton("vit_b_16")) == []
+from finetune.models.backbones import build
+from finetune.models.stages import freeze, head_name, stages
+from finetune.param_groups import param_groups, scale_learning_rates
 
 
 @pytest.mark.parametrize("decay_norm_and_bias", [True, False])

@@ -18,7 +18,7 @@ from sharding_scenarios import NUM_EVALUATED, ON_THREE
 
 from finetune import Classifier
 from finetune.checkpoints import read_checkpoint
-from finetune.models import build
+from finetune.models.backbones import build
 from finetune.sharding import shard
 
 SCENARIOS = ("small", "balanced", "frozen_stages", "batch_norm_uneven", "bad_batches", "noisy", "probe")

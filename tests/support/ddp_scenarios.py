@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 
 from finetune import Classifier, ImageFolderData
 from finetune.decode import DecodeError
-from finetune.models import build, head_name
-from finetune.param_groups import batch_norms
+from finetune.models.backbones import build
+from finetune.models.stages import batch_norms, head_name
 from finetune.predictions import PredictionWriter
 from finetune.runs import Run
 from finetune.sampling import TrainBatches, share, train_order

@@ -24,7 +24,7 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from finetune.model_parallel import Pipeline, cut, layers, subnets
-from finetune.models import build
+from finetune.models.backbones import build
 from finetune.tensor_parallel import full_state, linear_names, shard_head, shard_linear
 
 Batches = list[tuple[Tensor, Tensor]]

@@ -115,10 +115,10 @@ MUTATIONS = [
     ),
     Mutation(
         "what is frozen does not move: weights",
-        "param_groups.py",
+        "models/stages.py",
         "parameter.requires_grad = False",
         "parameter.requires_grad = True",
-        "tests/test_classifier.py tests/test_param_groups.py -k freeze",
+        "tests/models/test_stages.py -k freeze",
     ),
     Mutation(
         "a fit tests the best checkpoint",
@@ -129,17 +129,17 @@ MUTATIONS = [
     ),
     Mutation(
         "no file is unpickled: checkpoints",
-        "safe_load.py",
+        "models/safe_load.py",
         "weights_only=True",
         "weights_only=False",
         "tests/test_checkpoints.py tests/test_trust.py",
     ),
     Mutation(
         "no file is unpickled: weights",
-        "weights.py",
+        "models/weights.py",
         'content = torch.load(path, map_location="cpu", weights_only=True)',
         'content = torch.load(path, map_location="cpu", weights_only=False)',
-        "tests/test_weights.py",
+        "tests/models/test_weights.py",
     ),
     Mutation(
         "a checkpoint chooses no module to import",

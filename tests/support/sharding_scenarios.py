@@ -27,7 +27,7 @@ from ddp_scenarios import (
 from elastic_scenarios import noisy_network
 
 from finetune import Classifier, ImageFolderData
-from finetune.models import head
+from finetune.models.stages import head
 from finetune.sharding import MeshStrategy
 from finetune.tensor_parallel import full_state
 

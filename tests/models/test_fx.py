@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from finetune.cut import cut
-from finetune.models import build, stages
-from finetune.param_groups import freeze
+from finetune.models.backbones import build
+from finetune.models.fx import cut
+from finetune.models.stages import freeze, stages
 
 # One of each way to be built: plain rows, blocks with shortcuts, branches, dropout before the head, tokens.
 SIZES = {"resnet18": 64, "mobilenet_v2": 64, "alexnet": 64, "densenet121": 64, "googlenet": 64, "vit_b_32": 224}

@@ -1,15 +1,16 @@
-"""Classification networks, torchvision's and three small ones: building one, its parts in order, its head.
+"""Classification networks, torchvision's and three small ones: building one.
 
 A network is a module from normalised pictures (B, 3, H, W) to logits (B, K). Its last linear layer is the *head*; what
-comes before is a row of *stages*, from the stem on. Both are known by their dotted module names.
+comes before is a row of *stages*, from the stem on (`stages`). Both are known by their dotted module names.
 """
 
 from collections import OrderedDict
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torchvision import models
 
+from finetune.models.stages import head, head_name
 from finetune.system.messages import WrongUsage, did_you_mean
 
 # Mean and standard deviation of the pixels that a network wants to see, in [0, 1]: ImageNet's for torchvision's.
@@ -18,9 +19,6 @@ _IMAGENET: Normalization = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _AS_THEY_ARE: Normalization = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
 _Network = TypeVar("_Network", bound=nn.Module)
-
-# Modules that only hold a row of stages, in torchvision's naming.
-_CONTAINERS = {"features", "encoder", "layers", "blocks", "trunk_output"}
 
 
 class PictureSize(nn.Module):
@@ -113,34 +111,3 @@ def build(backbone: str, num_classes: int) -> nn.Module:
     nn.init.zeros_(fresh.bias)
     network.set_submodule(head_name(network), fresh)
     return network
-
-
-def head_name(network: nn.Module) -> str:
-    """Dotted name of the last linear layer, like `fc` or `classifier.3`."""
-    return [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
-
-
-def head(network: nn.Module) -> nn.Linear:
-    """The last linear layer."""
-    return cast(nn.Linear, network.get_submodule(head_name(network)))
-
-
-def stages(network: nn.Module) -> dict[str, nn.Module]:
-    """Parts of the network from the stem to the last one before the head, without overlap, by dotted name.
-
-    Together with the head they hold every parameter but those that lie directly on a container (ViT's `class_token`
-    and `encoder.pos_embedding`). Modules without parameters are left out.
-    """
-    last = head_name(network)
-    found = {}
-
-    def walk(container: nn.Module, prefix: str) -> None:
-        for name, module in container.named_children():
-            path = prefix + name
-            if name in _CONTAINERS or last.startswith(path + "."):
-                walk(module, path + ".")
-            elif path != last and next(module.parameters(), None) is not None:
-                found[path] = module
-
-    walk(network, "")
-    return found

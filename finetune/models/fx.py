@@ -6,7 +6,7 @@ from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
-from finetune.models import head, head_name, stages
+from finetune.models.stages import head, head_name, stages
 
 
 def cut(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.Module] | None:

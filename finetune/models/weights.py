@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from finetune.models import OWN, head, head_name
+from finetune.models.backbones import OWN
+from finetune.models.stages import head, head_name
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import WrongUsage, did_you_mean
 

@@ -13,8 +13,9 @@ from torchvision import models
 from torchvision.models import Weights, WeightsEnum
 from torchvision.transforms._presets import ImageClassification
 
-from finetune.models import build, head
-from finetune.weights import Pretrained, load_weights, read_weights, source_head
+from finetune.models.backbones import build
+from finetune.models.stages import head
+from finetune.models.weights import Pretrained, load_weights, read_weights, source_head
 
 HEADS = {
     "resnet18": "fc",

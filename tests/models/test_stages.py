@@ -1,0 +1,103 @@
+"""Parts in order, the head, and freezing from the stem on."""
+
+import pytest
+import torch
+from networks import ALL, BACKBONES, HEADS, SMALL, network, skeleton, trainable
+from torch import nn
+
+from finetune.models.backbones import OWN, build
+from finetune.models.stages import batch_norms, freeze, head, head_name, stages
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_freeze_at_every_stage(backbone):
+    names = list(stages(skeleton(backbone)))
+    for count, last in enumerate([None, *names]):
+        network = skeleton(backbone)
+        frozen = freeze(network, last)
+        parts = stages(network)
+        assert frozen == list(parts.values())[:count]
+        for i, part in enumerate(parts.values()):
+            assert all(parameter.requires_grad == (i >= count) for parameter in part.parameters())
+        assert all(parameter.requires_grad for parameter in head(network).parameters())
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_freeze_backbone_leaves_the_head(backbone):
+    network = skeleton(backbone)
+    frozen = freeze(network, "backbone")
+    assert trainable(network) == {f"{head_name(network)}.weight", f"{head_name(network)}.bias"}
+    assert frozen == list(stages(network).values())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "last", "first_trained"),
+    [
+        ("mobilenet_v3_small", "features", "classifier.0"),
+        ("efficientnet_b0", "features", "classifier.1"),
+        ("vit_b_16", "encoder.layers", "encoder.ln"),
+        ("vit_b_16", "encoder", "heads.head"),
+        ("densenet121", "features", "classifier"),
+    ],
+)
+def test_freeze_takes_the_name_of_several_stages(backbone, last, first_trained):
+    network = skeleton(backbone)
+    freeze(network, last)
+    left = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    assert left[0].startswith(first_trained + ".")
+
+
+def test_parameters_outside_any_stage_go_with_the_first():
+    network = skeleton("vit_b_16")
+    freeze(network, "conv_proj")
+    stem = {"class_token", "encoder.pos_embedding", "conv_proj.weight", "conv_proj.bias"}
+    assert {name for name, _ in network.named_parameters()} - trainable(network) == stem
+
+
+@pytest.mark.parametrize("wrong", ["layer5", "layer", "fc", "relu", "layer1.0", ""])
+def test_a_wrong_name_lists_the_right_ones(wrong):
+    with pytest.raises(
+        ValueError, match="the stages are conv1, bn1, layer1, layer2, layer3, layer4, and backbone is all"
+    ):
+        freeze(skeleton("resnet18"), wrong)
+
+
+def test_batch_norms():
+    assert len(batch_norms(skeleton("resnet18"))) == 20  # the stem's, two in each of 8 blocks, 3 shortcuts
+    assert batch_norms(skeleton("vit_b_16")) == []
+
+
+@pytest.mark.parametrize("backbone", [*ALL, *OWN])
+def test_stages_and_head_cover_every_network_without_overlap(backbone):
+    with torch.device("cpu" if backbone.startswith("regnet") else "meta"):
+        net = build(backbone, 3)
+    parts = stages(net)
+    inside = [name for part in (*parts, head_name(net)) for name, _ in named_below(net, part)]
+    assert len(inside) == len(set(inside)) and len(parts) >= 2
+    outside = {name for name, _ in net.named_parameters()} - set(inside)
+    assert outside == ({"class_token", "encoder.pos_embedding"} if backbone.startswith("vit") else set())
+    assert head(net).out_features == 3
+
+
+def named_below(net: nn.Module, part: str) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in net.named_parameters() if name.startswith(part + ".")]
+
+
+@pytest.mark.parametrize("backbone", HEADS)
+def test_stages_are_in_the_order_of_the_forward_pass(backbone):
+    net, order = network(backbone), []
+    parts = {**stages(net), head_name(net): head(net)}
+    hooks = [part.register_forward_hook(lambda *_, name=name: order.append(name)) for name, part in parts.items()]
+    with torch.inference_mode():
+        net(torch.rand(1, 3, *[224 if backbone == "vit_b_16" else 32] * 2))
+    for hook in hooks:
+        hook.remove()
+    assert order == list(parts) and order[-1] == HEADS[backbone]
+
+
+def test_stage_names():
+    assert list(stages(network("resnet18"))) == ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
+    assert list(stages(network(SMALL))) == [*(f"features.{i}" for i in range(13)), "classifier.0"]
+    layers = [f"encoder.layers.encoder_layer_{i}" for i in range(12)]
+    assert list(stages(network("vit_b_16"))) == ["conv_proj", *layers, "encoder.ln"]
+    assert list(stages(build("lenet", 3))) == ["conv1", "conv2", "linear"]

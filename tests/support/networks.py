@@ -1,0 +1,38 @@
+"""Networks of every kind, whole and without numbers."""
+
+from functools import cache
+
+import torch
+from torch import nn
+from torchvision import models
+
+from finetune.models.backbones import build
+
+BACKBONES = ["resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16"]
+SMALL = "mobilenet_v3_small"  # 1.5 million parameters: for what does not depend on the network
+# RegNets read numbers back while they are built, which the meta device does not allow: the smallest is built for real.
+ALL = [n for n in models.list_models(module=models) if not n.startswith(("squeezenet", "regnet"))] + ["regnet_y_400mf"]
+HEADS = {
+    "resnet18": "fc",
+    "resnet50": "fc",
+    "mobilenet_v3_small": "classifier.3",
+    "efficientnet_b0": "classifier.1",
+    "convnext_tiny": "classifier.2",
+    "vit_b_16": "heads.head",
+}
+
+
+def skeleton(backbone: str) -> nn.Module:
+    """A network without numbers: enough where only names and flags count."""
+    with torch.device("meta"):
+        return build(backbone, 3)
+
+
+def trainable(network: nn.Module) -> set[str]:
+    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
+@cache
+def network(backbone: str) -> nn.Module:
+    torch.manual_seed(0)
+    return build(backbone, 3).eval()
