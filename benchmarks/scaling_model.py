@@ -109,7 +109,7 @@ def messages_and_bytes(case: Case, k: int) -> tuple[int, float]:
 
 
 def statistics_sent(network: nn.Module, k: int) -> tuple[int, float]:
-    """Return messages and bytes of batch norm over all devices: `batch_norm.SharedBatchNorm` gathers mean, squares and
+    """Return messages and bytes of batch norm over all devices: `SharedBatchNorm` gathers mean, squares and
     count of each layer, and sums two values a channel on the way back."""
     channels = [module.num_features for module in batch_norms(network)]  # type: ignore[union-attr]
     num_bytes = sum((k - 1) * 4 * (2 * num + 1) + all_reduce_bytes(4 * 2 * num, k) for num in channels)

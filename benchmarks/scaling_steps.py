@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from finetune.batch_norm import share_statistics
+from finetune.distributed.sync_batch_norm import share_statistics
+from finetune.distributed.tensor_parallel import shard_head
 from finetune.model_parallel import Pipeline, cut, layers
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms
-from finetune.tensor_parallel import shard_head
 
 COUNTS = (1, 2, 4)
 WHOLE = "batch norm of many"

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from finetune.datamodules import Hotdog as Hotdog
     from finetune.datamodules import ImageFolderData as ImageFolderData
     from finetune.datamodules import SampleData as SampleData
+    from finetune.distributed.mesh_strategy import MeshStrategy as MeshStrategy
     from finetune.schedules import WarmupCosine as WarmupCosine
-    from finetune.sharding import MeshStrategy as MeshStrategy
 
 # Public names are imported when first used: torch takes seconds, `finetune --help` must not.
 _PUBLIC = {
@@ -24,7 +24,7 @@ _PUBLIC = {
     "FashionMNIST": "finetune.datamodules",
     "Hotdog": "finetune.datamodules",
     "ImageFolderData": "finetune.datamodules",
-    "MeshStrategy": "finetune.sharding",
+    "MeshStrategy": "finetune.distributed.mesh_strategy",
     "SampleData": "finetune.datamodules",
     "WarmupCosine": "finetune.schedules",
 }

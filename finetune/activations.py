@@ -21,10 +21,10 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import finetune
+from finetune.distributed.batch_share import is_sharded
 from finetune.models.fx import cut, folded
 from finetune.pictures import Activations
 from finetune.sampling import num_reads, share
-from finetune.sharding import is_sharded
 from finetune.system.cache_dir import ACTIVATIONS, cache_dir, mark_used, room
 from finetune.system.files import unfinished
 

@@ -112,7 +112,9 @@ def cached_readers(
 
 def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float) -> Packed | None:
     """Build a cache, unless another process has or could not; return None where there is none."""
-    from finetune.signals import is_first_process  # brings torch, without which `finetune cache` answers at once
+    from finetune.distributed.signals import (
+        is_first_process,  # brings torch, without which `finetune cache` answers at once
+    )
 
     failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
     try:

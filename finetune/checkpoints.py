@@ -12,10 +12,10 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 import finetune
+from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.lightning_callbacks import enter_epoch, keep_patience, limits
 from finetune.models.safe_load import load_safely
 from finetune.runs import Run
-from finetune.signals import Interrupted, SignalFlag
 from finetune.system.files import link, sync_folder
 from finetune.system.messages import WrongUsage
 

@@ -14,9 +14,11 @@ from torch.optim.optimizer import Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
 from finetune import activations, param_groups
-from finetune.batch_norm import share_statistics
 from finetune.checkpoints import check_model, origin
 from finetune.compiled import Compile, Fold
+from finetune.distributed.batch_share import batch_share, group_of_batch, is_counted, is_sharded, zero_loss
+from finetune.distributed.mesh_strategy import shard
+from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.dropout import Noise
 from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
@@ -27,7 +29,6 @@ from finetune.precision import double
 from finetune.sampling import run_seed, total_steps
 from finetune.schedules import StepOnPlateau, as_lightning_wants, with_total_steps
 from finetune.seen import hold_against
-from finetune.sharding import batch_share, group_of_batch, is_counted, is_sharded, shard, zero_loss
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from finetune import __version__
-from finetune.ranks import end_with_first_process
+from finetune.distributed.ranks import end_with_first_process
 from finetune.system.terminal import let_go, outlive_terminal
 from finetune.system.unraised import take_unraisable
 
@@ -71,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> None:
             sys.exit(141)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
             raise
-        from finetune.signals import is_first_process
+        from finetune.distributed.signals import is_first_process
 
         if is_first_process() or code < 128:
             let_go()
@@ -171,7 +171,7 @@ def _exit_code(error: BaseException) -> int:
 
 def _one_line(error: BaseException) -> str | None:
     """Return what to tell a user, or None for an error that is ours and deserves a traceback."""
-    from finetune.signals import Interrupted
+    from finetune.distributed.signals import Interrupted
 
     if isinstance(error, Interrupted):
         return str(error)

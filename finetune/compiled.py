@@ -10,9 +10,9 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from finetune.batch_norm import SharedBatchNorm
+from finetune.distributed.batch_share import is_sharded
+from finetune.distributed.sync_batch_norm import SharedBatchNorm
 from finetune.models.fx import folded
-from finetune.sharding import is_sharded
 
 log = logging.getLogger(__name__)
 

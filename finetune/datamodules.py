@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from finetune import fashion_mnist
+from finetune.distributed.signals import is_first_process
 from finetune.download import fetch_archive
 from finetune.folders import Files, scan
 from finetune.picture_data import PictureData
 from finetune.pictures import FileReader, GreyReader, PathList
 from finetune.seen import seen_by
-from finetune.signals import is_first_process
 from finetune.splits import SET_APART, Split, stratified
 
 

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from finetune.distributed.batch_share import is_counted, is_sharded
+from finetune.distributed.mesh_strategy import assign, reshard
 from finetune.models.stages import head
 from finetune.probe import fit_probe
-from finetune.sharding import assign, is_counted, is_sharded, reshard
 
 log = logging.getLogger(__name__)
 

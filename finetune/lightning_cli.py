@@ -18,8 +18,11 @@ from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from finetune import configs, overview
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
+from finetune.distributed.launch import cluster_environment, num_processes
+from finetune.distributed.mesh_strategy import MeshStrategy
+from finetune.distributed.ranks import take_over
+from finetune.distributed.signals import Interrupted, StopAtOnce, install_stop_at_once, stopping
 from finetune.first_pass import check_fit
-from finetune.launch import cluster_environment, num_processes
 from finetune.lightning_callbacks import check_averaging
 from finetune.models.weights import read_weights
 from finetune.parsing import OneLineErrorLightningParser, last_value
@@ -27,12 +30,9 @@ from finetune.picture_data import PictureData
 from finetune.precision import automatic_precision, prepare_arithmetic
 from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped
-from finetune.ranks import take_over
 from finetune.rates import settle_rate
 from finetune.resume import beginning, first_checkpoint, go_on, take_up
 from finetune.runs import MetricsCSV, Run, RunFolder
-from finetune.sharding import MeshStrategy
-from finetune.signals import Interrupted, StopAtOnce, install_stop_at_once, stopping
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import be_quiet
 from finetune.trust import add_trust_flag, check_root, data_settings, model_settings

@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, default_convert
 
 from finetune.cache import from_cache, pays
 from finetune.data_settings import check_shares, check_sizes
+from finetune.distributed.batch_share import batch_share
 from finetune.folders import files_to_predict
 from finetune.identity import identity
 from finetune.pictures import Activations, Collate, FileReader, Pictures
 from finetune.sampling import EvalBatches, TrainBatches, limited, num_reads, position, run_seed
 from finetune.seen import Seen
-from finetune.sharding import batch_share
 from finetune.splits import Split
 from finetune.system.messages import WrongUsage
 from finetune.transfer import Transfer

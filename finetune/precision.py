@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from torch import Tensor
 
-from finetune.signals import is_first_process
+from finetune.distributed.signals import is_first_process
 
 log = logging.getLogger(__name__)
 

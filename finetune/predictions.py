@@ -16,8 +16,8 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 from torch import Tensor
 
+from finetune.distributed.batch_share import is_counted
 from finetune.runs import Run
-from finetune.sharding import is_counted
 from finetune.system.files import check_target, replaced
 from finetune.system.messages import WrongUsage
 

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from finetune import traffic
 from finetune.data_parallel import synchronize
+from finetune.distributed.tensor_parallel import full_state, linear_names, shard_linear
 from finetune.model_parallel import SCHEDULES, Pipeline, cut, layers
-from finetune.tensor_parallel import full_state, linear_names, shard_linear
 from finetune.ways import CLASS_NAMES, LR, Batches, Job, State, Trained, median, on_cpu, sgd_step, timed
 
 

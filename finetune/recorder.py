@@ -12,8 +12,8 @@ from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.profilers import Profiler
 
 from finetune import step_parts
+from finetune.distributed.signals import install_stop_at_once
 from finetune.roofline import least_seconds, measured_rates
-from finetune.signals import install_stop_at_once
 from finetune.step_parts import PlainLoop, synchronize
 from finetune.system.machine import num_cores, processor
 

@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as reference
 
-from finetune import Classifier, sharding
+from finetune import Classifier
+from finetune.distributed import batch_share
 from finetune.models.stages import batch_norms, head
 from finetune.runs import read_metrics
 from finetune.sample import SOURCE_CLASSES, write_sample
@@ -268,7 +269,7 @@ def test_a_last_batch_of_bad_pictures_alone_is_no_divergence(tmp_path, cli, monk
     rows = read_metrics(tmp_path / "runs/fit/version_0/metrics.csv")
     losses = [row["train/loss"] for row in rows if row.get("train/loss")]
     assert len(losses) == 4 and losses[3] == losses[2]  # Lightning repeats the last one
-    zero = sharding.zero_loss
+    zero = batch_share.zero_loss
     monkeypatch.setattr("finetune.classifier.zero_loss", lambda model: zero(model) * math.nan)
     with pytest.raises(ValueError, match="training has diverged"):  # the control
         cli(*fit)

@@ -13,8 +13,8 @@ import yaml
 from pytorch_lightning.callbacks import Callback, Timer
 
 from finetune.classifier import Classifier
+from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs import versions
-from finetune.signals import Interrupted, SignalFlag
 
 # Where a signal comes or is noticed, and at which of 3 x 5 steps: inside an epoch, inside a validation, between epochs.
 ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch

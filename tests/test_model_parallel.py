@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torchvision import models
 
+from finetune.distributed.tensor_parallel import shard_head
 from finetune.model_parallel import Branches, Pipeline, Siamese, activations, cut, layers, subnets
 from finetune.models.backbones import build
-from finetune.tensor_parallel import shard_head
 from finetune.traffic import branches_bytes, linear_bytes, pipeline_bytes
 
 # Rounding over 10 steps in float64: far above what was measured (3e-15 at most), far below any mistake.

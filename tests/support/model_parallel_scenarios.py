@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from finetune.distributed.tensor_parallel import full_state, linear_names, shard_head, shard_linear
 from finetune.model_parallel import Pipeline, cut, layers, subnets
 from finetune.models.backbones import build
-from finetune.tensor_parallel import full_state, linear_names, shard_head, shard_linear
 
 Batches = list[tuple[Tensor, Tensor]]
 Task = tuple[nn.Module, Batches, float]  # a network, what it learns from, the learning rate

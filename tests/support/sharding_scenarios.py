@@ -27,9 +27,9 @@ from ddp_scenarios import (
 from elastic_scenarios import noisy_network
 
 from finetune import Classifier, ImageFolderData
+from finetune.distributed.mesh_strategy import MeshStrategy
+from finetune.distributed.tensor_parallel import full_state
 from finetune.models.stages import head
-from finetune.sharding import MeshStrategy
-from finetune.tensor_parallel import full_state
 
 NUM_EVALUATED = (1, 13)
 ON_THREE = ("small", "balanced", "noisy", "probe")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.batch_norm import SharedBatchNorm, _precise, share_statistics
+from finetune.distributed.sync_batch_norm import SharedBatchNorm, _precise, share_statistics
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def sent(share: int, precise=_precise) -> list[tuple[str, torch.dtype, int]]:
 
     x = torch.randn(share, 3, 4, 4, requires_grad=True)
     with patch.object(dist, "all_gather", gather), patch.object(dist, "all_reduce", reduce):
-        with patch("finetune.batch_norm._precise", precise), torch.autocast("cpu", torch.bfloat16):
+        with patch("finetune.distributed.sync_batch_norm._precise", precise), torch.autocast("cpu", torch.bfloat16):
             y = network(x)
         assert y.dtype == torch.bfloat16 and y.shape == (share, 4, 4, 4)
         y.float().sum().backward()

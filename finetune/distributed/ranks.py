@@ -35,7 +35,7 @@ def take_over(trainer: "pl.Trainer") -> None:
     """Let this package alone decide when a trainer's processes end."""
     from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher, subprocess_script
 
-    from finetune import spawned
+    from finetune.distributed import spawned
 
     launcher, environment = trainer.strategy.launcher, trainer._accelerator_connector.cluster_environment
     if isinstance(launcher, subprocess_script._SubprocessScriptLauncher):

@@ -7,8 +7,9 @@ import pytest
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
-from finetune import decode, spawned
-from finetune.signals import Interrupted
+from finetune import decode
+from finetune.distributed import spawned
+from finetune.distributed.signals import Interrupted
 
 
 def launched(error: Exception | None, fn: str = "fit", signum: int = 0) -> str:

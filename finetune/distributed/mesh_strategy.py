@@ -1,4 +1,4 @@
-"""What Lightning's ModelParallelStrategy leaves to us: which device holds what of the network, and which pictures.
+"""What Lightning's ModelParallelStrategy leaves to us: which device holds what of the network.
 
 Its k devices form a mesh, data_parallel x tensor_parallel. Along the first axis a batch is shared out, and each device
 holds a part of every weight (FSDP2), fetched when it is needed. Along the second all see the same pictures, and each
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
-import torch
-import torch.distributed as dist
 from pytorch_lightning.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
@@ -19,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, OptimStateKeyType, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from finetune.distributed.tensor_parallel import shard_head
 from finetune.models.stages import head, stages
 from finetune.system.messages import WrongUsage
-from finetune.tensor_parallel import shard_head
 
 
 class MeshStrategy(ModelParallelStrategy):
@@ -91,40 +89,6 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> None:
             fully_shard(module, mesh=mesh["data_parallel"])
 
 
-def batch_share(trainer: "pl.Trainer | None") -> tuple[int, int]:
-    """Return (i, n): this device takes the i-th of n parts of every batch. Those that share a head take the same."""
-    if trainer is None:
-        return 0, 1
-    mesh = _mesh(trainer)
-    if mesh is None:
-        return trainer.global_rank, trainer.world_size
-    return mesh["data_parallel"].get_local_rank(), mesh["data_parallel"].size()
-
-
-def is_counted(trainer: pl.Trainer) -> bool:
-    """Return whether this device speaks for the pictures that it sees: of those that see the same, the first does."""
-    mesh = _mesh(trainer)
-    return mesh is None or mesh["tensor_parallel"].get_local_rank() == 0
-
-
-def group_of_batch(trainer: pl.Trainer) -> Any:
-    """Return the process group whose devices' parts make up a batch; None for all devices."""
-    mesh = _mesh(trainer)
-    return None if mesh is None else mesh["data_parallel"].get_group()
-
-
-def is_sharded(trainer: pl.Trainer) -> bool:
-    """Return whether the forward pass needs every device, also those without a picture."""
-    return _mesh(trainer) is not None
-
-
-def zero_loss(module: nn.Module) -> Tensor:
-    """Return the loss of no picture: a zero that still reaches every parameter, since DDP waits for each gradient."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
-    return torch.stack([(part * 0).sum() for part in local]).sum()
-
-
 def reshard(network: nn.Module) -> None:
     """Let go of what FSDP2 still holds whole after a forward pass: what were written there would be lost."""
     for module in network.modules():
@@ -138,10 +102,3 @@ def assign(parameter: Tensor, value: Tensor) -> None:
     if isinstance(parameter, DTensor):
         value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
     parameter.copy_(value)
-
-
-def _mesh(trainer: pl.Trainer) -> DeviceMesh | None:
-    strategy = trainer.strategy
-    if isinstance(strategy, ModelParallelStrategy) and dist.is_initialized():
-        return strategy.device_mesh
-    return None

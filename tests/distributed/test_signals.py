@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune.signals import Interrupted, SignalFlag, install_stop_at_once, is_first_process
+from finetune.distributed.signals import Interrupted, SignalFlag, install_stop_at_once, is_first_process
 
 ALONE = SimpleNamespace(world_size=1)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -136,7 +136,7 @@ CASES = [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGTERM, signal.SIGINT)
 
 PROGRAM = """
 import os, sys
-from finetune.signals import SignalFlag
+from finetune.distributed.signals import SignalFlag
 for line in sys.stdin:  # one import for all cases: it takes seconds
     pid = os.fork()
     if pid == 0:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
-from finetune.signals import Interrupted, install_stop_at_once, stopping
+from finetune.distributed.signals import Interrupted, install_stop_at_once, stopping
 from finetune.system.unraised import take_unraisable
 
 _GRACE = 5.0  # seconds for the others to end by themselves, once one has

@@ -11,7 +11,7 @@ import pytest
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.strategies.launchers import subprocess_script
 
-from finetune import ranks
+from finetune.distributed import ranks
 
 
 @pytest.mark.parametrize(("rank", "is_told", "ends"), [("1", True, True), ("1", False, False), ("0", True, False)])

@@ -10,7 +10,7 @@ import torch
 from colours import QUICK
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
-from finetune.launch import num_processes
+from finetune.distributed.launch import num_processes
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:
