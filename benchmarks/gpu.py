@@ -38,8 +38,8 @@ from gpu_steps import Limit, Setup
 from recipe_documents import fill
 from recipes import ROOT
 
+from finetune.data.loader import automatic_workers
 from finetune.system.machine import num_cores, processor
-from finetune.workers import automatic_workers
 
 RECORDS = ROOT / "benchmarks/gpu.json"
 BATCHES = (256, 1024, 64)

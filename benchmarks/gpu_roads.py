@@ -19,11 +19,11 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from finetune import ImageFolderData
-from finetune.cache import CachedReader
-from finetune.folders import scan
-from finetune.pictures import Collate
-from finetune.sampling import TrainBatches
-from finetune.workers import check_shared_memory
+from finetune.data.dataset import Collate
+from finetune.data.datasets.folders import scan
+from finetune.data.image_cache import CachedReader
+from finetune.data.loader import check_shared_memory
+from finetune.data.samplers import TrainBatches
 
 BENCHMARKS = Path(__file__).parent
 CACHED, DECODED, TORCHVISION = "ours, cache", "ours, no cache", "torchvision"

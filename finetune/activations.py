@@ -21,15 +21,15 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import finetune
+from finetune.data.dataset import Activations
+from finetune.data.samplers import num_reads, share
 from finetune.distributed.batch_share import is_sharded
 from finetune.models.fx import cut, folded
-from finetune.pictures import Activations
-from finetune.sampling import num_reads, share
 from finetune.system.cache_dir import ACTIVATIONS, cache_dir, mark_used, room
 from finetune.system.files import unfinished
 
 if TYPE_CHECKING:
-    from finetune.picture_data import PictureData
+    from finetune.data.datamodule import PictureData
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from finetune import activations, param_groups
 from finetune.checkpoints import check_model, origin
 from finetune.compiled import Compile, Fold
+from finetune.data.samplers import run_seed, total_steps
+from finetune.data.seen import hold_against
 from finetune.distributed.batch_share import batch_share, group_of_batch, is_counted, is_sharded, zero_loss
 from finetune.distributed.mesh_strategy import shard
 from finetune.distributed.sync_batch_norm import share_statistics
@@ -26,9 +28,7 @@ from finetune.models import stages
 from finetune.models.backbones import build, normalization
 from finetune.models.weights import class_list, load_weights, read_weights, source_head
 from finetune.precision import double
-from finetune.sampling import run_seed, total_steps
 from finetune.schedules import StepOnPlateau, as_lightning_wants, with_total_steps
-from finetune.seen import hold_against
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 

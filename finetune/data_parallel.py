@@ -155,8 +155,8 @@ def train(
         ValueError: Before training, if a value makes no sense or a batch, be it the last, smaller one of an epoch,
             does not divide by the number of devices; after an epoch, if weights are no longer finite.
     """
-    from finetune.fashion_mnist import obtain, read
-    from finetune.sampling import train_order
+    from finetune.data.datasets.fashion_mnist_files import obtain, read
+    from finetune.data.samplers import train_order
 
     if num_epochs < 1 or batch_size < 1 or seed < 0 or not 0 < lr < math.inf:
         raise WrongUsage(

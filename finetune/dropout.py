@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
+from finetune.data.samplers import run_seed, step_seed
 from finetune.distributed.batch_share import batch_share
-from finetune.sampling import run_seed, step_seed
 
 log = logging.getLogger(__name__)
 

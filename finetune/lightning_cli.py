@@ -18,6 +18,7 @@ from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from finetune import configs, overview
 from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
+from finetune.data.datamodule import PictureData
 from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.mesh_strategy import MeshStrategy
 from finetune.distributed.ranks import take_over
@@ -26,7 +27,6 @@ from finetune.first_pass import check_fit
 from finetune.lightning_callbacks import check_averaging
 from finetune.models.weights import read_weights
 from finetune.parsing import OneLineErrorLightningParser, last_value
-from finetune.picture_data import PictureData
 from finetune.precision import automatic_precision, prepare_arithmetic
 from finetune.predictions import PredictionWriter
 from finetune.progress import PicturesBar, Results, Skipped

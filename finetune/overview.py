@@ -9,13 +9,13 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from finetune.depth import warn_of_dark_samples
+from finetune.data.depth import warn_of_dark_samples
+from finetune.data.splits import SET_APART
 from finetune.param_groups import param_groups, scale_learning_rates
-from finetune.splits import SET_APART
 
 if TYPE_CHECKING:
     from finetune.classifier import Classifier
-    from finetune.picture_data import PictureData
+    from finetune.data.datamodule import PictureData
 
 log = logging.getLogger(__name__)
 

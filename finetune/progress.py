@@ -9,9 +9,9 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from finetune.data.samplers import position
 from finetune.distributed.batch_share import batch_share
 from finetune.runs import Run, write_results
-from finetune.sampling import position
 from finetune.system.files import replace_text
 from finetune.system.messages import be_quiet
 

@@ -17,7 +17,7 @@ from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, no
 from finetune.system.files import link
 
 if TYPE_CHECKING:
-    from finetune.picture_data import PictureData
+    from finetune.data.datamodule import PictureData
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from PIL import Image, ImageDraw, ImageFont
 
 from finetune.checkpoints import read_checkpoint
 from finetune.classifier import Classifier
-from finetune.datamodules import ImageFolderData
-from finetune.decode import decode
+from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.data.decode import decode
+from finetune.data.samplers import SHEET, some_of
+from finetune.data.transforms import eval_transform
 from finetune.first_pass import check_first_pass
-from finetune.sampling import SHEET, some_of
 from finetune.system.files import check_target, replaced
 from finetune.system.messages import WrongUsage
-from finetune.transforms import eval_transform
 from finetune.trust import model_settings
 
 _GREEN, _RED, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)

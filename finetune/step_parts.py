@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
-from finetune.decode import DecodeError
-from finetune.sampling import augmentation_seed
-from finetune.transforms import set_random_seed
+from finetune.data.decode import DecodeError
+from finetune.data.samplers import augmentation_seed
+from finetune.data.transforms import set_random_seed
 
 if TYPE_CHECKING:
     from finetune.classifier import Classifier
-    from finetune.picture_data import PictureData
+    from finetune.data.datamodule import PictureData
 
 # Every result is a list of seconds, each of as much work as one batch.
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finetune import data_parallel
-from finetune.datamodules import ImageFolderData
+from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.model_parallel import Branches, Siamese
 from finetune.models.backbones import build
 

@@ -13,7 +13,7 @@ import torch
 from ddp_scenarios import calibrated_network, sgd
 
 from finetune import Classifier, ImageFolderData, activations
-from finetune.pictures import Activations
+from finetune.data.dataset import Activations
 from finetune.system.cache_dir import ACTIVATIONS, cache_dir
 
 FROZEN = {"backbone": "resnet18", "weights": None, "optimizer": sgd, "freeze_batch_norm": True}

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as reference
 
 from finetune import Classifier
+from finetune.data.datasets.synthetic import SOURCE_CLASSES, write_sample
+from finetune.data.samplers import train_order
 from finetune.distributed import batch_share
 from finetune.models.stages import batch_norms, head
 from finetune.runs import read_metrics
-from finetune.sample import SOURCE_CLASSES, write_sample
-from finetune.sampling import train_order
 from finetune.schedules import WarmupCosine
 
 

@@ -8,8 +8,8 @@ from paths import ROOT
 
 from finetune import configs
 from finetune.configs import find, resolve, shipped
+from finetune.data.transforms import train_transform
 from finetune.system.messages import WrongUsage
-from finetune.transforms import train_transform
 
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 

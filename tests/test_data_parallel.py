@@ -11,7 +11,9 @@ from data_files import real_data, write_unpacked
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_tensor
 
-from finetune import data_parallel, fashion_mnist
+from finetune import data_parallel
+from finetune.data.datasets import fashion_mnist_files
+from finetune.data.samplers import train_order
 from finetune.data_parallel import (
     allreduce,
     get_params,
@@ -24,7 +26,6 @@ from finetune.data_parallel import (
     train,
     train_batch,
 )
-from finetune.sampling import train_order
 
 CPU = torch.device("cpu")
 STEPS, BATCH, LR = 20, 16, 0.05
@@ -310,7 +311,7 @@ def test_a_run_is_the_same_on_any_number_of_replicas(clothes):
 
 def test_accuracy_is_that_of_the_whole_test_split(clothes):
     (epoch,) = clothes(2, num_epochs=1, lr=0.2)
-    pixels, labels = map(torch.from_numpy, fashion_mnist.read(clothes.root, "test"))
+    pixels, labels = map(torch.from_numpy, fashion_mnist_files.read(clothes.root, "test"))
     logits = lenet(scale(pixels, torch.float64), clothes.seen[-1][2][0])
     assert epoch.accuracy == int((logits.argmax(1) == labels).sum()) / 50
     assert 0.2 < epoch.accuracy < 0.9  # else a wrong count could hide
@@ -319,7 +320,7 @@ def test_accuracy_is_that_of_the_whole_test_split(clothes):
 def test_every_picture_is_seen_once_an_epoch_in_the_order_of_the_seed(clothes):
     clothes(2, seed=3)
     assert [len(X) for X, *_ in clothes.seen] == [*[24] * 8, 8] * 2
-    pixels, labels = map(torch.from_numpy, fashion_mnist.read(clothes.root, "train"))
+    pixels, labels = map(torch.from_numpy, fashion_mnist_files.read(clothes.root, "train"))
     for epoch in range(2):
         order = torch.from_numpy(train_order(200, 3, epoch))
         part = clothes.seen[9 * epoch : 9 * (epoch + 1)]
@@ -385,8 +386,8 @@ def test_cuda_devices_compute_what_the_cpu_does(expected, names):
 def test_some_steps_on_the_real_pictures(tmp_path):
     for path in (real_data("fashion-mnist") / "FashionMNIST/raw").glob("*.gz"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    fashion_mnist.obtain(tmp_path)
-    X, y = map(torch.from_numpy, fashion_mnist.read(tmp_path, "train"))
+    fashion_mnist_files.obtain(tmp_path)
+    X, y = map(torch.from_numpy, fashion_mnist_files.read(tmp_path, "train"))
     order = torch.from_numpy(train_order(len(X), 0, 0))[: STEPS * 64].split(64)
     data = [(scale(X[indices], torch.float64), y[indices]) for indices in order]
     expected = reference(loud_params(), iter(data))

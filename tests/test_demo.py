@@ -7,7 +7,8 @@ import pytest
 import yaml
 from paths import ROOT
 
-from finetune import configs, sample
+from finetune import configs
+from finetune.data.datasets import synthetic
 from finetune.demo import demo
 from finetune.runs import read_metrics
 
@@ -16,8 +17,8 @@ GOLDEN = ROOT / "tests/golden/sample_losses.txt"
 
 @pytest.fixture
 def few_pictures(monkeypatch):
-    monkeypatch.setattr(sample, "NUM_SOURCE", {"train": 6, "val": 2, "test": 2})
-    monkeypatch.setattr(sample, "NUM_TARGET", {"train": 16, "val": 2, "test": 4})
+    monkeypatch.setattr(synthetic, "NUM_SOURCE", {"train": 6, "val": 2, "test": 2})
+    monkeypatch.setattr(synthetic, "NUM_TARGET", {"train": 16, "val": 2, "test": 4})
 
 
 def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, capsys):

@@ -11,10 +11,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import StochasticDepth
 
+from finetune.data.samplers import share
 from finetune.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, by_picture, draw
 from finetune.models.backbones import build
 from finetune.models.fx import folded
-from finetune.sampling import share
 
 NOISE = {
     "values": (nn.Dropout(0.3), (12, 5, 4, 4)),

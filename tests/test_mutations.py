@@ -14,7 +14,7 @@ def test_the_line_is_there(mutation):
 
 
 def test_one_is_caught_and_a_harmless_one_is_not(tmp_path):
-    first = next(m for m in MUTATIONS if m.file == "splits.py")
+    first = next(m for m in MUTATIONS if m.file == "data/splits.py")
     (tmp_path / "wrong").mkdir()
     (tmp_path / "right").mkdir()
     assert caught(first, tmp_path / "wrong")

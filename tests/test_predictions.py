@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from finetune import predictions
+from finetune.data.samplers import share
 from finetune.predictions import SUFFIXES, PredictionWriter
 from finetune.runs import Run
-from finetune.sampling import share
 
 NAMES = ["hot dog", 'the "other", one', "größe", "=1+1"]  # as folders may be called
 

@@ -10,9 +10,9 @@ from paths import ROOT
 
 from finetune import configs
 from finetune.cli import LIGHTNING, OWN
+from finetune.data.datamodule import PictureData
 from finetune.lightning_cli import FinetuneCLI
 from finetune.parsing import valid_keys
-from finetune.picture_data import PictureData
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^finetune .+$", README, re.M)

@@ -13,7 +13,7 @@ import torch
 from colours import QUICK, draw_colours
 
 from finetune import Classifier
-from finetune.datamodules import SampleData
+from finetune.data.datasets.image_folder import SampleData
 from finetune.lightning_cli import run_lightning
 from finetune.trust import data_settings
 

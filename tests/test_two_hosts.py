@@ -22,8 +22,8 @@ from colours import draw_colours
 from paths import ROOT
 
 from finetune.cli import run
+from finetune.data.samplers import TrainBatches, share
 from finetune.runs import read_metrics
-from finetune.sampling import TrainBatches, share
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NUM_TEST = 15  # not even: the hosts' shares differ

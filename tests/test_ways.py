@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from finetune import ways
+from finetune.data.samplers import train_order
 from finetune.data_parallel import lenet
-from finetune.sampling import train_order
 from finetune.ways import Job, distance
 
 

@@ -5,7 +5,7 @@ import time
 from rich.console import Console
 from rich.table import Column, Table
 
-from finetune.packed import opened
+from finetune.data.memmap import opened
 from finetune.system.cache_dir import ACTIVATIONS, PICTURES, cache_dir
 from finetune.system.files import unfinished
 from finetune.system.messages import WrongUsage

@@ -7,7 +7,7 @@ import pytest
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
-from finetune import decode
+from finetune.data import decode
 from finetune.distributed import spawned
 from finetune.distributed.signals import Interrupted
 

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 
-from finetune import ImageFolderData, cache
-from finetune.cache import CachedReader
+from finetune import ImageFolderData
+from finetune.data import image_cache
+from finetune.data.image_cache import CachedReader
 
 
 class Tiny(pl.LightningModule):
@@ -53,8 +54,8 @@ def report(data: ImageFolderData) -> None:
 def main(out: Path, root: str, world_size: int) -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
     logging.getLogger("finetune").setLevel(logging.INFO)
-    cache._MIN_SAVED = 0
-    cache.decode = slowly(cache.decode)  # so that they meet
+    image_cache._MIN_SAVED = 0
+    image_cache.decode = slowly(image_cache.decode)  # so that they meet
     data = ImageFolderData(root, image_size=24, batch_size=16, num_workers=0, on_bad_image="skip")
     data.trainer = trainer = pl.Trainer(
         accelerator="cpu",
@@ -67,7 +68,7 @@ def main(out: Path, root: str, world_size: int) -> None:
         use_distributed_sampler=False,
     )
     dist.init_process_group("gloo")
-    with patch.object(cache, "write_packed", full_disk):
+    with patch.object(image_cache, "write_packed", full_disk):
         dist.barrier()
         trainer.state.fn = TrainerFn.FITTING
         data.setup("fit")

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from finetune import Classifier, ImageFolderData
-from finetune.decode import DecodeError
+from finetune.data.decode import DecodeError
+from finetune.data.samplers import TrainBatches, share, train_order
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
 from finetune.predictions import PredictionWriter
 from finetune.runs import Run
-from finetune.sampling import TrainBatches, share, train_order
 
 NUM_EVALUATED = (1, 2, 11, 12, 13)
 MOVED: list[float] = []  # how far each training has moved the weights, at most

@@ -33,12 +33,12 @@ from colours import draw_colours
 from pytorch_lightning.strategies.launchers import subprocess_script
 
 import finetune.lightning_cli
-from finetune import cache, picture_data
 from finetune.classifier import Classifier
 from finetune.cli import main
-from finetune.pictures import FileReader
-from finetune.sampling import TrainBatches
-from finetune.workers import Loader
+from finetune.data import datamodule, image_cache
+from finetune.data.loader import Loader
+from finetune.data.readers import FileReader
+from finetune.data.samplers import TrainBatches
 
 DEADLINE = 10.0  # seconds from a signal or a message to the end of the last process
 SIGNALS = {"sigint": signal.SIGINT, "sigterm": signal.SIGTERM, "sighup": signal.SIGHUP}
@@ -240,7 +240,7 @@ class Run:
     def prepare(self) -> None:
         """Let the processes reach the step at which something is done to them."""
         s, started, calls = self.scenario, [], []
-        originals = {"__iter__": Loader.__iter__, "read": FileReader.__call__, "decode": cache.decode}
+        originals = {"__iter__": Loader.__iter__, "read": FileReader.__call__, "decode": image_cache.decode}
 
         def recorded(loader: Loader) -> Any:
             iterator = originals["__iter__"](loader)
@@ -281,7 +281,7 @@ class Run:
                 bytearray(1 << 60) if s.failure == "memory" else fail()
                 return originals["decode"](*args, **kwargs)
 
-            patch.object(cache, "decode", decoded).start()
+            patch.object(image_cache, "decode", decoded).start()
         elif s.failure not in ("memory", "truncated"):
             name = STEPS[s.phase]
             step = getattr(Classifier, name)
@@ -429,7 +429,7 @@ def start_worker_that_ignores_the_first_sigterm(worker_id: int) -> None:
 
 def as_it_was() -> None:
     """Control: workers don't know who sends them a signal."""
-    patch.object(picture_data, "start_worker", start_worker_that_ignores_the_first_sigterm).start()
+    patch.object(datamodule, "start_worker", start_worker_that_ignores_the_first_sigterm).start()
     patch.object(Loader, "__iter__", torch.utils.data.DataLoader.__iter__).start()
 
 

@@ -20,9 +20,9 @@ from unittest.mock import patch
 import torch
 
 import finetune.lightning_cli
-from finetune import picture_data
 from finetune.checkpoints import AtomicCheckpointIO
 from finetune.cli import main
+from finetune.data import datamodule
 from finetune.runs import read_metrics, versions
 
 OUT, DATA = Path(sys.argv[1]), Path(sys.argv[2])
@@ -160,10 +160,10 @@ def die_while_writing() -> None:
 
 def start_the_epoch_again() -> None:
     """Control: what Lightning does by itself."""
-    patch("finetune.picture_data.position", lambda trainer: (original_position(trainer)[0], 0)).start()
+    patch("finetune.data.datamodule.position", lambda trainer: (original_position(trainer)[0], 0)).start()
 
 
-original_position = picture_data.position
+original_position = datamodule.position
 
 
 @contextmanager

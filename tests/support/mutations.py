@@ -31,24 +31,24 @@ class Mutation:
 MUTATIONS = [
     Mutation(
         "the order is a function of (seed, epoch), not of the device",
-        "sampling.py",
+        "data/samplers.py",
         "order = train_order(self.num_images, self.seed, 0 if self.is_same else epoch)",
         "order = train_order(self.num_images, self.seed + self.rank, epoch)",
-        "tests/test_sampling.py",
+        "tests/data/test_samplers.py",
     ),
     Mutation(
         "a transform is a function of (seed, epoch, picture)",
-        "pictures.py",
+        "data/dataset.py",
         "set_random_seed(self.transform, augmentation_seed(self.seed, view, index))",
         "set_random_seed(self.transform, augmentation_seed(self.seed, view, 0))",
-        "tests/test_pictures.py tests/test_datamodules.py",
+        "tests/data/test_dataset.py tests/data/test_datamodules.py",
     ),
     Mutation(
         "each random transform draws its own numbers",
-        "transforms.py",
+        "data/transforms.py",
         "words[i * _WORDS_OF_PART : (i + 1) * _WORDS_OF_PART]",
         "words[:_WORDS_OF_PART]",
-        "tests/test_transform_seeds.py",
+        "tests/data/test_transform_seeds.py",
     ),
     Mutation(
         "batch norm takes its statistics over the whole batch",
@@ -80,10 +80,10 @@ MUTATIONS = [
     ),
     Mutation(
         "every picture counts once: shares of an evaluation",
-        "sampling.py",
+        "data/samplers.py",
         "def share(num: int, rank: int, world_size: int) -> range:",
         "def share(num: int, rank: int, world_size: int) -> range:\n    num = -(-num // world_size) * world_size",
-        "tests/test_sampling.py",
+        "tests/data/test_samplers.py",
     ),
     Mutation(
         "predictions come in the order of the input",
@@ -94,10 +94,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a resumed run goes on where it was",
-        "sampling.py",
+        "data/samplers.py",
         "return epochs.processed, batches.processed if is_inside_epoch else 0",
         "return epochs.processed, 0",
-        "tests/test_datamodules.py tests/test_interrupted.py",
+        "tests/data/test_datamodules.py tests/test_interrupted.py",
     ),
     Mutation(
         "a checkpoint is whole or absent",
@@ -153,7 +153,7 @@ MUTATIONS = [
         "__init__.py",
         'os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"',
         'os.environ["NO_ALBUMENTATIONS_UPDATE"] = "0"',
-        "tests/test_transforms.py -k update",
+        "tests/data/test_transforms.py -k update",
     ),
     Mutation(
         "a checkpoint says how pictures are prepared",
@@ -171,24 +171,24 @@ MUTATIONS = [
     ),
     Mutation(
         "a picture's split depends on its own name",
-        "splits.py",
+        "data/splits.py",
         r'text = f"{head}\0{len(stem)}\0{suffix}"',
         r'text = f"{head}\0{len(bases)}\0{suffix}"',
-        "tests/test_splits.py",
+        "tests/data/test_splits.py",
     ),
     Mutation(
         "test measures nothing that was trained on",
-        "seen.py",
+        "data/seen.py",
         "is_seen = np.isin(names, known.names[:most])",
         "is_seen = np.zeros(len(names), bool)",
-        "tests/test_seen.py",
+        "tests/data/test_seen.py",
     ),
     Mutation(
         "a run that fails ends: workers obey the main process",
-        "workers.py",
+        "data/loader.py",
         "if signum is not None and signum.si_pid == main.pid:",
         "if False:",
-        "tests/test_workers.py",
+        "tests/data/test_loader.py",
     ),
 ]
 

@@ -106,7 +106,7 @@ def main() -> None:
             save(out, f"checkpoint_{mesh}", head_and_checkpoint(mesh, data, out / f"{mesh}.ckpt"))
     if world_size == 2:
         # Control: shares by the global rank, so that the devices of one head see different pictures.
-        with patch("finetune.picture_data.batch_share", lambda t: (t.global_rank, t.world_size)):
+        with patch("finetune.data.datamodule.batch_share", lambda t: (t.global_rank, t.world_size)):
             save(out, "control_(1, 2)", weights_after((1, 2), data(), small_network))
     if world_size > 1:
         torch.distributed.destroy_process_group()

@@ -1,0 +1,124 @@
+"""What one index gives, a picture or the features of one, and how several become a batch."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import albumentations as A
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from finetune.data.decode import DecodeError
+from finetune.data.samplers import augmentation_seed
+from finetune.data.transforms import set_random_seed
+
+log = logging.getLogger(__name__)
+
+
+class Pictures(Dataset[dict[str, Any]]):
+    """Pictures by index, decoded and transformed.
+
+    An index is an int in evaluation and (epoch, index) in training, where it seeds the transform: the pixels depend on
+    (seed, epoch, index) alone.
+
+    Args:
+        read: Gives picture i as (H, W, 3) uint8 RGB; raises `DecodeError`.
+        labels: Class index of each picture, (N,) int64; -1 where unknown.
+        transform: To (h, w, 3) uint8.
+        seed: Seed of the random transforms.
+        on_bad_image: What a picture that can't be decoded does: end the run, or be left out.
+        num_views: After so many epochs the transforms begin again; None for never.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], np.ndarray],
+        labels: np.ndarray,
+        transform: A.Compose,
+        seed: int = 0,
+        on_bad_image: Literal["error", "skip"] = "error",
+        num_views: int | None = None,
+    ) -> None:
+        self.read, self.labels, self.transform, self.seed = read, labels, transform, seed
+        self.on_bad_image, self.num_views = on_bad_image, num_views
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
+        epoch, index = key if isinstance(key, tuple) else (None, key)
+        item = {"index": index, "label": int(self.labels[index]), "image": None, "error": ""}
+        try:
+            picture = self.read(index)
+        except DecodeError as error:
+            if self.on_bad_image == "error":
+                raise DecodeError(f"{error}; --data.on_bad_image skip leaves out what can't be decoded") from error
+            return {**item, "error": str(error)}
+        try:
+            image = self._transformed(picture, epoch, index)
+        except Exception:
+            if picture.flags.writeable:
+                raise
+            image = self._transformed(picture.copy(), epoch, index)  # it writes into its input, which is a cache's
+        return {**item, "image": image}
+
+    def _transformed(self, picture: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
+        if epoch is not None:
+            view = epoch % self.num_views if self.num_views else epoch
+            set_random_seed(self.transform, augmentation_seed(self.seed, view, index))
+        return self.transform(image=picture)["image"]
+
+
+class Activations(Dataset[dict[str, Any]]):
+    """Batches of activations by key: (epoch, index) in training, where views take turns, else a row.
+
+    Args:
+        rows: (V x N, D), (V x N, T, D) or maps (V x N, h, w, C), of N pictures in V views with D features, T tokens or
+            C channels; the first view of all pictures comes first.
+        labels: (N,).
+    """
+
+    def __init__(self, rows: Tensor, labels: np.ndarray) -> None:
+        self.rows, self.labels = rows, torch.from_numpy(labels)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Any]:
+        num = len(self.labels)
+        chosen = [(key[0] * num + key[1]) % len(self.rows) if isinstance(key, tuple) else key for key in keys]
+        rows = torch.tensor(chosen, dtype=torch.int64)
+        return {"image": _as_map(self.rows[rows]), "label": self.labels[rows % num], "index": rows % num, "bad": []}
+
+
+class Collate:
+    """Makes a batch of what a data set gives for several indices, perhaps none.
+
+    Returns a dict: `image` (B, 3, h, w) uint8 in channels_last order, `label` and `index` (B,) int64, and `bad`, a list
+    of (index, error) for the pictures that could not be decoded; these are not among the B.
+    """
+
+    def __init__(self, image_size: int) -> None:
+        self.image_size = image_size
+
+    def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        good = [item for item in items if item["image"] is not None]
+        images = np.empty((len(good), self.image_size, self.image_size, 3), np.uint8)
+        for image, item in zip(images, good, strict=True):
+            image[:] = item["image"]
+        return {
+            "image": torch.from_numpy(images).permute(0, 3, 1, 2),
+            "label": _int64(item["label"] for item in good),
+            "index": _int64(item["index"] for item in good),
+            "bad": [(item["index"], item["error"]) for item in items if item["image"] is None],
+        }
+
+
+def _int64(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
+def _as_map(rows: Tensor) -> Tensor:
+    return rows.permute(0, 3, 1, 2) if rows.ndim == 4 else rows  # (B, C, h, w) in channels_last order

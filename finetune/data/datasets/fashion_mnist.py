@@ -1,0 +1,43 @@
+"""The data module of Fashion-MNIST."""
+
+import hashlib
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from finetune.data.datamodule import PictureData
+from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, obtain, read
+from finetune.data.readers import GreyReader, PathList
+from finetune.data.seen import seen_by
+from finetune.data.splits import SET_APART, Split, stratified
+
+
+class FashionMNIST(PictureData):
+    """Fashion-MNIST by torchvision: grey 28x28 pictures of clothes, as RGB at the network's input size."""
+
+    default_root = "data/fashion-mnist"
+
+    def obtain(self, root: Path) -> None:
+        obtain(root)
+
+    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+        source = {"train": read(root, "train"), "test": read(root, "test")}
+        if not self.class_names:
+            self.class_names = list(CLASS_NAMES)
+        pixels, labels = source["train"]
+        counters = [count() for _ in self.class_names]  # numbered by class, each is split evenly
+        numbered = (f"{label}/{next(counters[label])}" for label in labels.tolist())
+        rest, val = stratified(numbered, labels, (val_fraction,), split_seed)
+        self.fingerprint = hashlib.sha256(pixels[rest].tobytes()).hexdigest()
+        everything = {
+            "train": ("train", rest, "its training pictures"),
+            "val": ("train", val, SET_APART),
+            "test": ("test", np.arange(len(source["test"][1])), "its test pictures"),
+        }
+        for split, (part, indices, origin) in everything.items():
+            if len(indices):
+                pixels, labels = source[part]
+                names = PathList(f"{part}/{i}" for i in indices)
+                self.splits[split] = Split(GreyReader(pixels[indices]), labels[indices], names, origin)
+        self.seen = seen_by(self.splits["train"], self.splits.get("val"), skip=True)

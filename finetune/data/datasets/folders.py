@@ -1,0 +1,177 @@
+"""Labelled pictures in folders: which classes, which files, which split."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.data.readers import PathList
+from finetune.data.walk import Beside, dangling, find_pictures, num_loose
+from finetune.system.messages import WrongUsage
+
+log = logging.getLogger(__name__)
+
+_CONTROL = {*map(chr, range(32)), "\x7f", "\x85", "\u2028", "\u2029"}
+# In any case: `Train`, `VAL`.
+_SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
+
+
+@dataclass(frozen=True)
+class Files:
+    """The pictures of one split, sorted by class and path.
+
+    Attributes:
+        paths: One path a picture.
+        labels: Class index of each, (N,) int64.
+        folder: The folder of the split, in which all of them lie.
+    """
+
+    paths: PathList
+    labels: np.ndarray
+    folder: str = ""
+
+    def names(self) -> Iterator[str]:
+        """Yield what each picture is called beneath the folder of its split, wherever that lies: `CLASS/FILE`."""
+        prefix = os.path.join(self.folder, "")
+        return (path.removeprefix(prefix) for path in self.paths)
+
+    def take(self, indices: np.ndarray) -> "Files":
+        """Return the pictures at `indices`, in their order here."""
+        indices = np.sort(indices)
+        return Files(PathList(self.paths[int(i)] for i in indices), self.labels[indices], self.folder)
+
+
+def scan(
+    root: str | Path, class_names: Sequence[str] | None = None, skip: bool = False, is_told: bool = True
+) -> tuple[list[str], dict[str, Files]]:
+    """Find the classes and files of a data set.
+
+    `root` holds `train/CLASS/*` and perhaps `val` and `test` likewise, or other spellings of these; or class folders
+    alone, which come back as the one split `all`. A class may be called `train`: what holds pictures, beside other
+    folders that do, is a class, and what holds folders is a split. Classes are matched by name between the splits.
+
+    Args:
+        root: Folder of the data set.
+        class_names: The classes, in order, where they are known already (from a checkpoint); else the folders of
+            `train`, sorted.
+        skip: Leave out folders that can't be read.
+        is_told: Say what else was left out.
+
+    Returns:
+        Class names in the order of their indices, and the files of each split found.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        OSError: A folder that can't be read.
+        ValueError: No class folders, an empty class in training, or a class that training does not know; by name.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        what = "is a file, not a folder" if root.exists() else "does not exist"
+        raise FileNotFoundError(f"the data folder {str(root)!r} {what}; give one with --data.root FOLDER")
+    split_dirs = _split_folders(root) or {"all": root}
+    if "all" not in split_dirs and "train" not in split_dirs and not class_names:
+        found = " and ".join(repr(folder.name) for folder in split_dirs.values())
+        raise ValueError(f"{root} holds {found} but no 'train'; put the training pictures in {root}/train/CLASS")
+    first = split_dirs.get("train") or split_dirs.get("all")
+    if class_names is None:
+        assert first is not None
+        class_names = [folder.name for folder in _folders(first)]
+        _check_names(first, class_names)
+        if not class_names:
+            raise ValueError(f"{first} holds no class folders; put the pictures of each class in a folder of its name")
+        if len(class_names) == 1:
+            raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two")
+    if twice := [name for name, num in Counter(class_names).items() if num > 1]:
+        raise WrongUsage(f"data.class_names, for {root}, holds {_classes(twice)} more than once")
+    beside = Beside(skip)
+    files = {split: _files(folder, class_names, split, beside, is_told) for split, folder in split_dirs.items()}
+    if is_told:
+        beside.tell(root)
+    return list(class_names), files
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _check_names(folder: Path, class_names: Sequence[str]) -> None:
+    """Refuse classes whose names metrics, results and checkpoints could not carry as text on a line."""
+    for name in class_names:
+        try:
+            name.encode()
+            reason = "has a line break or control character in its name" if set(name) & _CONTROL else ""
+        except UnicodeEncodeError:
+            reason = "has a name that is not UTF-8"
+        if reason:
+            raise ValueError(f"the class folder {os.fsencode(folder / name)!r} {reason}: rename it")
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    """Return the folder of each split, none where `root` holds class folders alone."""
+    folders = _folders(root)
+    named = [folder for folder in folders if folder.name.lower() in _SPLIT_NAMES]
+    classes = [folder.name for folder in folders if folder not in named and _is_class(folder)] if named else []
+    split_named = [folder for folder in named if _folders(folder)]
+    if classes and not split_named:
+        return {}
+    if classes:
+        splits = " and ".join(repr(folder.name) for folder in split_named)
+        raise ValueError(
+            f"{root} holds {splits}, to be split folders, and {_classes(classes)} beside: move these into the split "
+            "folders or elsewhere, or give a class that is called so another name"
+        )
+    found: dict[str, Path] = {}
+    for folder in named:
+        split = _SPLIT_NAMES[folder.name.lower()]
+        if split in found:
+            raise ValueError(f"{root} holds both {found[split].name!r} and {folder.name!r}: keep one of them")
+        found[split] = folder
+    return found
+
+
+def _is_class(folder: Path) -> bool:
+    try:
+        return num_loose(folder) > 0
+    except OSError:  # one that can't be read, as the `lost+found` of a disk
+        return False
+
+
+def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside, is_told: bool) -> Files:
+    unknown = [entry.name for entry in _folders(folder) if entry.name not in class_names]
+    if unknown:
+        lower = {name.lower(): name for name in class_names}
+        alike = [f"{name!r} is {lower[name.lower()]!r} there" for name in unknown if name.lower() in lower]
+        raise ValueError(
+            f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
+            + "".join(f"; {text}" for text in alike)
+        )
+    beside.unread += [f"{link}: a link to nothing" for link in dangling(folder)]
+    if loose := num_loose(folder):
+        beside.loose[str(folder)] = loose
+    labels: list[int] = []
+    paths: list[str] = []
+    empty = []
+    for label, name in enumerate(class_names):
+        found = list(find_pictures(folder / name, beside)) if (folder / name).is_dir() else []
+        paths += found
+        labels += [label] * len(found)
+        if not found:
+            empty.append(name)
+    if empty and split in ("train", "all"):
+        raise ValueError(
+            f"{folder} has no pictures of {_classes(empty)}; supported are {' '.join(sorted(IMAGE_SUFFIXES))}"
+        )
+    if empty and is_told:
+        log.warning("%s has no pictures of %s: its results say nothing about it", folder, _classes(empty))
+    return Files(PathList(paths), np.array(labels, np.int64), str(folder))
+
+
+def _classes(names: Sequence[str]) -> str:
+    return f"the class{'es' if len(names) > 1 else ''} {', '.join(map(repr, names))}"

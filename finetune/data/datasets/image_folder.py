@@ -1,0 +1,71 @@
+"""Data modules of picture files: any folder of labelled ones, the hotdog set and the drawn sample."""
+
+from pathlib import Path
+
+from finetune.data.datamodule import PictureData
+from finetune.data.datasets.download import fetch_archive
+from finetune.data.datasets.folders import Files, scan
+from finetune.data.readers import FileReader
+from finetune.data.seen import seen_by
+from finetune.data.splits import SET_APART, Split, stratified
+from finetune.distributed.signals import is_first_process
+
+
+class ImageFolderData(PictureData):
+    """Any folder of labelled pictures: train/CLASS/*, with val/ and test/ if there, or class folders alone."""
+
+    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+        self.class_names, files = scan(root, self.class_names or None, self.on_bad_image == "skip", is_first_process())
+        origins = {split: f"its {Path(part.folder).name} folder" for split, part in files.items()}
+        if "all" in files:
+            everything = files.pop("all")
+            parts = stratified(everything.names(), everything.labels, (val_fraction, test_fraction), split_seed)
+            files = dict(zip(("train", "val", "test"), map(everything.take, parts), strict=True))
+            origins = {"train": "all that are not set apart", "val": SET_APART, "test": SET_APART}
+        elif "train" in files and "val" not in files and val_fraction > 0:
+            given = files["train"]
+            rest, val = stratified(given.names(), given.labels, (val_fraction,), split_seed)
+            files |= {"train": given.take(rest), "val": given.take(val)}
+            origins["val"] = SET_APART
+        found = {split: self._split(split, part, origins[split]) for split, part in files.items() if len(part.labels)}
+        self.splits |= found
+        if "train" in found:
+            self.seen = seen_by(found["train"], found.get("val"), self.on_bad_image == "skip")
+            self.fingerprint = self.seen.fingerprint(found["train"].labels)
+
+    def take_whole(self, split: str) -> None:
+        if split in self.splits and self.splits[split].origin != SET_APART:
+            return
+        files = scan(Path(self.root or ""), self.class_names, self.on_bad_image == "skip", is_told=False)[1]
+        self.splits = {split: self._split(split, files["all"], "all")} if "all" in files else {}
+
+    def _split(self, split: str, files: Files, origin: str) -> Split:
+        read = FileReader(files.paths, self.cache_size if split != "test" else None)
+        tag = "" if split == "train" or origin in (SET_APART, "all") else f"{split}/"
+        return Split(read, files.labels, files.paths, origin, files.folder, tag)
+
+
+class Hotdog(ImageFolderData):
+    """The hotdog / not-hotdog set of d2l.ai, fetched where root does not exist; any folder in its layout will do."""
+
+    default_root = "data/hotdog"
+    url = "http://d2l-data.s3-accelerate.amazonaws.com/hotdog.zip"
+    sha1 = "fba480ffa8aa7e0febbb511d181409f899b9baa5"
+
+    def obtain(self, root: Path) -> None:
+        if not root.exists():
+            fetch_archive(self.url, self.sha1, root)
+
+
+class SampleData(ImageFolderData):
+    """Drawn food, made where root does not exist; root ends in source (8 dishes) or target (hotdog or not)."""
+
+    default_root = "data/sample/target"
+
+    def obtain(self, root: Path) -> None:
+        if not root.exists():
+            from finetune.data.datasets.synthetic import write_sample
+
+            if root.name not in ("source", "target"):
+                raise ValueError(f"--data.root {root}: the sample's folder is called source or target")
+            write_sample(root.parent, "source" if root.name == "source" else "target")

@@ -1,0 +1,247 @@
+"""Any picture file to an array of 8-bit RGB pixels: the one decoder of training, prediction and serving.
+
+Two decoders would be two data sets: they differ in the order of colours, in the EXIF rotation and in what they make of
+transparency. Pillow does the reading and says what is wrong with a file. Only the pixels of a sound JPEG come from
+simplejpeg, which calls the same libjpeg-turbo with fewer copies: bit-identical (benchmarks/data_road.py has its rate).
+
+Colour profiles are ignored, as in the usual training sets. Everything here may run in threads and in forked workers.
+"""
+
+import contextlib
+import io
+import os
+import re
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from finetune.data.limits import MAX_BYTES, MAX_PIXELS
+
+IMAGE_SUFFIXES: frozenset[str] = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+_STRIP = 2**24  # pixels brought to RGB at once: the conversions of large pictures would hold several copies of them
+
+# The first bytes decide, not the suffix. The classes are called directly because Image.open() warns from 89 Mpx on,
+# tries formats we do not want (EPS starts Ghostscript) and says only "cannot identify" about a damaged header.
+_READERS: dict[bytes, type[ImageFile]] = {
+    b"\xff\xd8\xff": JpegImageFile,
+    b"\x89PNG": PngImageFile,
+    b"RIFF": WebPImageFile,
+    b"BM": BmpImageFile,
+    b"II": TiffImageFile,
+    b"MM": TiffImageFile,
+    b"GIF8": GifImageFile,
+}
+
+# Full scales of 32-bit samples, whose files do not state one: fractions, 8, 16 and 32 bits.
+_FULL_SCALES = (1, 2**8 - 1, 2**16 - 1, 2**32 - 1)
+_MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}  # full scales that a TIFF of 16-bit samples may state
+_BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # in file names, of which each is to stay on a line
+_PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # an entry of warnings.filters
+
+
+class DecodeError(ValueError):
+    """A picture that cannot be decoded; the message is one line that names the file and what is wrong with it."""
+
+
+def decode(
+    source: str | os.PathLike[str] | bytes, name: str | None = None, shorter_side: int | None = None
+) -> NDArray[np.uint8]:
+    """Read a picture as a person would see it: upright, in RGB, on white paper where it is transparent.
+
+    Of 16-bit samples the upper 8 bits are kept, of those that the file says it uses: by a TIFF's BitsPerSample, or its
+    MaxSampleValue where that is a full scale such as 4095 and no sample is above. A PNG's samples fill their scale
+    (its specification, sBIT). What is not stated is never guessed from the pixels: a dark picture stays dark. 32-bit
+    samples are divided by the full scale that fits their maximum. Of several frames the first is read. Half a picture
+    is an error, never a grey rest.
+
+    Beside the file's own size that takes at most 14 bytes for each of `MAX_PIXELS`, 2.5 GB, the result among them.
+
+    Args:
+        source: Path of the picture, or the content of its file.
+        name: What errors call the picture; by default its path.
+        shorter_side: Make a larger picture smaller by averaging, to this many pixels on its shorter side. A JPEG is
+            decoded at 1/2, 1/4 or 1/8 of its size where that leaves twice as many: faster, and on 200 photographs at
+            28 to 60 pixels within 7 grey levels (mean absolute difference) of averaging the whole picture.
+
+    Returns:
+        Pixels of shape (H, W, 3), owned by the caller.
+
+    Raises:
+        DecodeError: If there is no such file, it may not be read, or is not a whole picture of at most `MAX_PIXELS`.
+    """
+    if name is None:
+        name = "picture" if isinstance(source, bytes) else os.fspath(source)
+    _quiet()
+    try:
+        with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
+            image = read_header(file)
+            if shorter_side is None or min(image.size) <= shorter_side:
+                pixels = _jpeg_pixels(image, file)
+                return _pixels(image) if pixels is None else pixels
+            return _shrunk(image, shorter_side)
+    except (
+        Exception
+    ) as error:  # damaged files make Pillow raise nearly every kind, struct.error and KeyError among them
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(reason.split()) or type(error).__name__
+        name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
+        raise DecodeError(f"{name}: can't be decoded: {reason}") from error
+
+
+def stored_size(path: str) -> tuple[int, int]:
+    """Return height and width that the header of a picture states, before any rotation; (0, 0) if it can't be read."""
+    _quiet()
+    with contextlib.suppress(Exception), open_file(path) as file:  # as in `decode`, which says why
+        width, height = read_header(file).size
+        return height, width
+    return 0, 0
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading; a pipe is refused, since that would wait for whoever writes to it."""
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        raise ValueError("it is a pipe, not a file")
+    return Path(path).open("rb")
+
+
+def _shrunk(image: ImageFile, shorter_side: int) -> NDArray[np.uint8]:
+    from finetune.data.resize import resize  # with torch and OpenCV, which decoding as such does without
+
+    longer_side = round(max(image.size) * (shorter_side / min(image.size)))  # a fraction's own sides are rounded
+    image.draft(None, (2 * shorter_side, 2 * shorter_side))  # for a JPEG; other formats know no fractions
+    picture = _pixels(image)
+    is_wide = picture.shape[1] > picture.shape[0]
+    return resize(picture, *((shorter_side, longer_side) if is_wide else (longer_side, shorter_side)))
+
+
+def read_header(file: BinaryIO) -> ImageFile:
+    """Return a picture of which nothing but the header is read; what it may not be is a ValueError."""
+    head = file.read(16)
+    if not head:
+        raise ValueError("the file is empty")
+    reader = next((reader for magic, reader in _READERS.items() if head.startswith(magic)), None)
+    if reader is None:
+        raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture (it starts with {head!r})")
+    if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
+        raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
+    file.seek(0)
+    image = reader(file)  # reads the header only
+    _check_size(*image.size)
+    if isinstance(image, TiffImageFile):
+        tags: Any = image.tag_v2
+        _check_size(tags.get(322, 0), tags.get(323, 0))  # of a tile, which may be larger than the picture
+    return image
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width} x {height} pixels are more than the limit of {MAX_PIXELS:,}")
+
+
+def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
+    """Decode a sound JPEG in grey or colours; None for all else, some of which Pillow can read."""
+    if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
+        return None
+    file.seek(0)
+    try:
+        pixels = simplejpeg.decode_jpeg(file.read())  # anything unusual is a ValueError
+    except ValueError:
+        return None
+    with contextlib.suppress(Exception):  # as in `_pixels`
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        if orientation != 1:
+            upright = Image.fromarray(pixels)
+            upright.getexif()[ExifTags.Base.Orientation] = orientation
+            ImageOps.exif_transpose(upright, in_place=True)
+            return np.array(upright)
+    return pixels
+
+
+def _pixels(image: Image.Image) -> NDArray[np.uint8]:
+    image.load()
+    with contextlib.suppress(Exception):  # damaged metadata (any kind of exception) is no reason to refuse good pixels
+        ImageOps.exif_transpose(image, in_place=True)
+    to_bytes = _to_bytes(image)
+    strips = list(_strips(image))
+    if len(strips) == 1:
+        return _rgb(image, to_bytes)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top, bottom in strips:
+        pixels[top:bottom] = _rgb(image.crop((0, top, image.width, bottom)), to_bytes)
+    return pixels
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, int]]:
+    num_rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, num_rows):
+        yield top, min(top + num_rows, image.height)
+
+
+def _rgb(image: Image.Image, to_bytes: Callable[[NDArray], NDArray[np.uint8]] | None) -> NDArray[np.uint8]:
+    if to_bytes is not None:
+        image = Image.fromarray(to_bytes(np.asarray(image)))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        paper = Image.new("RGB", image.size, "white")
+        paper.paste(image, mask=image)
+        image = paper
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _to_bytes(image: Image.Image) -> Callable[[NDArray], NDArray[np.uint8]] | None:
+    """Return how samples of 12 to 32 bits become 8; Pillow's own conversion would clip them at 255."""
+    is_16_bit = image.mode.startswith("I;16")
+    if not is_16_bit and image.mode not in ("I", "F"):
+        return None
+    tags: Any = getattr(image, "tag_v2", {})  # only TIFF states a depth below 16 and whether 0 is white
+    rows = (image.crop((0, top, image.width, bottom)) for top, bottom in _strips(image))
+    looked_at = rows if not is_16_bit or 281 in tags else ()
+    largest = max((float(_finite(np.asarray(part)).max()) for part in looked_at), default=0.0)
+    # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
+    full = next((full for full in _FULL_SCALES if largest <= 2 * full), largest)
+    depth = _first(tags.get(258), 16)
+    if (stated := _first(tags.get(281), 0)) in _MAX_SAMPLES and largest <= stated:
+        depth = stated.bit_length()
+
+    def to_bytes(values: NDArray) -> NDArray[np.uint8]:
+        if is_16_bit:
+            grey = (values >> (depth - 8)).astype(np.uint8)
+        else:
+            grey = (_finite(values).clip(0, full) / full * 255).round().astype(np.uint8)
+        return 255 - grey if tags.get(262) == 0 else grey
+
+    return to_bytes
+
+
+def _finite(values: NDArray) -> NDArray[np.float32]:
+    return np.nan_to_num(values.astype(np.float32), nan=0, posinf=0, neginf=0)
+
+
+def _first(values: Any, default: int) -> int:
+    """Return the first of a TIFF tag's values, one for each sample of a pixel."""
+    value = values[0] if isinstance(values, tuple) and values else values
+    return value if isinstance(value, int) else default
+
+
+def _quiet() -> None:
+    """Silence Pillow's warnings, which are about metadata and colours that do not matter here.
+
+    The filter is added and never taken back: `catch_warnings` swaps the list of the whole process, so two threads could
+    leave each other's filters behind. It is looked for first because an addition makes once-only warnings appear again.
+    """
+    if not warnings.filters or warnings.filters[0] != _PILLOW_FILTER:
+        warnings.filterwarnings("ignore", module=_PILLOW_FILTER[3].pattern)

@@ -1,0 +1,42 @@
+"""A look at 16-bit pictures that use fewer bits than they could without saying so: they would train as black ones."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from finetune.data.decode import DecodeError, decode, open_file, read_header
+
+log = logging.getLogger(__name__)
+
+_NUM_LOOKED_AT = 20
+_DARK = 16  # of 255: what 12 bits in 16 never reach
+
+
+def warn_of_dark_samples(paths: Sequence[str]) -> None:
+    """Say in one line if all 16-bit pictures among some of `paths` are nearly black, as 12-bit samples would be.
+
+    `decode` does not guess: one picture may be dark by itself. A whole set hardly is.
+    """
+    chosen = np.linspace(0, len(paths) - 1, min(_NUM_LOOKED_AT, len(paths))).astype(int)
+    deep = [path for path in (paths[int(i)] for i in chosen) if has_16_bits(path)]
+    largest = []
+    for path in deep:
+        with suppress(DecodeError):  # whoever reads it will say so
+            largest.append(int(decode(path).max()))
+    if largest and max(largest) < _DARK:
+        log.warning(
+            "all %d 16-bit pictures looked at, such as %s, are nearly black: if they hold samples of 12 bits or fewer, "
+            "scale them to 16, or say so in the file (TIFF: MaxSampleValue 4095)",
+            len(largest),
+            deep[0],
+        )
+
+
+def has_16_bits(path: str) -> bool:
+    """Return whether the header of a picture states samples of 9 to 16 bits."""
+    with suppress(Exception), open_file(path) as file:  # as in `decode`, which says why
+        image = read_header(file)
+        return image.mode.startswith("I;16") or ";16" in str(image.tile)  # in colour Pillow keeps 8 of them
+    return False

@@ -1,0 +1,180 @@
+"""Decoded pictures, kept on disk: decoded once, shared by workers, ranks and later runs; `finetune cache` lists them.
+
+The name of a cache holds a hash of the relative path, size and times of change of every file (`files_digest` says what
+it can't notice), of the folder's own path and of all else that decides about the pixels: another file, another setting,
+another version of ours or of Pillow is another cache.
+"""
+
+# Shapes: N pictures in a cache.
+
+import hashlib
+import json
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import simplejpeg
+import torch
+from rich.console import Console
+from rich.progress import track
+
+import finetune
+from finetune.data.decode import DecodeError, decode, stored_size
+from finetune.data.memmap import Packed, TooLarge, opened, write_packed
+from finetune.data.readers import FileReader
+from finetune.data.samplers import ESTIMATE, some_of
+from finetune.data.splits import Split
+from finetune.distributed.signals import is_first_process
+from finetune.system.cache_dir import PICTURES, cache_dir, files_digest, mark_used, room
+from finetune.system.files import one_at_a_time
+from finetune.system.machine import num_cores
+
+log = logging.getLogger(__name__)
+
+_MIN_SAVED = 1000  # pictures not decoded again: about a second of one core
+_NUM_SAMPLED = 200  # headers that the estimate of the size looks at
+
+
+class CachedReader:
+    """Gives picture i of a split from a cache; what could not be decoded then is tried again, for its error.
+
+    Args:
+        files: How to read picture i without a cache.
+        packed: The cache.
+        positions: Where in it the pictures of the split are, (num_images,).
+    """
+
+    def __init__(self, files: FileReader, packed: Packed, positions: np.ndarray) -> None:
+        self.files, self.packed, self.positions = files, packed, positions
+
+    def __call__(self, index: int) -> np.ndarray:
+        picture = self.packed[self.positions[index]]
+        return self.files(index) if picture is None else picture
+
+
+def pays(num_reads: float, num_images: int) -> bool:
+    """Return whether pictures are read at least twice, and often enough to save a second."""
+    return num_reads - num_images >= max(num_images, _MIN_SAVED)
+
+
+def from_cache(splits: Mapping[str, Split], root: str | Path, limit_gb: float, build: bool) -> dict[str, Split]:
+    """Return train and val, of splits that are read from files, as read from a cache; see `cached_readers`."""
+    files = {s: p.read for s, p in splits.items() if s in ("train", "val") and isinstance(p.read, FileReader)}
+    return {s: replace(splits[s], read=read) for s, read in cached_readers(files, root, limit_gb, build).items()}
+
+
+def cached_readers(
+    splits: Mapping[str, FileReader], root: str | Path, limit_gb: float, build: bool
+) -> dict[str, CachedReader]:
+    """Return readers of the same pictures from a cache, none where there is no cache.
+
+    Of several processes on a machine one builds it, and the others wait. Where it can't be had (a full disk, a folder
+    that may not be written to, a data set above the limit), a line says why.
+
+    Args:
+        splits: How each split is read without a cache, all with the same settings.
+        root: Folder of the data set.
+        limit_gb: Most gigabytes (10^9 bytes) that the cache may take, 0 for no cache. None takes more than half of what
+            is free on its disk.
+        build: Make it if there is none.
+    """
+    if limit_gb <= 0 or not splits:
+        return {}
+    paths = [path for files in splits.values() for path in files.paths]
+    order = sorted(range(len(paths)), key=paths.__getitem__)  # however the pictures are split, it is one cache
+    positions = np.empty(len(paths), np.int64)
+    positions[order] = np.arange(len(paths))
+    paths = [paths[i] for i in order]
+    shorter_side = next(iter(splits.values())).shorter_side
+    decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
+    decoder += f", torch {torch.__version__}" if shorter_side else ""
+    place = os.path.realpath(root)
+    about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
+    key = hashlib.sha256((json.dumps(about) + files_digest(paths, root)).encode()).hexdigest()[:16]
+    path = cache_dir() / f"{os.path.basename(place)}-{key}{PICTURES}"
+    packed = opened(path)
+    if packed is None and build:
+        packed = _made(path, paths, about, limit_gb)
+    if packed is None:
+        return {}
+    mark_used(path)
+    parts = np.split(positions, np.cumsum([len(files.paths) for files in splits.values()])[:-1])
+    return {s: CachedReader(files, packed, part) for (s, files), part in zip(splits.items(), parts, strict=True)}
+
+
+def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float) -> Packed | None:
+    """Build a cache, unless another process has or could not; return None where there is none."""
+    failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
+    try:
+        num_bytes, max_bytes = _estimate(paths, about["shorter_side"]), min(limit_gb * 1e9, room(path.parent))
+        if num_bytes > max_bytes:
+            limit = "--data.cache_limit_gb" if max_bytes == limit_gb * 1e9 else f"half the free disk of {path.parent}"
+            reason = f"a cache of {num_bytes / 1e9:.2g} GB would be above {limit}, {max_bytes / 1e9:.2g} GB"
+            if is_first_process():
+                log.info("%s%s", failure, reason)
+            return None
+        with one_at_a_time(path) as has_waited:
+            packed = opened(path)
+            if packed is not None or has_waited:  # whoever was first has told why there is none
+                return packed
+            if path.exists():
+                log.warning("the cache %s is damaged: it is made anew", path)
+            began = time.perf_counter()
+            try:
+                with ThreadPoolExecutor(num_cores()) as pool:
+                    write_packed(path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes)
+            except (OSError, TooLarge) as error:
+                log.warning("%sno cache, %s", failure, _reason(error))
+                return None
+            seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
+            log.info("decoded %d pictures once, in %.1f s: %.2f GB in %s", len(paths), seconds, size, path)
+            return Packed(path)
+    except (OSError, NotImplementedError) as error:  # no right to write there, or no locks on that disk
+        if is_first_process():
+            log.warning("%sno cache, %s", failure, _reason(error))
+        return None
+
+
+def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
+    """Bytes of all pictures, judged by the headers of some."""
+    num_pixels = []
+    # At random, for sizes may come in a rhythm; by a fixed seed, for all processes must agree.
+    for i in some_of(len(paths), _NUM_SAMPLED, ESTIMATE):
+        height, width = stored_size(paths[i])
+        scale = min(1.0, (shorter_side or math.inf) / max(1, min(height, width)))
+        num_pixels.append(height * width * scale**2)
+    return 3 * len(paths) * float(np.mean(num_pixels))
+
+
+def _decoded(pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int | None) -> Iterator[np.ndarray | None]:
+    """Yield the pictures in order while the pool is a few ahead, with a bar on a terminal."""
+
+    def load(path: str) -> np.ndarray | None:
+        try:
+            return decode(path, shorter_side=shorter_side)
+        except DecodeError:
+            return None
+
+    console = Console(stderr=True)
+    waiting: deque[Future[np.ndarray | None]] = deque()
+    for path in track(paths, "decoding pictures", console=console, transient=True, disable=not console.is_terminal):
+        waiting.append(pool.submit(load, path))
+        if len(waiting) > 4 * num_cores():
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename or cache_dir()}"
+    return " ".join(str(error).split())

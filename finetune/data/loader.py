@@ -1,0 +1,168 @@
+"""The processes that read pictures: how many, with how much shared memory; and batches on their way to a GPU."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from weakref import WeakSet
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from finetune.system.machine import num_cores
+
+_SHARED_MEMORY = Path("/dev/shm")
+_BATCHES_AHEAD = 3  # of each worker: two that the loader asks for ahead, and the one that training holds
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
+_ended: WeakSet[Any] = WeakSet()
+
+
+def automatic_workers(trainer: pl.Trainer | None) -> int:
+    """Return how many processes should read pictures for each device of this machine."""
+    cores = num_cores()
+    # srun gives each task cores of its own; what other starters give is for all devices of the machine.
+    sharing = trainer.num_devices if trainer and "SLURM_STEP_ID" not in os.environ else 1
+    if trainer and trainer.strategy.root_device.type == "cpu":
+        return min(1, cores // (2 * sharing))  # the network needs the cores more than decoding does
+    return max(1, min(8, cores // sharing))
+
+
+def check_shared_memory(num_workers: int, batch_bytes: int) -> None:
+    """Make sure that batches can be handed over: where memory runs out, workers only wait, for ever.
+
+    Args:
+        num_workers: Worker processes of one device.
+        batch_bytes: Size of a device's batch.
+
+    Raises:
+        ValueError: There is too little.
+    """
+    if num_workers == 0 or not _SHARED_MEMORY.is_dir():
+        return
+    needed, free = num_workers * _BATCHES_AHEAD * batch_bytes, shutil.disk_usage(_SHARED_MEMORY).free
+    if needed > free:
+        raise ValueError(
+            f"{_SHARED_MEMORY} has {free / 2**20:.0f} MB free, {num_workers} workers need up to "
+            f"{needed / 2**20:.0f} MB to hand over batches: give a container more (docker run --shm-size=8g), or set "
+            "--data.num_workers 0 or a smaller --data.batch_size"
+        )
+
+
+class Loader(DataLoader):
+    """A DataLoader whose workers end when the main process wants it or is gone, and never by another's signal.
+
+    Ctrl-C in a terminal, one that closes, and a scheduler's SIGTERM reach every process of a job: the main one decides
+    what becomes of it, and needs its workers until then.
+    """
+
+    _iterator: Any
+
+    def __iter__(self) -> Any:
+        if self._iterator is not None and self._iterator in _ended:
+            self._iterator = None  # a persistent one: begin anew
+        # A signal that met a process just forked would find the main one's handlers there.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            iterator = super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self.num_workers:
+            _started.add(iterator)
+        return iterator
+
+    def start_workers(self) -> None:
+        """Start persistent workers now, before anything is read; the batch sampler can be held.
+
+        Forked later, they would hold every page that training has touched, and the system would have to copy each as
+        soon as training writes to it again.
+        """
+        batches: Any = self.batch_sampler
+        batches.is_held = True
+        iter(self)
+        batches.is_held = False
+
+
+def end_workers() -> None:
+    """End the workers of all `Loader`s.
+
+    Python's garbage collector is too late for it: it takes an iterator that is part of a cycle, as in a trainer or an
+    exception's frames, apart from the queues that would tell the workers, and then waits 5 s for each of them.
+    """
+    while _started:
+        iterator = _started.pop()
+        _ended.add(iterator)
+        iterator._shutdown_workers()
+
+
+def start_worker(worker_id: int) -> None:
+    """Prepare a process that reads pictures."""
+    torch.set_num_threads(1)
+    sys.excepthook = _tell_unless_left
+    main = multiprocessing.parent_process()
+    assert main is not None, "only a process that multiprocessing has started is a worker"
+    for signum in _SIGNALS - {signal.SIGTERM}:
+        signal.signal(signum, signal.SIG_IGN)
+    if hasattr(signal, "sigtimedwait"):  # not on macOS, where any SIGTERM ends a worker
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with, args=(main,), name="end-with-main", daemon=True).start()
+
+
+def _end_with(main: Any) -> None:
+    # Python's exit and a DataLoader that gives up send SIGTERM, then wait for as long as it takes; a handler would not
+    # be told who has sent it. A main process that was killed says nothing.
+    parent = os.getppid()  # the main process or the one that forks for it; younger workers keep it alive to `is_alive`
+    while main.is_alive() and os.getppid() == parent:
+        signum = signal.sigtimedwait({signal.SIGTERM}, 1)
+        if signum is not None and signum.si_pid == main.pid:
+            break
+    os._exit(0)  # with another code the DataLoader would report a worker that failed
+
+
+def _tell_unless_left(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    # A main process that ends while a batch is handed over leaves its worker's thread with half a connection, whose
+    # traceback multiprocessing would print (resource_sharer.py). What else fails in a worker reaches the main process.
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, traceback)
+
+
+class Transfer:
+    """Copies batches on a CUDA stream of its own.
+
+    On the stream that computes, a copy would wait for all that is queued there. Lightning asks for a batch as soon as
+    the steps before are queued, so that a copy on another stream runs while they are computed. Pinned memory is what
+    lets it.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+
+    def __call__(self, batch: Any, device: torch.device, copy: Callable[[Any, torch.device], Any]) -> Any:
+        """Return the batch on a device, ready for what is queued there next.
+
+        Args:
+            batch: A dict with tensors.
+            device: Where to; what isn't CUDA has no streams.
+            copy: Returns the batch on a device.
+        """
+        if device.type != "cuda":
+            return copy(batch, device)
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        stream = self._streams[device]
+        with torch.cuda.stream(stream):
+            there = copy(batch, device)
+        computing = torch.cuda.current_stream(device)
+        computing.wait_stream(stream)
+        for value in there.values():
+            if isinstance(value, Tensor):
+                value.record_stream(computing)  # its memory is not to be taken for the next copy before it was used
+        return there

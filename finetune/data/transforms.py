@@ -1,0 +1,161 @@
+"""Albumentations pipelines on one picture: (H, W, 3) uint8 RGB to (image_size, image_size, 3) uint8 RGB.
+
+Normalisation is the network's business, so a pipeline never leaves uint8.
+"""
+
+import copy
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import albumentations as A
+import numpy as np
+
+from finetune.data.resize import RandomResizedCrop, Resize, SmallestMaxSize
+from finetune.system.messages import WrongUsage
+
+ResizeMode = Literal["shorter_side", "squash", "whole"]
+
+# The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same ratio at any size.
+_RESIZE_RATIO = 256 / 224
+_WORDS_OF_PART = 5  # of 64 bits: one for Python's generator, four for NumPy's
+_SET_RANDOM_SEED = (A.BasicTransform.set_random_seed, A.BaseCompose.set_random_seed)
+
+
+def train_transform(
+    image_size: int,
+    extra: Sequence[dict[str, Any]] = (),
+    min_crop: float = 0.08,
+    prepared: A.Compose | None = None,
+) -> A.Compose:
+    """Return the book's training pipeline: random resized crop and flip, then the `extra` transforms.
+
+    Args:
+        image_size: Side of the result in pixels.
+        extra: More transforms, each as `{"class_path": ..., "init_args": {...}}`.
+        min_crop: Smallest share of the picture's area that a crop keeps, in (0, 1].
+        prepared: What brings a picture to size instead of crop and flip.
+
+    Source: d2l.ai, section "Fine-Tuning".
+    """
+    random = [RandomResizedCrop((image_size, image_size), scale=(min_crop, 1.0)), A.HorizontalFlip()]
+    first = random if prepared is None else prepared.transforms
+    return _checked(A.Compose([*first, *(build_transform(spec) for spec in extra)]), image_size)
+
+
+def eval_transform(image_size: int, resize: ResizeMode = "shorter_side") -> A.Compose:
+    """Return the evaluation pipeline: resize to 8/7 of `image_size`, then crop the centre.
+
+    Args:
+        image_size: Side of the result in pixels.
+        resize: `shorter_side` keeps the picture's proportions; `squash` makes it square, as the book does; `whole`
+            makes it square at `image_size` itself, so that nothing is cropped.
+    """
+    if resize == "whole":
+        return A.Compose([Resize(image_size, image_size)])
+    side = round(image_size * _RESIZE_RATIO)
+    first = Resize(side, side) if resize == "squash" else SmallestMaxSize(side)
+    return A.Compose([first, A.CenterCrop(image_size, image_size)])
+
+
+def set_random_seed(transform: A.Compose, seed: int) -> None:
+    """Give every part of a pipeline a stream of random numbers of its own: a function of the seed and of its place.
+
+    albumentations' own `set_random_seed` begins all of them alike, so that they draw the same numbers: colours then
+    change exactly when the picture is flipped. The generators stay and get their state anew, which takes half the time.
+
+    Args:
+        transform: Its parts count in the order in which they are applied, those of nested pipelines included: one more
+            at the end leaves the others as they were.
+        seed: At least 0.
+    """
+    parts = list(_parts(transform))
+    # PCG64 takes its state and, odd, its increment; both come from one hash, as `np.random.default_rng` would have it.
+    words = np.random.SeedSequence(seed).generate_state(_WORDS_OF_PART * len(parts), np.uint64).tolist()
+    for i, part in enumerate(parts):
+        own, high, low, inc_high, inc_low = words[i * _WORDS_OF_PART : (i + 1) * _WORDS_OF_PART]
+        if getattr(part.set_random_seed, "__func__", None) not in _SET_RANDOM_SEED:
+            part.set_random_seed(own >> 32)  # has its own way
+            continue
+        part.seed = own
+        part.py_random.seed(own)
+        part.random_generator.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low | 1},
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+
+def _parts(transform: A.BasicTransform | A.BaseCompose) -> Iterator[Any]:
+    yield transform
+    if isinstance(transform, A.BaseCompose):
+        for inner in transform.transforms:
+            if isinstance(inner, (A.BasicTransform, A.BaseCompose)):
+                yield from _parts(inner)
+
+
+def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
+    """Make the transform that a config names; an unknown class or argument is an error, never ignored."""
+    if set(spec) - {"class_path", "init_args"} or "class_path" not in spec:
+        raise WrongUsage(f"a transform is given as class_path and init_args, got {spec}")
+    module_name, _, class_name = spec["class_path"].rpartition(".")
+    try:
+        module = importlib.import_module(module_name or "albumentations")
+    except ImportError as error:
+        raise ValueError(f"transform {spec['class_path']}: {error}") from error
+    transform_class = getattr(module, class_name, None)
+    if transform_class is None:
+        raise WrongUsage(
+            f"there is no transform {class_name!r} in {module.__name__}{_nearest(class_name, dir(module))}"
+        )
+    if not (isinstance(transform_class, type) and issubclass(transform_class, A.BasicTransform)):
+        raise WrongUsage(f"{spec['class_path']} is not an albumentations transform")
+    init_args = spec.get("init_args") or {}
+    valid = inspect.signature(transform_class).parameters
+    for name in init_args:
+        if name not in valid:  # albumentations itself only warns, and then ignores the argument
+            raise WrongUsage(f"{class_name} has no argument {name!r}{_nearest(name, valid)}")
+    try:
+        return transform_class(**init_args)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{class_name}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return in one line what albumentations' checks (by pydantic, a line for each accepted type) found wrong."""
+    details = getattr(error.__cause__, "errors", None)
+    if details is None:
+        return " ".join(str(error).split())
+    found: dict[str, list[str]] = {}
+    for detail in details():
+        name = str(detail["loc"][0]) if detail["loc"] else "arguments"
+        if detail["type"] != "missing":
+            name += f"={detail['input']!r}"
+        found.setdefault(name, []).append(detail["msg"])
+    return "; ".join(f"{name}: {' or '.join(dict.fromkeys(messages))}" for name, messages in found.items())
+
+
+def _nearest(name: str, valid: Any) -> str:
+    matches = difflib.get_close_matches(name, list(valid), n=1)
+    return (
+        f"; did you mean {matches[0]!r}?" if matches else f"; valid are {', '.join(valid)}" if len(valid) < 20 else ""
+    )
+
+
+def _checked(transform: A.Compose, image_size: int) -> A.Compose:
+    certain = copy.deepcopy(transform)
+    for part in certain.transforms:
+        part.p = 1.0  # what happens at times must fit too
+    try:
+        result = certain(image=np.zeros((image_size, image_size, 3), np.uint8))["image"]
+    except Exception as error:  # whatever a transform of any origin raises
+        raise ValueError(f"the training transforms fail on a picture: {_reason(error)}") from error
+    if result.dtype != np.uint8 or result.shape != (image_size, image_size, 3):
+        raise ValueError(
+            f"the training transforms must give ({image_size}, {image_size}, 3) uint8 pictures, "
+            f"but give {result.shape} {result.dtype}; normalisation is inside the network"
+        )
+    return transform

@@ -1,0 +1,41 @@
+"""Settings of a data module that can't be, told before a file is looked at."""
+
+import pytest
+
+from finetune.data.data_settings import check_shares, check_sizes
+from finetune.system.messages import WrongUsage
+
+SIZES = {"batch_size": 1, "image_size": 8, "cache_size": None, "cache_limit_gb": 0.0, "num_workers": "auto"}
+SHARES = {"val_fraction": 0.0, "test_fraction": 0.0, "min_crop": 1.0, "num_views": None}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"image_size": 7}, "image_size 8"),
+        ({"cache_size": 7}, "cache_size 7 must be at least image_size, 8"),
+        ({"cache_limit_gb": -1.0}, "must not be negative"),
+        ({"num_workers": -1}, "must not be negative"),
+    ],
+)
+def test_sizes(wrong, told):
+    check_sizes(**SIZES)
+    with pytest.raises(WrongUsage, match=told):
+        check_sizes(**{**SIZES, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"val_fraction": 1.0}, "must leave some training data"),
+        ({"test_fraction": -0.1}, "must leave some training data"),
+        ({"val_fraction": 0.5, "test_fraction": 0.5}, "must leave some training data"),
+        ({"min_crop": 0.0}, "min_crop must be above 0"),
+        ({"num_views": 0}, "num_views must be at least 1"),
+    ],
+)
+def test_shares(wrong, told):
+    check_shares(**SHARES)
+    with pytest.raises(WrongUsage, match=told):
+        check_shares(**{**SHARES, **wrong})

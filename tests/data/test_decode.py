@@ -1,0 +1,333 @@
+"""Every format against arrays made by hand or read by OpenCV, and every kind of broken file."""
+
+import io
+import struct
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from pictures import encode, in_memory
+from PIL import Image
+
+from finetune.data import decode as module
+from finetune.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, DecodeError, decode
+
+H, W = 24, 40
+Y, X = np.mgrid[:H, :W]
+# Smooth, so that JPEG keeps it; no symmetry, so that every flip and rotation differs.
+RGB = np.stack([X * 6, Y * 10, 255 - X * 3 - Y * 2], axis=-1).astype(np.uint8)
+GREY = RGB[..., 0]
+GREY_RGB = np.repeat(GREY[..., None], 3, axis=2)
+
+
+def tiff(samples: bytes, bits: int, white_is_zero: bool = False, **more: int) -> bytes:
+    """A little-endian TIFF of one strip of H x W grey samples, for the kinds Pillow and OpenCV cannot write."""
+    tags = [(256, W), (257, H), (258, bits), (262, 1 - white_is_zero), (273, 134), (278, H), (279, len(samples))]
+    tags += [(int(tag.removeprefix("tag")), value) for tag, value in more.items()]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags))
+    return (struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4)).ljust(134, b"\0") + samples
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "WEBP", "TIFF"])
+def test_lossless_formats_give_back_their_pixels(tmp_path, format):
+    path = tmp_path / "picture.any"  # the content decides, not the suffix
+    options = {"WEBP": {"lossless": True}, "TIFF": {"compression": "tiff_lzw"}}.get(format, {})
+    path.write_bytes(encode(RGB, format, **options))
+    for source in (path, str(path), path.read_bytes()):
+        pixels = decode(source)
+        np.testing.assert_array_equal(pixels, RGB)
+        assert pixels.dtype == np.uint8 and pixels.flags.writeable and pixels.flags.c_contiguous
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", [0, 2])
+def test_jpeg_equals_opencv(progressive, subsampling):
+    content = encode(RGB, "JPEG", progressive=progressive, subsampling=subsampling)
+    reference = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB)
+    # One step of tolerance: the two may be built with different versions of libjpeg (ours were bit-identical).
+    np.testing.assert_allclose(decode(content).astype(int), reference, atol=1)
+    assert np.abs(decode(content)[..., ::-1].astype(int) - reference).max() > 100  # BGR would be seen
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 1}, {"optimize": True}])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("size", [(24, 40), (17, 33), (1, 1), (64, 7)])
+def test_jpeg_has_pillow_s_very_pixels(options, subsampling, size):
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)  # sharp, so that every rounding shows
+    for pixels, more in (noise, {"subsampling": subsampling}), (noise[..., 0], {}):
+        content = encode(pixels, "JPEG", **options, **more)
+        np.testing.assert_array_equal(decode(content), np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
+
+
+def test_pillow_decodes_only_the_jpegs_that_are_unusual(monkeypatch):
+    loads = []
+    monkeypatch.setattr(module, "_pixels", lambda image: loads.append(image.mode) or np.zeros((1, 1, 3), np.uint8))
+    sound = encode(RGB, "JPEG")
+    for content in sound, encode(GREY, "JPEG"):
+        decode(content)
+    assert loads == []
+    start = sound.index(b"\xff\xda") + 14  # of the compressed data
+    decode(sound[:start] + b"\xff\x01" + sound[start:])  # a marker where none belongs: Pillow reads on
+    decode(encode(Image.new("CMYK", (W, H)), "JPEG"))
+    assert loads == ["RGB", "CMYK"]
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(format, orientation):
+    # EXIF 2.32, tag 274: where the first row and column of the stored pixels belong, said in numpy's words.
+    turns = {1: 0, 2: 0, 3: 2, 4: 2, 5: -1, 6: -1, 7: 1, 8: 1}[orientation]  # by 90 degrees, counter-clockwise
+    mirrored = orientation in (2, 4, 5, 7)  # afterwards, left to right
+    exif = Image.Exif()
+    exif[274] = orientation
+    options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format, {})
+    content = encode(RGB, format, exif=exif, **options)
+    expected = np.rot90(decode(encode(RGB, format, **options)), turns)
+    expected = np.fliplr(expected) if mirrored else expected
+    np.testing.assert_array_equal(decode(content), expected)
+    if format == "JPEG" and orientation > 1:  # Pillow alone leaves the picture lying
+        assert not np.array_equal(Image.open(io.BytesIO(content)), expected)
+
+
+def test_grey_and_one_bit():
+    np.testing.assert_array_equal(decode(encode(GREY, "PNG")), GREY_RGB)
+    expected = np.where(GREY_RGB > 100, 255, 0)
+    np.testing.assert_array_equal(decode(encode(GREY > 100, "PNG")), expected)
+    np.testing.assert_array_equal(decode(encode(GREY > 100, "TIFF", compression="group4")), expected)
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+def test_alpha_lies_on_white(format):
+    colour, alpha = np.mgrid[:256, :256].astype(np.uint8)
+    rgba = np.stack([colour, 255 - colour, colour, alpha], axis=-1)
+    share = alpha[..., None] / 255
+    expected = np.floor(rgba[..., :3] * share + 255 * (1 - share) + 0.5)
+    options = {"lossless": True, "exact": True} if format == "WEBP" else {}  # exact: also where nothing is seen
+    np.testing.assert_array_equal(decode(encode(rgba, format, **options)), expected)
+    if format == "PNG":
+        grey = np.stack([colour, alpha], axis=-1)
+        np.testing.assert_array_equal(decode(encode(grey, "PNG"))[..., 0], expected[..., 0])
+    assert np.any(
+        np.asarray(Image.fromarray(rgba).convert("RGB")) != expected
+    )  # dropping alpha shows what lies beneath
+
+
+@pytest.mark.parametrize(
+    "format, transparency, alpha",
+    [(format, None, [255, 255, 255]) for format in ("PNG", "GIF")]
+    + [(format, 1, [255, 0, 255]) for format in ("PNG", "GIF")]
+    + [("PNG", bytes([255, 0, 128]), [255, 0, 128])],
+)
+def test_palette(format, transparency, alpha):
+    colours = np.array([[250, 10, 20], [0, 90, 200], [40, 160, 0]], np.uint8)
+    index = (X // 4 % 3).astype(np.uint8)
+    image = Image.frombytes("P", (W, H), index.tobytes())
+    image.putpalette(colours.tobytes())
+    share = np.array(alpha)[:, None] / 255
+    expected = np.floor(colours * share + 255 * (1 - share) + 0.5)[index]
+    content = encode(image, format) if transparency is None else encode(image, format, transparency=transparency)
+    np.testing.assert_array_equal(decode(content), expected)
+
+
+def test_cmyk_and_ycck():
+    ink = np.stack([X * 5, Y * 8, 200 - X * 3, Y * 4], axis=-1).astype(np.uint8)  # 255 is full ink
+    image = Image.frombytes("CMYK", (W, H), ink.tobytes())
+    printed = (255.0 - ink[..., :3]) * (255.0 - ink[..., 3:]) / 255
+    np.testing.assert_allclose(decode(encode(image, "TIFF")), printed, atol=1)
+    jpeg = encode(image, "JPEG", quality=100, subsampling=0)
+    adobe = jpeg.index(b"Adobe")
+    np.testing.assert_allclose(decode(jpeg), printed, atol=6)  # quality 100 still rounds the four channels
+
+    # Byte 11 of the Adobe segment: 0 says CMYK; 2 says YCCK, where C, M, Y are kept as YCbCr.
+    ycck = jpeg[: adobe + 11] + b"\x02" + jpeg[adobe + 12 :]
+    y, cb, cr, k = np.moveaxis(255.0 - ink, -1, 0)  # Adobe stores inverted ink
+    rgb = np.stack(
+        [y + 1.402 * (cr - 128), y - 0.344136 * (cb - 128) - 0.714136 * (cr - 128), y + 1.772 * (cb - 128)], -1
+    )
+    # libjpeg converts YCbCr to RGB and calls 255 - RGB the stored C, M, Y, which is RGB again as (inverted) ink.
+    expected = (255 - rgb.clip(0, 255)) * k[..., None] / 255
+    np.testing.assert_allclose(decode(ycck), expected, atol=6)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tiff"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bits_keep_their_high_byte(suffix, channels):
+    deep = np.random.default_rng(0).integers(0, 2**16, (H, W, channels), dtype=np.uint16)
+    np.testing.assert_array_equal(
+        decode(cv2.imencode(suffix, deep[..., ::-1])[1].tobytes()), np.broadcast_to(deep >> 8, (H, W, 3))
+    )
+    big_endian = encode(deep[..., 0].astype(">u2"), "TIFF")
+    np.testing.assert_array_equal(decode(big_endian)[..., 0], deep[..., 0] >> 8)
+
+
+def test_rare_tiffs():
+    deep = GREY.astype("<u2") << 8
+    np.testing.assert_array_equal(decode(tiff(deep.tobytes(), 16, white_is_zero=False)), GREY_RGB)
+    np.testing.assert_array_equal(decode(tiff(deep.tobytes(), 16, white_is_zero=True)), 255 - GREY_RGB)
+    first, second = GREY[:, ::2].astype(int) << 4, GREY[:, 1::2].astype(int) << 4  # two samples of 12 bits in 3 bytes
+    packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], axis=-1).astype(np.uint8)
+    np.testing.assert_array_equal(decode(tiff(packed.tobytes(), 12, white_is_zero=False)), GREY_RGB)
+
+
+def test_16_bit_samples_are_scaled_by_what_the_file_states_and_never_by_what_they_are():
+    dark = GREY.astype("<u2") << 4  # 12 bits in 16
+    assert GREY.max() < 256 and dark.max() <= 4095
+    stated = decode(tiff(dark.tobytes(), 16, tag281=4095))
+    np.testing.assert_array_equal(stated, GREY_RGB)
+    np.testing.assert_array_equal(decode(tiff(dark.tobytes(), 16, tag281=4095, white_is_zero=True)), 255 - GREY_RGB)
+    # Not stated, or stated as no full scale, or of a sample above: merely dark, for all that is known.
+    for content in (
+        tiff(dark.tobytes(), 16),
+        tiff(dark.tobytes(), 16, tag281=65535),
+        tiff(dark.tobytes(), 16, tag281=int(dark.max())),
+        tiff(dark.tobytes(), 16, tag281=1023),
+        encode(dark, "PNG"),
+    ):
+        np.testing.assert_array_equal(decode(content), GREY_RGB >> 4)
+
+
+@pytest.mark.parametrize("full", [1, 255, 65535])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_32_bits_find_their_scale(full, dtype):
+    values = (GREY / 255 * full).astype(dtype)
+    expected = np.round(values / full * 255)
+    if dtype == np.float32:
+        values[0, 0], values[0, 1], values[0, 2] = np.nan, -1, full * 1.1  # resampling overshoots
+        expected[0, :3] = 0, 0, 255
+    np.testing.assert_allclose(decode(encode(values, "TIFF"))[..., 0], expected, atol=1)
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "TIFF", "PNG", "MPO"])  # MPO: several JPEGs, as some phones write
+def test_first_frame_of_several(format):
+    first, second = Image.fromarray(RGB), Image.fromarray(255 - RGB)
+    if format == "GIF":
+        first, second = first.quantize(), second.quantize()
+    options = {"lossless": True} if format == "WEBP" else {}
+    content = encode(first, format, save_all=True, append_images=[second], **options)
+    assert Image.open(io.BytesIO(content)).n_frames == 2
+    expected = decode(encode(RGB, "JPEG")) if format == "MPO" else np.asarray(first.convert("RGB"))
+    np.testing.assert_array_equal(decode(content), expected)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
+def test_no_truncated_file_gives_other_pixels(format):
+    content = encode(RGB, format)
+    whole = decode(content)
+    with pytest.raises(DecodeError):
+        decode(content[: len(content) * 3 // 4])
+    for length in range(0, len(content), 7):
+        try:
+            pixels = decode(content[:length], name="half")
+        except DecodeError as error:
+            assert str(error).startswith("half: can't be decoded: ") and "\n" not in str(error)
+        else:  # only what follows the pixels was missing
+            np.testing.assert_array_equal(pixels, whole)
+
+
+def test_pixel_limit_is_checked_in_the_header(monkeypatch):
+    width, height = 14_000, MAX_PIXELS // 14_000 + 1
+    header = struct.pack("<2sIIIIiiHHIIiiII", b"BM", 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    with pytest.raises(DecodeError, match="14000 x 12783 pixels are more than the limit of 178,956,970"):
+        decode(header)
+    monkeypatch.setattr(module, "MAX_PIXELS", H * W)
+    decode(encode(RGB, "PNG"))  # the limit itself is allowed
+    monkeypatch.setattr(module, "MAX_PIXELS", H * W - 1)
+    with pytest.raises(DecodeError, match="more than the limit"):
+        decode(encode(RGB, "PNG"))
+
+
+def test_files_and_tiles_have_a_limit_too(monkeypatch):
+    large = tiff(GREY.tobytes(), 8, tag322=2**17, tag323=2**17)
+    with pytest.raises(DecodeError, match="131072 x 131072 pixels are more than the limit"):
+        decode(large)
+    content = encode(RGB, "PNG")
+    monkeypatch.setattr(module, "MAX_BYTES", len(content) - 1)
+    with pytest.raises(DecodeError, match=f"{len(content):,} bytes are more than the limit"):
+        decode(content)
+    monkeypatch.setattr(module, "MAX_BYTES", len(content))
+    decode(content)
+
+
+def kind_of(kind: str, side: int) -> bytes:
+    """A square picture that takes more memory than its pixels, or is converted."""
+    grey = np.tile(np.arange(side, dtype=np.uint8), (side, 1))
+    if kind in ("RGB", "RGBA", "LA", "CMYK", "rotated"):
+        bands = [Image.fromarray(grey.T), *[Image.fromarray(grey)] * 3]
+        mode = "RGB" if kind == "rotated" else kind
+        image = Image.merge(mode, bands[: len(mode)])
+        rotated = Image.Exif()
+        rotated[274] = 6 if kind == "rotated" else 1
+        return encode(image, "TIFF" if kind in ("CMYK", "rotated") else "PNG", exif=rotated)
+    if kind == "P":
+        return encode(Image.fromarray(grey).convert("P"), "PNG", transparency=3)
+    dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[kind]
+    return encode(grey.T.astype(dtype) * (257 if kind == "I;16" else 1), "TIFF", compression="tiff_lzw")
+
+
+@pytest.mark.parametrize("kind", ["RGB", "RGBA", "LA", "P", "CMYK", "rotated", "I;16", "I", "F"])
+def test_strips_change_no_pixel(kind, monkeypatch):
+    content = kind_of(kind, 50)
+    whole = decode(content)
+    assert whole.std() > 5
+    monkeypatch.setattr(module, "_STRIP", 50 * 7)  # the last is smaller
+    np.testing.assert_array_equal(decode(content), whole)
+
+
+# Bytes a pixel: what Pillow holds (4, or 2), the result (3) and some room. All at once it would be 15, 12 and 16.
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux says how much memory a process has")
+@pytest.mark.parametrize(("kind", "most"), [("RGBA", 9), ("I;16", 7), ("F", 10)])
+def test_a_large_picture_takes_little_more_memory_than_its_pixels(kind, most, monkeypatch):
+    side, more = 2500, 2**24  # 6 million pixels; the decoders' own buffers and what malloc asks for ahead
+    content = kind_of(kind, side)
+    for strip, fits in ((2**18, True), (side**2, False)):  # the second is the control
+        monkeypatch.setattr(module, "_STRIP", strip)
+        assert in_memory(most * side**2 + more, lambda: decode(content)) == fits
+
+
+def test_no_warning_and_no_limit_of_pillow_gets_through(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3 * H * W // 4)
+    exif = b"Exif\0\0" + struct.pack("<2sHIHHHII", b"II", 42, 8, 1, 270, 2, 1000, 5000)  # a text beyond the end
+    damaged = encode(RGB, "JPEG", exif=exif)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Image.open(io.BytesIO(damaged))
+        assert {Image.DecompressionBombWarning, UserWarning} <= {warning.category for warning in caught}
+        caught.clear()
+        np.testing.assert_array_equal(decode(damaged), decode(encode(RGB, "JPEG")))
+    assert not caught
+
+
+def test_files_that_are_no_pictures(tmp_path, monkeypatch):
+    (tmp_path / "text.jpg").write_text("not a picture")
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "folder.png").mkdir()
+    reasons = {"missing.jpg": "No such file", "text.jpg": "not a JPEG", "empty.png": "empty", "folder.png": "directory"}
+    for name, reason in reasons.items():
+        with pytest.raises(DecodeError, match=reason) as caught:
+            decode(tmp_path / name)
+        assert str(caught.value).startswith(f"{tmp_path / name}: can't be decoded: ")
+
+    def refuse(*_):  # root, as in a container, may read everything, so mode bits cannot stage this
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DecodeError, match="text.jpg: can't be decoded: Permission denied$"):
+        decode(tmp_path / "text.jpg")
+
+
+def test_threads_get_the_same_pixels():
+    contents = [encode(RGB, format) for format in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")] * 20
+    with ThreadPoolExecutor(8) as pool:
+        for content, pixels in zip(contents, pool.map(decode, contents), strict=True):
+            np.testing.assert_array_equal(pixels, decode(content))
+
+
+def test_import_is_light_and_suffixes_are_lower_case():
+    assert {".jpg", ".tiff"} < IMAGE_SUFFIXES == {suffix.lower() for suffix in IMAGE_SUFFIXES}
+    code = "import sys, finetune.data.decode; sys.exit('torch' in sys.modules or 'cv2' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

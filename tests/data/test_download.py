@@ -1,0 +1,251 @@
+"""Archives from a loopback server: the good one, every bad one, and nothing left behind."""
+
+import errno
+import hashlib
+import io
+import multiprocessing
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from finetune.data.datasets import download
+from finetune.data.datasets.download import fetch_archive
+from finetune.system.files import one_at_a_time
+
+PICTURES = {"hotdog/train/hotdog/0.png": b"a" * 300_000, "hotdog/test/not-hotdog/1.png": b"b"}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every path in `files`; `missing_bytes` of each answer are promised but never sent."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.missing_bytes = 0
+        self.says_length = True
+        self.num_requests = 0
+
+    def publish(self, content: bytes) -> tuple[str, str]:
+        self.files["/pictures.zip"] = content
+        return f"http://127.0.0.1:{self.server_port}/pictures.zip", hashlib.sha1(content).hexdigest()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self):
+        self.server.num_requests += 1
+        if self.path not in self.server.files:
+            return self.send_error(404)
+        content = self.server.files[self.path]
+        self.send_response(200)
+        if self.server.says_length:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) - self.server.missing_bytes])
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[Server]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def archive(files: dict[str | zipfile.ZipInfo, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as writer:
+        for name, content in files.items():
+            writer.writestr(name, content)
+    return buffer.getvalue()
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_fails(error: type[BaseException], reason: str, url: str, sha1: str, folder: Path, **options) -> None:
+    """The fetch fails with one line that says what, where and what to do, and `folder` is as it was."""
+    (folder / "neighbour").touch()
+    for target in (folder / "hotdog", folder / "new" / "parents" / "hotdog"):
+        with pytest.raises(error, match=reason) as caught:
+            fetch_archive(url, sha1, target, **options)
+        assert [path.name for path in folder.rglob("*")] == ["neighbour"]
+        if error is not KeyboardInterrupt:
+            message = str(caught.value)
+            assert message.startswith(f"{url} could not be fetched into {target}: ") and "\n" not in message
+            assert message.endswith(f". Download it by hand and unpack it to {target}")
+
+
+def test_the_only_top_folder_becomes_the_target(server, tmp_path, capfd, caplog):
+    target = tmp_path / "data" / "sausages"
+    assert fetch_archive(*server.publish(archive(PICTURES)), target) == target
+    assert tree(tmp_path) == {name.replace("hotdog/", "data/sausages/", 1): PICTURES[name] for name in PICTURES}
+    assert [path.name for path in target.parent.iterdir()] == ["sausages"]  # the temporary folder is gone
+    assert capfd.readouterr() == ("", "") and not caplog.records
+
+
+def test_several_top_entries_stay_side_by_side(server, tmp_path):
+    files = {"train/a/0.png": b"0", "test/a/1.png": b"1", "README": b"text"}
+    target = fetch_archive(*server.publish(archive(files)), tmp_path / "target")
+    assert tree(target) == files
+    (tmp_path / "plain").mkdir()
+    assert target.stat().st_mode == (tmp_path / "plain").stat().st_mode  # a temporary folder is for its owner only
+
+
+def test_what_exists_is_left_alone(server, tmp_path):
+    target = tmp_path / "hotdog"
+    target.mkdir()
+    (target / "mine.txt").write_text("mine")
+    assert fetch_archive(*server.publish(archive(PICTURES)), str(target)) == target
+    assert tree(target) == {"mine.txt": b"mine"} and server.num_requests == 0
+
+
+def test_wrong_hash(server, tmp_path):
+    url, sha1 = server.publish(archive(PICTURES))
+    assert_fails(ValueError, f"expected sha1:{'0' * 40} but got {sha1}", url, "0" * 40, tmp_path)
+
+
+def test_broken_downloads(server, tmp_path):
+    url, sha1 = server.publish(archive(PICTURES))
+    server.missing_bytes = 100
+    assert_fails(OSError, "100 more expected", url, sha1, tmp_path)
+    assert_fails(OSError, "404 Client Error: Not Found", url + "x", sha1, tmp_path)
+    server.server_close()
+    assert_fails(OSError, ": Connection refused. ", "http://127.0.0.1:1/pictures.zip", sha1, tmp_path)
+    assert_fails(OSError, "No connection adapters", "gopher://127.0.0.1/pictures.zip", sha1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.png", "a/../../outside.png", "/outside.png", "C:outside.png", "..\\outside.png"]
+)
+def test_members_that_lead_outside(server, tmp_path, name):
+    url, sha1 = server.publish(archive({"a/0.png": b"0", name: b"1"}))
+    assert_fails(ValueError, "its member .*outside.png' would lie outside", url, sha1, tmp_path)
+
+
+def test_links_encryption_and_bombs(server, tmp_path):
+    link = zipfile.ZipInfo("a/link")
+    link.create_system = 3  # Unix
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    assert_fails(ValueError, "'a/link' is a link", *server.publish(archive({link: b"/etc/passwd"})), tmp_path)
+
+    content = bytearray(archive({"a/secret": b"1"}))
+    entry = content.index(b"PK\1\2")  # the central directory, with its flags 8 bytes on
+    content[entry + 8 : entry + 10] = struct.pack("<H", 1)
+    assert_fails(ValueError, "'a/secret' is encrypted", *server.publish(bytes(content)), tmp_path)
+
+    url, sha1 = server.publish(archive({"a/0": bytes(600), "a/1": bytes(600)}))
+    assert_fails(ValueError, "up to 'a/1' take more than 1,199 bytes", url, sha1, tmp_path, max_bytes=1199)
+    assert len(tree(fetch_archive(url, sha1, tmp_path / "fits", max_bytes=1200))) == 2
+
+
+def test_an_archive_larger_than_allowed(server, tmp_path, monkeypatch):
+    url, sha1 = server.publish(archive({"a/0": b"0"}) + bytes(300_000))
+    server.says_length = False  # it is found out while it comes
+    assert_fails(ValueError, "the archive takes more than 100,000 by", url, sha1, tmp_path, max_archive_bytes=10**5)
+    server.says_length = True  # it is told before
+    with monkeypatch.context() as patch:
+        patch.setattr(download._Bar, "update", None)
+        assert_fails(ValueError, "the archive takes more than 100,000 by", url, sha1, tmp_path, max_archive_bytes=10**5)
+    url, sha1 = server.publish(archive(PICTURES))
+    size = len(server.files["/pictures.zip"])
+    assert_fails(ValueError, f"more than {size - 1:,} bytes", url, sha1, tmp_path, max_archive_bytes=size - 1)
+    assert len(tree(fetch_archive(url, sha1, tmp_path / "fits", max_archive_bytes=size))) == 2
+
+
+def test_members_too_many_too_long_too_deep(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_MAX_MEMBERS", 2)
+    files = {f"a/{i}": b"0" for i in range(3)}
+    assert_fails(ValueError, "it has 3 members, more than 2", *server.publish(archive(files)), tmp_path)
+    for name in ("a/" + "ü" * 101, "a/" * 20 + "0"):
+        url, sha1 = server.publish(archive({name: b"0"}))
+        assert_fails(ValueError, "longer than 200 bytes or nested deeper than 20", url, sha1, tmp_path)
+    files = {"a/" + "ü" * 100: b"0", "a/" * 19 + "0": b"0"}
+    assert len(tree(fetch_archive(*server.publish(archive(files)), tmp_path / "fits"))) == 2
+
+
+def test_a_member_cannot_unpack_to_more_than_it_says(server, tmp_path):
+    content = bytearray(archive({"a/0": bytes(10**6)}))
+    for start, offset in ((content.index(b"PK\1\2"), 24), (0, 22)):  # the uncompressed size, in both headers
+        content[start + offset : start + offset + 4] = struct.pack("<I", 10)
+    assert_fails(ValueError, "Bad CRC-32", *server.publish(bytes(content)), tmp_path, max_bytes=100)
+
+
+def test_damaged_archives(server, tmp_path):
+    assert_fails(ValueError, "not a zip file", *server.publish(b"<html>Sign in</html>"), tmp_path)
+    content = bytearray(archive(PICTURES))
+    content[60:70] = bytes(10)  # inside the first member's deflated data
+    assert_fails(ValueError, "Error -3|Bad CRC", *server.publish(bytes(content)), tmp_path)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("during", ["download", "extraction"])
+def test_full_disk_and_ctrl_c(server, tmp_path, monkeypatch, error, during):
+    url, sha1 = server.publish(archive(PICTURES))
+    num_started = 0
+
+    def fail(source, target, *_):
+        nonlocal num_started
+        num_started += 1
+        target.write(b"half")
+        raise error
+
+    if during == "extraction":
+        monkeypatch.setattr(shutil, "copyfileobj", fail)
+    else:
+        monkeypatch.setattr(
+            "finetune.data.datasets.download._Bar.update", lambda bar, _: fail(None, io.BytesIO())
+        )  # after each chunk
+    assert_fails(type(error), "No space left on device|", url, sha1, tmp_path)
+    assert num_started == 2  # one in each of the two targets of assert_fails
+
+
+def test_import_does_not_bring_pooch():
+    code = "import sys, finetune.data.datasets.download; sys.exit('pooch' in sys.modules or 'requests' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _make_slowly(folder: str) -> None:
+    target = Path(folder) / "made"
+    with one_at_a_time(target):
+        if not target.exists():
+            time.sleep(0.3)
+            target.mkdir()
+            with open(Path(folder) / "log", "a") as log:
+                log.write("made\n")
+
+
+def test_of_processes_that_begin_at_once_one_makes_what_is_missing(tmp_path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_make_slowly, args=(str(tmp_path),)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert (tmp_path / "log").read_text() == "made\n"  # without the lock there are four lines
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "made"]
+
+
+def test_nothing_stays_where_nothing_was_made(tmp_path):
+    with pytest.raises(OSError, match="no network"), one_at_a_time(tmp_path / "a/b/target"):
+        raise OSError("no network")
+    assert not list(tmp_path.iterdir())

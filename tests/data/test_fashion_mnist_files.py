@@ -1,0 +1,116 @@
+"""Fashion-MNIST's files to arrays, wherever they lie and however they were left."""
+
+import gzip
+import hashlib
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_files import clothes, idx, real_data, write_unpacked
+from torchvision.datasets import FashionMNIST as Source
+
+from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, obtain, read
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Packed files by name; torchvision takes them for the originals, and finds no server."""
+    files = {f"{name}.gz": gzip.compress(idx(array)) for name, array in clothes(60, 20).items()}
+    monkeypatch.setattr(Source, "resources", [(name, hashlib.md5(files[name]).hexdigest()) for name in files])
+    monkeypatch.setattr(Source, "mirrors", ["file:///nowhere/"])
+    return files
+
+
+def check(root: Path) -> None:
+    arrays = clothes(60, 20)
+    for split, name in ("train", "train"), ("test", "t10k"):
+        pixels, labels = read(root, split)
+        assert pixels.dtype == np.uint8 and labels.dtype == np.int64
+        np.testing.assert_array_equal(pixels, arrays[f"{name}-images-idx3-ubyte"])
+        np.testing.assert_array_equal(labels, arrays[f"{name}-labels-idx1-ubyte"])
+
+
+@pytest.mark.parametrize("folder", ["FashionMNIST/raw", ".", "some/where"])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_files_are_found_beneath_root(tmp_path, packed, folder, is_packed):
+    place = tmp_path / "data" / folder
+    place.mkdir(parents=True)
+    for name, content in packed.items():
+        (place / (name if is_packed else name[:-3])).write_bytes(content if is_packed else gzip.decompress(content))
+    before = {path: path.read_bytes() for path in place.iterdir()}
+    for _ in range(2):  # the second time there is nothing to do
+        obtain(tmp_path / "data")
+        check(tmp_path / "data")
+    assert {path: path.read_bytes() for path in before} == before
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+@pytest.mark.parametrize("num_bytes", [0, 3, 12, 25])
+def test_half_an_unpacked_file_is_unpacked_anew(tmp_path, packed, name, num_bytes):
+    write_unpacked(tmp_path, 60, 20)
+    raw = tmp_path / "FashionMNIST/raw"
+    for packed_name, content in packed.items():
+        (raw / packed_name).write_bytes(content)
+    (raw / name).write_bytes((raw / name).read_bytes()[:num_bytes])
+    obtain(tmp_path)
+    check(tmp_path)
+
+
+def test_half_a_file_without_its_packed_one_is_told(tmp_path, packed):
+    write_unpacked(tmp_path, 60, 20)
+    (tmp_path / "FashionMNIST/raw/t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01")
+    with pytest.raises(OSError, match=r"Fashion-MNIST can't be had.*put its four .gz files in .*raw"):
+        obtain(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["all", "t10k-labels-idx1-ubyte.gz"])
+def test_files_that_are_nowhere(tmp_path, packed, missing):
+    for name, content in packed.items():
+        if missing not in ("all", name):
+            (tmp_path / name).write_bytes(content)
+    with pytest.raises(OSError, match=r"Fashion-MNIST can't be had(.|\n)*put its four .gz files in .*FashionMNIST/raw"):
+        obtain(tmp_path)
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_of_several_at_once_one_unpacks(tmp_path, packed, monkeypatch):
+    for name, content in packed.items():
+        (tmp_path / name).write_bytes(content)
+    unpacked, download = [], Source.download
+    monkeypatch.setattr(Source, "download", lambda self: (unpacked.append(1), download(self)))
+    threads = [threading.Thread(target=obtain, args=[tmp_path]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert unpacked == [1]
+    check(tmp_path)
+
+
+def test_class_names_are_torchvisions_without_slash():
+    assert list(CLASS_NAMES) == [name.replace("/", " or ") for name in Source.classes]
+
+
+def test_it_can_be_read_alone():
+    code = (
+        "import sys, finetune.data.datasets.fashion_mnist_files, finetune.data_parallel;"
+        "print({'pytorch_lightning', 'albumentations', 'torchvision', 'jsonargparse'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == "set()\n"
+
+
+@pytest.mark.real
+def test_the_real_set(tmp_path):
+    for path in (real_data("fashion-mnist") / "FashionMNIST/raw").glob("*.gz"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    obtain(tmp_path)
+    pixels, labels = read(tmp_path, "train")
+    assert np.bincount(labels).tolist() == [6000] * 10
+    assert pixels.mean() / 255 == pytest.approx(0.2860, abs=5e-5)  # the published mean
+    pixels, labels = read(tmp_path, "test")
+    assert pixels.shape == (10_000, 28, 28) and np.bincount(labels).tolist() == [1000] * 10

@@ -1,0 +1,270 @@
+"""Layouts of folders, classes matched by name, and what is said about folders that won't do."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finetune.data.datasets import folders
+from finetune.data.datasets.folders import Files, find_pictures, scan
+from finetune.data.readers import PathList
+
+
+def make(root: Path, *names: str) -> Path:
+    """Files of one byte each: nothing here looks into a picture."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        if " -> " in name:
+            link, target = name.split(" -> ")
+            (root / link).symlink_to(target)
+        elif not name.endswith("/"):
+            (root / name).write_bytes(b"x")
+        else:
+            (root / name).mkdir()
+    return root
+
+
+def listed(root: Path, files: Files) -> dict[str, int]:
+    paths = [Path(path).relative_to(root).as_posix() for path in files.paths]
+    return dict(zip(paths, files.labels.tolist(), strict=True))
+
+
+TRAIN = ("train/cat/1.png", "train/dog/1.png", "train/dog/2.png")
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation"])
+def test_splits_by_the_names_of_their_folders(tmp_path, val):
+    make(tmp_path, *TRAIN, f"{val}/dog/3.png", f"{val}/cat/3.png", "test/cat/4.png", "test/dog/4.png", "notes/x.txt")
+    make(tmp_path, "results/plots/x.png", "readme.png")
+    names, files = scan(tmp_path)
+    assert names == ["cat", "dog"] and set(files) == {"train", "val", "test"}
+    assert listed(tmp_path, files["train"]) == {"train/cat/1.png": 0, "train/dog/1.png": 1, "train/dog/2.png": 1}
+    assert listed(tmp_path, files["val"]) == {f"{val}/cat/3.png": 0, f"{val}/dog/3.png": 1}
+    assert listed(tmp_path, files["test"]) == {"test/cat/4.png": 0, "test/dog/4.png": 1}
+    assert files["train"].labels.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [
+        ("Train", "VAL", "Test"),
+        ("Training", "Validation", "testing"),
+        ("TRAIN", "Valid", "TEST"),
+        ("train", "dev", "test"),
+    ],
+)
+def test_other_spellings_of_the_splits(tmp_path, train, val, test):
+    make(tmp_path, *(f"{split}/{name}/{split}.png" for split in (train, val, test) for name in ("cat", "dog")))
+    names, files = scan(tmp_path)
+    assert names == ["cat", "dog"]
+    for split, folder in {"train": train, "val": val, "test": test}.items():
+        assert listed(tmp_path, files[split]) == {f"{folder}/cat/{folder}.png": 0, f"{folder}/dog/{folder}.png": 1}
+
+
+def test_a_class_may_be_called_as_a_split_is(tmp_path):
+    """What holds pictures beside other class folders is a class: here vehicles."""
+    make(tmp_path, "bus/1.png", "car/1.png", "train/1.png", "Test/1.png")
+    names, files = scan(tmp_path)
+    assert names == ["Test", "bus", "car", "train"] and list(files) == ["all"] and len(files["all"].labels) == 4
+
+
+@pytest.mark.parametrize("others", [(), ("test/dog/1.png", "test/cat/1.png")])
+def test_splits_that_are_missing_stay_missing(tmp_path, others):
+    make(tmp_path, *TRAIN, *others)
+    assert set(scan(tmp_path)[1]) == {"train"} | {name.split("/")[0] for name in others}
+
+
+def test_class_folders_alone_are_one_split(tmp_path):
+    make(tmp_path, "dog/1.png", "cat/1.png", "cat/2.png")
+    names, files = scan(str(tmp_path))
+    assert names == ["cat", "dog"] and list(files) == ["all"]
+    assert listed(tmp_path, files["all"]) == {"cat/1.png": 0, "cat/2.png": 0, "dog/1.png": 1}
+
+
+def test_which_files_count(tmp_path):
+    good = ["a.png", "B.JPG", "c.JpEg", "d.webp", "e.bmp", "f.tif", "g.TIFF", "h.gif", "deep/er/i.png", "j.k.png"]
+    others = [".hidden.png", "._a.png", ".cache/a.png", "readme.txt", "png", "a.svg", "thumbs.db", "deep/.x/y.png"]
+    make(tmp_path, *(f"train/{c}/{name}" for c in ("cat", "dog") for name in (*good, *others)))
+    make(tmp_path, "train/.git/x.png", ".cache/train/cat/x.png", "train/loose.png")
+    names, files = scan(tmp_path)
+    assert names == ["cat", "dog"]
+    assert set(listed(tmp_path, files["train"])) == {f"train/{c}/{name}" for c in names for name in good}
+
+
+def test_files_come_sorted_whatever_the_file_system_says(tmp_path, monkeypatch):
+    names = ["cat/10.png", "cat/2.png", "cat/B.png", "cat/a/z.png", "dog/1.png"]
+    make(tmp_path, *names)
+    expected = [str(tmp_path / name) for name in names]
+    assert list(scan(tmp_path)[1]["all"].paths) == expected
+    listdir, scandir = os.listdir, os.scandir
+
+    class Reversed(list):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(os, "scandir", lambda folder: Reversed(sorted(scandir(folder), key=lambda e: e.name)[::-1]))
+    monkeypatch.setattr(os, "listdir", lambda folder: sorted(listdir(folder))[::-1])
+    assert list(scan(tmp_path)[1]["all"].paths) == expected
+
+
+def test_classes_are_matched_by_name_not_by_position(tmp_path, caplog):
+    make(tmp_path, "train/ant/1.png", "train/bee/1.png", "train/cat/1.png", "test/cat/1.png", "test/bee/1.png")
+    names, files = scan(tmp_path)
+    assert names == ["ant", "bee", "cat"]
+    assert listed(tmp_path, files["test"]) == {"test/bee/1.png": 1, "test/cat/1.png": 2}  # by position: 0 and 1
+    (record,) = caplog.records
+    assert "'ant'" in record.getMessage() and str(tmp_path / "test") in record.getMessage()
+
+
+def test_known_class_names_decide_the_order_and_need_no_training_split(tmp_path):
+    make(tmp_path, "test/cat/1.png", "test/dog/1.png")
+    names, files = scan(tmp_path, ["dog", "cat"])
+    assert names == ["dog", "cat"] and listed(tmp_path, files["test"]) == {"test/dog/1.png": 0, "test/cat/1.png": 1}
+
+
+def test_links_to_folders_are_followed(tmp_path):
+    make(tmp_path / "store", "1.png")
+    make(tmp_path / "data", "dog/2.png")
+    (tmp_path / "data/cat").symlink_to(tmp_path / "store")
+    assert listed(tmp_path, scan(tmp_path / "data")[1]["all"]) == {"data/cat/1.png": 0, "data/dog/2.png": 1}
+
+
+def test_what_is_left_out_is_told_in_a_line(tmp_path, caplog):
+    make(tmp_path, *TRAIN, "train/cat/a.HEIC", "train/dog/deep/b.heic", "train/dog/c.svg", "train/cat/without")
+    make(
+        tmp_path, "train/cat/notes.txt", "train/.DS_Store", "train/cat/Thumbs.db", "train/1.jpg", "train/2.jpg", "3.png"
+    )
+    scan(tmp_path)
+    kinds, loose = caplog.messages
+    assert kinds.startswith(f"left out of {tmp_path}, as no pictures: 2 .heic, ")
+    assert "1 .svg" in kinds and "1 without a suffix" in kinds and ".txt" not in kinds and ".db" not in kinds
+    assert kinds.endswith("supported are .bmp .gif .jpeg .jpg .png .tif .tiff .webp")
+    assert loose == f"left out 2 pictures in no class folder: loose in {tmp_path / 'train'}"
+    caplog.clear()
+    scan(tmp_path, is_told=False)
+    assert not caplog.messages
+
+
+def test_folders_that_cannot_be_read_are_named_or_left_out(tmp_path, monkeypatch, caplog):
+    make(tmp_path, *TRAIN, "train/cat/secret/1.png", "train/dog/back -> ..")
+    scandir = os.scandir
+
+    def guarded(folder):  # for root may read all
+        if Path(folder).name == "secret":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(PermissionError, match="train/cat/secret"):
+        scan(tmp_path)
+    _, files = scan(tmp_path, skip=True)
+    assert set(listed(tmp_path, files["train"])) == set(TRAIN)
+    assert caplog.messages == [
+        f"left out the folder {tmp_path}/train/cat/secret: Permission denied",
+        f"left out {tmp_path}/train/dog/back is a link to a folder that it lies in",
+    ]
+
+
+def test_links_to_nothing_are_told(tmp_path, caplog):
+    make(tmp_path, *TRAIN)
+    (tmp_path / "train/hen").symlink_to(tmp_path / "gone")
+    class_names, _ = scan(tmp_path)
+    assert class_names == ["cat", "dog"]
+    assert f"left out {tmp_path}/train/hen: a link to nothing" in caplog.messages
+
+
+def test_find_pictures_of_an_empty_folder_are_none(tmp_path):
+    assert list(find_pictures(tmp_path)) == []
+
+
+# The files, the known classes, and what the message must name: what is wrong, where, and what to do.
+ERRORS = {
+    "unknown class in test": ((*TRAIN, "test/cow/1.png"), None, ["'cow'", "test", "cat, dog"]),
+    "two unknown classes": ((*TRAIN, "val/cow/1.png", "val/hen/1.png"), None, ["'cow'", "'hen'", "classes"]),
+    "unknown to the checkpoint": (TRAIN, ["cat", "cow"], ["'dog'", "cat, cow"]),
+    "empty class": ((*TRAIN, "train/hen/"), None, ["'hen'", "train", ".jpg"]),
+    "class of other files": ((*TRAIN, "train/hen/1.txt"), None, ["'hen'", "train", ".jpg"]),
+    "one class": (("train/cat/1.png",), None, ["'cat'", "train", "at least two"]),
+    "one class alone": (("cat/1.png",), None, ["'cat'", "at least two"]),
+    "no class folders": (("train/1.png",), None, ["train", "class folders", "put the pictures"]),
+    "nothing at all": ((), None, ["class folders", "put the pictures"]),
+    "two validation splits": ((*TRAIN, "val/cat/1.png", "valid/cat/1.png"), None, ["'val'", "'valid'", "keep one"]),
+    "two spellings": ((*TRAIN, "Train/cat/1.png"), None, ["'train'", "'Train'", "keep one"]),
+    "splits and classes": ((*TRAIN, "bus/1.png", "car/2.jpg"), None, ["'train'", "'bus'", "'car'", "beside", "move"]),
+    "splits and a class called train": (
+        ("train/1/1.png", "bus/1.png", "car/2.jpg"),
+        None,
+        ["'train'", "'bus'", "name"],
+    ),
+    "classes that differ in case": ((*TRAIN, "test/Cat/1.png"), None, ["'Cat'", "test", "'Cat' is 'cat' there"]),
+    "a link that leads back": ((*TRAIN, "train/cat/back -> ../.."), None, ["cat/back is a link", "on_bad_image skip"]),
+    "links that lead to each other": (
+        (*TRAIN, "train/cat/a -> ../dog", "train/cat/b -> ../dog", "train/dog/a -> ../cat", "train/dog/b -> ../cat"),
+        None,
+        ["cat/a/a is a link", "on_bad_image skip"],
+    ),
+    "a class twice": (TRAIN, ["dog", "cat", "dog"], ["class_names", "'dog' more than once"]),
+    "no training": (("test/cat/1.png", "test/dog/1.png"), None, ["test", "train"]),
+    "no training but two others": (("test/cat/1.png", "val/cat/1.png"), None, ["test", "train"]),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_folders_that_will_not_do(tmp_path, case):
+    names, class_names, words = ERRORS[case]
+    with pytest.raises((ValueError, OSError)) as caught:
+        scan(make(tmp_path / "data", *names), class_names)
+    message = str(caught.value)
+    assert str(tmp_path / "data") in message and "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_a_root_that_is_no_folder(tmp_path):
+    make(tmp_path, "pictures.zip")
+    for name, what in ("nowhere", "does not exist"), ("pictures.zip", "is a file"):
+        with pytest.raises(FileNotFoundError) as caught:
+            scan(tmp_path / name)
+        message = str(caught.value)
+        assert what in message and str(tmp_path / name) in message and "--data.root" in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (b"caf\xe9", "has a name that is not UTF-8: rename it"),
+        (b"a\nb", "has a line break or control character in its name: rename it"),
+        ("a\u2028b".encode(), "has a line break or control character in its name: rename it"),
+    ],
+)
+def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_folder(tmp_path, name, reason):
+    make(tmp_path, *TRAIN, "train/a,b/1.png", "train/größe/1.png", "train/1/1.png", "train/.hidden/1.png")
+    assert scan(tmp_path)[0] == ["1", "a,b", "cat", "dog", "größe"]  # these are well
+    make(tmp_path, f"train/{os.fsdecode(name)}/1.png")
+    with pytest.raises(ValueError) as caught:
+        scan(tmp_path)
+    folder = os.fsencode(tmp_path / "train") + b"/" + name
+    assert str(caught.value) == f"the class folder {folder!r} {reason}"
+
+
+def test_taken_pictures_keep_their_order_and_label():
+    files = Files(PathList(f"{i}.png" for i in range(6)), np.array([0, 0, 1, 1, 2, 2]))
+    taken = files.take(np.array([4, 0, 3]))
+    assert list(taken.paths) == ["0.png", "3.png", "4.png"] and taken.labels.tolist() == [0, 1, 2]
+
+
+def test_a_folder_beside_the_splits_that_can_not_be_read_is_none_of_the_data(tmp_path, monkeypatch):
+    make(tmp_path, *TRAIN, "lost+found/1.png")
+    listed = folders.num_loose
+
+    def forbidden(folder):
+        if folder.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(folders, "num_loose", forbidden)
+    assert scan(tmp_path)[0] == ["cat", "dog"]

@@ -1,0 +1,293 @@
+"""What a checkpoint has seen is not measured as new: pictures added, removed, renamed, moved, and other folders."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from colours import QUICK
+
+from finetune.data.datasets.fashion_mnist import FashionMNIST
+from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.data.readers import GreyReader
+from finetune.data.seen import describe, hold_against
+from finetune.data.splits import Split
+
+
+def write(root: Path, *names: str, size: int | None = None) -> Path:
+    """Files that nobody decodes, each of another size where none is given."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(
+            b"x" * (size or 100 + len(os.listdir(root)) + sum(root.name.encode() + name.encode()))
+        )
+    return root
+
+
+def plain(root: Path, num: int = 30, **options) -> Path:
+    return write(root, *(f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(num)), **options)
+
+
+def data(root: Path, **options) -> ImageFolderData:
+    return ImageFolderData(str(root), num_workers=0, **options)
+
+
+def checkpoint_of(data: ImageFolderData) -> dict:
+    """What matters here of a checkpoint of a fit on this data, once through a file."""
+    finetune = {"data_fingerprint": data.fingerprint, "seen": data.seen.packed()}
+    return {"finetune": finetune, "datamodule_hyper_parameters": dict(data.hparams)}
+
+
+def held(checkpoint: dict, data: ImageFolderData, command: str = "test", rank: int = 0) -> list[str]:
+    """The names of what `command` then measures."""
+    state = SimpleNamespace(fn=command)
+    hold_against(checkpoint, SimpleNamespace(datamodule=data, state=state, is_global_zero=rank == 0))
+    part = data.splits.get({"validate": "val"}.get(command, command))
+    return sorted(os.path.relpath(path, data.root) for path in part.paths) if part else []
+
+
+@pytest.fixture
+def lines(caplog) -> pytest.LogCaptureFixture:
+    caplog.set_level("INFO")
+    return caplog
+
+
+def test_the_folder_trained_on_gives_its_own_test_pictures(tmp_path, lines):
+    fitted = data(plain(tmp_path / "a"))
+    expected = {
+        s: sorted(os.path.relpath(path, tmp_path / "a") for path in fitted.splits[s].paths) for s in ("val", "test")
+    }
+    checkpoint = checkpoint_of(fitted)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    for name in ("a", "link", "copy"):
+        for command, split in ("test", "test"), ("validate", "val"):
+            lines.clear()
+            assert held(checkpoint, data(tmp_path / name), command) == expected[split]
+            (line,) = lines.messages
+            assert line == f"{len(expected[split])} {split} pictures of {tmp_path / name} (set apart from training)"
+
+
+def test_pictures_added_removed_and_renamed(tmp_path, lines):
+    root = plain(tmp_path / "a")
+    fitted = data(root)
+    checkpoint, was_seen = checkpoint_of(fitted), {p for s in ("train", "val") for p in fitted.splits[s].paths}
+    before = held(checkpoint, data(root))
+    write(root, *(f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(30, 60)))
+    (root / before[0]).unlink()
+    gone = sorted(fitted.splits["train"].paths)[0]
+    os.unlink(gone)
+    lines.clear()
+    after = held(checkpoint, data(root))
+    assert set(before[1:]) < set(after) and not was_seen & {str(root / name) for name in after}
+    assert any("is not as it was in training: 1 pictures are gone, " in line for line in lines.messages)
+    new = next(name for name in after if name not in before)
+    source = sorted(fitted.splits["train"].paths)[1]
+    shutil.move(source, root / new)  # under the name of a test picture: what was trained on, and is gone there
+    lines.clear()
+    assert new in held(checkpoint, data(root))
+    assert any("1 of the test pictures may be training pictures under other names" in line for line in lines.messages)
+
+
+@pytest.mark.parametrize("options", [{"split_seed": 1}, {"test_fraction": 0.6}, {"val_fraction": 0.0}])
+def test_other_parts_of_the_folder_trained_on_are_refused(tmp_path, options):
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
+    with pytest.raises(
+        ValueError, match=r"has seen \d+ of the \d+ test pictures of .*/a in training, .*png.*split_seed"
+    ):
+        held(checkpoint, data(tmp_path / "a", **options))
+    del checkpoint["finetune"]["seen"]  # control: only the record tells
+    assert held(checkpoint, data(tmp_path / "a", **options))
+
+
+def test_validation_may_be_measured_again_but_not_training(tmp_path):
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
+    assert held(checkpoint, data(tmp_path / "a", test_fraction=0.1), "validate")  # the same part, by the rule
+    with pytest.raises(ValueError, match="val pictures"):
+        held(checkpoint, data(tmp_path / "a", val_fraction=0.4), "validate")
+
+
+def test_the_training_folder_itself_is_refused(tmp_path):
+    root = plain(tmp_path / "a/train").parent
+    write(root, *(f"test/{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(5)))
+    checkpoint = checkpoint_of(data(root))
+    assert len(held(checkpoint, data(root))) == 10
+    with pytest.raises(ValueError, match="has seen"):
+        held(checkpoint, data(root / "train"))
+
+
+def test_pictures_moved_from_training_into_the_test_folder(tmp_path):
+    root = plain(tmp_path / "a/train").parent
+    write(root, *(f"test/{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(100, 105)))
+    fitted = data(root)
+    name = os.path.relpath(fitted.splits["train"].paths[3], root / "train")
+    shutil.move(root / "train" / name, root / "test" / name)
+    with pytest.raises(ValueError, match=f"has seen 1 of the 11 test pictures.*/test/{name}"):
+        held(checkpoint_of(fitted), data(root))
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_another_folder_is_measured_whole(tmp_path, lines, command):
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
+    plain(tmp_path / "others", 20)  # the same names, but not the same pictures
+    other = data(tmp_path / "others")
+    split = {"validate": "val"}.get(command, command)
+    assert 0 < len(other.splits[split].labels) < 12
+    assert len(held(checkpoint, other, command)) == 40 == len(other.splits[split].labels)
+    assert lines.messages == [f"40 {split} pictures of {tmp_path / 'others'} (all)"]
+    assert np.bincount(other.splits[split].labels).tolist() == [20, 20]
+
+
+def test_another_folder_with_splits_gives_its_own(tmp_path, lines):
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
+    root = plain(tmp_path / "b/train").parent
+    with pytest.raises(ValueError, match=r"b has no val split.*--data\.root"):
+        other = data(root)
+        assert held(checkpoint, other, "validate") == []
+        other.trainer = SimpleNamespace(state=SimpleNamespace(fn="validate"))
+        other.val_dataloader()
+    write(root, "test/cat/1.png", "test/dog/1.png", "valid/dog/1.png")
+    assert held(checkpoint, data(root)) == ["test/cat/1.png", "test/dog/1.png"]
+    assert lines.messages[-1] == f"2 test pictures of {root} (its test folder)"
+    assert held(checkpoint, data(root), "validate") == ["valid/dog/1.png"]
+    assert lines.messages[-1] == f"1 val picture of {root} (its valid folder)"
+
+
+def test_a_class_too_small_for_its_parts_loses_pictures_but_no_truth(tmp_path, lines):
+    root = plain(tmp_path / "a", 4)
+    fitted = data(root)
+    checkpoint, was_seen = checkpoint_of(fitted), {p for s in ("train", "val") for p in fitted.splits[s].paths}
+    for path in [p for p in fitted.splits["test"].paths if "/cat/" in p]:
+        os.unlink(path)
+    now = data(root)
+    assert was_seen & set(now.splits["test"].paths)  # the rule fills the part of cats up
+    names = held(checkpoint, now)
+    assert names and not was_seen & {str(root / name) for name in names}
+    assert any(re.search("left out 1 of the . test pictures", line) for line in lines.messages)
+    assert len(now.splits["test"].labels) == len(names)
+
+
+def test_all_processes_measure_the_same(tmp_path, lines):
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
+    plain(tmp_path / "b")
+    for root in ("a", "b"):
+        first = held(checkpoint, data(tmp_path / root))
+        lines.clear()
+        assert held(checkpoint, data(tmp_path / root), rank=1) == first and not lines.messages
+
+
+def test_a_checkpoint_without_the_record(tmp_path, lines):
+    root = plain(tmp_path / "a")
+    checkpoint = checkpoint_of(data(root))
+    del checkpoint["finetune"]["seen"]
+    assert 0 < len(held(checkpoint, data(root))) < 20 and "not checked" in lines.messages[-1]
+    lines.clear()
+    fit = data(root)
+    held(checkpoint, fit, "fit")
+    assert len(lines.messages) == 1 and "older version" in lines.messages[0]
+
+
+def test_what_earlier_parts_of_a_run_have_seen_stays_seen(tmp_path, lines):
+    root = plain(tmp_path / "a")
+    first = data(root, split_seed=3)
+    second = data(root)
+    held(checkpoint_of(first), second, "fit")
+    assert "not those that this run began with" in lines.text
+    for split, num in ("train", second.seen.num_train), ("val", len(second.seen.names)):
+        for part in first, second:
+            assert np.isin(part.splits[split].hashes(), second.seen.names[:num]).all()
+    names = {str(root / name) for name in held(checkpoint_of(second), data(root))}
+    assert names and not any(names & set(part.splits[s].paths) for part in (first, second) for s in ("train", "val"))
+    assert "left out" in lines.text
+    third = data(root, split_seed=3)
+    seen = third.seen
+    held(checkpoint_of(first), third, "fit")
+    assert third.seen is seen  # nothing new
+
+
+def test_the_record_is_small_and_safe_to_load(tmp_path):
+    fitted = data(plain(tmp_path / "a"))
+    torch.save(checkpoint_of(fitted), tmp_path / "some.ckpt")
+    checkpoint = torch.load(tmp_path / "some.ckpt", weights_only=True)
+    assert held(checkpoint, data(tmp_path / "a"))
+    seen = checkpoint["finetune"]["seen"]
+    assert sum(seen[name].nbytes for name in ("names", "sizes")) == 12 * sum(
+        len(fitted.splits[split].labels) for split in ("train", "val")
+    )
+
+
+def test_the_fingerprint_sees_other_data_and_not_another_place(tmp_path):
+    names = ("cat/1.png", os.fsdecode(b"cat/\xe9.png"), "dog/größe.png")
+
+    def value(folder: str, *more: str, sizes: int = 1) -> str:
+        root = write(tmp_path / folder, *names, *more, size=1)
+        (root / names[0]).write_bytes(b"x" * sizes)
+        return data(root, val_fraction=0, test_fraction=0).fingerprint
+
+    here = value("here")
+    assert here == value("elsewhere") and len(here) == 64
+    assert here != value("one more", "cat/2.png")
+    assert here != value("another size", sizes=2)
+    seen = data(tmp_path / "here", val_fraction=0, test_fraction=0).seen
+    assert seen.fingerprint(np.array([0, 0, 1])) == here != seen.fingerprint(np.array([0, 1, 1]))
+
+
+def test_arrays_are_known_by_their_place(tmp_path):
+    """Fashion-MNIST, whose pictures are no files, with another seed."""
+
+    class Drawn(FashionMNIST):
+        def obtain(self, root: Path) -> None:
+            pass
+
+        def scan(self, root: Path, *how: float) -> None:
+            pixels = np.zeros((60, 4, 4), np.uint8), np.arange(60) % 10
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("finetune.data.datasets.fashion_mnist.read", lambda root, split: pixels)
+                super().scan(root, *how)
+
+    fitted = Drawn(str(tmp_path), val_fraction=0.3)
+    checkpoint = checkpoint_of(fitted)
+    assert describe("test", fitted.splits["test"], fitted.root) == f"60 test pictures of {tmp_path} (its test pictures)"
+    assert isinstance(fitted.splits["val"], Split) and isinstance(fitted.splits["val"].read, GreyReader)
+    assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3), "validate")
+    with pytest.raises(ValueError, match="has seen .* train/"):
+        held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3, split_seed=1), "validate")
+    assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3, split_seed=1))  # the test pictures are others
+
+
+def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys, caplog):
+    root = shutil.copytree(colours / "train", tmp_path / "pictures")
+    cli("fit", "--data.root", root, *QUICK)
+    fitted = data(root)
+    expected = len(fitted.splits["test"].labels)
+    for name in ("blue", "green", "red"):
+        for i in range(10):
+            shutil.copy(colours / f"test/{name}/{i:02d}.png", root / name / f"{20 + i}.png")
+    capsys.readouterr()
+    test = ["test", "--ckpt_path", "runs/fit/version_0/checkpoints/best.ckpt", "--trainer.accelerator", "cpu"]
+    cli(*test)
+    line = re.search(r"(\d+) test pictures of .*pictures \(set apart from training\)", caplog.text)
+    assert int(line[1]) == len(data(root).splits["test"].labels) > expected
+    with pytest.raises(ValueError, match="this checkpoint has seen"):
+        cli(*test, "--data.split_seed", 5)
+    cli(*test, "--data.root", colours / "test")
+    assert re.search(r"30 test pictures of .*/test \(all\)", caplog.text)
+
+
+def test_other_parts_of_the_same_pictures_do_not_make_what_was_learned_new(tmp_path):
+    before, now = data(plain(tmp_path / "a")), data(tmp_path / "a", split_seed=2)
+    learned = {os.path.relpath(path, tmp_path / "a") for path in before.splits["train"].paths}
+    assert learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))  # the control
+    held(checkpoint_of(before), now, "fit")  # goes on from it
+    assert not learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_another_folder_is_measured_whole_also_where_nothing_was_set_apart(tmp_path, command):
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a"), val_fraction=0.0, test_fraction=0.0))
+    other = data(plain(tmp_path / "b", num=9, size=50), val_fraction=0.0, test_fraction=0.0)
+    assert len(held(checkpoint, other, command)) == 18

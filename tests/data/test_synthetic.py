@@ -1,0 +1,126 @@
+"""The drawn pictures are reproducible and distinct, and their folder appears whole or not at all."""
+
+import itertools
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from finetune.data.datasets import synthetic
+
+CLASSES = synthetic.SOURCE_CLASSES + synthetic.TARGET_CLASSES
+COUNTS = {"train": 3, "val": 1, "test": 2}
+
+
+@pytest.mark.parametrize("class_name", CLASSES)
+def test_a_picture_depends_on_class_and_seed_alone(class_name):
+    picture = synthetic.draw(class_name, (0, 0, 1))
+    np.random.seed(3)  # must not matter
+    assert picture.shape == (96, 96, 3)
+    assert picture.dtype == np.uint8
+    np.testing.assert_array_equal(picture, synthetic.draw(class_name, (0, 0, 1)))
+    for seed in ((1, 0, 1), (0, 1, 1), (0, 0, 2)):
+        assert np.abs(picture.astype(float) - synthetic.draw(class_name, seed)).mean() > 5
+
+
+def test_another_size_shows_the_same_kind_of_picture():
+    assert synthetic.draw("pizza", (0,), size=48).shape == (48, 48, 3)
+
+
+@pytest.mark.parametrize("class_name", CLASSES)
+def test_no_picture_is_blank(class_name):
+    pictures = np.stack([synthetic.draw(class_name, (7, i)) for i in range(12)]).astype(float)
+    assert pictures.std((1, 2, 3)).min() > 8  # grey levels; noise alone gives at most 7
+    assert 60 < pictures.mean() < 190
+
+
+def test_the_drawing_is_the_one_that_was_calibrated():
+    # Mean colour of the middle of 16 pictures, coarse enough for another version of OpenCV or NumPy to agree.
+    expected = {
+        "burger": (154, 115, 65),
+        "fried_egg": (207, 189, 135),
+        "pizza": (191, 121, 54),
+        "hotdog": (164, 110, 74),
+    }
+    for class_name, colour in expected.items():
+        middle = np.mean([synthetic.draw(class_name, (9, i))[32:64, 32:64] for i in range(16)], (0, 1, 2))
+        np.testing.assert_allclose(middle, colour, atol=3)
+
+
+def test_each_name_draws_its_own_thing():
+    # On the same empty table with the same random numbers; a misspelt name would leave the table empty.
+    names = {*synthetic.SOURCE_CLASSES, *synthetic.OTHERS, *synthetic.CLUTTER, "hotdog", "plate", "nothing"}
+    images = {}
+    for name in names:
+        rng = np.random.default_rng(0)
+        images[name] = np.full((96, 96, 3), 128, np.float32)
+        canvas = synthetic.Canvas(rng, images[name], np.zeros((96, 96), np.float32), 0.0, np.eye(2, 3))
+        canvas.place(0.5, 0.5, 0.4, 0.0)
+        synthetic.draw_thing(canvas, name)
+    assert (images["nothing"] == 128).all()
+    for first, second in itertools.combinations(names, 2):
+        assert np.abs(images[first] - images[second]).mean() > 0.5, (first, second)
+
+
+def test_a_hot_dog_is_a_bun_and_a_sausage():
+    assert "hotdog" not in synthetic.OTHERS + synthetic.SOURCE_CLASSES
+    middle = {c: np.mean([synthetic.draw(c, (9, i))[40:56, 40:56] for i in range(16)], (0, 1, 2)) for c in CLASSES}
+    redness = {c: colour[0] - colour[1] for c, colour in middle.items()}
+    assert redness["salad_bowl"] + 15 < redness["sandwich"] < redness["hotdog"]  # the sausage is what is red
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="'pasta'"):
+        synthetic.draw("pasta", (0,))
+    with pytest.raises(ValueError, match="'both'"):
+        synthetic.write_sample(tmp_path, "both")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("task", "classes"), [("source", synthetic.SOURCE_CLASSES), ("target", synthetic.TARGET_CLASSES)]
+)
+def test_layout_counts_and_no_picture_twice(tmp_path, task, classes):
+    folder = synthetic.write_sample(tmp_path / "data", task, counts=COUNTS)
+    assert folder == tmp_path / "data" / task
+    expected = {f"{s}/{c}/{i:04d}.png" for s, count in COUNTS.items() for c in classes for i in range(count)}
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.png")}
+    assert set(files) == expected
+    assert len({path.read_bytes() for path in files.values()}) == len(files)  # none of train in test
+    assert os.listdir(folder.parent) == [task]
+    stored = cv2.imread(str(folder / "train" / classes[0] / "0002.png"))[..., ::-1]
+    np.testing.assert_array_equal(stored, synthetic.draw(classes[0], (0, 0, 2)))
+
+
+def test_a_split_does_not_depend_on_the_other_splits(tmp_path):
+    whole = synthetic.write_sample(tmp_path / "whole", "target", counts=COUNTS) / "test/hotdog/0000.png"
+    alone = synthetic.write_sample(tmp_path / "alone", "target", counts={"test": 1}) / "test/hotdog/0000.png"
+    other = synthetic.write_sample(tmp_path / "other", "target", seed=1, counts={"test": 1}) / "test/hotdog/0000.png"
+    assert whole.read_bytes() == alone.read_bytes() != other.read_bytes()
+
+
+def test_an_existing_folder_is_left_as_it_is(tmp_path, monkeypatch):
+    folder = synthetic.write_sample(tmp_path, "target", counts={"val": 1})
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    monkeypatch.setattr(synthetic, "draw", None)  # drawing again would fail
+    assert synthetic.write_sample(tmp_path, "target", counts=COUNTS) == folder
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch, error):
+    write_bytes = Path.write_bytes
+
+    def fail_at_third(path, data):
+        if path.name == "0002.png":
+            raise error
+        return write_bytes(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail_at_third)
+        with pytest.raises(type(error)):
+            synthetic.write_sample(tmp_path, "target", counts=COUNTS)
+    assert not list(tmp_path.iterdir())
+    assert synthetic.write_sample(tmp_path, "target", counts=COUNTS).is_dir()

@@ -1,0 +1,190 @@
+"""The two pipelines against Pillow's own words, and transforms named in a config."""
+
+import os
+import subprocess
+import sys
+
+import albumentations as A
+import cv2
+import numpy as np
+import pytest
+from pictures import assert_alike, picture, pillow
+
+from finetune.data.transforms import build_transform, eval_transform, train_transform
+
+
+def reference(image: np.ndarray, image_size: int, mode: str) -> np.ndarray:
+    """Resize to 8/7, as torchvision does it to a picture that Pillow read, and take the centre."""
+    side, (height, width) = round(image_size * 256 / 224), image.shape[:2]
+    shorter = min(height, width)
+    squash = (side, side)
+    new = squash if mode == "squash" else (round(height * side / shorter), round(width * side / shorter))
+    top, left = (new[0] - image_size) // 2, (new[1] - image_size) // 2
+    return pillow(image, *new)[top : top + image_size, left : left + image_size]
+
+
+@pytest.mark.parametrize("mode", ["shorter_side", "squash"])
+@pytest.mark.parametrize("image_size", [32, 33, 224])
+@pytest.mark.parametrize("size", [(300, 400), (401, 299), (256, 256), (37, 37), (20, 30), (64, 31), (1, 1), (600, 40)])
+def test_evaluation_equals_pillow(size, image_size, mode):
+    image = picture(*size)
+    assert_alike(eval_transform(image_size, mode)(image=image)["image"], reference(image, image_size, mode))
+
+
+def test_a_random_crop_equals_pillow():
+    transform, image = A.ReplayCompose([train_transform(32).transforms[0]]), picture(300, 400)
+    for seed in range(20):
+        transform.set_random_seed(seed)
+        result = transform(image=image)
+        left, top, right, bottom = result["replay"]["transforms"][0]["params"]["crop_coords"]
+        assert_alike(result["image"], pillow(np.ascontiguousarray(image[top:bottom, left:right]), 32, 32))
+
+
+def test_whole_crops_nothing_and_leaves_a_picture_of_the_size_as_it_is():
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (28, 28, 3), np.uint8)
+    assert np.array_equal(eval_transform(28, "whole")(image=picture)["image"], picture)
+    assert not np.array_equal(eval_transform(28, "squash")(image=picture)["image"], picture)
+    wide = rng.integers(0, 256, (40, 90, 3), np.uint8)
+    assert_alike(eval_transform(28, "whole")(image=wide)["image"], pillow(wide, 28, 28))
+
+
+def test_prepared_pictures_are_neither_cropped_nor_flipped():
+    picture = np.random.default_rng(0).integers(0, 256, (60, 50, 3), np.uint8)
+    prepared = eval_transform(32)
+    plain = train_transform(32, prepared=prepared)
+    for seed in range(5):
+        plain.set_random_seed(seed)
+        assert np.array_equal(plain(image=picture)["image"], prepared(image=picture)["image"])
+    inverted = train_transform(32, [{"class_path": "InvertImg", "init_args": {"p": 1.0}}], prepared=prepared)
+    assert np.array_equal(inverted(image=picture)["image"], 255 - prepared(image=picture)["image"])
+
+
+def test_control_the_two_ways_to_resize_differ_and_squash_keeps_more():
+    image = np.zeros((100, 300, 3), np.uint8)
+    image[:, :50] = image[:, -50:] = 255  # the ends of a long picture
+    assert eval_transform(32)(image=image)["image"].max() == 0
+    assert eval_transform(32, "squash")(image=image)["image"].max() == 255
+
+
+def test_evaluation_is_not_random():
+    transform, image = eval_transform(32), picture(50, 70)
+    np.testing.assert_array_equal(transform(image=image)["image"], transform(image=image)["image"])
+
+
+@pytest.mark.parametrize("image_size", [8, 32, 97])
+@pytest.mark.parametrize("size", [(300, 400), (20, 30), (1, 1), (500, 20)])
+def test_training_gives_the_size_and_stays_uint8(size, image_size):
+    transform = train_transform(image_size, [{"class_path": "albumentations.ColorJitter"}])
+    for seed in range(5):
+        transform.set_random_seed(seed)
+        result = transform(image=picture(*size))["image"]
+        assert result.shape == (image_size, image_size, 3) and result.dtype == np.uint8
+
+
+def test_training_crops_flips_and_follows_its_seed():
+    # Columns in rising, rows in constant brightness: a flip is seen by the sign, a crop by the range.
+    image = np.repeat(np.tile(np.arange(200, dtype=np.uint8), (200, 1))[:, :, None], 3, axis=2)
+    transform, seen, spans = train_transform(32), [], []
+    for seed in range(200):
+        transform.set_random_seed(seed)
+        result = transform(image=image)["image"]
+        transform.set_random_seed(seed)
+        np.testing.assert_array_equal(transform(image=image)["image"], result)
+        row = result[0, :, 0].astype(int)
+        seen.append(row[0] > row[-1])
+        spans.append(abs(row[0] - row[-1]) / 200)
+    assert 70 < sum(seen) < 130  # half of 200 flips, four deviations of 7
+    # The crop's area is uniform in 8 to 100 %, its side ratio 3/4 to 4/3: mean width about 0.71 of the picture.
+    assert 0.6 < np.mean(spans) < 0.8 and min(spans) < 0.4 and max(spans) > 0.9
+
+
+def test_shrinking_averages_where_taking_single_pixels_would_make_patterns():
+    stripes = np.zeros((512, 512, 3), np.uint8)
+    stripes[:, ::2] = 255  # finer than the result can show: only grey is right
+    for transform in (eval_transform(32), eval_transform(32, "squash"), train_transform(32)):
+        transform.set_random_seed(0)
+        result = transform(image=stripes)["image"].astype(int)
+        assert np.abs(result - 127.5).max() < 30
+    linear = cv2.resize(stripes, (37, 37), interpolation=cv2.INTER_LINEAR).astype(int)
+    assert np.abs(linear - 127.5).max() > 100  # the control
+
+
+def test_more_transforms_come_after_the_book_s():
+    specs = [
+        {"class_path": "albumentations.InvertImg", "init_args": {"p": 1.0}},
+        {"class_path": "Solarize", "init_args": {"threshold_range": [0.5, 0.5], "p": 1.0}},
+    ]
+    plain, more, image = train_transform(32), train_transform(32, specs), picture(60, 80)
+    plain.set_random_seed(3)
+    more.set_random_seed(3)
+    expected = 255 - plain(image=image)["image"]
+    expected = np.where(expected >= 127.5, 255 - expected, expected)
+    np.testing.assert_array_equal(more(image=image)["image"], expected)
+
+
+def test_a_transform_by_its_class_and_arguments():
+    transform = build_transform({"class_path": "albumentations.Rotate", "init_args": {"limit": [-10, 20], "p": 0.3}})
+    assert isinstance(transform, A.Rotate) and transform.limit == (-10, 20) and transform.p == 0.3
+    for spec in {"class_path": "Rotate"}, {"class_path": "albumentations.Rotate", "init_args": None}:
+        assert isinstance(build_transform(spec), A.Rotate)  # albumentations is where one looks by default
+
+
+ERRORS = [
+    ({"class_path": "albumentations.HorizontalFlp"}, ["'HorizontalFlp'", "did you mean 'HorizontalFlip'"]),
+    ({"class_path": "albumentatons.Rotate"}, ["albumentatons.Rotate", "No module"]),
+    ({"class_path": "albumentations.BboxParams", "init_args": {"format": "coco"}}, ["BboxParams", "transform"]),
+    ({"class_path": "os.getcwd"}, ["os.getcwd", "transform"]),
+    ({"class_path": "Rotate", "init_args": {"limits": 3}}, ["Rotate", "'limits'", "did you mean 'limit'"]),
+    ({"class_path": "HorizontalFlip", "init_args": {"chance": 1}}, ["HorizontalFlip", "'chance'", "valid are p"]),
+    ({"class_path": "HorizontalFlip", "init_args": {"p": 2}}, ["HorizontalFlip", "p=2", "less than or equal to 1"]),
+    ({"class_path": "Rotate", "init_args": {"limit": "far"}}, ["Rotate", "limit='far'", "number"]),
+    ({"class_path": "RandomCrop"}, ["RandomCrop", "height", "width", "required"]),
+    ({"class_path": "Rotate", "p": 0.5}, ["class_path and init_args", "'p'"]),
+    ({"init_args": {"p": 1}}, ["class_path and init_args"]),
+]
+
+
+@pytest.mark.parametrize(("spec", "words"), ERRORS)
+def test_a_transform_that_is_not_right_is_named_in_a_line(spec, words):
+    with pytest.raises(ValueError) as caught:
+        build_transform(spec)
+    message = str(caught.value)
+    assert all(word in message for word in words) and "\n" not in message and len(message) < 200, message
+
+
+@pytest.mark.parametrize(
+    ("name", "init_args"),
+    [
+        ("Normalize", {}),
+        ("ToFloat", {"p": 0.01}),  # seen although it hardly ever happens
+        ("RandomCrop", {"height": 16, "width": 16}),
+        ("albumentations.pytorch.ToTensorV2", {}),
+    ],
+)
+def test_what_leaves_uint8_or_the_size_is_refused(name, init_args):
+    with pytest.raises(ValueError, match=r"must give \(32, 32, 3\) uint8 .* normalisation is inside the network"):
+        train_transform(32, [{"class_path": name, "init_args": init_args}])
+
+
+def test_the_check_for_that_does_not_change_how_often_a_transform_happens():
+    transform = train_transform(32, [{"class_path": "InvertImg", "init_args": {"p": 0.25}}])
+    assert [part.p for part in transform.transforms] == [1.0, 0.5, 0.25]
+
+
+def test_a_transform_that_fails_says_so_at_once():
+    with pytest.raises(ValueError, match="transforms fail on a picture") as caught:
+        train_transform(32, [{"class_path": "RandomCrop", "init_args": {"height": 99, "width": 99}}])
+    assert "\n" not in str(caught.value)
+
+
+def test_opencv_starts_no_threads_of_its_own():
+    assert cv2.getNumThreads() <= 1
+
+
+def test_no_update_is_asked_for():
+    """albumentations asks a server when it is imported, unless this is set before."""
+    environment = {name: value for name, value in os.environ.items() if name != "NO_ALBUMENTATIONS_UPDATE"}
+    program = "import os, sys, finetune; print('albumentations' in sys.modules, os.environ['NO_ALBUMENTATIONS_UPDATE'])"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False 1\n"

@@ -1,0 +1,46 @@
+"""What lies beneath a folder; test_folders.py has the same within data sets."""
+
+import pytest
+
+from finetune.data.walk import Beside, dangling, find_pictures, num_loose
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("b/2.png", "b/1.JPG", "a.webp", ".hidden/3.png", "b/notes.txt", "b/clip.heic", "b/drawing"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_pictures_come_sorted_and_what_is_none_is_counted(folder):
+    beside = Beside()
+    found = [path.removeprefix(f"{folder}/") for path in find_pictures(folder, beside)]
+    assert found == ["a.webp", "b/1.JPG", "b/2.png"]
+    assert dict(beside.suffixes) == {".heic": 1, "": 1}
+    assert num_loose(folder) == 1 and num_loose(folder / "b") == 2
+
+
+def test_two_links_to_one_folder_are_no_circle(folder):
+    for name in ("c", "d"):
+        (folder / name).symlink_to(folder / "b")
+    assert len(list(find_pictures(folder))) == 7
+
+
+@pytest.mark.parametrize("target", ["store", "a", "a/b"])
+def test_a_circle_is_found_however_long(tmp_path, target):
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "a/b/out").symlink_to(tmp_path / "store")
+    (tmp_path / "store/back").symlink_to(tmp_path / target)
+    with pytest.raises(OSError, match="back is a link to a folder that it lies in: remove it"):
+        list(find_pictures(tmp_path / "a"))
+    beside = Beside(skip=True)
+    assert list(find_pictures(tmp_path / "a", beside)) == []
+    assert len(beside.unread) == 1
+
+
+def test_links_to_nothing_are_listed(folder):
+    (folder / "gone").symlink_to(folder / "nothing")
+    (folder / "there").symlink_to(folder / "b")
+    assert dangling(folder) == [str(folder / "gone")]
