@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
-from finetune import activations, param_groups
+from finetune import param_groups
 from finetune.checkpoints import check_model, origin
 from finetune.compiled import Compile, Fold
 from finetune.data.samplers import run_seed, total_steps
@@ -22,6 +22,7 @@ from finetune.distributed.batch_share import batch_share, group_of_batch, is_cou
 from finetune.distributed.mesh_strategy import shard
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.dropout import Noise
+from finetune.features import feature_cache
 from finetune.fused import fuse
 from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import stages
@@ -157,12 +158,12 @@ class Classifier(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning leaves the mode of every module as it finds it
-        if self.frozen and activations.pays(self.trainer, self._data):
-            part = activations.Part(self.backbone, self.normalized, (self.mean, self.std))
-            if rest := activations.use_activations(self.trainer, part, self.network, self.frozen, self._data):
+        if self.frozen and feature_cache.pays(self.trainer, self._data):
+            part = feature_cache.Part(self.backbone, self.normalized, (self.mean, self.std))
+            if rest := feature_cache.use_activations(self.trainer, part, self.network, self.frozen, self._data):
                 self.rest = rest.forward  # not the module: its weights are in the network already
         if self.head_init == "probe" and self.trainer.ckpt_path is None:
-            from finetune.features import probe_head  # scipy takes a second to import
+            from finetune.features.linear_probe import probe_head  # scipy takes a second to import
 
             loaders = {s: partial(self._data.loader, s) for s in ("train", "val") if s in self._data.splits}
             views = self._data.num_views or 1

@@ -8,7 +8,8 @@ import pytest
 import torch
 from small_fits import SMALL, data, fit
 
-from finetune import Classifier, features
+from finetune import Classifier
+from finetune.features import linear_probe
 from finetune.models.stages import head
 
 
@@ -17,7 +18,7 @@ def test_features_are_what_the_head_sees(colours):
     model = Classifier(pictures.class_names, **SMALL)
     fit(model, pictures, max_steps=0)
     model.eval()
-    x, y = features.head_inputs(model.trainer, model, head(model.network), pictures.loader("val"))
+    x, y = linear_probe.head_inputs(model.trainer, model, head(model.network), pictures.loader("val"))
     assert y.tolist() == pictures.splits["val"].labels.tolist()
     with torch.no_grad():
         logits = torch.cat([model.eval()(batch["image"]) for batch in pictures.loader("val")])
@@ -45,9 +46,9 @@ def test_probe_head_starts_where_the_features_can_be_told_apart(colours, tmp_pat
 @pytest.mark.parametrize("weights", ["balanced", None])
 def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch):
     given = []
-    fit_probe = features.fit_probe
+    fit_probe = linear_probe.fit_probe
     monkeypatch.setattr(
-        features, "fit_probe", lambda *args, **kw: given.append(kw["class_weights"]) or fit_probe(*args, **kw)
+        linear_probe, "fit_probe", lambda *args, **kw: given.append(kw["class_weights"]) or fit_probe(*args, **kw)
     )
     pictures = data(colours)
     split = pictures.splits["train"]
@@ -68,7 +69,7 @@ def test_probe_is_not_fitted_again_on_resume(colours, tmp_path: Path):
     model = Classifier(pictures.class_names, **SMALL, head_init="probe")
     trainer = fit(model, pictures)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
-    with patch("finetune.features.probe_head", side_effect=AssertionError):
+    with patch("finetune.features.linear_probe.probe_head", side_effect=AssertionError):
         resumed = fit_from(Classifier(pictures.class_names, **SMALL, head_init="probe"), data(colours), tmp_path)
         assert resumed.current_epoch == 2
         with pytest.raises(AssertionError):  # the control: a new run would fit it

@@ -6,7 +6,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
 
-from finetune.probe import STRENGTHS, Probe, _solve, fit_probe
+from finetune.features.logistic_regression import STRENGTHS, Probe, _solve, fit_probe
 
 
 def pictures(num: int, num_features: int, num_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

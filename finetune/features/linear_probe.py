@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from finetune.distributed.batch_share import is_counted, is_sharded
 from finetune.distributed.mesh_strategy import assign, reshard
+from finetune.features.logistic_regression import fit_probe
 from finetune.models.stages import head
-from finetune.probe import fit_probe
 
 log = logging.getLogger(__name__)
 

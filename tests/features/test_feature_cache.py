@@ -12,8 +12,9 @@ import pytorch_lightning as pl
 import torch
 from ddp_scenarios import calibrated_network, sgd
 
-from finetune import Classifier, ImageFolderData, activations
+from finetune import Classifier, ImageFolderData
 from finetune.data.dataset import Activations
+from finetune.features import feature_cache
 from finetune.system.cache_dir import ACTIVATIONS, cache_dir
 
 FROZEN = {"backbone": "resnet18", "weights": None, "optimizer": sgd, "freeze_batch_norm": True}
@@ -119,7 +120,7 @@ def test_nothing_is_computed_where_it_would_not_be_read_again(colours):
 def test_a_later_run_finds_them_and_only_the_same_one(colours):
     first = fit(data(colours))
     assert len(caches()) == 2
-    with patch.object(activations, "_fill", side_effect=AssertionError):
+    with patch.object(feature_cache, "_fill", side_effect=AssertionError):
         assert distance(first, fit(data(colours))) == 0
     fit(data(colours, image_size=40))
     assert len(caches()) == 4
@@ -158,7 +159,10 @@ def full(*_):
     ("patched", "reason"),
     [
         (patch.object(os, "posix_fallocate", full), "No space left on device"),
-        (patch.object(activations, "room", lambda folder: 1000.0), "above --data.cache_limit_gb or half the free disk"),
+        (
+            patch.object(feature_cache, "room", lambda folder: 1000.0),
+            "above --data.cache_limit_gb or half the free disk",
+        ),
     ],
 )
 def test_where_they_can_not_be_kept_a_line_says_so_and_the_run_is_the_same(colours, caplog, patched, reason):
@@ -216,7 +220,7 @@ def test_a_file_of_the_right_size_is_needed_and_only_read(colours, monkeypatch):
 
 def test_one_that_is_removed_meanwhile_is_told_and_not_made_of_zeros(colours, caplog):
     pictures = data(colours)
-    with patch.object(activations, "mark_used", lambda path: path.unlink()):
+    with patch.object(feature_cache, "mark_used", lambda path: path.unlink()):
         model = fit(pictures)
     assert "computed anew in every epoch" in caplog.text and not pictures.activations
     assert distance(model, fit(data(colours))) < 1e-6
@@ -242,4 +246,4 @@ def test_another_trainer_s_pictures_are_pictures_again(colours):
 
 
 def test_a_fit_without_our_data_is_left_alone():
-    assert not activations.pays(Mock(), None)
+    assert not feature_cache.pays(Mock(), None)
