@@ -14,7 +14,6 @@ from torch.optim.optimizer import Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
 from finetune import param_groups
-from finetune.checkpoints import check_model, origin
 from finetune.compiled import Compile, Fold
 from finetune.data.samplers import run_seed, total_steps
 from finetune.data.seen import hold_against
@@ -29,6 +28,7 @@ from finetune.models import stages
 from finetune.models.backbones import build, normalization
 from finetune.models.weights import class_list, load_weights, read_weights, source_head
 from finetune.precision import double
+from finetune.runs.checkpoint_io import check_model, origin
 from finetune.schedules import StepOnPlateau, as_lightning_wants, with_total_steps
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from finetune.configs import find
 from finetune.lightning_cli import run_lightning
-from finetune.runs import Run
+from finetune.runs.folder import Run
 from finetune.sheet import sheet
 
 # Random weights have no running statistics worth freezing.

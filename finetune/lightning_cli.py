@@ -16,7 +16,6 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune import configs, overview
-from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
 from finetune.data.datamodule import PictureData
 from finetune.distributed.launch import cluster_environment, num_processes
@@ -24,15 +23,19 @@ from finetune.distributed.mesh_strategy import MeshStrategy
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import Interrupted, StopAtOnce, install_stop_at_once, stopping
 from finetune.first_pass import check_fit
-from finetune.lightning_callbacks import check_averaging
 from finetune.models.weights import read_weights
 from finetune.parsing import OneLineErrorLightningParser, last_value
 from finetune.precision import automatic_precision, prepare_arithmetic
-from finetune.predictions import PredictionWriter
-from finetune.progress import PicturesBar, Results, Skipped
+from finetune.progress import PicturesBar
 from finetune.rates import settle_rate
-from finetune.resume import beginning, first_checkpoint, go_on, take_up
-from finetune.runs import MetricsCSV, Run, RunFolder
+from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.folder import Run, RunFolder
+from finetune.runs.lightning_callbacks import check_averaging
+from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.model_checkpoint import Checkpoints
+from finetune.runs.predictions import PredictionWriter
+from finetune.runs.results import Results, Skipped
+from finetune.runs.resume import beginning, first_checkpoint, go_on, take_up
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import be_quiet
 from finetune.trust import add_trust_flag, check_root, data_settings, model_settings

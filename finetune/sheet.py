@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from finetune.checkpoints import read_checkpoint
 from finetune.classifier import Classifier
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.decode import decode
 from finetune.data.samplers import SHEET, some_of
 from finetune.data.transforms import eval_transform
 from finetune.first_pass import check_first_pass
+from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.system.files import check_target, replaced
 from finetune.system.messages import WrongUsage
 from finetune.trust import model_settings

@@ -21,7 +21,7 @@ from finetune.data.datasets.synthetic import SOURCE_CLASSES, write_sample
 from finetune.data.samplers import train_order
 from finetune.distributed import batch_share
 from finetune.models.stages import batch_norms, head
-from finetune.runs import read_metrics
+from finetune.runs.metrics_csv import read_metrics
 from finetune.schedules import WarmupCosine
 
 

@@ -8,7 +8,7 @@ import torch
 from colours import QUICK
 
 from finetune.compiled import seconds_compiling
-from finetune.runs import versions
+from finetune.runs.folder import versions
 
 
 @pytest.fixture(autouse=True)

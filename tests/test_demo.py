@@ -10,7 +10,7 @@ from paths import ROOT
 from finetune import configs
 from finetune.data.datasets import synthetic
 from finetune.demo import demo
-from finetune.runs import read_metrics
+from finetune.runs.metrics_csv import read_metrics
 
 GOLDEN = ROOT / "tests/golden/sample_losses.txt"
 

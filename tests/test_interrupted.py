@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import Callback, Timer
 
 from finetune.classifier import Classifier
 from finetune.distributed.signals import Interrupted, SignalFlag
-from finetune.runs import versions
+from finetune.runs.folder import versions
 
 # Where a signal comes or is noticed, and at which of 3 x 5 steps: inside an epoch, inside a validation, between epochs.
 ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
@@ -37,6 +37,7 @@ AVERAGED = (
     *callback("StochasticWeightAveraging", swa_lrs=0.01, device="cpu", swa_epoch_start=2, annealing_epochs=2),
     *("--trainer.max_epochs", "4"),
 )
+ENTER_EPOCH = "finetune.runs.model_checkpoint.enter_epoch"
 POINTS = [
     (("on_train_batch_end", 2), ()),
     (("on_train_batch_end", 7), ()),
@@ -150,8 +151,16 @@ def step_on_plateau_as_lightning_does() -> Any:
     ("stop", "extra", "wrong"),
     [
         (("on_train_epoch_start", 5), PLATEAU, step_on_plateau_as_lightning_does()),
-        (("on_train_batch_end", 2), SCHEDULED, patch("finetune.checkpoints.enter_epoch", lambda trainer: None)),
-        (("on_train_batch_end", 7), AVERAGED, patch("finetune.checkpoints.enter_epoch", lambda trainer: None)),
+        (
+            ("on_train_batch_end", 2),
+            SCHEDULED,
+            patch(ENTER_EPOCH, lambda trainer: None),
+        ),
+        (
+            ("on_train_batch_end", 7),
+            AVERAGED,
+            patch(ENTER_EPOCH, lambda trainer: None),
+        ),
     ],
     ids=["plateau", "accumulation", "averaging"],
 )
@@ -203,7 +212,7 @@ def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(cli, colours, tmp_pa
 
 def test_control_with_the_patience_of_the_checkpoint_it_stops_again(cli, colours, tmp_path):
     trained(cli, colours, tmp_path, None, *stopping_early(2))
-    with patch("finetune.checkpoints.keep_patience", lambda *_: None):
+    with patch("finetune.runs.model_checkpoint.keep_patience", lambda *_: None):
         after = trained(cli, colours, tmp_path, None, *stopping_early(9), "--resume")
     assert len(after) == 2  # as far as the next validation
 

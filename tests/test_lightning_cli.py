@@ -11,12 +11,14 @@ import yaml
 from colours import QUICK
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
-from finetune.checkpoints import Checkpoints, read_checkpoint
 from finetune.classifier import Classifier
 from finetune.lightning_cli import run_lightning
 from finetune.models.backbones import build
-from finetune.resume import beginning
-from finetune.runs import not_looked_at, read_metrics
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.folder import not_looked_at
+from finetune.runs.metrics_csv import read_metrics
+from finetune.runs.model_checkpoint import Checkpoints
+from finetune.runs.resume import beginning
 
 
 def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):

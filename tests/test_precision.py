@@ -8,7 +8,7 @@ import torch
 from colours import QUICK
 
 from finetune.precision import automatic_precision, prepare_arithmetic
-from finetune.runs import versions
+from finetune.runs.folder import versions
 
 CUDA = "finetune.precision.CUDAAccelerator.is_available"
 

@@ -14,8 +14,9 @@ from rich.console import Console
 from torch.utils.data import DataLoader
 
 from finetune import progress
-from finetune.progress import PicturesBar, Results
-from finetune.runs import Run
+from finetune.progress import PicturesBar
+from finetune.runs.folder import Run
+from finetune.runs.results import Results
 
 
 class Tiny(pl.LightningModule):

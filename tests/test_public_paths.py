@@ -17,7 +17,7 @@ from paths import ROOT
 
 import finetune
 from finetune import public_paths
-from finetune.changes import compared
+from finetune.runs.changes import compared
 
 OLD = ROOT / "tests/golden/of_0.1.0"
 

@@ -10,7 +10,7 @@ import pytest
 from colours import draw_colours
 from paths import ROOT
 
-from finetune.lightning_callbacks import ended_by
+from finetune.runs.lightning_callbacks import ended_by
 
 EVERYTHING = ("weights", "optimizer", "scheduler", "loops", "metrics")
 STEPS_PER_EPOCH = 7

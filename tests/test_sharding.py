@@ -17,9 +17,9 @@ from scenario_results import distance, draw_scenarios, load
 from sharding_scenarios import NUM_EVALUATED, ON_THREE
 
 from finetune import Classifier
-from finetune.checkpoints import read_checkpoint
 from finetune.distributed.mesh_strategy import shard
 from finetune.models.backbones import build
+from finetune.runs.checkpoint_io import read_checkpoint
 
 SCENARIOS = ("small", "balanced", "frozen_stages", "batch_norm_uneven", "bad_batches", "noisy", "probe")
 MESHES = ("(2, 1)", "(1, 2)")  # the batch shared out and every weight sharded; the head cut in two

@@ -23,7 +23,7 @@ from paths import ROOT
 
 from finetune.cli import run
 from finetune.data.samplers import TrainBatches, share
-from finetune.runs import read_metrics
+from finetune.runs.metrics_csv import read_metrics
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NUM_TEST = 15  # not even: the hosts' shares differ

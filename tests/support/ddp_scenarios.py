@@ -26,8 +26,8 @@ from finetune.data.decode import DecodeError
 from finetune.data.samplers import TrainBatches, share, train_order
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
-from finetune.predictions import PredictionWriter
-from finetune.runs import Run
+from finetune.runs.folder import Run
+from finetune.runs.predictions import PredictionWriter
 
 NUM_EVALUATED = (1, 2, 11, 12, 13)
 MOVED: list[float] = []  # how far each training has moved the weights, at most

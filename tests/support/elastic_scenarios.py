@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from finetune import Classifier, ImageFolderData
-from finetune.checkpoints import Checkpoints
-from finetune.runs import Run
+from finetune.runs.folder import Run
+from finetune.runs.model_checkpoint import Checkpoints
 from finetune.schedules import WarmupCosine
 
 AT, STEPS = 7, 10  # of five steps an epoch, the last on one picture: two of three processes have none

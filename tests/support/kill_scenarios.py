@@ -20,10 +20,11 @@ from unittest.mock import patch
 import torch
 
 import finetune.lightning_cli
-from finetune.checkpoints import AtomicCheckpointIO
 from finetune.cli import main
 from finetune.data import datamodule
-from finetune.runs import read_metrics, versions
+from finetune.runs.checkpoint_io import AtomicCheckpointIO
+from finetune.runs.folder import versions
+from finetune.runs.metrics_csv import read_metrics
 
 OUT, DATA = Path(sys.argv[1]), Path(sys.argv[2])
 STEPS_PER_EPOCH, EPOCHS = 7, 4  # 81 pictures in batches of 12

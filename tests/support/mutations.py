@@ -87,10 +87,10 @@ MUTATIONS = [
     ),
     Mutation(
         "predictions come in the order of the input",
-        "predictions.py",
+        "runs/predictions.py",
         "for index in sorted([*good, *errors]):",
         "for index in [*good, *errors]:",
-        "tests/test_predictions.py",
+        "tests/runs/test_predictions.py",
     ),
     Mutation(
         "a resumed run goes on where it was",
@@ -101,10 +101,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a checkpoint is whole or absent",
-        "checkpoints.py",
+        "runs/checkpoint_io.py",
         'temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")',
         "temporary = target",
-        "tests/test_checkpoints.py",
+        "tests/runs/test_model_checkpoint.py",
     ),
     Mutation(
         "what is frozen does not move: batch norm",
@@ -132,7 +132,7 @@ MUTATIONS = [
         "models/safe_load.py",
         "weights_only=True",
         "weights_only=False",
-        "tests/test_checkpoints.py tests/test_trust.py",
+        "tests/runs/test_model_checkpoint.py tests/test_trust.py",
     ),
     Mutation(
         "no file is unpickled: weights",

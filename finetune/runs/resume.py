@@ -9,11 +9,12 @@ import yaml
 from jsonargparse import Namespace
 
 from finetune import public_paths
-from finetune.changes import compared
-from finetune.checkpoints import read_checkpoint
-from finetune.lightning_callbacks import ended_by
-from finetune.run_lock import hold
-from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, not_looked_at, versions
+from finetune.runs.changes import compared
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.folder import Run, RunFolder, newest_with_checkpoint, not_looked_at, versions
+from finetune.runs.lightning_callbacks import ended_by
+from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.run_lock import hold
 from finetune.system.files import link
 
 if TYPE_CHECKING:

@@ -1,100 +1,16 @@
-"""When checkpoints are written, and how: whole or not at all, and always such that training can go on from them."""
+"""When checkpoints are written: always such that training can go on from them."""
 
 import math
-import os
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Checkpoint
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-import finetune
 from finetune.distributed.signals import Interrupted, SignalFlag
-from finetune.lightning_callbacks import enter_epoch, keep_patience, limits
-from finetune.models.safe_load import load_safely
-from finetune.runs import Run
-from finetune.system.files import link, sync_folder
+from finetune.runs.folder import Run
+from finetune.runs.lightning_callbacks import enter_epoch, keep_patience, limits
+from finetune.system.files import link
 from finetune.system.messages import WrongUsage
-
-_KEYS = {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its target, syncs it and renames it: a kill leaves the previous one whole.
-
-    Lightning's own goes through the system's temporary folder; from another file system that ends in a plain copy.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in target.parent.glob(f".{target.name}.*.tmp"):  # of a process that was killed while writing
-            leftover.unlink(missing_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            with open(temporary, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            raise OSError(f"the checkpoint {target} could not be written: {error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(target.parent)
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
-        return load_safely(path)
-
-
-def origin(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what a checkpoint says of the run that it comes from."""
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    seen = getattr(data, "seen", None)
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return {
-        "version": finetune.__version__,
-        "torch": str(torch.__version__),
-        "precision": trainer.precision,
-        "data_fingerprint": getattr(data, "fingerprint", ""),
-        "seen": seen.packed() if seen else None,
-        "data_class": _class_path(type(data)),
-        "began_from": next((c.run.began_from for c in callbacks if isinstance(c, Checkpoints)), None),
-    }
-
-
-def _class_path(kind: type) -> str:
-    """Return what a class is called in checkpoints: by its public name if it is ours, so that its module may move."""
-    is_public = getattr(finetune, kind.__name__, None) is kind
-    return f"finetune.{kind.__name__}" if is_public else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def check_model(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Make sure that a checkpoint is of a model with these hyperparameters.
-
-    Raises:
-        ValueError: It is of another.
-    """
-    for name, own in model.items():
-        given = checkpoint["hyper_parameters"][name]
-        if own != given:
-            raise ValueError(f"the checkpoint is of a run with {name} {given}, this one has {own}")
-
-
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load one of our checkpoints on the CPU without running code from it.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint of ours.
-    """
-    checkpoint = load_safely(path)
-    if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _KEYS:
-        raise ValueError(f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights")
-    return checkpoint
 
 
 class Checkpoints(Checkpoint):

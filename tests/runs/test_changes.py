@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from finetune.changes import compared
+from finetune.runs.changes import compared
 
 BEFORE: dict[str, Any] = {
     "seed_everything": 0,

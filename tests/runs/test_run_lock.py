@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from finetune import run_lock
+from finetune.runs import run_lock
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from finetune.run_lock import hold
+from finetune.runs.run_lock import hold
 try:
     hold(Path(sys.argv[1]))
     print("held", flush=True)

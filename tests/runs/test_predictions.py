@@ -16,10 +16,10 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from finetune import predictions
 from finetune.data.samplers import share
-from finetune.predictions import SUFFIXES, PredictionWriter
-from finetune.runs import Run
+from finetune.runs import predictions
+from finetune.runs.folder import Run
+from finetune.runs.predictions import SUFFIXES, PredictionWriter
 
 NAMES = ["hot dog", 'the "other", one', "größe", "=1+1"]  # as folders may be called
 

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from finetune.parsing import OneLineErrorParser
-from finetune.runs import MetricsCSV, Run, RunFolder, newest_with_checkpoint, read_metrics, versions, write_results
+from finetune.runs.folder import Run, RunFolder, newest_with_checkpoint, versions
+from finetune.runs.metrics_csv import MetricsCSV, read_metrics
+from finetune.runs.results import write_results
 from finetune.system.files import replace_text
 
 

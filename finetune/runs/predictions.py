@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from finetune.distributed.batch_share import is_counted
-from finetune.runs import Run
+from finetune.runs.folder import Run
 from finetune.system.files import check_target, replaced
 from finetune.system.messages import WrongUsage
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from finetune.checkpoints import AtomicCheckpointIO, Checkpoints, read_checkpoint
-from finetune.runs import Run
+from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.folder import Run
+from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.files import link
 
 

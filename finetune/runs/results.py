@@ -1,0 +1,106 @@
+"""What a run ends with, in files and on the screen: test.json or val.json, and skipped.txt."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch.distributed as dist
+
+from finetune.runs.folder import Run
+from finetune.system.files import replace_text
+from finetune.system.messages import be_quiet
+
+
+class Results(pl.Callback):
+    """Prints the result of `test` and `validate` on lines of their own and writes it into the run's folder."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        be_quiet()  # in a process that ddp_spawn began
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._report(trainer, pl_module, "test")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == "validate":
+            self._report(trainer, pl_module, "val")
+
+    def _report(self, trainer: pl.Trainer, pl_module: Any, split: str) -> None:
+        if not trainer.is_global_zero:
+            return
+        values = {
+            name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(f"{split}/")
+        }
+        checkpoint = str(trainer.ckpt_path) if trainer.ckpt_path else None
+        details = {
+            "checkpoint": checkpoint,
+            "class_names": pl_module.class_names,
+            "confusion_matrix": pl_module.confusion_matrix,
+        }
+        write_results(self.run.file(f"{split}.json"), {**values, **details})
+        for name in ("accuracy", "loss", "f1", "calibration_error"):
+            print(f"{split}/{name} {values[f'{split}/{name}']:.4f}", flush=True)
+
+
+class Skipped(pl.Callback):
+    """Lists the pictures that could not be decoded and were left out in `skipped.txt` of the run's folder."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.errors: set[str] = set()
+
+    def _on_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        self.errors.update(error for _, error in batch["bad"])
+
+    on_train_batch_end = on_validation_batch_end = on_test_batch_end = _on_batch_end  # type: ignore[assignment]
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._list(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._report(trainer)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._report(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == "validate":
+            self._report(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self.run.path is not None and trainer.is_global_zero:  # alone: nobody knows what the other devices do
+            self._write(self.errors)
+
+    def _report(self, trainer: pl.Trainer) -> None:
+        num = self._list(trainer)
+        if num and trainer.is_global_zero:
+            print(
+                f"{num} pictures could not be decoded and were left out, see {self.run.file('skipped.txt')}", flush=True
+            )
+        self.errors.clear()
+
+    def _list(self, trainer: pl.Trainer) -> int:
+        everywhere = [self.errors] * trainer.world_size
+        if trainer.world_size > 1:
+            dist.all_gather_object(everywhere, self.errors)
+        found = set().union(*everywhere)
+        if trainer.is_global_zero:
+            self._write(found)
+        return len(found)
+
+    def _write(self, found: set[str]) -> None:
+        if found:
+            path = self.run.file("skipped.txt")
+            own_bytes = "surrogateescape"  # of file names that are not UTF-8
+            listed = set(path.read_text("utf-8", own_bytes).splitlines()) if path.exists() else set()  # before a resume
+            replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)), own_bytes)
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write the numbers of one evaluation as JSON."""
+    replace_text(path, json.dumps(results, indent=2) + "\n")
