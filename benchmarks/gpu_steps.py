@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from finetune import Classifier
-from finetune.precision import allow_tf32
+from finetune.training.precision import allow_tf32
 
 NUM_CHUNKS = 5  # timed one after another, after a warm-up
 _MIN_WARM_UP = 3  # steps: cuDNN chooses its kernels in the first, the optimizer makes its state

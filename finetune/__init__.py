@@ -10,23 +10,23 @@ __version__ = "0.1.0"
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
 
 if TYPE_CHECKING:
-    from finetune.classifier import Classifier as Classifier
     from finetune.data.datasets.fashion_mnist import FashionMNIST as FashionMNIST
     from finetune.data.datasets.image_folder import Hotdog as Hotdog
     from finetune.data.datasets.image_folder import ImageFolderData as ImageFolderData
     from finetune.data.datasets.image_folder import SampleData as SampleData
     from finetune.distributed.mesh_strategy import MeshStrategy as MeshStrategy
-    from finetune.schedules import WarmupCosine as WarmupCosine
+    from finetune.training.classifier import Classifier as Classifier
+    from finetune.training.lr_schedulers import WarmupCosine as WarmupCosine
 
 # Public names are imported when first used: torch takes seconds, `finetune --help` must not.
 _PUBLIC = {
-    "Classifier": "finetune.classifier",
+    "Classifier": "finetune.training.classifier",
     "FashionMNIST": "finetune.data.datasets.fashion_mnist",
     "Hotdog": "finetune.data.datasets.image_folder",
     "ImageFolderData": "finetune.data.datasets.image_folder",
     "MeshStrategy": "finetune.distributed.mesh_strategy",
     "SampleData": "finetune.data.datasets.image_folder",
-    "WarmupCosine": "finetune.schedules",
+    "WarmupCosine": "finetune.training.lr_schedulers",
 }
 # What checkpoints and config.yaml of earlier versions call them: where they were then, whatever becomes of that module.
 _WRITTEN = {

@@ -12,10 +12,10 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
-from finetune.benchmark_text import advice, scaling, text
 from finetune.lightning_cli import FinetuneCLI, run_lightning
 from finetune.parsing import last_value
-from finetune.recorder import Measured, Recorder
+from finetune.profiling.recorder import Measured, Recorder
+from finetune.profiling.summary import advice, scaling, text
 from finetune.system.files import check_target, replace_text
 from finetune.system.messages import WrongUsage
 

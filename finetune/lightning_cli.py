@@ -15,18 +15,14 @@ from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
-from finetune import configs, overview
-from finetune.classifier import Classifier
+from finetune import configs
 from finetune.data.datamodule import PictureData
 from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.mesh_strategy import MeshStrategy
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import Interrupted, StopAtOnce, install_stop_at_once, stopping
-from finetune.first_pass import check_fit
 from finetune.models.weights import read_weights
 from finetune.parsing import OneLineErrorLightningParser, last_value
-from finetune.precision import automatic_precision, prepare_arithmetic
-from finetune.progress import PicturesBar
 from finetune.rates import settle_rate
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from finetune.runs.folder import Run, RunFolder
@@ -38,7 +34,13 @@ from finetune.runs.results import Results, Skipped
 from finetune.runs.resume import beginning, first_checkpoint, go_on, take_up
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import be_quiet
-from finetune.trust import add_trust_flag, check_root, data_settings, model_settings
+from finetune.training import overview
+from finetune.training.checkpoint_settings import model_settings
+from finetune.training.classifier import Classifier
+from finetune.training.first_pass import check_fit
+from finetune.training.precision import automatic_precision, prepare_arithmetic
+from finetune.training.progress_bar import PicturesBar
+from finetune.trust import add_trust_flag, check_root, data_settings
 
 log = logging.getLogger(__name__)
 

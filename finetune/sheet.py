@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from finetune.classifier import Classifier
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.decode import decode
 from finetune.data.samplers import SHEET, some_of
 from finetune.data.transforms import eval_transform
-from finetune.first_pass import check_first_pass
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.system.files import check_target, replaced
 from finetune.system.messages import WrongUsage
-from finetune.trust import model_settings
+from finetune.training.checkpoint_settings import model_settings
+from finetune.training.classifier import Classifier
+from finetune.training.first_pass import check_first_pass
 
 _GREEN, _RED, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
 _SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it

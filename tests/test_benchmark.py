@@ -7,7 +7,7 @@ import pytest
 import torch
 from colours import QUICK
 
-from finetune import recorder
+from finetune.profiling import recorder
 
 SMALL = [*QUICK, "--model.backbone", "lenet", "--data.image_size", "28", "--trainer.max_epochs", "60"]
 

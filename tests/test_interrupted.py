@@ -12,9 +12,9 @@ import torch
 import yaml
 from pytorch_lightning.callbacks import Callback, Timer
 
-from finetune.classifier import Classifier
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.folder import versions
+from finetune.training.classifier import Classifier
 
 # Where a signal comes or is noticed, and at which of 3 x 5 steps: inside an epoch, inside a validation, between epochs.
 ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
@@ -141,7 +141,7 @@ def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, whole, stop, extra
 def step_on_plateau_as_lightning_does() -> Any:
     wants = {"interval": "epoch", "monitor": "val/loss"}
     return patch.multiple(
-        "finetune.classifier",
+        "finetune.training.classifier",
         as_lightning_wants=lambda scheduler, interval: {"scheduler": scheduler, **wants},
         StepOnPlateau=Callback,
     )

@@ -11,7 +11,6 @@ import yaml
 from colours import QUICK
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
-from finetune.classifier import Classifier
 from finetune.lightning_cli import run_lightning
 from finetune.models.backbones import build
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -19,6 +18,7 @@ from finetune.runs.folder import not_looked_at
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.resume import beginning
+from finetune.training.classifier import Classifier
 
 
 def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):

@@ -67,7 +67,7 @@ class Code:
 TRANSFORM = {"class_path": "hostile.Transform", "init_args": {}}
 OBJECT = {"class_path": "hostile.scheduler"}
 BY_LIGHTNING = {"_instantiator": "pytorch_lightning.cli.instantiate_module"}
-BY_LIGHTNING |= {"_class_path": "finetune.classifier.Classifier"}
+BY_LIGHTNING |= {"_class_path": "finetune.training.classifier.Classifier"}
 # what is written where, in which of the checkpoint's parts
 HOSTILE: dict[str, tuple[str | None, dict[str, Any]]] = {
     "data class": ("finetune", {"data_class": "hostile.Data"}),

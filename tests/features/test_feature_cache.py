@@ -40,7 +40,7 @@ def fit(
 ):
     """Train a network that is always the same at the start."""
     pl.seed_everything(1, verbose=False)
-    with patch("finetune.classifier.build", network):
+    with patch("finetune.training.classifier.build", network):
         model = Classifier(pictures.class_names, **{**FROZEN, "freeze": "layer3", **options})
     trainer = pl.Trainer(
         accelerator="cpu",

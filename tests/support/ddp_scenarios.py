@@ -86,7 +86,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 def weights_after(data: ImageFolderData, precision: str, build: Callable, **options: Any) -> dict[str, Tensor]:
     """Train and return the trainable weights of this process."""
     pl.seed_everything(1, verbose=False)
-    with patch("finetune.classifier.build", build):
+    with patch("finetune.training.classifier.build", build):
         model = Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options})
     before = weights_of(model)
     trainer(precision=precision, max_steps=20, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
@@ -137,7 +137,7 @@ def order_of_each_rank() -> Iterator[None]:
 
 def own_statistics() -> Any:
     """Control: batch norm as DDP leaves it, each device's of its own share."""
-    return patch("finetune.classifier.share_statistics", lambda *_: None)
+    return patch("finetune.training.classifier.share_statistics", lambda *_: None)
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def evaluated(root: Path, out: Path, name: str, options: Callable[[], dict] = di
     """Test metrics and predictions of a fixed network on the pictures in `root`; `options` makes the trainers'."""
     data = ImageFolderData(str(root), batch_size=4, image_size=32, num_workers=0, class_names=["blue", "green", "red"])
     pl.seed_everything(3, verbose=False)
-    with patch("finetune.classifier.build", small_network):
+    with patch("finetune.training.classifier.build", small_network):
         model = Classifier(data.class_names, weights=None)
     test = trainer(**options())
     test.test(model, datamodule=data, verbose=False)
@@ -184,7 +184,7 @@ def padded(root: Path) -> float:
     """Control: the number of pictures that Lightning's own sampler shows to `test`."""
     data = ImageFolderData(str(root), image_size=32, num_workers=0, class_names=["blue", "green", "red"])
     loader = data.loader("test")
-    with patch("finetune.classifier.build", small_network):
+    with patch("finetune.training.classifier.build", small_network):
         model = Classifier(data.class_names, weights=None)
     plain = DataLoader(loader.dataset, batch_size=4, collate_fn=loader.collate_fn)
     trainer(use_distributed_sampler=True).test(model, plain, verbose=False)

@@ -23,7 +23,7 @@ from torchvision.ops import StochasticDepth
 from finetune import Classifier, ImageFolderData
 from finetune.runs.folder import Run
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.schedules import WarmupCosine
+from finetune.training.lr_schedulers import WarmupCosine
 
 AT, STEPS = 7, 10  # of five steps an epoch, the last on one picture: two of three processes have none
 FROM = {1: 3, 2: 1, 3: 2}  # each goes on from a checkpoint of so many processes
@@ -100,7 +100,7 @@ def trained(
     steps, at = options.pop("steps", STEPS), options.pop("at", AT)
     precision, accumulated = options.pop("precision", "64-true"), options.pop("accumulate_grad_batches", 1)
     pl.seed_everything(1, verbose=False)
-    with patch("finetune.classifier.build", options.pop("build")), control():
+    with patch("finetune.training.classifier.build", options.pop("build")), control():
         model = Classifier(data.class_names, weights=None, **options)
         callbacks: list[pl.Callback] = [SaveAt(out / f"{name}.ckpt", at)] if at and not ckpt_path else []
         has_checkpoints = name == "noisy"
@@ -145,7 +145,7 @@ def main() -> None:
         if (before / f"{name}.ckpt").exists():
             save(f"resumed_{name}", trained(out, name, data, before / f"{name}.ckpt"))
     controls = {
-        "seeds_of_ranks": ("noisy", lambda: patch("finetune.dropout.draw")),
+        "seeds_of_ranks": ("noisy", lambda: patch("finetune.training.dropout.draw")),
         "order_of_ranks": ("small", order_of_each_rank),
         "restored_in_float32": ("small", restored_in_float32),
     }

@@ -33,12 +33,12 @@ from colours import draw_colours
 from pytorch_lightning.strategies.launchers import subprocess_script
 
 import finetune.lightning_cli
-from finetune.classifier import Classifier
 from finetune.cli import main
 from finetune.data import datamodule, image_cache
 from finetune.data.loader import Loader
 from finetune.data.readers import FileReader
 from finetune.data.samplers import TrainBatches
+from finetune.training.classifier import Classifier
 
 DEADLINE = 10.0  # seconds from a signal or a message to the end of the last process
 SIGNALS = {"sigint": signal.SIGINT, "sigterm": signal.SIGTERM, "sighup": signal.SIGHUP}

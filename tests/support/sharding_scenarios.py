@@ -42,7 +42,7 @@ def strategy(mesh: tuple[int, int] | None) -> dict[str, Any]:
 
 def model_of(data: ImageFolderData, build: Callable, **options: Any) -> Classifier:
     pl.seed_everything(1, verbose=False)
-    with patch("finetune.classifier.build", build):
+    with patch("finetune.training.classifier.build", build):
         # Lightning refuses precision 64-true for a mesh: the network is made so, and the trainer leaves it.
         return Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options}).double()
 

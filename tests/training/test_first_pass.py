@@ -10,8 +10,8 @@ from torch import nn
 
 from finetune import Classifier
 from finetune.cli import main
-from finetune.first_pass import check_first_pass, check_fit
 from finetune.system.messages import WrongUsage
+from finetune.training.first_pass import check_first_pass, check_fit
 
 NAMES = ["blue", "green", "red"]
 

@@ -8,9 +8,9 @@ import torch
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from finetune import recorder
-from finetune.progress import PicturesBar
-from finetune.recorder import Measured, Recorder, Waiting
+from finetune.profiling import recorder
+from finetune.profiling.recorder import Measured, Recorder, Waiting
+from finetune.training.progress_bar import PicturesBar
 
 STEP = 0.02  # seconds
 

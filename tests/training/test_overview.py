@@ -9,7 +9,8 @@ import pytorch_lightning as pl
 from colours import QUICK, draw_colours
 from small_fits import SMALL, data
 
-from finetune import Classifier, overview
+from finetune import Classifier
+from finetune.training import overview
 
 
 def told(caplog, pictures, model=None, **options) -> list[str]:
@@ -24,7 +25,7 @@ def told(caplog, pictures, model=None, **options) -> list[str]:
 
 def test_three_lines_before_training(colours, cli, caplog):
     cli("fit", "--data.root", colours, *QUICK, "--test_after_fit", "false")
-    lines = [record.getMessage() for record in caplog.records if record.name == "finetune.overview"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "finetune.training.overview"]
     train = np.bincount(data(colours).splits["train"].labels)
     val = 60 - train.sum()
     assert lines == [

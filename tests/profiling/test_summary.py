@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune.benchmark_text import advice, scaling, text
+from finetune.profiling.summary import advice, scaling, text
 
 
 def result(**seconds: list[float]) -> dict:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from finetune.step_parts import timed
+from finetune.profiling.step_timing import timed
 
 
 @dataclass(frozen=True)

@@ -13,23 +13,23 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
-from finetune import param_groups
-from finetune.compiled import Compile, Fold
 from finetune.data.samplers import run_seed, total_steps
 from finetune.data.seen import hold_against
 from finetune.distributed.batch_share import batch_share, group_of_batch, is_counted, is_sharded, zero_loss
 from finetune.distributed.mesh_strategy import shard
 from finetune.distributed.sync_batch_norm import share_statistics
-from finetune.dropout import Noise
 from finetune.features import feature_cache
-from finetune.fused import fuse
-from finetune.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
 from finetune.models import stages
 from finetune.models.backbones import build, normalization
 from finetune.models.weights import class_list, load_weights, read_weights, source_head
-from finetune.precision import double
 from finetune.runs.checkpoint_io import check_model, origin
-from finetune.schedules import StepOnPlateau, as_lightning_wants, with_total_steps
+from finetune.training import param_groups
+from finetune.training.compile import Compile, Fold
+from finetune.training.dropout import Noise
+from finetune.training.fused_optimizers import fuse
+from finetune.training.lr_schedulers import StepOnPlateau, as_lightning_wants, with_total_steps
+from finetune.training.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
+from finetune.training.precision import double
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 

@@ -11,10 +11,10 @@ import torch
 from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.profilers import Profiler
 
-from finetune import step_parts
 from finetune.distributed.signals import install_stop_at_once
-from finetune.roofline import least_seconds, measured_rates
-from finetune.step_parts import PlainLoop, synchronize
+from finetune.profiling import step_timing
+from finetune.profiling.roofline import least_seconds, measured_rates
+from finetune.profiling.step_timing import PlainLoop, synchronize
 from finetune.system.machine import num_cores, processor
 
 _WARM_UP = 4  # steps before anything is measured, at least
@@ -76,8 +76,8 @@ class Recorder(pl.Callback):
         self._warm_up = max(_WARM_UP, 2 * data.worker_options(1)["num_workers"] + 2)
         if trainer.world_size == 1:
             if "train" not in data.activations:
-                self.parts |= step_parts.reading(data, self._batch_size, self.repeats)
-            if loading := step_parts.loading(data, self._batch_size, self.repeats):
+                self.parts |= step_timing.reading(data, self._batch_size, self.repeats)
+            if loading := step_timing.loading(data, self._batch_size, self.repeats):
                 self.parts["load"] = loading
 
     def on_train_epoch_start(self, *_: Any) -> None:
@@ -136,7 +136,7 @@ class Recorder(pl.Callback):
         host = {name: batch[name].cpu() for name in ("image", "label")}
         if device.type != "cpu":
             host = {name: tensor.pin_memory() for name, tensor in host.items()}
-            self.parts["transfer"] = step_parts.timed(
+            self.parts["transfer"] = step_timing.timed(
                 lambda: [tensor.to(device, non_blocking=True) for tensor in host.values()], device, self.repeats
             )
         self._plain = PlainLoop(pl_module, batch)

@@ -22,7 +22,7 @@ from finetune.data.samplers import train_order
 from finetune.distributed import batch_share
 from finetune.models.stages import batch_norms, head
 from finetune.runs.metrics_csv import read_metrics
-from finetune.schedules import WarmupCosine
+from finetune.training.lr_schedulers import WarmupCosine
 
 
 def copy(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -270,7 +270,7 @@ def test_a_last_batch_of_bad_pictures_alone_is_no_divergence(tmp_path, cli, monk
     losses = [row["train/loss"] for row in rows if row.get("train/loss")]
     assert len(losses) == 4 and losses[3] == losses[2]  # Lightning repeats the last one
     zero = batch_share.zero_loss
-    monkeypatch.setattr("finetune.classifier.zero_loss", lambda model: zero(model) * math.nan)
+    monkeypatch.setattr("finetune.training.classifier.zero_loss", lambda model: zero(model) * math.nan)
     with pytest.raises(ValueError, match="training has diverged"):  # the control
         cli(*fit)
 

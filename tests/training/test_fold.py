@@ -10,9 +10,9 @@ from colours import QUICK
 from torch import nn
 
 from finetune import Classifier
-from finetune.compiled import Fold
 from finetune.models.backbones import build
 from finetune.models.fx import folded
+from finetune.training.compile import Fold
 
 CLASSES = ("blue", "green", "red")
 # One of each way to be built: blocks with shortcuts, batch norm before, inverted residuals, branches, tokens.

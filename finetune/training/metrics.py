@@ -15,7 +15,7 @@ from torchmetrics.classification import (
     MulticlassRecall,
 )
 
-from finetune.precision import WITHOUT_FLOAT64, double
+from finetune.training.precision import WITHOUT_FLOAT64, double
 
 
 class PreciseSums(Metric):

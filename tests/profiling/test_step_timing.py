@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from finetune import Classifier, ImageFolderData
-from finetune.step_parts import PlainLoop, loading, reading
+from finetune.profiling.step_timing import PlainLoop, loading, reading
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 import torch
 from colours import QUICK
 
-from finetune.precision import automatic_precision, prepare_arithmetic
 from finetune.runs.folder import versions
+from finetune.training.precision import automatic_precision, prepare_arithmetic
 
-CUDA = "finetune.precision.CUDAAccelerator.is_available"
+CUDA = "finetune.training.precision.CUDAAccelerator.is_available"
 
 
 def capabilities(**given: bool):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from finetune.schedules import WarmupCosine
+from finetune.training.lr_schedulers import WarmupCosine
 
 
 def two_groups() -> torch.optim.Optimizer:

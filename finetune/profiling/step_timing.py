@@ -15,8 +15,8 @@ from finetune.data.samplers import augmentation_seed
 from finetune.data.transforms import set_random_seed
 
 if TYPE_CHECKING:
-    from finetune.classifier import Classifier
     from finetune.data.datamodule import PictureData
+    from finetune.training.classifier import Classifier
 
 # Every result is a list of seconds, each of as much work as one batch.
 

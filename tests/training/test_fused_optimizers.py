@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from finetune.fused import fuse
+from finetune.training.fused_optimizers import fuse
 
 OPTIMIZERS = {
     "SGD": partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from finetune.roofline import Rates, Work, least_seconds, measured_rates
+from finetune.profiling.roofline import Rates, Work, least_seconds, measured_rates
 
 
 def test_operations_and_bytes_of_a_product_are_those_counted_by_hand():

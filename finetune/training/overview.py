@@ -11,11 +11,11 @@ import torch
 
 from finetune.data.depth import warn_of_dark_samples
 from finetune.data.splits import SET_APART
-from finetune.param_groups import param_groups, scale_learning_rates
+from finetune.training.param_groups import param_groups, scale_learning_rates
 
 if TYPE_CHECKING:
-    from finetune.classifier import Classifier
     from finetune.data.datamodule import PictureData
+    from finetune.training.classifier import Classifier
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from colours import QUICK
 
-from finetune.compiled import seconds_compiling
 from finetune.runs.folder import versions
+from finetune.training.compile import seconds_compiling
 
 
 @pytest.fixture(autouse=True)

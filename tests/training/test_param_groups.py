@@ -7,7 +7,7 @@ from torch import nn
 
 from finetune.models.backbones import build
 from finetune.models.stages import freeze, head_name, stages
-from finetune.param_groups import param_groups, scale_learning_rates
+from finetune.training.param_groups import param_groups, scale_learning_rates
 
 
 @pytest.mark.parametrize("decay_norm_and_bias", [True, False])

@@ -12,7 +12,7 @@ from finetune.models.stages import batch_norms
 from finetune.system.messages import WrongUsage
 
 if TYPE_CHECKING:
-    from finetune.classifier import Classifier
+    from finetune.training.classifier import Classifier
 
 
 def check_first_pass(model: "Classifier", image_size: int) -> dict[nn.Module, int]:

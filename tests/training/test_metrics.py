@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassCalibrationError
 
-from finetune.classifier import Classifier
-from finetune.metrics import (
+from finetune.training.classifier import Classifier
+from finetune.training.metrics import (
     CalibrationError,
     MeanLoss,
     balanced_weights,
@@ -225,7 +225,7 @@ def measured_without_float64() -> dict[str, torch.Tensor]:
 def test_sums_and_probabilities_are_in_float64_also_where_the_device_has_none(monkeypatch):
     with pytest.raises(TypeError, match="float64"):  # the control
         measured_without_float64()
-    monkeypatch.setattr("finetune.precision.WITHOUT_FLOAT64", kinds := {"mps", "meta"})
-    monkeypatch.setattr("finetune.metrics.WITHOUT_FLOAT64", kinds)
+    monkeypatch.setattr("finetune.training.precision.WITHOUT_FLOAT64", kinds := {"mps", "meta"})
+    monkeypatch.setattr("finetune.training.metrics.WITHOUT_FLOAT64", kinds)
     for tensor in measured_without_float64().values():
         assert (tensor.device.type, tensor.dtype) == ("cpu", torch.float64)

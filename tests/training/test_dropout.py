@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import StochasticDepth
 
 from finetune.data.samplers import share
-from finetune.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, by_picture, draw
 from finetune.models.backbones import build
 from finetune.models.fx import folded
+from finetune.training.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, by_picture, draw
 
 NOISE = {
     "values": (nn.Dropout(0.3), (12, 5, 4, 4)),
@@ -190,7 +190,7 @@ class Functional(nn.Module):
 @pytest.mark.parametrize(("layer", "is_told"), [(nn.Dropout(0.5), False), (Functional(), True)])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_what_depends_on_the_device_is_told(monkeypatch, caplog, layer, is_told, world_size):
-    monkeypatch.setattr("finetune.dropout.batch_share", lambda trainer: (0, world_size))
+    monkeypatch.setattr("finetune.training.dropout.batch_share", lambda trainer: (0, world_size))
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=0))
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(fit_loop=loop, strategy=strategy, is_global_zero=True)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar with pictures per second on a terminal, a line for each epoch, and the result."""
+"""What a person sees of a run: a bar with pictures per second on a terminal, and a line for each epoch."""
 
 import time
 from typing import Any

@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from finetune import progress
-from finetune.progress import PicturesBar
 from finetune.runs.folder import Run
 from finetune.runs.results import Results
+from finetune.training import progress_bar
+from finetune.training.progress_bar import PicturesBar
 
 
 class Tiny(pl.LightningModule):
@@ -106,13 +106,13 @@ def test_an_epoch_without_validation_does_not_repeat_that_of_another(tmp_path):
 
 def test_a_terminal_gets_a_bar_with_pictures_per_second_and_the_loss(tmp_path, monkeypatch):
     updates = []
-    update = progress.Progress.update
+    update = progress_bar.Progress.update
 
     def spy(self, task, **fields):
         updates.append(fields)
         update(self, task, **fields)
 
-    monkeypatch.setattr(progress.Progress, "update", spy)
+    monkeypatch.setattr(progress_bar.Progress, "update", spy)
     shown, text = bar(is_terminal=True)
     train = trainer(tmp_path, shown)
     train.fit(Tiny(), loader(), loader())
@@ -154,7 +154,7 @@ def test_a_disabled_bar_says_nothing(tmp_path):
 
 def test_the_rate_counts_all_devices_and_no_validation(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
     shown, _ = bar(is_terminal=False)
     shown._trainer = SimpleNamespace(strategy=None, global_rank=0, world_size=4)
     fit = SimpleNamespace(state=SimpleNamespace(fn="fit"))
@@ -179,9 +179,11 @@ def test_an_epoch_that_a_resumed_run_goes_on_with_has_a_rate(tmp_path, monkeypat
 
     trainer(tmp_path, Stop()).fit(Tiny(), loader())
     completed = []
-    add_task = progress.Progress.add_task
+    add_task = progress_bar.Progress.add_task
     monkeypatch.setattr(
-        progress.Progress, "add_task", lambda self, *a, **k: completed.append(k["completed"]) or add_task(self, *a, **k)
+        progress_bar.Progress,
+        "add_task",
+        lambda self, *a, **k: completed.append(k["completed"]) or add_task(self, *a, **k),
     )
     shown, text = bar(is_terminal)
     trainer(tmp_path, shown).fit(Tiny(), loader(), ckpt_path=tmp_path / "inside.ckpt")

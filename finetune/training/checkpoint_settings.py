@@ -1,0 +1,59 @@
+"""A classifier's arguments out of a checkpoint, perhaps a stranger's: plain values, and no class to import."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import yaml
+
+from finetune.training.classifier import Classifier
+
+_NOT_KEPT = {"optimizer", "scheduler", "compile"}  # in config.yaml, as `Classifier` has it
+
+
+def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Classifier` that a checkpoint holds.
+
+    Raises:
+        ValueError: It holds others, or values that no run of ours has written.
+    """
+    settings = plain(checkpoint["hyper_parameters"], "hyper_parameters")
+    for name in settings.keys() - (inspect.signature(Classifier).parameters.keys() - _NOT_KEPT):
+        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters have {name!r}")
+    for class_path in class_paths(settings):
+        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters name {class_path}")
+    return settings
+
+
+def plain(value: Any, name: str) -> dict[str, Any]:
+    """Return a copy of nested plain values: what the command line could have said."""
+
+    def copied(value: Any) -> Any:
+        if type(value) is dict and all(type(key) is str for key in value):
+            return {key: copied(inner) for key, inner in value.items()}
+        if type(value) in (list, tuple):
+            return [copied(inner) for inner in value]
+        if value is None or type(value) in (str, int, float, bool):
+            return value
+        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its {name} hold {type(value).__name__}")
+
+    settings = copied(value)
+    if not isinstance(settings, dict):
+        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its {name} are no dict")
+    return settings
+
+
+def class_paths(value: Any) -> Iterator[Any]:
+    """Yield every class path in nested values, and in text that a parser would take for such."""
+    if isinstance(value, str):
+        with suppress(yaml.YAMLError):
+            parsed = yaml.safe_load(value)
+            value = parsed if isinstance(parsed, (dict, list)) else None
+    if isinstance(value, dict):
+        if "class_path" in value:
+            yield value["class_path"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from class_paths(inner)
