@@ -19,9 +19,10 @@ from scaling_model import (
 from scaling_steps import COUNTS, Case, Transport
 from torchvision import models
 
-from finetune import traffic
-from finetune.model_parallel import Siamese, cut, layers
 from finetune.models.stages import head_name
+from finetune.parity import communication_volume
+from finetune.parity.branches import Siamese
+from finetune.parity.pipeline import cut, layers
 
 Cases = Sequence[Case | Transport]
 Records = Mapping[str, dict]
@@ -171,13 +172,16 @@ def traffic_table() -> str:
     large, siamese = untrained("resnet18", 100_000), Siamese()
     rows = []
     for name, found in (
-        ("by hand", lambda k: traffic.by_hand_bytes(network, k)),
-        ("ddp", lambda k: traffic.data_parallel_bytes(network, k)),
-        ("pipeline", lambda k: traffic.pipeline_bytes(cut(layers(network), k), x)),
-        ("layer-wise head", lambda k: traffic.linear_bytes(network, [head_name(network)], 256, k)),
-        ("ddp, 100,000 classes", lambda k: traffic.data_parallel_bytes(large, k)),
-        ("layer-wise head, 100,000 classes", lambda k: traffic.linear_bytes(large, [head_name(large)], 256, k)),
-        ("branches (Keras's LSTM)", lambda k: traffic.branches_bytes(siamese, 256)),
+        ("by hand", lambda k: communication_volume.by_hand_bytes(network, k)),
+        ("ddp", lambda k: communication_volume.data_parallel_bytes(network, k)),
+        ("pipeline", lambda k: communication_volume.pipeline_bytes(cut(layers(network), k), x)),
+        ("layer-wise head", lambda k: communication_volume.linear_bytes(network, [head_name(network)], 256, k)),
+        ("ddp, 100,000 classes", lambda k: communication_volume.data_parallel_bytes(large, k)),
+        (
+            "layer-wise head, 100,000 classes",
+            lambda k: communication_volume.linear_bytes(large, [head_name(large)], 256, k),
+        ),
+        ("branches (Keras's LSTM)", lambda k: communication_volume.branches_bytes(siamese, 256)),
     ):
         cells = []
         for k in (2, 4, 8):
@@ -193,7 +197,7 @@ def claims_table() -> str:
     machine, k = MACHINES[0], 8
     ring = k * machine.efficiency(resnet, k, 256, "frozen")
     share = 256 / k / machine.pictures
-    through_one = 2 * traffic.by_hand_bytes(resnet, k)[0] / PCIE  # gradients in, weights out
+    through_one = 2 * communication_volume.by_hand_bytes(resnet, k)[0] / PCIE  # gradients in, weights out
     own_links = 2 * gradient_bytes(resnet) / PCIE
     keras = (
         f"ResNet-18, 32 pictures on each A100: {ring:.1f} of 8 with ddp over NVLink. In its own form, weights out "

@@ -21,10 +21,10 @@ from scaling_steps import WHOLE, Case, key
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from finetune import traffic
-from finetune.model_parallel import cut, layers
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
+from finetune.parity import communication_volume
+from finetune.parity.pipeline import cut, layers
 
 # DDP closes a bucket of gradients when it has this many bytes or more, the first one and the others:
 # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, DistributedDataParallel(bucket_cap_mb=25).
@@ -48,7 +48,7 @@ class Work(NamedTuple):
 
 
 def all_reduce_bytes(num_bytes: float, k: int) -> float:
-    """Return what a device sends when k of them sum up a tensor round a ring, as in `traffic`."""
+    """Return what a device sends when k of them sum up a tensor round a ring, as in `communication_volume`."""
     return 2 * (k - 1) / k * num_bytes
 
 
@@ -97,15 +97,15 @@ def messages_and_bytes(case: Case, k: int) -> tuple[int, float]:
     if k == 1:
         return 0, 0
     if case.way == "layer-wise":  # the logits, and the gradient of the head's input
-        return 2, traffic.linear_bytes(network, [head_name(network)], case.batch_size, k)[0]
+        return 2, communication_volume.linear_bytes(network, [head_name(network)], case.batch_size, k)[0]
     if case.way == "ddp":
-        messages, num_bytes = len(buckets(network)), float(traffic.data_parallel_bytes(network, k)[0])
+        messages, num_bytes = len(buckets(network)), float(communication_volume.data_parallel_bytes(network, k)[0])
         if case.batch_norm == "shared":
             more, more_bytes = statistics_sent(network, k)
             return messages + more, num_bytes + more_bytes
         return messages, num_bytes
     neighbours = min(k - 1, 2)  # one message to each for each micro-batch
-    return neighbours * case.num_micro_batches, max(traffic.pipeline_bytes(cut(layers(network), k), x))
+    return neighbours * case.num_micro_batches, max(communication_volume.pipeline_bytes(cut(layers(network), k), x))
 
 
 def statistics_sent(network: nn.Module, k: int) -> tuple[int, float]:

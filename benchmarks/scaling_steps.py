@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.distributed.tensor_parallel import shard_head
-from finetune.model_parallel import Pipeline, cut, layers
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms
+from finetune.parity.pipeline import Pipeline, cut, layers
 
 COUNTS = (1, 2, 4)
 WHOLE = "batch norm of many"

@@ -26,12 +26,18 @@ LIGHTNING = {
     "predict": "Classify pictures: --ckpt_path C --data.predict PICTURE, FOLDER, GLOB or LIST.txt",
 }
 OWN = {
-    "demo": ("finetune.demo:demo", "Run the whole main job offline on drawn pictures, in a few minutes"),
-    "by-hand": ("finetune.by_hand:by_hand", "Train LeNet on Fashion-MNIST by data parallelism without a framework"),
-    "parity": ("finetune.parity:parity", "Hold every way of using several devices against one device"),
-    "benchmark": ("finetune.benchmark:benchmark", "Measure a fit: pictures per second, and where its time goes"),
+    "demo": ("finetune.commands.demo:demo", "Run the whole main job offline on drawn pictures, in a few minutes"),
+    "by-hand": (
+        "finetune.commands.by_hand:by_hand",
+        "Train LeNet on Fashion-MNIST by data parallelism without a framework",
+    ),
+    "parity": ("finetune.commands.parity:parity", "Hold every way of using several devices against one device"),
+    "benchmark": (
+        "finetune.commands.benchmark:benchmark",
+        "Measure a fit: pictures per second, and where its time goes",
+    ),
     "cache": ("finetune.commands.cache:cache", "List or remove decoded pictures and activations that are kept"),
-    "sheet": ("finetune.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
+    "sheet": ("finetune.commands.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
 
 
@@ -97,7 +103,7 @@ def run(arguments: Sequence[str]) -> None:
             # Threads that wait leave the cores to what reads pictures: a sixth faster. Training gains nothing from it.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         with _ending_at_once():
-            from finetune.lightning_cli import run_lightning
+            from finetune.commands.lightning_cli import run_lightning
 
         run_lightning(arguments)
     elif command in OWN:
@@ -113,7 +119,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     """Call one of our own commands; its signature and docstring are its flags and help."""
     from jsonargparse import auto_cli
 
-    from finetune.parsing import OneLineErrorParser
+    from finetune.commands.parser import OneLineErrorParser
 
     module, _, name = OWN[command][0].partition(":")
     with _ending_at_once():

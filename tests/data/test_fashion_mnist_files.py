@@ -97,7 +97,7 @@ def test_class_names_are_torchvisions_without_slash():
 
 def test_it_can_be_read_alone():
     code = (
-        "import sys, finetune.data.datasets.fashion_mnist_files, finetune.data_parallel;"
+        "import sys, finetune.data.datasets.fashion_mnist_files, finetune.parity.data_parallel;"
         "print({'pytorch_lightning', 'albumentations', 'torchvision', 'jsonargparse'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

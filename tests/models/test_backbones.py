@@ -6,10 +6,10 @@ from networks import HEADS, SMALL, network
 from torch import nn
 from torchvision import models
 
-from finetune import data_parallel
 from finetune.models.backbones import build, normalization
 from finetune.models.stages import head
 from finetune.models.weights import Pretrained
+from finetune.parity import data_parallel
 
 CATEGORIES = ["hot dog", "Cardigan", "cardigan", "ice_cream", "crane", "Crane", "paper-towel"]
 

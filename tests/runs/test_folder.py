@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune.parsing import OneLineErrorParser
+from finetune.commands.parser import OneLineErrorParser
 from finetune.runs.folder import Run, RunFolder, newest_with_checkpoint, versions
 from finetune.runs.metrics_csv import MetricsCSV, read_metrics
 from finetune.runs.results import write_results

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from finetune.cli import OWN
-from finetune.lightning_cli import FinetuneCLI
+from finetune.commands.lightning_cli import FinetuneCLI
 
 
 class ParseOnly(FinetuneCLI):

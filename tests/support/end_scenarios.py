@@ -32,7 +32,7 @@ import torch
 from colours import draw_colours
 from pytorch_lightning.strategies.launchers import subprocess_script
 
-import finetune.lightning_cli
+import finetune.commands.lightning_cli
 from finetune.cli import main
 from finetune.data import datamodule, image_cache
 from finetune.data.loader import Loader
@@ -446,7 +446,7 @@ def draw(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    assert finetune.lightning_cli and multiprocessing  # imported before forking
+    assert finetune.commands.lightning_cli and multiprocessing  # imported before forking
     torch.set_num_threads(1)
     OUT, which = Path(sys.argv[1]).absolute(), sys.argv[2:]
     draw(OUT)

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import torch
 
-import finetune.lightning_cli
+import finetune.commands.lightning_cli
 from finetune.cli import main
 from finetune.data import datamodule
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
@@ -207,7 +207,7 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 if __name__ == "__main__":
-    assert finetune.lightning_cli and AtomicCheckpointIO  # imported before forking
+    assert finetune.commands.lightning_cli and AtomicCheckpointIO  # imported before forking
     torch.set_num_threads(1)
     results = dict(scenarios())
     (OUT / "results.json").write_text(json.dumps(results, indent=1))

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from networks import subnets
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -24,8 +25,8 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from finetune.distributed.tensor_parallel import full_state, linear_names, shard_head, shard_linear
-from finetune.model_parallel import Pipeline, cut, layers, subnets
 from finetune.models.backbones import build
+from finetune.parity.pipeline import Pipeline, cut, layers
 
 Batches = list[tuple[Tensor, Tensor]]
 Task = tuple[nn.Module, Batches, float]  # a network, what it learns from, the learning rate

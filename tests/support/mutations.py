@@ -55,28 +55,28 @@ MUTATIONS = [
         "training/classifier.py",
         "share_statistics(self.network, self._always_eval, group_of_batch(self.trainer))",
         "pass",
-        "tests/test_ddp.py -k trained_batch_norm",
+        "tests/integration/test_ddp.py -k trained_batch_norm",
     ),
     Mutation(
         "the loss is a mean over the global batch",
         "training/classifier.py",
         "loss = loss_sum * (self.trainer.world_size / total_weight)",
         "loss = loss_sum / self.class_weight[labels].sum()",
-        "tests/test_ddp.py -k balanced",
+        "tests/integration/test_ddp.py -k balanced",
     ),
     Mutation(
         "dropout does not depend on the device",
         "training/dropout.py",
         'draw(self._layers, run_seed(), step, batch["index"])',
         "pass",
-        "tests/training/test_dropout.py tests/test_elastic.py",
+        "tests/training/test_dropout.py tests/integration/test_elastic.py",
     ),
     Mutation(
         "float64 runs go on in float64",
         "training/classifier.py",
         "self.trainer.precision_plugin.convert_module(self)",
         "pass",
-        "tests/test_elastic.py",
+        "tests/integration/test_elastic.py",
     ),
     Mutation(
         "every picture counts once: shares of an evaluation",
@@ -97,7 +97,7 @@ MUTATIONS = [
         "data/samplers.py",
         "return epochs.processed, batches.processed if is_inside_epoch else 0",
         "return epochs.processed, 0",
-        "tests/data/test_datamodules.py tests/test_interrupted.py",
+        "tests/data/test_datamodules.py tests/integration/test_interrupted.py",
     ),
     Mutation(
         "a checkpoint is whole or absent",
@@ -122,17 +122,17 @@ MUTATIONS = [
     ),
     Mutation(
         "a fit tests the best checkpoint",
-        "lightning_cli.py",
+        "commands/lightning_cli.py",
         "ckpt_path=best, verbose=False",
         'ckpt_path=self.run.checkpoint("last"), verbose=False',
-        "tests/test_lightning_cli.py -k best",
+        "tests/commands/test_lightning_cli.py -k best",
     ),
     Mutation(
         "no file is unpickled: checkpoints",
         "models/safe_load.py",
         "weights_only=True",
         "weights_only=False",
-        "tests/runs/test_model_checkpoint.py tests/test_trust.py",
+        "tests/runs/test_model_checkpoint.py tests/commands/test_trust.py",
     ),
     Mutation(
         "no file is unpickled: weights",
@@ -143,10 +143,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a checkpoint chooses no module to import",
-        "trust.py",
+        "commands/trust.py",
         "    if not any(module == trusted or module.startswith",
         "    if False and not any(module == trusted or module.startswith",
-        "tests/test_trust.py",
+        "tests/commands/test_trust.py",
     ),
     Mutation(
         "no update checks",
@@ -157,10 +157,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a checkpoint says how pictures are prepared",
-        "lightning_cli.py",
+        "commands/lightning_cli.py",
         'for name in ("image_size", "resize"):',
         "for name in ():",
-        "tests/test_cli.py -k 'predict or prepared or preprocessing'",
+        "tests/integration/test_cli.py -k 'predict or prepared or preprocessing'",
     ),
     Mutation(
         "the head learns at ten times the rate",

@@ -36,3 +36,8 @@ def trainable(network: nn.Module) -> set[str]:
 def network(backbone: str) -> nn.Module:
     torch.manual_seed(0)
     return build(backbone, 3).eval()
+
+
+def subnets() -> nn.Sequential:
+    """Three small networks in a row, from (B, 1024) to logits (B, 100)."""
+    return nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 100))

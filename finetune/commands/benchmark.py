@@ -1,0 +1,124 @@
+"""`finetune benchmark`: pictures per second of a fit, where its time goes, and what would help."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.cli import LightningArgumentParser
+from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
+
+from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
+from finetune.commands.parser import last_value
+from finetune.profiling.recorder import Measured, Recorder
+from finetune.profiling.summary import advice, scaling, text
+from finetune.system.files import check_target, replace_text
+from finetune.system.messages import WrongUsage
+
+
+class BenchmarkCLI(FinetuneCLI):
+    """Takes what `finetune fit` takes; the fit is measured, then given up, and leaves no more than its caches."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        with tempfile.TemporaryDirectory(prefix="finetune-benchmark-") as folder:
+            self.folder = folder
+            super().__init__(["fit", *arguments[1:]])
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            parser.description = "Measures a fit, with all its options, and where its time goes. Only caches stay."
+            parser.usage = "finetune benchmark [--repeats N] [--devices 1,2] [--output FILE.json] [options of fit]"
+            parser.add_argument(
+                "--repeats",
+                type=int,
+                default=5,
+                help="How often each part is measured, steps for two seconds at a time.",
+            )
+            parser.add_argument(
+                "--devices", type=str | None, default=None, help="Numbers of devices to hold beside each other, as 1,2."
+            )
+            parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
+        return parser
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        config = self._get(self.config_init, "trainer")
+        config["default_root_dir"], config["logger"] = self.folder, None
+        options = self.config["fit"]
+        if options.repeats < 1:
+            self.parser.error(f"repeats must be at least 1, not {options.repeats}")
+        self.recorder = Recorder(options.repeats)
+        trainer = super().instantiate_trainer(**kwargs)
+        self.recorder.attach(trainer)
+        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+            raise WrongUsage("what forked or spawned processes measure stays with them: take --trainer.strategy ddp")
+        return trainer
+
+    def fit(self, **kwargs: Any) -> None:
+        """Train until all is measured, and tell it."""
+        kwargs.pop("ckpt_path")
+        try:
+            self.trainer.fit(**kwargs)
+        except Measured:
+            pass
+        else:
+            raise ValueError(self.recorder.too_short())
+        if self.trainer.is_global_zero:
+            result = self.recorder.result(self.trainer, self.datamodule)
+            result["advice"] = advice(result)
+            _tell(result, self.config["fit"].output)
+
+
+def benchmark(arguments: Sequence[str]) -> None:
+    """Measure the fit that `arguments` describe."""
+    devices, output, rest = last_value(arguments, "--devices"), last_value(arguments, "--output"), list(arguments)
+    if output is not None:
+        check_target(output, "--output")
+        if not Path(output).absolute().parent.is_dir():
+            raise WrongUsage(f"there is no folder for --output {output}")
+    if devices is None or {"-h", "--help"} & set(rest):
+        run_lightning(["benchmark", *rest], BenchmarkCLI)
+        return
+    numbers = [int(number) if number.strip().isdigit() else 0 for number in devices.split(",")]
+    if not all(numbers):
+        raise WrongUsage(f"--devices takes numbers such as 1,2, not {devices!r}")
+    results = [_in_process(number, _without(rest, ("--devices", "--output"))) for number in numbers]
+    _tell({**results[0], "scaling": scaling(results)}, output)
+
+
+def _in_process(devices: int, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the result for a number of devices, from a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "result.json"
+        more = ["--trainer.devices", str(devices), "--output", str(output)]
+        command = [sys.executable, "-m", "finetune", "benchmark", *arguments, *more]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            code = process.wait()
+        except BaseException:  # Ctrl-C, or a scheduler's SIGTERM: it tidies up
+            process.terminate()
+            process.wait()
+            raise
+        if code:
+            sys.exit(code)  # it has said why
+        return json.loads(output.read_text("utf-8"))
+
+
+def _without(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
+    kept, remaining = [], iter(arguments)
+    for argument in remaining:
+        if argument in flags:
+            next(remaining, None)
+        elif argument.partition("=")[0] not in flags:
+            kept.append(argument)
+    return kept
+
+
+def _tell(result: dict[str, Any], output: str | None) -> None:
+    print(text(result), flush=True)
+    if output is not None:
+        replace_text(Path(output), json.dumps(result, indent=1) + "\n")

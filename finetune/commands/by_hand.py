@@ -1,0 +1,101 @@
+"""`finetune by-hand`: data parallelism without a framework on Fashion-MNIST, epoch by epoch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune.parity.data_parallel import Epoch, train
+from finetune.system.messages import WrongUsage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_BLUE, _GREY = "#1d4ed8", "#6b7280"
+
+
+def by_hand(
+    devices: str = "cpu",
+    batch_size: int = 256,
+    lr: float = 0.2,
+    epochs: int = 10,
+    root: str = "data/fashion-mnist",
+    dtype: str = "float32",
+    seed: int = 0,
+    output: str = "by_hand.png",
+) -> None:
+    """Train LeNet on Fashion-MNIST on several devices with data parallelism written by hand.
+
+    Prints test accuracy and time of training after each epoch, and draws the accuracy curve.
+
+    Args:
+        devices: One replica on each, separated by commas, such as cuda:0,cuda:1; cpu,cpu are two replicas on the CPU,
+            which compute one after another.
+        batch_size: Pictures in a batch, over all devices together; every batch must divide by the number of devices.
+        lr: Learning rate of plain SGD, for the mean loss over the batch.
+        epochs: Passes over the 60,000 training pictures.
+        root: Folder with Fashion-MNIST's files, packed or not; they are downloaded where it holds none.
+        dtype: Of weights and arithmetic, float32 or float64; with float64 any number of devices gives the same
+            accuracies.
+        seed: Seed of the first weights and of the order of pictures.
+        output: The PNG file to draw.
+    """
+    if dtype not in _DTYPES:
+        raise WrongUsage(f"--dtype {dtype} is not known; valid are: {', '.join(_DTYPES)}")
+    replicas = parse_devices(devices)
+    figure = _figure()  # matplotlib may be missing: now is the time to find out
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    done: list[Epoch] = []
+    for epoch in train(replicas, batch_size, lr, epochs, root=Path(root), dtype=_DTYPES[dtype], seed=seed):
+        done.append(epoch)
+        print(f"epoch {epoch.epoch}  test accuracy {epoch.accuracy:.4f}  time {epoch.seconds:.1f} s", flush=True)
+        draw_curve(figure, done, f"devices {devices}, batch_size {batch_size}, lr {lr:g}, {dtype}", output)
+    print(f"accuracy curve in {output}")
+
+
+def parse_devices(names: str) -> list[torch.device]:
+    """Return the devices that `names` lists, separated by commas; a device may come more than once.
+
+    Raises:
+        ValueError: If one of them is not on this machine.
+    """
+    there = {"cpu": torch.device("cpu")}
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        there[accelerator.type] = torch.device(accelerator.type, 0)
+        for i in range(torch.accelerator.device_count()):
+            there[f"{accelerator.type}:{i}"] = torch.device(accelerator.type, i)
+    devices = [name.strip() for name in names.split(",")]
+    for name in devices:
+        if name not in there:
+            raise WrongUsage(f"--devices {names}: there is no device {name!r} here; valid are: {', '.join(there)}")
+    return [there[name] for name in devices]
+
+
+def draw_curve(figure: "Figure", epochs: Sequence[Epoch], settings: str, output: str) -> None:
+    """Draw the test accuracy after each epoch, with the last one as a number, into a PNG file."""
+    from matplotlib.ticker import MaxNLocator
+
+    numbers, accuracies = [e.epoch for e in epochs], [e.accuracy for e in epochs]
+    figure.clear()
+    axes = figure.add_subplot(xlabel="epoch", ylabel="test accuracy", xlim=(0.5, len(epochs) + 0.5), ylim=(0, 1))
+    axes.set_title(f"LeNet on Fashion-MNIST, data parallel by hand\n{settings}", loc="left", fontsize="medium")
+    axes.grid(axis="y", color="#e5e7eb")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    above: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points"}
+    axes.axhline(0.1, color=_GREY, linewidth=1, linestyle="--")
+    axes.annotate("chance", (1, 0.1), xycoords=("axes fraction", "data"), ha="right", color=_GREY, **above)
+    axes.plot(numbers, accuracies, color=_BLUE, marker="o", markersize=5, clip_on=False)
+    axes.annotate(f"{accuracies[-1]:.4f}", (numbers[-1], accuracies[-1]), ha="center", color=_BLUE, **above)
+    figure.savefig(output, format="png", dpi=120)
+
+
+def _figure() -> "Figure":
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise WrongUsage("the accuracy curve needs matplotlib: pip install 'finetune[plot]'") from error
+    return Figure(figsize=(7, 4), layout="constrained")

@@ -1,0 +1,67 @@
+"""Configs by name: a file here, else one that is shipped with the package."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from finetune.system.messages import WrongUsage
+
+
+class ConfigNotFound(FileNotFoundError):
+    """There is no such config: wrong usage, as a mistyped flag is."""
+
+    exit_code = 2
+
+
+def shipped() -> dict[str, Path]:
+    """Return the shipped configs by file name: in the package once installed, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    folders = (package / "configs", package.parent / "configs")
+    folder = next((f for f in folders if f.is_dir()), folders[0])
+    return {path.name: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find(name: str) -> str:
+    """Return the path of config `name`.
+
+    Raises:
+        ConfigNotFound: It is neither a file nor shipped; the message lists the shipped ones.
+        WrongUsage: It is empty, or not UTF-8.
+    """
+    if Path(name).is_file():
+        _check_text(Path(name))
+        return name
+    available = shipped()
+    for candidate in (name, f"{name}.yaml"):
+        if candidate in available:
+            return str(available[candidate])
+    nearest = difflib.get_close_matches(name, [*available, *(path.removesuffix(".yaml") for path in available)], n=1)
+    hint = f"did you mean {nearest[0]!r}? Shipped are" if nearest else "and none of the shipped ones is:"
+    raise ConfigNotFound(f"there is no config {name!r} here{';' if nearest else ','} {hint} {', '.join(available)}")
+
+
+def _check_text(path: Path) -> None:
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise WrongUsage(f"the config {path} is not UTF-8: byte {error.start} can't be read") from error
+    if not text.strip():
+        raise WrongUsage(f"the config {path} is empty")
+
+
+def resolve(arguments: Sequence[str]) -> list[str]:
+    """Return `arguments` with the path of each config that --config (-c) names, before all other options.
+
+    The first argument is the command. Later options win, so flags win over configs wherever they stand.
+    """
+    command, rest, named = list(arguments[:1]), [], []
+    remaining = iter(arguments[1:])
+    for argument in remaining:
+        flag, equals, value = argument.partition("=")
+        if flag not in ("-c", "--config"):
+            rest.append(argument)
+        elif equals or (value := next(remaining, "")):
+            named += ["--config", find(value)]
+        else:
+            rest.append(argument)  # without a value: the parser says so
+    return [*command, *named, *rest]

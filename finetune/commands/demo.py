@@ -1,0 +1,65 @@
+"""`finetune demo`: the whole main job on drawn pictures, without a network."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from finetune.commands.config_files import find
+from finetune.commands.lightning_cli import run_lightning
+from finetune.commands.sheet import sheet
+from finetune.runs.folder import Run
+
+# Random weights have no running statistics worth freezing.
+_SCRATCH = ("--model.weights", "null", "--model.freeze_batch_norm", "false")
+
+
+def demo(root: str = "runs/demo", seed: int = 0) -> None:
+    """Pretrain ResNet-18 on drawn dishes, fine-tune it to tell hot dogs from the rest, and compare with from scratch.
+
+    The pictures are drawn into data/sample, the runs written beneath `root`. Takes a few minutes on two cores.
+
+    Args:
+        root: Folder for the runs.
+        seed: Seed of the runs; the pictures are always the same.
+    """
+    table = Table("", "test accuracy", "seconds", "pictures/s", title="hot dog or not, 80 training pictures")
+    source, *_ = _fit(root, "source", seed, "sample_source.yaml")
+    finetuned, *numbers = _fit(
+        root, "finetuned", seed, "sample.yaml", "--model.weights", str(source.checkpoint("best"))
+    )
+    table.add_row("fine-tuned from the drawn dishes", *numbers)
+    scratch, *numbers = _fit(root, "scratch", seed, "sample.yaml", *_SCRATCH)
+    table.add_row("from scratch", *numbers)
+    print()
+    Console().print(table)
+    sheet(str(finetuned.checkpoint("best")), "data/sample/target/test", str(finetuned.file("sheet.png")))
+    for name, run in (("pretrained", source), ("fine-tuned", finetuned), ("from scratch", scratch)):
+        print(f"{name}: {run.path}")
+    print(
+        f"\nnext:\n  finetune predict --ckpt_path {finetuned.checkpoint('best')} --data.predict data/sample/target/test"
+    )
+
+
+def _fit(root: str, name: str, seed: int, config: str, *options: str) -> tuple[Run, str, str, str]:
+    """Run `finetune fit` and return its run, test accuracy, seconds, and training pictures per second of these."""
+    print(f"\n{name}: finetune fit --config {config} {' '.join(options)}", flush=True)
+    run_root = str(Path(root, name))
+    before = time.perf_counter()
+    fitted = run_lightning(
+        [
+            "fit",
+            "--config",
+            find(config),
+            *options,
+            "--trainer.default_root_dir",
+            run_root,
+            "--seed_everything",
+            str(seed),
+        ]
+    )
+    seconds = time.perf_counter() - before
+    rate = len(fitted.datamodule.splits["train"].labels) * fitted.trainer.current_epoch / seconds
+    accuracy = float(fitted.trainer.callback_metrics["test/accuracy"])
+    return fitted.run, f"{accuracy:.4f}", f"{seconds:.0f}", f"{rate:.0f}"

@@ -1,0 +1,141 @@
+"""`finetune parity`: every way of using several devices, held against the same training on one."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from finetune.parity import communication_volume, many_processes, one_process
+from finetune.parity.one_process import Trained, distance
+from finetune.system.messages import WrongUsage
+
+# Rounding differs where sums are taken in another order, and grows with the steps: 1e-16 a sum in float64, 1e-7 in
+# float32. Any mistake (a gradient forgotten, a mean for a sum) is above 1e-4 after ten steps: see the tests' controls.
+TOLERANCES = {"float64": 1e-10, "float32": 2e-6}
+_PICTURES_PER_DEVICE = 16
+
+
+@dataclass
+class Row:
+    """A way of training beside the same on one device, or the reason why it was left out."""
+
+    name: str
+    network: str
+    devices: int
+    difference: float | None = None  # the largest of any weight on any device
+    moved: float = 0.0  # the largest change of any weight since the start
+    seconds: float = 0.0
+    num_bytes: int = 0  # of the device that sends most, in a step
+    skipped: str = ""
+
+
+def parity(devices: int = 2, steps: int = 10, dtype: Literal["float64", "float32"] = "float64") -> None:
+    """Train the same networks on the same pictures in every way that uses several devices, and compare the weights.
+
+    Takes a minute or two on two cores. CUDA devices are taken where there are enough, else processes and replicas on
+    the CPU, each with one thread. Exits with 1 if a way differs from one device by more than its tolerance.
+
+    Args:
+        devices: Devices of each way; branches always take two.
+        steps: Training steps to take.
+        dtype: Of weights and arithmetic.
+    """
+    if devices < 1 or steps < 1:
+        raise WrongUsage(f"--devices and --steps must be at least 1, got {devices} and {steps}")
+    if dtype not in TOLERANCES:
+        raise WrongUsage(f"--dtype must be one of {', '.join(TOLERANCES)}, got {dtype}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        show_status = Console(stderr=True).status("")
+        with tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder, show_status as status:
+            rows = compare(Path(folder), devices, steps, dtype, status.update)
+    finally:
+        torch.set_num_threads(threads)
+    tolerance = TOLERANCES[dtype]
+    show(rows, dtype, tolerance, steps)
+    wrong = [row.name for row in rows if row.difference is not None and not row.difference <= tolerance]
+    if wrong:
+        raise ValueError(f"not what one device computes: {', '.join(wrong)}")
+
+
+def compare(folder: Path, k: int, steps: int, dtype: str, tell: Callable[[str], None] = lambda way: None) -> list[Row]:
+    """Train in every way, with all files in `folder`, and return a row for each; `tell` hears what is being done."""
+    tell("one device")
+    is_cuda = torch.cuda.device_count() >= k
+    devices = [torch.device("cuda", i) if is_cuda else torch.device("cpu") for i in range(k)]
+    batch_size = k * _PICTURES_PER_DEVICE
+    job = one_process.Job(folder, k, steps, dtype, is_cuda, batch_size)
+    batches = one_process.draw_batches(job)
+    starts = {name: one_process.start_of(name, job) for name in ("lenet", "small_cnn")}
+    alone = {name: one_process.on_one_device(network, batches, devices[0]) for name, network in starts.items()}
+
+    def row(name: str, network: str, trained: Trained, num_bytes: Sequence[int]) -> Row:
+        reference = alone[network].states[0]
+        return Row(
+            name,
+            network,
+            len(num_bytes),
+            difference=max(distance(state, reference) for state in trained.states),
+            moved=distance(reference, starts[network].state_dict()),
+            seconds=trained.seconds,
+            num_bytes=max(num_bytes),
+        )
+
+    lenet = starts["lenet"]
+    tell("by hand")
+    rows = [row("one device", "lenet", alone["lenet"], [0])]
+    rows.append(
+        row(
+            "by hand",
+            "lenet",
+            one_process.by_hand(lenet, batches, devices),
+            communication_volume.by_hand_bytes(lenet, k),
+        )
+    )
+    for name, network in (("ddp", "lenet"), ("ddp_spawn", "small_cnn")):
+        tell(f"finetune fit with {name}")
+        trained = many_processes.by_lightning(name, network, job)
+        rows.append(row(name, network, trained, communication_volume.data_parallel_bytes(starts[network], k)))
+    tell("pipelines and layers on several devices")
+    for name, split in many_processes.splits(lenet, batches, job).items():
+        if isinstance(split, str):
+            rows.append(Row(name, "lenet", k, skipped=split))
+        else:
+            rows.append(row(name, "lenet", *split))
+    tell("branches")
+    siamese, alone["lstm"], trained = one_process.branches(job)
+    starts["lstm"] = siamese
+    rows.append(row("branches", "lstm", trained, communication_volume.branches_bytes(siamese, batch_size)))
+    return rows
+
+
+def show(rows: Sequence[Row], dtype: str, tolerance: float, steps: int) -> None:
+    """Print the table."""
+    columns = ("way", "network", "devices", "difference", "moved", "ms", "bytes")
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
+    for i, column in enumerate(table.columns):
+        column.no_wrap, column.justify = True, "left" if i < 2 else "right"
+    for row in rows:
+        if row.difference is None:
+            table.add_row(row.name, row.network, str(row.devices), "skipped")
+            continue
+        difference = "–" if row.name == "one device" else f"{row.difference:.1e}"
+        numbers = (f"{row.moved:.2g}", f"{1000 * row.seconds:.1f}", f"{row.num_bytes:,}")
+        table.add_row(row.name, row.network, str(row.devices), difference, *numbers)
+    Console().print(table)
+    for row in rows:
+        if row.skipped:
+            print(f"{row.name} was skipped: {row.skipped}")
+    print(
+        f"{steps} steps in {dtype}. difference: the largest of any weight on any device to one device's; at most\n"
+        f"{tolerance:g}, since sums in another order round differently and no mistake is that small. moved: the\n"
+        "largest change of any weight. ms: median of a step. bytes: computed, sent in a step by the device\n"
+        "that sends most."
+    )

@@ -1,0 +1,79 @@
+"""What a checkpoint may make us import: our own data modules and albumentations' transforms, and nothing else.
+
+To import a module is to run it, before anybody can look at what it holds. A checkpoint from a stranger must not choose
+which; the user may, by naming the module on the command line.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+from finetune import public_paths
+from finetune.commands.parser import last_value, settings_in
+from finetune.training.checkpoint_settings import class_paths, plain
+
+_FLAG = "--trust_modules"
+_OURS = "finetune"
+_TRANSFORMS = "albumentations"
+
+
+def add_trust_flag(parser: ArgumentParser) -> None:
+    """Add the flag by which a user lets a checkpoint name a module."""
+    text = "Modules, separated by commas, that the checkpoint may import for its data class and transforms."
+    parser.add_argument(_FLAG, type=str | None, default=None, help=text)
+
+
+def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[str, Any]:
+    """Return class path and arguments of the data module that a checkpoint comes from, which are safe to import.
+
+    Args:
+        checkpoint: As `read_checkpoint` gives it.
+        args: The command line: what it names is the user's own choice.
+
+    Raises:
+        ValueError: It names a module that is neither ours nor the user's.
+    """
+    settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
+    text = last_value(args, "--data") or ""  # a class, or a file or text with one
+    own = last_value(args, "--data.class_path") or (settings_in(text) or {"class_path": text}).get("class_path", "")
+    modules = [name for name in [*(last_value(args, _FLAG) or "").split(","), _module(own)] if name]
+    class_path = public_paths(checkpoint["finetune"].get("data_class"))
+    if _module(class_path) != _OURS:
+        _check(class_path, modules)
+    for transform in class_paths(settings):
+        _check(transform, [_TRANSFORMS, *modules])
+    return {"class_path": class_path, "init_args": settings}
+
+
+def check_root(config: Any, checkpoint: Mapping[str, Any] | None, args: Sequence[str]) -> None:
+    """Make sure that a checkpoint does not choose a folder to fetch its data into.
+
+    Args:
+        config: As parsed, of the subcommand.
+        checkpoint: As `read_checkpoint` gives it; None where there is none to trust.
+        args: The command line.
+
+    Raises:
+        ValueError: There is no such folder, and nobody but the checkpoint names it.
+    """
+    root = config.data.init_args.get("root")
+    if checkpoint is None or root is None or config.data.init_args.get("predict") is not None or Path(root).exists():
+        return
+    is_given = any(last_value(args, flag) for flag in ("--data.root", "--data.init_args.root"))
+    if root == checkpoint["datamodule_hyper_parameters"].get("root") and not is_given:
+        raise ValueError(f"the pictures of the checkpoint's run are not in {root} any more: give --data.root")
+
+
+def _check(class_path: Any, modules: Sequence[str]) -> None:
+    module = _module(class_path) or _TRANSFORMS  # as `build_transform` has it
+    if not any(module == trusted or module.startswith(f"{trusted}.") for trusted in modules):
+        hint = f"{_FLAG} {module.partition('.')[0]} lets it, if you know that module"
+        raise ValueError(f"the checkpoint would import {class_path}, which is not ours: {hint}")
+
+
+def _module(class_path: Any) -> str:
+    if not isinstance(class_path, str):
+        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: {class_path!r} is no class path")
+    return class_path.rpartition(".")[0]

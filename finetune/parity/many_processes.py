@@ -1,0 +1,143 @@
+"""The ways of using several devices that take processes of their own: Lightning's, and networks cut in parts."""
+
+import copy
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import yaml
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from finetune.distributed.tensor_parallel import full_state, linear_names, shard_linear
+from finetune.parity import communication_volume
+from finetune.parity.data_parallel import synchronize
+from finetune.parity.one_process import CLASS_NAMES, LR, Batches, Job, State, Trained, median, on_cpu, sgd_step, timed
+from finetune.parity.pipeline import SCHEDULES, Pipeline, cut, layers
+
+
+class RankWeights(pl.Callback):
+    """Writes the weights of every process of a `finetune fit` into a folder, and the median of its steps' seconds."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self._seconds = Path(folder), list[float]()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        synchronize([trainer.strategy.root_device])
+        self._seconds.append(time.perf_counter() - self._start)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        state = {n.removeprefix("network."): v for n, v in pl_module.state_dict().items() if n.startswith("network.")}
+        torch.save((on_cpu(state), median(self._seconds)), self.folder / f"rank{trainer.global_rank}.pt")
+
+
+def by_lightning(strategy: str, network: str, job: Job) -> Trained:
+    """Run `finetune fit` as a command of its own: Lightning's `ddp` starts the current command once more."""
+    folder = job.folder / strategy
+    folder.mkdir()
+    (folder / "classes.txt").write_text("\n".join(CLASS_NAMES))
+    settings = {
+        "data": {"class_path": "finetune.ImageFolderData", "init_args": {**job.data, "num_workers": 0}},
+        "model": {
+            "backbone": network,
+            "weights": str(job.folder / f"{network}.pt"),
+            "head_init": "source",  # the head is a part of these weights
+            "source_classes": str(folder / "classes.txt"),
+            "head_lr_multiplier": 1,
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": LR, "momentum": 0}},
+        },
+        "trainer": {
+            "accelerator": "gpu" if job.is_cuda else "cpu",
+            "devices": job.k,
+            "strategy": strategy,
+            "precision": {"float64": "64-true", "float32": "32-true"}[job.dtype],
+            "max_epochs": 1,
+            "default_root_dir": str(folder),
+            "callbacks": [
+                {"class_path": "finetune.parity.many_processes.RankWeights", "init_args": {"folder": str(folder)}}
+            ],
+        },
+        "test_after_fit": False,
+    }
+    (folder / "fit.yaml").write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "finetune", "fit", "--config", str(folder / "fit.yaml")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"finetune fit with {strategy} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    saved = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(job.k)]
+    return Trained([state for state, _ in saved], max(seconds for _, seconds in saved))
+
+
+def splits(start: nn.Module, batches: Batches, job: Job) -> dict[str, tuple[Trained, list[int]] | str]:
+    """Cut a network between its layers and within them, all in one set of processes.
+
+    Returns:
+        For each way what it ended with and the bytes that each device sends in a step, or why it was left out.
+    """
+    torch.save((start, batches), job.folder / "splits.pt")
+    torch.multiprocessing.spawn(_split_processes, (job,), nprocs=job.k)
+    saved = [torch.load(job.folder / f"split{rank}.pt", weights_only=True) for rank in range(job.k)]
+    x = batches[0][0].to("meta", getattr(torch, job.dtype))
+    found: dict[str, tuple[Trained, list[int]] | str] = {}
+    for name in saved[0]:
+        if isinstance(saved[0][name], str):
+            found[name] = saved[0][name]
+            continue
+        trained = Trained([ways[name][0] for ways in saved], max(ways[name][1] for ways in saved))
+        if name == "layer-wise":
+            found[name] = trained, communication_volume.linear_bytes(start, linear_names(start), job.batch_size, job.k)
+        else:
+            found[name] = trained, communication_volume.pipeline_bytes(cut(layers(start), job.k), x)
+    return found
+
+
+def _split_processes(rank: int, job: Job) -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if job.is_cuda else torch.device("cpu")
+    if job.is_cuda:
+        torch.cuda.set_device(device)
+    rendezvous = f"file://{job.folder / 'rendezvous'}"
+    backend, timeout = "nccl" if job.is_cuda else "gloo", timedelta(minutes=1)
+    dist.init_process_group(backend, rendezvous, rank=rank, world_size=job.k, timeout=timeout)
+    start, batches = torch.load(job.folder / "splits.pt", weights_only=False)  # written by ourselves
+    found: dict[str, Any] = {}
+    for name in SCHEDULES:
+        try:
+            found[f"pipeline {name}"] = _pipeline(copy.deepcopy(start), batches, name, job.k, device)
+        except ValueError as error:
+            found[f"pipeline {name}"] = str(error)
+    found["layer-wise"] = _layer_wise(start.to(device), batches, job.k, device)
+    torch.save(found, job.folder / f"split{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _pipeline(network: nn.Module, batches: Batches, name: str, k: int, device: torch.device) -> tuple[State, float]:
+    parts = cut(layers(network), k)
+    dtype = next(network.parameters()).dtype
+    pipeline = Pipeline(parts, batches[0][0].to("meta", dtype), name, 2 * k, device=device)
+    step = sgd_step(pipeline.part, lambda x, y: pipeline.step(x.to(dtype) / 255, y))
+    seconds = timed(step, batches, [device])
+    return pipeline.full_state(), seconds
+
+
+def _layer_wise(network: nn.Module, batches: Batches, k: int, device: torch.device) -> tuple[State, float]:
+    dtype = next(network.parameters()).dtype
+    shard_linear(network, linear_names(network), init_device_mesh(device.type, (k,)))
+
+    def backward(x: Tensor, y: Tensor) -> None:
+        F.cross_entropy(network(x.to(device, dtype) / 255), y.to(device)).backward()
+
+    seconds = timed(sgd_step(network, backward), batches, [device])
+    return on_cpu(full_state(network)), seconds

@@ -1,0 +1,172 @@
+"""The ways of using several devices that `parity` compares, each a function from first weights to last ones."""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.models.backbones import build
+from finetune.parity import data_parallel
+from finetune.parity.branches import Branches, Siamese
+
+LR, _NUM_CLASSES = 0.1, 10
+CLASS_NAMES = [f"class{i}" for i in range(_NUM_CLASSES)]
+
+State = dict[str, Tensor]
+Batches = list[tuple[Tensor, Tensor]]  # pictures (B, 3, 28, 28) uint8, class indices (B,)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained: `steps` batches of `batch_size` pictures over `k` devices, with all files in `folder`."""
+
+    folder: Path
+    k: int
+    steps: int
+    dtype: str
+    is_cuda: bool
+    batch_size: int
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Arguments of the data module: pictures as they are, all of them for training."""
+        as_they_are = {"image_size": 28, "resize": "whole", "crop_and_flip": False}
+        return {"root": str(self.folder / "data"), "batch_size": self.batch_size, "val_fraction": 0, **as_they_are}
+
+
+@dataclass
+class Trained:
+    """What a way of training ended with: the weights on each device, and the median of its steps' seconds."""
+
+    states: list[State]
+    seconds: float
+
+
+def draw_batches(job: Job) -> Batches:
+    """Write coloured blobs as an image folder and return the batches of the first epoch as one device sees them.
+
+    Plain noise would not do: its pictures are so alike that a unit may stop at zero for all of them at once, and then
+    rounding decides whether it learns.
+    """
+    rng = np.random.default_rng(0)
+    for i in range(job.batch_size * job.steps):
+        folder = job.folder / "data/train" / CLASS_NAMES[i % _NUM_CLASSES]
+        folder.mkdir(parents=True, exist_ok=True)
+        blobs = rng.integers(0, 256, (4, 4, 3), np.uint8)
+        cv2.imwrite(str(folder / f"{i:06d}.png"), cv2.resize(blobs, (28, 28), interpolation=cv2.INTER_CUBIC))
+    data = ImageFolderData(**job.data, num_workers=0)
+    return [(batch["image"], batch["label"]) for batch in data.loader("train", train=True)]
+
+
+def start_of(name: str, job: Job) -> nn.Module:
+    """Return a network with torch's own random weights, which move more than the book's, and write them to a file."""
+    torch.manual_seed(0)
+    network = build(name, _NUM_CLASSES)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.reset_parameters()
+    torch.save(network.state_dict(), job.folder / f"{name}.pt")
+    return network.to(getattr(torch, job.dtype))
+
+
+def on_one_device(start: nn.Module, batches: Batches, device: torch.device) -> Trained:
+    """Train in the plainest way: the whole batch, its mean loss, SGD."""
+    network = copy.deepcopy(start).to(device)
+    dtype = next(network.parameters()).dtype
+
+    def backward(x: Tensor, y: Tensor) -> None:
+        F.cross_entropy(network(x.to(device, dtype) / 255), y.to(device)).backward()
+
+    seconds = timed(sgd_step(network, backward), batches, [device])
+    return Trained([on_cpu(network.state_dict())], seconds)
+
+
+def by_hand(start: nn.Module, batches: Batches, devices: Sequence[torch.device]) -> Trained:
+    """Train the functional LeNet of `data_parallel`, whose linear weights lie the other way round."""
+    names = list(start.state_dict())
+    # (in, out) instead of (out, in); transposing twice gives back what it was
+    turned = {name for name, value in start.state_dict().items() if value.dim() == 2}
+    params = [value.T if name in turned else value for name, value in start.state_dict().items()]
+    replicas = [data_parallel.get_params(params, device) for device in devices]
+
+    def step(x: Tensor, y: Tensor) -> None:
+        grey = x.to(params[0].dtype).mean(dim=1, keepdim=True) / 255
+        data_parallel.train_batch(grey, y, replicas, devices, LR)
+
+    seconds = timed(step, batches, devices)
+    states = [dict(zip(names, replica, strict=True)) for replica in replicas]
+    return Trained([on_cpu({n: p.T if n in turned else p for n, p in state.items()}) for state in states], seconds)
+
+
+def branches(job: Job) -> tuple[Siamese, Trained, Trained]:
+    """Train a shared LSTM on two devices.
+
+    Returns:
+        The first network, what one device ends with, and what two end with.
+    """
+    torch.manual_seed(0)
+    dtype = getattr(torch, job.dtype)
+    start = Siamese().to(dtype)
+    inputs = torch.randn(job.steps, 2, job.batch_size, 140, 256, dtype=dtype)
+    batches = [(x, torch.randint(2, (job.batch_size,)).to(dtype)) for x in inputs]
+    devices = [torch.device("cuda", i) if torch.cuda.device_count() > 1 else torch.device("cpu") for i in range(2)]
+    whole, split = copy.deepcopy(start).to(devices[0]), Branches(start, devices)
+
+    def one(x: Tensor, y: Tensor) -> None:
+        F.binary_cross_entropy_with_logits(whole(x.to(devices[0])), y.to(devices[0])).backward()
+
+    alone = timed(sgd_step(whole, one), batches, devices[:1])
+    seconds = timed(sgd_step(split, split.step), batches, devices)
+    # Both copies of the LSTM are held against the one.
+    copies = [{f"lstm.{n}": v for n, v in lstm.state_dict().items()} for lstm in split.copies]
+    states = [{**split.full_state(), **on_cpu(copied)} for copied in copies]
+    return start, Trained([on_cpu(whole.state_dict())], alone), Trained(states, seconds)
+
+
+def timed(step: Callable[[Tensor, Tensor], Any], batches: Batches, devices: Sequence[torch.device]) -> float:
+    """Take a step on each batch and return the median of their seconds."""
+    seconds = []
+    for x, y in batches:
+        started = time.perf_counter()
+        step(x, y)
+        data_parallel.synchronize(devices)
+        seconds.append(time.perf_counter() - started)
+    return median(seconds)
+
+
+def distance(a: State, b: State) -> float:
+    """Return the largest difference between two networks' weights; not a number counts as infinite."""
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().nan_to_num(torch.inf).max()) for name in a)
+
+
+def sgd_step(network: nn.Module, backward: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], None]:
+    """Return a step of plain SGD with the gradients that `backward` leaves in the network."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=LR)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        backward(x, y)
+        optimizer.step()
+
+    return step
+
+
+def median(seconds: Sequence[float]) -> float:
+    """Return the median of the steps' seconds without the first, which also sets things up."""
+    return statistics.median(seconds[1:] or seconds)
+
+
+def on_cpu(state: State) -> State:
+    """Return copies."""
+    return {name: value.detach().cpu().clone() for name, value in state.items()}

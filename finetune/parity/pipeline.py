@@ -1,0 +1,135 @@
+"""A pipeline: one network cut between its layers, a part for each process.
+
+Process i works on one micro-batch while others work on the next; together they compute what one device would, up to
+rounding.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torchvision.models import ResNet
+
+# Shapes: B samples in a batch, K classes, k devices.
+
+# GPipe (arXiv:1811.06965) takes all micro-batches forward, then all backward; 1F1B (PipeDream, arXiv:1806.03377) goes
+# backward as early as it can, so that process i of k keeps the activations of k - i micro-batches instead of all.
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+def layers(network: nn.Module) -> list[nn.Sequential]:
+    """List the parts between which a network can be cut, in forward order: its own weights, under their old names.
+
+    A ResNet is cut between its stages, an `nn.Sequential` before each module with weights.
+    """
+    children = dict(network.named_children())
+    if isinstance(network, ResNet):
+        children |= {"flatten": nn.Flatten(), "fc": children.pop("fc")}
+        starts = ["conv1", "layer2", "layer3", "layer4"]
+    elif isinstance(network, nn.Sequential):
+        starts = [name for name, child in children.items() if next(child.parameters(), None) is not None]
+    else:
+        raise ValueError(f"{type(network).__name__} can't be cut between layers: only a ResNet or an nn.Sequential can")
+    parts: list[OrderedDict[str, nn.Module]] = [OrderedDict()]
+    for name, child in children.items():
+        if name in starts[1:]:
+            parts.append(OrderedDict())
+        parts[-1][name] = child
+    return [nn.Sequential(part) for part in parts]
+
+
+def cut(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
+    """Join neighbours until k are left, each of as many parts as the others or one fewer."""
+    if not 1 <= k <= len(parts):
+        raise ValueError(f"a network of {len(parts)} parts can't be cut into {k}: take 1 to {len(parts)} devices")
+    bounds = [-(-i * len(parts) // k) for i in range(k + 1)]
+    joined = [parts[bounds[i] : bounds[i + 1]] for i in range(k)]
+    return [nn.Sequential(OrderedDict(child for part in row for child in part.named_children())) for row in joined]
+
+
+def activations(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """Return what enters each part and what leaves the last, for a batch like `x`, without data (device "meta")."""
+    found = [x.to("meta")]
+    for part in parts:
+        state = {name: value.to("meta") for name, value in part.state_dict().items()}
+        found.append(torch.func.functional_call(part, state, found[-1]).detach())
+    return found
+
+
+class Pipeline:
+    """This process's part of a network; `step` leaves in it the gradients of the mean loss over the whole batch.
+
+    `part` is an ordinary module, to be given to an optimizer. Batch norm that trains sees one micro-batch at a time,
+    which is not what one device computes: keep it in eval mode.
+
+    Args:
+        parts: The whole network as `cut` gives it: a part for each process, the same list on all.
+        x: A batch like all to come; only its shape and dtype count, so that it may be without data.
+        schedule: One of `SCHEDULES`.
+        num_micro_batches: Equal pieces of a batch; 1f1b needs at least as many as there are processes.
+        loss: From outputs and targets to a mean over samples.
+        device: Where this process computes.
+        group: The processes, in the order of the parts; all there are where none is given.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        x: Tensor,
+        schedule: str,
+        num_micro_batches: int,
+        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        device: torch.device | str = "cpu",
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        rank, k, m = dist.get_rank(group), dist.get_world_size(group), num_micro_batches
+        if schedule not in SCHEDULES:
+            raise ValueError(f"there is no schedule {schedule!r}: take {' or '.join(SCHEDULES)}")
+        if len(parts) != k:
+            raise ValueError(f"a network of {len(parts)} parts needs as many processes, not {k}: cut it into {k}")
+        if m < 1 or len(x) % m:
+            raise ValueError(f"a batch of {len(x)} can't be split evenly into {m} micro-batches")
+        if schedule == "1f1b" and m < k:
+            raise ValueError(f"1f1b over {k} processes needs at least {k} micro-batches, not {m}")
+        self.is_first, self.is_last = rank == 0, rank == k - 1
+        self.batch_size, self.device, self.group = len(x), torch.device(device), group
+        self.part = parts[rank].to(self.device)
+        # Told the shapes, torch need not find them out by running the network on made-up data.
+        given, made = activations(parts, x[: len(x) // m])[rank : rank + 2]
+        given.requires_grad_(not self.is_first)
+        stage = PipelineStage(self.part, rank, k, self.device, given, made.requires_grad_(), group=group)
+        self._schedule = SCHEDULES[schedule](stage, m, lambda *pair: loss(*pair) / m, scale_grads=False)
+
+    def step(self, x: Tensor | None, y: Tensor | None) -> Tensor | None:
+        """Run a batch forward and backward, adding to the gradients of `part`.
+
+        Args:
+            x: Input (B, ...), needed on the first process only.
+            y: Targets (B, ...), needed on the last process only.
+
+        Returns:
+            The mean loss over the batch on the last process, None on the others.
+        """
+        for given in (x, y):
+            if given is not None and len(given) != self.batch_size:
+                raise ValueError(f"this pipeline takes batches of {self.batch_size}, not of {len(given)}")
+        inputs = (x.to(self.device),) if self.is_first and x is not None else ()
+        target = y.to(self.device) if self.is_last and y is not None else None
+        losses: list[Tensor] = []
+        self._schedule.step(*inputs, target=target, losses=losses if self.is_last else None)
+        return torch.stack(losses).sum().detach() if self.is_last else None
+
+    def full_state(self) -> dict[str, Tensor]:
+        """Collect the state of the uncut network on the CPU of every process; all must call it."""
+        own = {name: value.cpu() for name, value in self.part.state_dict().items()}
+        states: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(states, own, group=self.group)
+        return {name: value for state in states for name, value in state.items()}
+
+
+# By branches: what does not depend on each other runs at the same time (on CUDA, where kernels are not awaited).

@@ -1,0 +1,160 @@
+"""`finetune by-hand` as a user meets it: its lines, its picture, its mistakes."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_files import write_unpacked
+from PIL import Image
+
+from finetune.cli import main
+from finetune.commands.by_hand import parse_devices
+from finetune.parity import data_parallel
+
+LINE = re.compile(r"epoch (\d+)  test accuracy (0\.\d{4}|1\.0000)  time (\d+\.\d) s")
+# 200 pictures in batches of 24, and a last one of 8.
+QUICK = ("--batch_size", 24, "--epochs", 3, "--lr", 0.5, "--root", "clothes")
+
+
+@pytest.fixture(autouse=True)
+def louder_weights(monkeypatch):
+    """Ten times the book's, which would not learn in so few steps."""
+    monkeypatch.setattr(
+        data_parallel,
+        "init_params",
+        lambda *arguments, init=data_parallel.init_params: [10 * p for p in init(*arguments)],
+    )
+
+
+def accuracies(out: str) -> list[float]:
+    *lines, last = out.splitlines()
+    matches = [LINE.fullmatch(line) for line in lines]
+    assert all(matches) and [int(match[1]) for match in matches] == list(range(1, len(lines) + 1))
+    assert last.startswith("accuracy curve in ")
+    return [float(match[2]) for match in matches]
+
+
+def test_a_line_for_each_epoch_and_the_same_accuracies_on_any_number_of_replicas(cli, tmp_path, capsys):
+    write_unpacked(tmp_path / "clothes")
+    told = []
+    for devices in ("cpu", "cpu,cpu", "cpu, cpu, cpu, cpu"):
+        cli("by-hand", "--devices", devices, "--dtype", "float64", *QUICK)
+        told.append(accuracies(capsys.readouterr().out))
+    assert told[0] == told[1] == told[2] and len(told[0]) == 3 and told[0][-1] > 0.5
+    cli("by-hand", "--devices", "cpu,cpu", "--seed", 1, "--dtype", "float64", *QUICK)
+    assert accuracies(capsys.readouterr().out) != told[0]
+
+
+def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch):
+    write_unpacked(tmp_path / "clothes")
+    pictures, printed = [], print
+
+    def keep(*arguments: object, **options: object) -> None:
+        assert options == {"flush": True} or str(arguments[0]).startswith(
+            "accuracy"
+        )  # a line is seen when its epoch is over
+        pictures.extend([np.asarray(Image.open(path)) for path in tmp_path.rglob("*.png")])
+        printed(*arguments, **options)
+
+    monkeypatch.setattr("builtins.print", keep)
+    cli("by-hand", "--output", "new/curve.png", *QUICK)
+    assert capsys.readouterr().out.endswith("accuracy curve in new/curve.png\n")
+    assert len(pictures) == 3  # none before the first line, one before each later one
+    blue = [((p[..., 2] > 180) & (p[..., 0] < 60)).sum() for p in pictures]  # the line and its points
+    assert pictures[0].shape == (480, 840, 4) and blue[0] < blue[1] < blue[2]
+    assert list(tmp_path.rglob("*.png")) == [tmp_path / "new/curve.png"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--devices", "cpu,gpuu"), "--devices cpu,gpuu: there is no device 'gpuu' here; valid are: cpu"),
+        (("--devices", "cuda:97"), "there is no device 'cuda:97' here; valid are: cpu"),
+        (("--devices", ""), "there is no device '' here"),
+        (("--devices", "cpu,"), "there is no device '' here"),
+        (("--devices", "cpu:1"), "there is no device 'cpu:1' here"),
+        (("--devices", "meta"), "there is no device 'meta' here"),
+        (("--devices", "cpu,cpu,cpu"), "8 does not divide by 3 devices"),
+        (("--dtype", "float16"), "--dtype float16 is not known; valid are: float32, float64"),
+        (("--epochs", "0"), "got epochs 0"),
+        (("--lr", "0"), "lr 0.0"),
+        (("--lr", "-1"), "lr -1.0"),
+        (("--batch_size", "0"), "batch_size 0"),
+        (("--seed", "-1"), "seed -1"),
+        (("--root", "clothes/FashionMNIST/raw/t10k-labels-idx1-ubyte"), "Fashion-MNIST can't be had"),
+        (("--lr", "1e30"), "lr 1e+30 is too high"),
+        (("--output", "clothes"), "Is a directory"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(options, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_unpacked(tmp_path / "clothes")
+    with pytest.raises(SystemExit) as caught:
+        main(["by-hand", *map(str, QUICK), *options])
+    err = capsys.readouterr().err
+    is_usage = not any(words in told for words in ("can't be had", "too high", "Is a directory", "does not divide"))
+    assert caught.value.code == (2 if is_usage else 1)
+    assert err.startswith("finetune: error: ") and err.count("\n") == 1 and told in err
+    assert list(tmp_path.rglob("*.png")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--epochs", "many"), "many"),
+        (("--device", "cpu"), "did you mean 'devices'?"),
+    ],
+)
+def test_wrong_usage(options, told, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["by-hand", *options])
+    err = capsys.readouterr().err
+    assert caught.value.code == 2 and err.count("\n") == 1 and told in err
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["by-hand", "--help"])
+    out = capsys.readouterr().out
+    assert caught.value.code == 0 and out.startswith("usage: finetune by-hand ")
+    assert "two replicas on the CPU" in " ".join(out.split())
+
+
+def test_missing_matplotlib_is_told_before_anything_else(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit) as caught:
+        main(["by-hand"])
+    assert caught.value.code == 2
+    assert "needs matplotlib: pip install 'finetune[plot]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_leaves_the_curve_so_far(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_unpacked(tmp_path / "clothes")
+    train_batch, seen = data_parallel.train_batch, []
+
+    def interrupted(*arguments: object) -> None:
+        seen.append(1)
+        if len(seen) > 9:
+            raise KeyboardInterrupt
+        train_batch(*arguments)
+
+    monkeypatch.setattr(data_parallel, "train_batch", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main(["by-hand", *map(str, QUICK)])
+    assert caught.value.code == 130 and Path("by_hand.png").exists()
+    assert LINE.fullmatch(capsys.readouterr().out.strip())
+
+
+def test_devices_of_an_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    names = ["cuda", "cuda:1", "cuda:0", "cpu"]
+    assert list(map(str, parse_devices(",".join(names)))) == ["cuda:0", "cuda:1", "cuda:0", "cpu"]
+    with pytest.raises(ValueError, match="no device 'cuda:2' here; valid are: cpu, cuda, cuda:0, cuda:1"):
+        parse_devices("cuda:0,cuda:2")

@@ -1,0 +1,88 @@
+"""`finetune parity`: every way beside one device, the table, and that a wrong way is caught."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from parity_ways import WAYS
+
+from finetune.commands import parity
+from finetune.commands.parity import Row, compare
+from finetune.parity import data_parallel, many_processes, one_process
+from finetune.parity.one_process import Job, Trained
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> list[Row]:
+    return compare(tmp_path_factory.mktemp("parity"), 2, 4, "float64")
+
+
+@pytest.mark.timeout(300)
+def test_every_way_computes_what_one_device_does(rows):
+    assert [row.name for row in rows] == WAYS
+    for row in rows:
+        # float64: rounding over 4 steps, far below any mistake; the control below is at 1e-4 and more
+        assert row.difference is not None and row.difference <= 1e-10, row
+        assert row.moved > 1e-3, row
+        assert row.seconds > 0 and row.devices == (1 if row.name == "one device" else 2)
+
+
+def test_bytes_are_those_of_the_arithmetic(rows):
+    # LeNet: 20*9+20, 50*20*25+50, 800*128+128, 128*10+10 weights of 8 bytes
+    lenet = 8 * (200 + 25_050 + 102_528 + 1_290)
+    # cut behind conv2's pooling: 32 pictures of 50*4*4 values; the linear layer's input gradient, the head's sum
+    pipeline, layer_wise = 32 * 800 * 8, 32 * 800 * 8 + 32 * 10 * 8
+    found = {row.name: row.num_bytes for row in rows}
+    assert (found["by hand"], found["ddp"]) == (lenet, lenet)
+    assert (found["pipeline gpipe"], found["pipeline 1f1b"], found["layer-wise"]) == (pipeline, pipeline, layer_wise)
+    assert found["one device"] == 0
+
+
+@pytest.fixture
+def by_hand_alone(monkeypatch):
+    """Leaves out what takes processes of its own."""
+    monkeypatch.setattr(
+        many_processes, "splits", lambda *_: {"pipeline gpipe": "a network of 4 parts can't be cut into 5"}
+    )
+
+    def start(strategy: str, network: str, job: Job) -> Trained:
+        batches = one_process.draw_batches(job)
+        return one_process.on_one_device(one_process.start_of(network, job), batches, torch.device("cpu"))
+
+    monkeypatch.setattr(many_processes, "by_lightning", start)
+
+
+def test_the_command_prints_a_row_for_each_way(cli, by_hand_alone, capsys):
+    threads = torch.get_num_threads()
+    cli("parity", "--steps", "2", "--dtype", "float32")
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[2:8]] == [
+        "one",
+        "by",
+        "ddp",
+        "ddp_spawn",
+        "pipeline",
+        "branches",
+    ]
+    assert "pipeline gpipe was skipped: a network of 4 parts can't be cut into 5" in out
+    assert "2 steps in float32" in out and max(map(len, out.splitlines())) <= 100
+    assert torch.get_num_threads() == threads
+
+
+def test_control_gradients_that_are_not_added_up_are_caught(cli, by_hand_alone, monkeypatch, capsys):
+    monkeypatch.setattr(data_parallel, "allreduce", lambda data: None)
+    with pytest.raises(ValueError, match="not what one device computes: by hand$"):
+        cli("parity", "--steps", "2")
+    assert "by hand" in capsys.readouterr().out  # the table comes first
+
+
+@pytest.mark.parametrize(("flag", "value", "message"), [("--devices", 0, "at least 1"), ("--steps", 0, "at least 1")])
+def test_numbers_that_make_no_sense(cli, flag, value, message):
+    with pytest.raises(ValueError, match=message):
+        cli("parity", flag, value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_on_cuda_devices(tmp_path: Path):
+    assert all(row.difference is None or row.difference <= 1e-10 for row in parity.compare(tmp_path, 2, 4, "float64"))

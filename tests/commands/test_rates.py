@@ -1,0 +1,95 @@
+"""The learning rate of an optimizer that the command line names instead of the config's."""
+
+from pathlib import Path
+
+import pytest
+from command_lines import ParseOnly
+
+from finetune.commands import rates
+from finetune.commands.rates import USUAL
+from finetune.system.messages import WrongUsage
+
+
+@pytest.fixture
+def optimizer(tmp_path, monkeypatch):
+    """The optimizer that a command line ends with, and what is said of it."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.chdir(tmp_path)
+    Path("adam.yaml").write_text("model: {optimizer: {class_path: torch.optim.Adam}}")
+    Path("adam_rate.yaml").write_text("model: {optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.3}}}")
+    Path("rate.yaml").write_text("model: {optimizer: {init_args: {lr: 0.4}}}")
+
+    def parse(*arguments: str):
+        cli = ParseOnly(["fit", *arguments])
+        return cli.config["fit"].model.optimizer, cli.rate_told
+
+    return parse
+
+
+HOTDOG = ("--config", "hotdog.yaml")  # SGD at 0.03
+TAKEN = {  # the rate is the usual one, and is told
+    ("--model.optimizer", "Adam"): ("Adam", "0.005 is for SGD"),
+    (*HOTDOG, "--model.optimizer", "Adam"): ("Adam", "0.03 is for SGD"),
+    (*HOTDOG, "--model.optimizer=torch.optim.AdamW"): ("AdamW", "0.03 is for SGD"),
+    (*HOTDOG, "--model.optimizer.class_path", "RAdam"): ("RAdam", "0.03 is for SGD"),
+    (*HOTDOG, "--config", "adam.yaml"): ("Adam", "0.03 is for SGD"),
+    (*HOTDOG, "--model.optimizer", '{"class_path": "torch.optim.Adam", "init_args": {"betas": [0.8, 0.9]}}'): (
+        "Adam",
+        "0.03 is for SGD",
+    ),
+    ("--config", "adam_rate.yaml", "--model.optimizer", "SGD"): ("SGD", "0.3 is for Adam"),
+    ("--config", "rate.yaml", "--model.optimizer", "Adam"): ("Adam", "0.4 is for SGD"),
+}
+LEFT = {  # it is the optimizer's own, or the user's
+    (): 0.005,
+    HOTDOG: 0.03,
+    (*HOTDOG, "--model.optimizer", "SGD"): 0.03,
+    ("--config", "adam_rate.yaml"): 0.3,
+    (*HOTDOG, "--config", "adam_rate.yaml"): 0.3,
+    ("--config", "adam.yaml", "--config", "rate.yaml"): 0.4,
+    (*HOTDOG, "--model.optimizer", "Adam", "--model.optimizer.lr", "0.01"): 0.01,
+    (*HOTDOG, "--model.optimizer.lr=0.01", "--model.optimizer", "Adam"): 0.01,
+    (*HOTDOG, "--model.optimizer.init_args.lr", "0.01", "--model.optimizer", "LBFGS"): 0.01,
+    (*HOTDOG, "--model.optimizer", '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}}'): 0.01,
+}
+
+
+# run_lightning would silence it; here it is an error.
+pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+
+
+@pytest.mark.parametrize("arguments", TAKEN, ids=" ".join)
+def test_another_optimizer_gets_its_own_rate_and_a_line(optimizer, arguments):
+    name, told = TAKEN[arguments]
+    parsed, said = optimizer(*arguments)
+    assert parsed.class_path == f"torch.optim.{name}" and parsed.init_args.lr == USUAL[name]
+    assert f"learning rate {USUAL[name]:g}, as is usual for {name}; {told}; --model.optimizer.lr sets another" in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", LEFT, ids=" ".join)
+def test_a_rate_that_is_its_own_or_was_given_stays_and_nothing_is_said(optimizer, arguments):
+    parsed, said = optimizer(*arguments)
+    assert parsed.init_args.lr == LEFT[arguments] and said == ""
+
+
+def test_where_no_rate_is_usual_it_is_asked_for(optimizer):
+    with pytest.raises(WrongUsage, match="0.03 is for SGD, not for LBFGS: give --model.optimizer.lr"):
+        optimizer(*HOTDOG, "--model.optimizer", "LBFGS")
+
+
+def test_what_else_the_config_says_is_kept(optimizer):
+    parsed, _ = optimizer(*HOTDOG, "--model.optimizer", "AdamW")
+    assert parsed.init_args.weight_decay == 2e-3
+
+
+@pytest.mark.parametrize("arguments", [["--config", "nested.yaml"], ["--model.optimizer", "LONG"]])
+def test_files_within_files_and_long_texts_are_read(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    Path("nested.yaml").write_text("model: model.yaml\n")
+    Path("model.yaml").write_text("optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.5}}\n")
+    text = '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.5, "eps": 1.0%s}}' % ("0" * 300)
+    assert rates._rate_is_for([text if argument == "LONG" else argument for argument in arguments]) in (
+        "Adam",
+        rates._COMMAND_LINE,
+    )

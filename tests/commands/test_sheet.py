@@ -1,0 +1,57 @@
+"""The sheet of predicted pictures."""
+
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_fits import SMALL, data, fit
+
+from finetune import Classifier
+from finetune.commands.sheet import caption, draw_sheet
+
+
+@pytest.mark.parametrize(
+    ("folder", "colour"), [("hotdog", (22, 128, 60)), ("not-hotdog", (190, 30, 45)), ("holiday", (70, 70, 70))]
+)
+def test_captions_are_coloured_by_what_the_folder_says(folder, colour):
+    path = Path("test", folder, "1.png")
+    assert caption(np.array([0.984, 0.016]), ["hotdog", "not-hotdog"], path) == ("hotdog 98 %", colour)
+
+
+def test_pictures_stand_in_rows_in_their_order():
+    images = np.stack([np.full((10, 10, 3), value, np.uint8) for value in (0, 60, 120, 180, 240)])
+    paper = np.asarray(draw_sheet(images, [("x", (0, 0, 0))] * 5, columns=3, side=50, gap=10))
+    assert paper.shape == (2 * (50 + 22 + 10) + 10, 3 * 60 + 10, 3)
+    centres = [paper[10 + 25 + row * 82, 10 + 25 + column * 60, 0] for row in (0, 1) for column in (0, 1, 2)]
+    assert centres == [0, 60, 120, 180, 240, 255]
+
+
+def test_sheet_from_the_command_line(colours, cli, tmp_path, capsys):
+    pictures = data(colours)
+    fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")
+    cli("sheet", "--ckpt_path", "some.ckpt", "--pictures", colours / "test", "--num", 5, "--columns", 8)
+    with Image.open(tmp_path / "sheet.png") as paper:
+        assert paper.size == (5 * 128 + 8, 120 + 22 + 16)
+    assert capsys.readouterr().out == "sheet in sheet.png\n"
+
+
+def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_path, monkeypatch):
+    pictures = data(colours)
+    fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")
+    (tmp_path / "sheet.png").write_bytes(b"before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))  # what a full disk does, without one
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            cli("sheet", "--ckpt_path", "some.ckpt", "--pictures", colours / "test")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "sheet.png").read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sheet.png", "some.ckpt"]
+    with pytest.raises(ValueError, match="a sheet is a .png"):  # before the checkpoint is read
+        cli("sheet", "--ckpt_path", "none.ckpt", "--pictures", colours / "test", "--output", "new")
+    cli("sheet", "--ckpt_path", "some.ckpt", "--pictures", colours / "test", "--output", "new/folder/a.PNG")
+    with Image.open(tmp_path / "new/folder/a.PNG") as paper:
+        assert paper.format == "PNG"

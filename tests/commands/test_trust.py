@@ -1,0 +1,194 @@
+"""What hostile checkpoints would have imported: a module on the path that leaves a file when it is."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from colours import QUICK, draw_colours
+
+from finetune import Classifier
+from finetune.commands.lightning_cli import run_lightning
+from finetune.commands.trust import data_settings
+from finetune.data.datasets.image_folder import SampleData
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with test pictures and `good.ckpt`."""
+    folder = tmp_path_factory.mktemp("trust")
+    root = draw_colours(folder / "colours", train=2, test=1)
+    small = ["--model.backbone", "small_cnn", "--data.image_size", "28", "--data.root", str(root)]
+    transforms = ["--data.augmentations", '[{"class_path": "albumentations.InvertImg", "init_args": {"p": 0.1}}]']
+    run = run_lightning(["fit", *QUICK, *small, *transforms, "--trainer.default_root_dir", str(folder / "runs")]).run
+    run.checkpoint("last").rename(folder / "good.ckpt")
+    return folder
+
+
+@pytest.fixture
+def has_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Whether the hostile module was imported since it was last asked."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/hostile.py").write_text(f"""
+from pathlib import Path
+import albumentations as A
+from finetune import ImageFolderData
+Path({str(tmp_path / "ran")!r}).touch()
+class Data(ImageFolderData): pass
+class Transform(A.InvertImg): pass
+def scheduler(optimizer): pass
+""")
+    monkeypatch.syspath_prepend(tmp_path / "path")
+
+    def asked() -> bool:
+        found = (tmp_path / "ran").exists()
+        (tmp_path / "ran").unlink(missing_ok=True)
+        sys.modules.pop("hostile", None)
+        return found
+
+    return asked
+
+
+class Code:
+    """Unpickled, it would leave a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+TRANSFORM = {"class_path": "hostile.Transform", "init_args": {}}
+OBJECT = {"class_path": "hostile.scheduler"}
+BY_LIGHTNING = {"_instantiator": "pytorch_lightning.cli.instantiate_module"}
+BY_LIGHTNING |= {"_class_path": "finetune.training.classifier.Classifier"}
+# what is written where, in which of the checkpoint's parts
+HOSTILE: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "data class": ("finetune", {"data_class": "hostile.Data"}),
+    "data class beneath ours": ("finetune", {"data_class": "finetune.hostile.Data"}),
+    "data class that is none": ("finetune", {"data_class": ["hostile.Data"]}),
+    "transform": ("datamodule_hyper_parameters", {"augmentations": [TRANSFORM]}),
+    "transform inside another": (
+        "datamodule_hyper_parameters",
+        {"augmentations": [{"class_path": "OneOf", "init_args": {"transforms": [TRANSFORM]}}]},
+    ),
+    "transform in text, which a parser reads": (
+        "datamodule_hyper_parameters",
+        {"augmentations": '[{"class_path": "hostile.Transform"}]'},
+    ),
+    "transform in text in a list": (
+        "datamodule_hyper_parameters",
+        {"augmentations": ['{"class_path": "hostile.Transform"}']},
+    ),
+    "another argument of the data": ("datamodule_hyper_parameters", {"root": {"class_path": "hostile.Data"}}),
+    "optimizer": ("hyper_parameters", {"optimizer": OBJECT}),
+    "scheduler": ("hyper_parameters", {"scheduler": OBJECT}),
+    "another argument of the model": ("hyper_parameters", {"class_mapping": OBJECT}),
+    "instantiator": ("hyper_parameters", {"_instantiator": "hostile.scheduler"}),
+    "Lightning's instantiator": ("hyper_parameters", {**BY_LIGHTNING, "scheduler": OBJECT}),
+}
+
+
+def altered(fitted: Path, path: Path, part: str | None, values: dict[str, Any]) -> Path:
+    checkpoint = torch.load(fitted / "good.ckpt", weights_only=True)
+    (checkpoint[part] if part else checkpoint).update(values)
+    torch.save(checkpoint, path)
+    return path
+
+
+def predict(ckpt: Path, fitted: Path, *more: str) -> None:
+    options = ["--ckpt_path", str(ckpt), "--data.predict", str(fitted / "colours/test"), "--data.num_workers", "0"]
+    run_lightning(["predict", *options, "--trainer.accelerator", "cpu", *more])
+
+
+@pytest.mark.parametrize("place", HOSTILE)
+def test_a_strangers_checkpoint_imports_nothing(fitted, tmp_path, monkeypatch, has_run, place):
+    monkeypatch.chdir(tmp_path)
+    ckpt = altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place])
+    with pytest.raises(ValueError, match="would import|is not as `finetune fit` writes them") as caught:
+        predict(ckpt, fitted)
+    assert "\n" not in str(caught.value) and not has_run()
+    if "hostile" in str(caught.value) and "import" in str(caught.value):
+        assert "--trust_modules" in str(caught.value)
+
+
+@pytest.mark.parametrize("place", [place for place, (part, _) in HOSTILE.items() if part == "hyper_parameters"])
+def test_sheet_imports_nothing_either(fitted, cli, tmp_path, has_run, place):
+    ckpt = altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place])
+    with pytest.raises(ValueError, match="is not as `finetune fit` writes them"):
+        cli("sheet", "--ckpt_path", ckpt, "--pictures", fitted / "colours/test")
+    assert not has_run()
+
+
+def test_sheet_does_not_look_where_lightning_would(fitted, cli, tmp_path, has_run):
+    older = {**BY_LIGHTNING, "scheduler": OBJECT, "class_names": ["a", "b"]}  # Lightning 0.7's place of arguments
+    ckpt = altered(fitted, tmp_path / "hostile.ckpt", None, {"hparams": older})
+    cli("sheet", "--ckpt_path", ckpt, "--pictures", fitted / "colours/test")
+    assert not has_run()
+    with suppress(Exception):  # the control: whatever comes of it, the module runs
+        Classifier.load_from_checkpoint(ckpt, map_location="cpu")
+    assert has_run()
+
+
+@pytest.mark.parametrize("part", ["hyper_parameters", "datamodule_hyper_parameters", "finetune"])
+def test_objects_among_the_settings_are_never_unpickled(fitted, tmp_path, monkeypatch, part):
+    monkeypatch.chdir(tmp_path)
+    ckpt = altered(fitted, tmp_path / "hostile.ckpt", part, {"class_names": Code(tmp_path / "unpickled")})
+    with pytest.raises(ValueError, match="holds posix.mkdir, which is neither a tensor nor a plain value"):
+        predict(ckpt, fitted)
+    assert not (tmp_path / "unpickled").exists()
+    torch.load(ckpt, weights_only=False)  # the control
+    assert (tmp_path / "unpickled").exists()
+
+
+def test_tensors_are_no_settings(fitted, tmp_path):
+    ckpt = altered(fitted, tmp_path / "a.ckpt", "datamodule_hyper_parameters", {"root": torch.zeros(1)})
+    with pytest.raises(ValueError, match="its datamodule_hyper_parameters hold Tensor"):
+        predict(ckpt, fitted)
+
+
+def test_what_the_user_names_is_imported(fitted, tmp_path, monkeypatch, has_run):
+    monkeypatch.chdir(tmp_path)
+    predict(fitted / "good.ckpt", fitted)  # ours, with albumentations' transforms
+    for place, flags in (
+        ("data class", ["--trust_modules", "other,hostile"]),
+        ("data class", ["--data", "hostile.Data"]),
+        ("transform", ["--trust_modules=hostile"]),
+    ):
+        predict(altered(fitted, tmp_path / "own.ckpt", *HOSTILE[place]), fitted, *flags)
+        assert has_run()  # also the control of all tests above: the module does leave its file
+    with pytest.raises(ValueError, match="--trust_modules hostile lets it"):
+        predict(tmp_path / "own.ckpt", fitted, "--trust_modules", "hosti,other")
+
+
+def test_a_class_path_on_the_command_line_is_the_users_own_however_it_is_given(fitted, tmp_path):
+    path = altered(fitted, tmp_path / "own.ckpt", "finetune", {"data_class": "mine.Data"})
+    checkpoint = torch.load(path, weights_only=True)
+    (tmp_path / "data.yaml").write_text("class_path: mine.Data\n")
+    (tmp_path / "other.yaml").write_text("init_args: {batch_size: 4}\n")
+    for given in ("mine.Data", '{"class_path": "mine.Data"}', str(tmp_path / "data.yaml")):
+        assert data_settings(checkpoint, ["--data", given])["class_path"] == "mine.Data"
+    for given in ("yours.Data", str(tmp_path / "other.yaml")):
+        with pytest.raises(ValueError, match="would import mine"):
+            data_settings(checkpoint, ["--data", given])
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_path, command):
+    checkpoint = torch.load(fitted / "good.ckpt", weights_only=True)
+    checkpoint["datamodule_hyper_parameters"]["root"] = str(tmp_path / "elsewhere/source")
+    checkpoint["finetune"]["data_class"] = "finetune.datamodules.SampleData"
+    torch.save(checkpoint, tmp_path / "stranger.ckpt")
+    given = [command, "--ckpt_path", "stranger.ckpt", "--trainer.accelerator", "cpu"]
+    with pytest.raises(ValueError, match=r"are not in .*/elsewhere/source any more: give --data\.root"):
+        cli(*given)
+    assert not (tmp_path / "elsewhere").exists()
+    made = patch.object(SampleData, "obtain", side_effect=ValueError("fetched"))
+    with made, pytest.raises(ValueError, match="fetched"):  # where the user says it, it is fetched
+        cli(*given, "--data.root", tmp_path / "elsewhere/source")

@@ -1,0 +1,539 @@
+"""The command line as a user meets it: help, mistakes, run folders, predictions, real processes."""
+
+import contextlib
+import csv
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
+
+import pytest
+import torch
+import yaml
+from colours import QUICK
+
+from finetune import __version__
+from finetune import cli as cli_module
+from finetune.cli import LIGHTNING, OWN, main, run
+
+
+def finetune(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The console script, in a process of its own."""
+    command = [str(Path(sys.executable).with_name("finetune")), *map(str, arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "expected"),
+    [("predict", None, "passive"), ("test", None, "passive"), ("predict", "active", "active"), ("fit", None, None)],
+)
+def test_waiting_threads_leave_the_cores_to_what_reads_pictures(monkeypatch, command, given, expected):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setitem(
+        sys.modules, "finetune.commands.lightning_cli", SimpleNamespace(run_lightning=lambda arguments: None)
+    )
+    monkeypatch.delitem(sys.modules, "torch")  # as at the start of a process: torch reads it when it is imported
+    run([command])
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
+
+
+def test_help_lists_everything_and_loads_nothing(tmp_path):
+    code = "import sys; from finetune.cli import run; run(['--help']); assert 'torch' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name, text in {**LIGHTNING, **{name: text for name, (_, text) in OWN.items()}}.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.M)
+    seconds = []
+    for option in ("--help", "--version"):
+        started = time.perf_counter()
+        result = finetune(option, cwd=tmp_path)
+        seconds.append(time.perf_counter() - started)
+        assert result.returncode == 0
+    assert result.stdout == f"finetune {__version__}\n"
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("command", list(LIGHTNING))
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "--trainer.max_epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["fti"], "there is no command 'fti'; did you mean 'fit'?"),
+        (["fit", "--model.freez", "layer2"], "did you mean 'model.freeze'?"),
+        (["fit", "--data.rot", "x"], "there is no option 'rot'; did you mean 'root'?"),
+        (["fit", "--trainer.max_epochs", "two"], "trainer.max_epochs: two is not valid; expected int or null"),
+        (["fit", "--trainer.max_epoch", "2"], "did you mean 'trainer.max_epochs'?"),
+        (["fit", "--config", "hotdgo.yaml"], "hotdog.yaml"),
+        (["predict", "--data.predict", "x"], "needs --ckpt_path"),
+        (["demo", "--sed", "1"], "did you mean 'seed'?"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    err = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert told in err
+    assert err.count("\n") == 1
+    assert err.startswith("finetune: error: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("model:\n  head_lr_multiplyer: 3\n")
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--config", "my.yaml"])
+    err = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert "head_lr_multiplier" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["fit", "--data.root", "nowhere"], "the data folder 'nowhere' does not exist"),
+        (["fit"], "--data.root FOLDER"),
+        (["test", "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
+        (["test", "--ckpt_path", "text.ckpt"], "is not a checkpoint that can be loaded safely"),
+        (["fit", "--data.root", "COLOURS", "--model.backbone", "resnet81"], "did you mean"),
+        (["fit", "--data.root", "COLOURS", "--model.freeze", "layer9", *QUICK], "the stages are"),
+        (["fit", "--data.root", "COLOURS", "--model.weights", "no.pt"], "no.pt"),
+        (["fit", "--data.root", "COLOURS", "--data.val_fraction", "2"], "val_fraction"),
+        (["fit", "--data.root", os.fsdecode(b"caf\xe9")], r"b'caf\xe9' is not UTF-8"),
+    ],
+)
+def test_bad_input_gets_one_line_and_loses_nothing(arguments, told, colours, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("text.ckpt").write_text("no checkpoint")
+    with pytest.raises(SystemExit) as caught:
+        main([str(colours) if argument == "COLOURS" else argument for argument in arguments])
+    err = capsys.readouterr().err
+    assert caught.value.code in (1, 2)
+    assert told in err
+    assert err.count("\n") == 1, err
+    assert not list(tmp_path.rglob("*.ckpt.*"))
+
+
+WRONG_VALUES = {
+    ("fit", "--data.batch_size", "0"): "batch_size must be at least 1",
+    ("fit", "--data.val_fraction", "-0.1"): "val_fraction -0.1",
+    ("fit", "--data.min_crop", "-1"): "min_crop",
+    ("fit", "--data.num_workers", "-1"): "num_workers -1",
+    ("fit", "--data.cache_limit_gb", "-1"): "cache_limit_gb -1.0",
+    ("fit", "--data.augmentations", '[{"class_path": "albumentations.Nothing"}]'): "there is no transform",
+    ("fit", "--model.backbone", "resnet81"): "did you mean",
+    ("fit", "--model.backbone", "squeezenet1_0"): "is not supported",
+    ("fit", "--model.weights", "IMAGENET1K_V9"): "neither a file nor weights",
+    ("fit", "--model.freeze", "layer9"): "the stages are",
+    ("fit", "--model.layer_decay", "2"): "layer_decay must be",
+    ("fit", "--model.head_lr_multiplier", "0"): "head_lr_multiplier must be",
+    ("fit", "--model.label_smoothing", "-1"): "label_smoothing must be",
+    ("fit", "--checkpoint_every_n_steps", "0"): "at least 1, got 0",
+    ("fit", "--trainer.devices", "0"): "devices",
+    ("fit", "--trainer.max_epochs", "-7"): "max_epochs",
+    ("predict", "--output", "x.xls"): "suffix must be one of",
+    ("predict", "--output", "folder.csv"): "--output folder.csv is a folder",
+    ("predict", "--output", "file/x.csv"): "file is a file, not a folder",
+    ("predict", "--top_k", "0"): "--top_k must be at least 1",
+    ("predict", "--top_k", "4"): "there are only 3 classes",
+    ("predict", "--data.batch_size", "0"): "batch_size must be at least 1",
+    ("sheet", "--num", "0"): "num and columns",
+    ("sheet", "--output", "x.foo"): "a sheet is a .png",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG_VALUES, ids=" ".join)
+def test_a_value_that_no_option_takes_is_wrong_usage(arguments, fitted, colours, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("folder.csv").mkdir()
+    Path("file").touch()
+    command, *wrong = arguments
+    checkpoint = ["--ckpt_path", str(fitted / "runs/fit/version_0/checkpoints/best.ckpt")]
+    cpu = ["--trainer.accelerator", "cpu"]
+    with pytest.raises(SystemExit) as caught:
+        main(
+            {
+                "fit": ["fit", "--data.root", str(colours), *QUICK, *wrong],
+                "predict": ["predict", *checkpoint, "--data.predict", str(colours), *cpu, *wrong],
+                "sheet": ["sheet", *checkpoint, "--pictures", str(colours), *wrong],
+            }[command]
+        )
+    shown = capsys.readouterr()
+    assert caught.value.code == 2 and shown.out == ""
+    assert re.fullmatch(rf"finetune: error: .*{re.escape(WRONG_VALUES[arguments])}.*\n", shown.err), shown.err
+
+
+def test_control_data_that_is_wrong_is_no_wrong_usage(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--data.root", "empty", *QUICK])
+    assert caught.value.code == 1 and "no class folders" in capsys.readouterr().err
+
+
+def test_a_config_works_from_any_folder(cli, colours, tmp_path, capsys):
+    cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--test_after_fit", "false")
+    assert (tmp_path / "runs/fit/version_0/checkpoints/best.ckpt").exists()
+    assert "test/accuracy" not in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def fitted(colours, tmp_path_factory) -> Path:
+    """A folder in which `finetune fit` has run twice."""
+    from finetune.cli import run
+
+    folder = tmp_path_factory.mktemp("fitted")
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        for _ in range(2):
+            run(["fit", "--data.root", str(colours), *QUICK])
+    finally:
+        os.chdir(here)
+    return folder
+
+
+def test_every_run_has_a_folder_of_its_own(fitted):
+    for version in ("version_0", "version_1"):
+        run = fitted / "runs/fit" / version
+        files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name != ".lock")
+        assert files == ["checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv", "test.json"]
+    with open(fitted / "runs/fit/version_0/metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert {"step", "epoch", "train/loss_epoch", "val/accuracy", "test/accuracy", "lr-SGD/head"} <= set(rows[0])
+    result = json.loads((fitted / "runs/fit/version_0/test.json").read_text())
+    assert sum(map(sum, result["confusion_matrix"])) == 30
+    assert any(row["test/accuracy"] and float(row["test/accuracy"]) == result["test/accuracy"] for row in rows)
+
+
+def test_the_saved_config_can_be_run_again(fitted, cli, tmp_path):
+    saved = fitted / "runs/fit/version_0/config.yaml"
+    cli("fit", "--config", saved, "--trainer.default_root_dir", tmp_path / "again", "--test_after_fit", "false")
+    a, b = yaml.safe_load(saved.read_text()), yaml.safe_load((tmp_path / "again/fit/version_0/config.yaml").read_text())
+    assert a["model"] == b["model"]
+    assert a["data"] == b["data"]
+    weights = [
+        torch.load(root / "fit/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for root in (fitted / "runs", tmp_path / "again")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
+    shutil.copy(fitted / "runs/fit/version_0/checkpoints/best.ckpt", tmp_path / "only.ckpt")
+    pictures = tmp_path / "pictures"
+    shutil.copytree(colours / "test", pictures)
+    (pictures / "broken.jpg").write_text("no picture")
+    cli("predict", "--ckpt_path", "only.ckpt", "--data.predict", "pictures", "--trainer.accelerator", "cpu")
+    with open(tmp_path / "runs/predict/version_0/predictions.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == sorted(str(p.relative_to(tmp_path)) for p in pictures.rglob("*.*"))
+    assert list(rows[0]) == ["path", "class", "probability", "p_blue", "p_green", "p_red", "error"]
+    bad = [row for row in rows if row["error"]]
+    assert [row["path"] for row in bad] == ["pictures/broken.jpg"]
+    assert bad[0]["class"] == ""
+    for row in rows:
+        if not row["error"]:
+            by_class = {name: float(row[f"p_{name}"]) for name in ("blue", "green", "red")}
+            assert sum(by_class.values()) == pytest.approx(1, abs=1e-6)
+            assert row["class"] == max(by_class, key=lambda name: by_class[name])
+    assert re.search(r"31 pictures: .*1 unreadable", capsys.readouterr().out)
+
+
+def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, capsys):
+    checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
+    expected = json.loads((fitted / "runs/fit/version_0/test.json").read_text())["test/accuracy"]
+    cli("test", "--ckpt_path", checkpoint, "--trainer.accelerator", "cpu")  # the data it was trained on
+    assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
+    cli("validate", "--ckpt_path", checkpoint, "--trainer.accelerator", "cpu")
+    assert re.search(r"^val/accuracy \d\.\d{4}$", capsys.readouterr().out, re.M)
+    # A config that says otherwise does not change what the checkpoint is; its data may be elsewhere.
+    Path("other.yaml").write_text("model: {backbone: resnet50}\ndata: {class_path: finetune.ImageFolderData}\n")
+    moved = tmp_path / "moved"
+    shutil.copytree(colours / "test", moved / "test")
+    cli(
+        "test",
+        "--config",
+        "other.yaml",
+        "--ckpt_path",
+        checkpoint,
+        "--data.root",
+        moved,
+        "--trainer.accelerator",
+        "cpu",
+    )
+    assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
+
+
+def test_resume_starts_afresh_goes_on_and_knows_the_end(colours, cli, tmp_path, capsys, caplog):
+    fit = ["fit", "--resume", "--data.root", colours, *QUICK]
+    cli(*fit)
+    first = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
+    cli(*fit)
+    assert "is finished" in caplog.text
+    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == first
+    cli(*fit, "--trainer.max_epochs", "2")  # the command line wins over the checkpoint
+    assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
+    last = torch.load(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2
+
+
+def test_without_validation_best_is_last(colours, cli, tmp_path):
+    cli("fit", "--data.root", colours, *QUICK, "--data.val_fraction", 0)
+    folder = tmp_path / "runs/fit/version_0/checkpoints"
+    assert (folder / "best.ckpt").read_bytes() == (folder / "last.ckpt").read_bytes()
+
+
+STARTS = {
+    "ddp": ["-m", "finetune", "fit", "--trainer.devices", "2"],
+    "ddp_spawn": ["-m", "finetune", "fit", "--trainer.devices", "2", "--trainer.strategy", "ddp_spawn"],
+    "torchrun": [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"),
+        *("finetune", "fit", "--trainer.devices", "2"),
+    ],
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_ways_of_starting_two_processes(start, colours, tmp_path):
+    """One run folder, one result, nothing else on the screen."""
+    command = [sys.executable, *STARTS[start], "--data.root", str(colours), *QUICK]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
+    assert result.stdout.count("test/accuracy") == 1
+    told = "".join(rf"{what}: .*\n" for what in ("pictures", "network", "training"))  # by one process alone
+    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), result.stderr
+    assert "training: 2 x cpu, " in result.stderr
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ctrl_c_ends_in_one_line(devices, colours, tmp_path):
+    arguments = [str(a) for a in ("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 500)]
+    arguments += ["--trainer.devices", str(devices), "--data.cache_limit_gb", "0"]  # which may be told of in a line
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.rglob("last.ckpt")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
+        _, err = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    told = ("pictures: ", "network: ", "training: ", "epoch ")
+    lines = [line for line in err.splitlines() if line and not line.startswith(told)]
+    assert lines == [
+        "stopping after this step; Ctrl-C again ends it at once",
+        "stopped by SIGINT; the same command with --resume goes on",
+    ]
+
+
+def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
+    """While pictures are predicted, where there is nothing to save."""
+    many = tmp_path / "list.txt"
+    many.write_text("\n".join(str(path) for path in colours.rglob("*.png")) * 200)
+    checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
+    arguments = ["predict", "--ckpt_path", str(checkpoint), "--data.predict", str(many), "--output", "out.csv"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", *arguments, "--trainer.accelerator", "cpu"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".out.csv.part0")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err == f"predicting {len(many.read_text().splitlines())} pictures\nstopped by SIGINT\n"
+    assert list(tmp_path.glob("*out.csv*")) + list(tmp_path.glob(".out.csv*")) == []
+
+
+def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
+    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    both = [subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    runs = sorted((tmp_path / "runs/fit").iterdir())
+    assert [run.name for run in runs] == ["version_0", "version_1"]
+    assert all((run / "test.json").exists() for run in runs)
+
+
+def test_a_full_disk_is_told_in_one_line_and_loses_nothing(colours, cli, tmp_path, monkeypatch, capsys):
+    fit = ["fit", "--resume", "--data.root", str(colours), *QUICK]
+    monkeypatch.chdir(tmp_path)
+    cli(*fit)
+    before = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
+
+    def full(checkpoint: object, file: BinaryIO) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(SystemExit) as caught:
+        main([*fit, "--trainer.max_epochs", "2"])
+    err = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert caught.value.code == 1
+    assert len(err) == 1
+    assert "could not be written" in err[0]
+    assert "No space left on device" in err[0]
+    files = sorted(path.name for path in (tmp_path / "runs/fit/version_0/checkpoints").iterdir())
+    assert files == ["best.ckpt", "last.ckpt"]
+    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == before
+
+
+def test_a_run_that_early_stopping_ended_is_finished(colours, cli, tmp_path, caplog):
+    stopper = '[{"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss", '
+    stopper += '"patience": 1, "min_delta": 100}}]'
+    fit = ["fit", "--resume", "--data.root", colours, *QUICK, "--trainer.max_epochs", 9, "--trainer.callbacks", stopper]
+    cli(*fit)
+    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    assert torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2
+    before = last.read_bytes()
+    cli(*fit)
+    assert "is finished" in caplog.text
+    assert last.read_bytes() == before
+
+
+def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3]
+    sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25"]
+    with pytest.raises(ValueError, match=r"train/loss is nan in epoch 1: training has diverged; a lower .*1e\+25"):
+        cli(*fit, *sgd)
+    assert not list(tmp_path.glob("runs/fit/version_0/**/*.ckpt"))
+    with pytest.raises(ValueError, match="train/loss_epoch is nan in epoch 1"):
+        cli(*fit, *sgd, "--data.val_fraction", 0)
+    assert not list(tmp_path.glob("runs/fit/version_1/**/*.ckpt"))
+
+
+def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
+    """Python leaves SIGTERM to the system, which ignores it for the first process of a container."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("finetune.cli.run", lambda arguments: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(9))
+    with pytest.raises(SystemExit) as caught:
+        main(["fit"])
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_file_that_cannot_be_made_is_named_in_full(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("finetune.cli.run", lambda arguments: Path("absent/file").touch())
+    with pytest.raises(SystemExit):
+        main(["fit"])
+    assert capsys.readouterr().err == f"finetune: error: No such file or directory: {tmp_path}/absent/file\n"
+
+
+def test_a_process_out_of_reach_is_told_in_a_line(monkeypatch, capsys):
+    def unreachable(arguments):
+        what = "SO_ERROR: Connection refused, remote=[127.0.1.1]:31116"
+        raise RuntimeError(f"Gloo connectFullMesh failed with [/__w/third_party/gloo/pair.cc:1] timed out: {what}")
+
+    monkeypatch.setattr("finetune.cli.run", unreachable)
+    with pytest.raises(SystemExit):
+        main(["fit"])
+    assert re.fullmatch(
+        r"finetune: error: process 0 can't reach another one at \[127\.0\.1\.1\]:31116: .* GLOO_SOCKET_IFNAME .*\n",
+        capsys.readouterr().err,
+    )
+
+
+@pytest.mark.parametrize("what", ["(pid 21) is killed by signal: Killed. ", "(pid(s) 21, 22) exited unexpectedly"])
+def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
+    def killed(arguments):
+        raise RuntimeError(f"DataLoader worker {what}")
+
+    monkeypatch.setattr("finetune.cli.run", killed)
+    with pytest.raises(SystemExit) as caught:
+        main(["fit"])
+    assert caught.value.code == 1
+    assert re.fullmatch(
+        r"finetune: error: a process that reads.*--data.num_workers may help\n", capsys.readouterr().err
+    )
+
+
+def test_a_list_of_which_no_picture_can_be_read_is_a_failure(fitted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        Path(f"{name}.png").write_text("no picture")
+    Path("list.txt").write_text("a.png\nb.png\n")
+    checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
+    with pytest.raises(SystemExit) as caught:
+        main(["predict", "--ckpt_path", str(checkpoint), "--data.predict", "list.txt", "--output", "out.CSV"])
+    shown = capsys.readouterr()
+    assert caught.value.code == 1 and "2 pictures: 2 unreadable" in shown.out
+    assert shown.err.endswith("finetune: error: none of the pictures can be read; out.CSV says why of each\n")
+    with open("out.CSV") as file:
+        assert [row["path"] for row in csv.DictReader(file) if row["error"]] == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("module", ["numpy.linalg", "numpy.dtypes", "torch"])
+def test_a_signal_while_libraries_are_imported_ends_it(tmp_path, signum, module):
+    """numpy and torch swallow what is raised in the middle of them, or break."""
+    (tmp_path / "sitecustomize.py").write_text(f"""
+import os, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), {int(signum)})
+sys.meta_path.insert(0, Finder())
+""")
+    # Another sitecustomize may stand in the way of this one.
+    code = f"exec(open({str(tmp_path / 'sitecustomize.py')!r}).read()); from finetune.cli import main; main()"
+    command = [sys.executable, "-c", code, "fit", "--data.root", "nowhere"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (128 + signum, "")
+
+
+def test_output_that_is_closed_is_no_failure(tmp_path):
+    command = f"{sys.executable} -m finetune --version >&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "Early stopping"),
+        (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices` selected"),
+        (RuntimeError("a fault of ours"), None),
+    ],
+)
+def test_what_lightning_says_of_wrong_options_is_a_line(error, told):
+    line = cli_module._one_line(error)
+    assert line is None if told is None else line.startswith(told) and "\n" not in line

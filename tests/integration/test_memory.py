@@ -1,0 +1,62 @@
+"""The memory of a fit does not grow with its epochs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from colours import QUICK
+
+_ALLOWED = 2**19  # bytes over the ten epochs after the first five: 60 kB seen
+_LEAK = 2**18  # bytes an epoch, the size of a few pictures: the control
+
+# In a process of its own, whose allocator holds nothing of other tests. What it only keeps to use again is given back
+# before each reading: else a reading would tell of its habits, a megabyte or two of them.
+_FIT = """
+import ctypes
+import gc
+import sys
+from pathlib import Path
+import pytorch_lightning as pl
+from finetune.cli import run
+from finetune.commands.lightning_cli import FinetuneCLI
+
+kept, seen, leak = [], [], int(sys.argv[1])  # a fit makes sys.argv its own
+
+class Resident(pl.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        kept.append(b"x" * leak)
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        seen.append(4096 * int(Path("/proc/self/statm").read_text().split()[1]))
+
+real = FinetuneCLI.instantiate_trainer
+
+def with_resident(self, **kwargs):
+    trainer = real(self, **kwargs)
+    trainer.callbacks.append(Resident())
+    return trainer
+
+FinetuneCLI.instantiate_trainer = with_resident
+run(["fit", *sys.argv[2:], "--trainer.max_epochs", "15"])
+print("growth", seen[-1] - seen[4])
+"""
+
+
+def growth(leak: int, colours: Path, folder: Path) -> int:
+    """Return how much a fit that leaks so many bytes in each epoch has grown."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FIT, str(leak), "--data.root", str(colours), *QUICK],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return int(done.stdout.split()[-1])
+
+
+def test_the_memory_of_a_fit_does_not_grow_with_its_epochs(colours, tmp_path):
+    assert growth(0, colours, tmp_path) < _ALLOWED
+    assert growth(_LEAK, colours, tmp_path) > 4 * _ALLOWED  # and so it would be seen

@@ -1,0 +1,397 @@
+"""Replicas by hand against one network trained by torch.optim, each promise beside a wrong variant that is caught."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from data_files import real_data, write_unpacked
+from torch import Tensor, nn
+from torchvision.transforms.functional import to_tensor
+
+from finetune.data.datasets import fashion_mnist_files
+from finetune.data.samplers import train_order
+from finetune.parity import data_parallel
+from finetune.parity.data_parallel import (
+    allreduce,
+    get_params,
+    init_params,
+    lenet,
+    predict,
+    scale,
+    split_batch,
+    synchronize,
+    train,
+    train_batch,
+)
+
+CPU = torch.device("cpu")
+STEPS, BATCH, LR = 20, 16, 0.05
+
+
+def loud_params(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Ten times the book's weights: with those, the loss would lie on its plateau for all the steps of a test."""
+    return [10 * p for p in init_params(0, dtype)]
+
+
+def batches(dtype: torch.dtype = torch.float64, num: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        X = torch.rand(num, 1, 28, 28, generator=generator, dtype=torch.float64)
+        yield X.to(dtype), torch.randint(10, (num,), generator=generator)
+
+
+def reference(params: list[Tensor], data: Iterator[tuple[Tensor, Tensor]], lr: float = LR) -> list[Tensor]:
+    """The same network of torch's modules, trained by torch's optimizer on the mean loss of each whole batch."""
+    network = nn.Sequential(
+        *(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.AvgPool2d(2)),
+        *(nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10)),
+    ).to(params[0].dtype)
+    with torch.no_grad():
+        for p, value in zip(network.parameters(), turned(params), strict=True):
+            p.copy_(value)
+    optimizer = torch.optim.SGD(network.parameters(), lr=lr)
+    for X, y in data:
+        optimizer.zero_grad()
+        nn.CrossEntropyLoss()(network(X), y).backward()
+        optimizer.step()
+    return turned([p.detach() for p in network.parameters()])
+
+
+def turned(params: list[Tensor]) -> list[Tensor]:
+    """The weights of linear layers transposed, as nn.Linear holds them, or back."""
+    return [p.T if p.dim() == 2 else p for p in params]
+
+
+def by_hand(
+    params: list[Tensor], data: Iterator[tuple[Tensor, Tensor]], k: int, step: Callable = train_batch
+) -> list[list[Tensor]]:
+    """The weights of each of k replicas on the CPU after training."""
+    device_params = [get_params(params, CPU) for _ in range(k)]
+    for X, y in data:
+        step(X, y, device_params, [CPU] * k, LR)
+    return [[p.detach() for p in replica] for replica in device_params]
+
+
+def distance(a: list[Tensor], b: list[Tensor]) -> float:
+    return max(float((p - q).abs().max()) for p, q in zip(a, b, strict=True))
+
+
+def farthest(replicas: list[list[Tensor]], expected: list[Tensor]) -> float:
+    return max(distance(replica, expected) for replica in replicas)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Tensor]:
+    return reference(loud_params(), batches())
+
+
+# The network
+
+
+def test_the_books_first_weights():
+    params = init_params(0, torch.float64)
+    shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
+    assert [tuple(p.shape) for p in params] == shapes
+    assert all(not p.any() for p in params[1::2])
+    for p in params[::2]:  # four standard errors of a standard deviation
+        assert float(p.std()) == pytest.approx(0.01, rel=4 / math.sqrt(2 * p.numel()))
+    assert all(torch.equal(p.float(), q) for p, q in zip(params, init_params(0), strict=True))
+    assert not torch.equal(params[0], init_params(1, torch.float64)[0])
+
+
+def test_shapes_inside_the_network(monkeypatch):
+    shapes = []
+
+    def pool(x: Tensor, size: int) -> Tensor:
+        y = F.avg_pool2d(x, size)
+        shapes.extend([tuple(x.shape), tuple(y.shape)])
+        return y
+
+    monkeypatch.setattr(data_parallel, "F", type("F", (), {**vars(F), "avg_pool2d": staticmethod(pool)}))
+    assert lenet(torch.zeros(3, 1, 28, 28), init_params(0)).shape == (3, 10)
+    assert shapes == [(3, 20, 26, 26), (3, 20, 13, 13), (3, 50, 9, 9), (3, 50, 4, 4)]
+
+
+def test_pixels_are_scaled_as_torchvision_does():
+    pixels = torch.arange(256, dtype=torch.uint8).repeat(4)[: 28 * 28].view(1, 28, 28)
+    assert torch.equal(scale(pixels, torch.float32)[0], to_tensor(pixels[0].numpy()))
+    assert scale(pixels, torch.float64).dtype == torch.float64
+
+
+# The parts
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_replicas_on_one_device_own_their_storage(k):
+    params = init_params(0)
+    device_params = [params] + [get_params(params, CPU) for _ in range(k)]
+    for replicas in zip(*device_params, strict=True):
+        assert len({p.data_ptr() for p in replicas}) == k + 1
+        assert all(torch.equal(p, replicas[0]) for p in replicas)
+        assert [p.requires_grad and p.is_leaf for p in replicas] == [False] + [True] * k
+    assert params[0].to(CPU).data_ptr() == params[0].data_ptr()  # what must not happen is what `to` does by itself
+
+
+def added_twice(data: list[Tensor]) -> None:
+    """Control: the second loop adds where it should copy."""
+    for i in range(1, len(data)):
+        data[0].add_(data[i])
+    for i in range(1, len(data)):
+        data[i].add_(data[0])
+
+
+def reassigned(data: list[Tensor]) -> None:
+    """Control: the list gets new tensors, and the gradients stay as they were."""
+    for i in range(1, len(data)):
+        data[0].add_(data[i])
+    for i in range(1, len(data)):
+        data[i] = data[0].clone()
+
+
+def forgotten(data: list[Tensor]) -> None:
+    """Control: nothing is exchanged."""
+
+
+def after(allreduce: Callable, k: int) -> list[list[float]]:
+    """What the caller's own tensors (1, 10), (2, 20), (3, 30), ... hold afterwards."""
+    tensors = [torch.tensor([float(i), 10.0 * i]) for i in range(1, k + 1)]
+    pointers = [t.data_ptr() for t in tensors]
+    allreduce(list(tensors))
+    assert [t.data_ptr() for t in tensors] == pointers
+    return [t.tolist() for t in tensors]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_allreduce_gives_every_tensor_the_sum(k):
+    total = k * (k + 1) / 2
+    assert after(allreduce, k) == [[total, 10 * total]] * k
+
+
+@pytest.mark.parametrize("wrong", [added_twice, reassigned, forgotten])
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_wrong_sums_are_caught(wrong, k):
+    total = k * (k + 1) / 2
+    assert after(wrong, k) != [[total, 10 * total]] * k
+
+
+def test_a_batch_is_split_in_order():
+    X, y = torch.arange(12).view(12, 1), torch.arange(12)
+    X_shards, y_shards = split_batch(X, y, [CPU] * 3)
+    assert [part.tolist() for part in y_shards] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert torch.equal(torch.cat(X_shards), X)
+    with pytest.raises(ValueError, match=r"12 .*\b5 devices"):
+        split_batch(X, y, [CPU] * 5)
+
+
+# Training
+
+
+# float64: twenty steps of rounding, far below any mistake (measured: 6e-17 at weights of up to 0.5).
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_every_replica_is_the_network_trained_on_one_device(expected, k):
+    replicas = by_hand(loud_params(), batches(), k)
+    assert len(replicas) == k and farthest(replicas, expected) <= 1e-10
+
+
+def test_the_weights_have_moved(expected):
+    # else the comparison would hold for networks that never learned
+    for p, q in zip(expected, loud_params(), strict=True):
+        assert float((p - q).abs().max()) > 1e-3
+
+
+def test_the_books_first_weights_stay_together_too():
+    expected = reference(init_params(0, torch.float64), batches())
+    for k in (1, 2, 4):
+        assert farthest(by_hand(init_params(0, torch.float64), batches(), k), expected) <= 1e-10
+
+
+# float32: ten times what was measured (2.4e-7 at weights of up to 0.5, 3 seeds); the order of additions differs.
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_float32_differs_by_its_rounding(k):
+    expected = reference(loud_params(torch.float32), batches(torch.float32))
+    replicas = by_hand(loud_params(torch.float32), batches(torch.float32), k)
+    assert farthest(replicas, expected) <= 2.4e-6
+    assert all(distance(replica, replicas[0]) == 0 for replica in replicas)
+
+
+@pytest.mark.parametrize("wrong", [added_twice, reassigned, forgotten])
+@pytest.mark.parametrize("k", [2, 4])
+def test_wrong_sums_lead_elsewhere(expected, monkeypatch, wrong, k):
+    monkeypatch.setattr(data_parallel, "allreduce", wrong)
+    replicas = by_hand(loud_params(), batches(), k)
+    assert min(distance(replica, expected) for replica in replicas) > 1e-3
+
+
+def test_one_tensor_for_all_replicas_leads_elsewhere(expected, monkeypatch):
+    shared = [p.requires_grad_() for p in loud_params()]
+    device_params = [shared, shared]
+    for X, y in batches():
+        train_batch(X, y, device_params, [CPU] * 2, LR)
+    assert distance([p.detach() for p in shared], expected) > 1e-3
+
+
+def uneven(X: Tensor, y: Tensor, devices: list[torch.device]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    return X.tensor_split(len(devices)), y.tensor_split(len(devices))
+
+
+def step_of_means(X: Tensor, y: Tensor, device_params: list[list[Tensor]], devices: list, lr: float) -> None:
+    """Control: each replica's mean loss, averaged over replicas."""
+    for part, labels, params in zip(*data_parallel.split_batch(X, y, devices), device_params, strict=True):
+        F.cross_entropy(lenet(part, params), labels).backward()
+    for replicas in zip(*device_params, strict=True):
+        allreduce([p.grad for p in replicas])
+    for params in device_params:
+        data_parallel.sgd(params, lr, len(devices))
+
+
+def test_sums_are_right_for_uneven_parts_and_means_are_not(expected, monkeypatch):
+    # Why losses are summed: 16 pictures in parts of 6, 5 and 5.
+    assert farthest(by_hand(loud_params(), batches(), 4, step_of_means), expected) <= 1e-10  # even parts hide it
+    monkeypatch.setattr(data_parallel, "split_batch", uneven)
+    assert farthest(by_hand(loud_params(), batches(), 3), expected) <= 1e-10
+    assert farthest(by_hand(loud_params(), batches(), 3, step_of_means), expected) > 1e-4
+
+
+# Prediction
+
+
+@pytest.mark.parametrize(("num", "k"), [(256, 8), (256, 1), (10, 4), (3, 8)])
+def test_prediction_over_replicas_is_that_of_one(monkeypatch, num, k):
+    X, shapes = next(batches(num=num))[0], []
+    expected = lenet(X, loud_params())
+    monkeypatch.setattr(data_parallel, "lenet", lambda X, params: shapes.append(tuple(X.shape)) or lenet(X, params))
+    logits = predict(X, [get_params(loud_params(), CPU) for _ in range(k)], [CPU] * k)
+    assert not logits.requires_grad
+    assert float((logits - expected).abs().max()) <= 1e-12  # the same sums, at most in other blocks
+    assert len(shapes) == k and sum(shape[0] for shape in shapes) == num
+    if num == 256:
+        assert shapes == [(256 // k, 1, 28, 28)] * k
+
+
+# A run
+
+
+@pytest.fixture
+def clothes(tmp_path, monkeypatch):
+    """A run on 200 pictures in batches of 24, and a last one of 8; keeps what each batch was."""
+    write_unpacked(tmp_path)
+    seen: list = []
+
+    def keep(X: Tensor, y: Tensor, device_params: list, devices: list, lr: float) -> None:
+        train_batch(X, y, device_params, devices, lr)
+        seen.append((X, y, [[p.detach() for p in params] for params in device_params]))
+
+    def run(k: int, **options) -> list:
+        seen.clear()
+        options = {"batch_size": 24, "lr": 0.5, "num_epochs": 2, "root": tmp_path, "dtype": torch.float64, **options}
+        return list(train([CPU] * k, **options))
+
+    monkeypatch.setattr(data_parallel, "train_batch", keep)
+    monkeypatch.setattr(data_parallel, "init_params", lambda seed, dtype: loud_params(dtype))
+    run.seen, run.root = seen, tmp_path
+    return run
+
+
+def test_a_run_is_the_same_on_any_number_of_replicas(clothes):
+    alone = clothes(1, num_epochs=4)
+    weights = clothes.seen[-1][2][0]
+    assert [epoch.epoch for epoch in alone] == [1, 2, 3, 4]
+    assert alone[-1].accuracy > 0.5 and all(epoch.seconds > 0 for epoch in alone)
+    for k in (2, 4):
+        epochs = clothes(k, num_epochs=4)
+        assert [epoch.accuracy for epoch in epochs] == [epoch.accuracy for epoch in alone]
+        replicas = clothes.seen[-1][2]
+        assert len(replicas) == k
+        assert all(distance(replica, weights) <= 1e-10 for replica in replicas)
+        assert all(distance(replica, replicas[0]) == 0 for replica in replicas)
+
+
+def test_accuracy_is_that_of_the_whole_test_split(clothes):
+    (epoch,) = clothes(2, num_epochs=1, lr=0.2)
+    pixels, labels = map(torch.from_numpy, fashion_mnist_files.read(clothes.root, "test"))
+    logits = lenet(scale(pixels, torch.float64), clothes.seen[-1][2][0])
+    assert epoch.accuracy == int((logits.argmax(1) == labels).sum()) / 50
+    assert 0.2 < epoch.accuracy < 0.9  # else a wrong count could hide
+
+
+def test_every_picture_is_seen_once_an_epoch_in_the_order_of_the_seed(clothes):
+    clothes(2, seed=3)
+    assert [len(X) for X, *_ in clothes.seen] == [*[24] * 8, 8] * 2
+    pixels, labels = map(torch.from_numpy, fashion_mnist_files.read(clothes.root, "train"))
+    for epoch in range(2):
+        order = torch.from_numpy(train_order(200, 3, epoch))
+        part = clothes.seen[9 * epoch : 9 * (epoch + 1)]
+        assert torch.equal(torch.cat([X for X, *_ in part]), scale(pixels[order], torch.float64))
+        assert torch.equal(torch.cat([y for _, y, _ in part]), labels[order])
+
+
+@pytest.mark.parametrize(
+    ("k", "options", "words"),
+    [
+        (5, {}, r"a batch of 24 .* 24 does not divide by 5"),
+        (3, {}, r"a batch of 8 out of 200 pictures, and 8 does not divide by 3"),
+        (3, {"batch_size": 300}, r"a batch of 200 .* 3 devices"),
+        (1, {"batch_size": 0}, "batch_size 0"),
+        (1, {"num_epochs": 0}, "epochs 0"),
+        (1, {"lr": 0.0}, "lr 0.0"),
+        (1, {"lr": math.nan}, "lr nan"),
+        (1, {"lr": math.inf}, "lr inf"),
+        (1, {"seed": -1}, "seed -1"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_training(clothes, k, options, words):
+    with pytest.raises(ValueError, match=words):
+        clothes(k, **options)
+    assert not clothes.seen
+
+
+def test_weights_that_are_no_longer_finite_are_told(clothes):
+    with pytest.raises(ValueError, match=r"lr 1e\+30 is too high"):
+        clothes(2, lr=1e30)
+    assert len(clothes.seen) == 9
+
+
+def test_devices_are_awaited_before_the_clock_is_read(clothes, monkeypatch):
+    events, clock = [], time.perf_counter
+    monkeypatch.setattr(data_parallel, "synchronize", lambda devices: events.append("wait"))
+    monkeypatch.setattr(data_parallel.time, "perf_counter", lambda: events.append("clock") or clock())
+    clothes(2, num_epochs=1)
+    assert events == ["wait", "clock", "wait", "clock"]
+
+
+def test_only_accelerators_are_awaited_each_once(monkeypatch):
+    awaited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", awaited.append)
+    synchronize([torch.device(name) for name in ("cpu", "cuda:0", "cuda:1", "cuda:0")])
+    assert sorted(map(str, awaited)) == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("names", [["cuda:0"], ["cuda:0", "cuda:0"], ["cpu", "cuda:0"]])
+def test_cuda_devices_compute_what_the_cpu_does(expected, names):
+    devices = [torch.device(name) for name in names]
+    device_params = [get_params(loud_params(), device) for device in devices]
+    for X, y in batches():
+        train_batch(X, y, device_params, devices, LR)
+    for params, device in zip(device_params, devices, strict=True):
+        assert all(p.device == device for p in params)
+        assert distance([p.detach().cpu() for p in params], expected) <= 1e-10
+
+
+@pytest.mark.real
+def test_some_steps_on_the_real_pictures(tmp_path):
+    for path in (real_data("fashion-mnist") / "FashionMNIST/raw").glob("*.gz"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    fashion_mnist_files.obtain(tmp_path)
+    X, y = map(torch.from_numpy, fashion_mnist_files.read(tmp_path, "train"))
+    order = torch.from_numpy(train_order(len(X), 0, 0))[: STEPS * 64].split(64)
+    data = [(scale(X[indices], torch.float64), y[indices]) for indices in order]
+    expected = reference(loud_params(), iter(data))
+    for k in (1, 2, 4):
+        assert farthest(by_hand(loud_params(), iter(data), k), expected) <= 1e-10
+    X, y = data[0]
+    assert F.cross_entropy(lenet(X, expected), y) < F.cross_entropy(lenet(X, loud_params()), y) - 0.1

@@ -1,0 +1,27 @@
+"""What parity starts in other processes."""
+
+import pytest
+import torch
+
+from finetune.parity import many_processes, one_process
+from finetune.parity.one_process import Job, distance
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    return Job(tmp_path, k=1, steps=2, dtype="float64", is_cuda=False, batch_size=8)
+
+
+def test_a_failing_fit_is_told_in_its_own_words(job):
+    with pytest.raises(
+        ValueError, match=r"finetune fit with ddp failed: finetune: error: the data folder .* does not exist"
+    ):
+        many_processes.by_lightning("ddp", "lenet", job)  # nobody wrote the pictures
+
+
+def test_a_fit_leaves_the_weights_of_its_process(job):
+    batches, start = one_process.draw_batches(job), one_process.start_of("lenet", job)
+    found = many_processes.by_lightning("auto", "lenet", job)
+    one = one_process.on_one_device(start, batches, torch.device("cpu"))
+    assert len(found.states) == 1 and found.seconds > 0
+    assert distance(found.states[0], one.states[0]) <= 1e-10  # float64, two steps

@@ -1,0 +1,336 @@
+"""Networks split over 2 and 3 processes or two devices, each held against one device, beside wrong variants."""
+
+import copy
+import functools
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from model_parallel_scenarios import (
+    NUM_CLASSES,
+    convolution_task,
+    draw,
+    linear_task,
+    mean_loss,
+    mlp_task,
+    resnet_task,
+    train,
+)
+from networks import subnets
+from processes import launch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torchvision import models
+
+from finetune.distributed.tensor_parallel import shard_head
+from finetune.models.backbones import build
+from finetune.parity.branches import Branches, Siamese
+from finetune.parity.communication_volume import branches_bytes, linear_bytes, pipeline_bytes
+from finetune.parity.pipeline import Pipeline, activations, cut, layers
+
+# Rounding over 10 steps in float64: far above what was measured (3e-15 at most), far below any mistake.
+TOLERANCE = 1e-10
+# Wrong variants differ by more than this (4e-2 at least was measured).
+WRONG = 1e-4
+
+TASKS = {
+    "subnets": linear_task,
+    "mlp": mlp_task,
+    "convolution": convolution_task,
+    "resnet": resnet_task,
+    "trained": partial(resnet_task, is_batch_norm_trained=True),
+    "huge": partial(mlp_task, NUM_CLASSES, batch_size=3),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders with what the scenarios left, by number of processes."""
+    root = tmp_path_factory.mktemp("model_parallel")
+    return {k: launch("model_parallel_scenarios.py", root / f"world{k}", k) for k in (2, 3)}
+
+
+def load(folder: Path, name: str, rank: int) -> Any:
+    return torch.load(folder / f"{name}_{rank}.pt", weights_only=True)
+
+
+@functools.cache
+def alone(task: str) -> tuple[dict[str, Tensor], list[float]]:
+    """Weights and losses of one device."""
+    network, batches, lr = TASKS[task]()
+    losses = []
+
+    def step(x: Tensor, y: Tensor) -> None:
+        loss = F.cross_entropy(network(x), y)
+        loss.backward()
+        losses.append(loss.item())
+
+    train(step, network.parameters(), batches, lr)
+    return network.state_dict(), losses
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Largest difference between two networks' weights."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+# ---- all ways
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        *("subnets_gpipe", "subnets_1f1b", "resnet"),
+        *("subnets_linear", "mlp_linear", "convolution_head", "huge_head"),
+    ],
+)
+def test_weights_are_those_of_one_device(results, scenario, world_size):
+    weights, _ = alone(scenario.split("_")[0])
+    for rank in range(world_size):  # every rank, not only the first
+        assert distance(weights, load(results[world_size], scenario, rank)["weights"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("task", ["subnets", "mlp", "convolution", "resnet", "huge"])
+def test_training_moved_the_weights(task):
+    # else the comparison above would hold for networks that never learned
+    network, _, _ = TASKS[task]()
+    assert distance(network.state_dict(), alone(task)[0]) > 1e-3
+
+
+# ---- pipeline
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("scenario", ["subnets_gpipe", "subnets_1f1b"])
+def test_last_process_has_the_mean_loss(results, scenario, world_size):
+    _, losses = alone("subnets")
+    *others, last = (load(results[world_size], scenario, rank)["losses"] for rank in range(world_size))
+    assert last == pytest.approx(losses, abs=TOLERANCE)
+    assert all(loss is None for other in others for loss in other)
+
+
+def test_summing_micro_batches_is_caught(results):
+    assert distance(alone("subnets")[0], load(results[2], "control_sum", 0)["weights"]) > WRONG
+
+
+def test_batch_norm_that_trains_sees_micro_batches(results):
+    # With one micro-batch nothing differs: it is they that do it.
+    weights, _ = alone("trained")
+    assert distance(weights, load(results[2], "trained_norm_whole", 0)["weights"]) <= TOLERANCE
+    control = load(results[2], "control_trained_norm", 0)["weights"]
+    learned = [name for name, _ in resnet_task()[0].named_parameters()]  # not the statistics, which count batches
+    assert distance({n: weights[n] for n in learned}, {n: control[n] for n in learned}) > WRONG
+
+
+@pytest.mark.parametrize(("scenario", "task"), [("subnets_1f1b", linear_task), ("resnet", resnet_task)])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_pipeline_sends_what_is_computed(results, scenario, task, world_size):
+    network, batches, _ = task()
+    expected = pipeline_bytes(cut(layers(network), world_size), batches[0][0])
+    assert [load(results[world_size], scenario, rank)["sent"] for rank in range(world_size)] == expected
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_pipelines_that_cannot_be_are_refused_on_every_process(results, world_size):
+    messages = [
+        "a batch of 12 can't be split evenly into 5 micro-batches",
+        f"1f1b over {world_size} processes needs at least {world_size} micro-batches, not 1",
+        "there is no schedule 'zigzag': take gpipe or 1f1b",
+    ]
+    for rank in range(world_size):
+        assert load(results[world_size], "refused", rank) == messages
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_pipeline_of_one_process(group_of_one, schedule):
+    network, batches, lr = linear_task()
+    pipeline = Pipeline(cut(layers(network), 1), batches[0][0], schedule, 4)
+    train(pipeline.step, pipeline.part.parameters(), batches, lr)
+    assert distance(alone("subnets")[0], pipeline.full_state()) <= TOLERANCE
+    with pytest.raises(ValueError, match="takes batches of 24, not of 12"):
+        pipeline.step(torch.zeros(12, 1024), None)
+    with pytest.raises(ValueError, match="2 parts needs as many processes, not 1"):
+        Pipeline(cut(layers(network), 2), batches[0][0], schedule, 4)
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet50", "resnext50_32x4d", "resnet18_small", "lenet"])
+def test_parts_in_a_row_are_the_network(backbone):
+    network = build(backbone, 5).eval()
+    x = torch.randn(2, 3, 28, 28)
+    for k in (1, 2, 3, 4):
+        parts = cut(layers(network), k)
+        assert len(parts) == k
+        with torch.no_grad():
+            assert torch.equal(nn.Sequential(*parts)(x), network(x))
+        states = [part.state_dict() for part in parts]
+        assert sum(map(len, states)) == len(network.state_dict())  # nothing is in two parts
+        assert {n: v.data_ptr() for s in states for n, v in s.items()} == {
+            n: v.data_ptr() for n, v in network.state_dict().items()
+        }
+
+
+def test_subnets_are_three():
+    shapes = [[tuple(p.shape) for p in part.parameters()] for part in layers(subnets())]
+    assert shapes == [[(512, 1024), (512,)], [(256, 512), (256,)], [(100, 256), (100,)]]
+
+
+def test_parts_are_shared_out_evenly():
+    row = [nn.Sequential(nn.Identity()) for _ in range(7)]
+    named = [nn.Sequential() for _ in row]
+    for i, part in enumerate(named):
+        part.add_module(f"layer{i}", row[i])
+    assert [len(part) for part in cut(named, 3)] == [3, 2, 2]
+    assert [name for part in cut(named, 3) for name, _ in part.named_children()] == [f"layer{i}" for i in range(7)]
+
+
+def test_cutting_too_often_is_refused():
+    with pytest.raises(ValueError, match="of 4 parts can't be cut into 5: take 1 to 4 devices"):
+        cut(layers(build("resnet18", 2)), 5)
+    with pytest.raises(ValueError, match="VisionTransformer can't be cut between layers"):
+        layers(models.vit_b_16())
+
+
+def test_activations_cost_nothing_and_change_nothing():
+    network = build("resnet18", 10)
+    before = copy.deepcopy(network.state_dict())
+    found = activations(layers(network), torch.empty(6, 3, 64, 64, device="meta"))
+    shapes = [(6, 3, 64, 64), (6, 64, 16, 16), (6, 128, 8, 8), (6, 256, 4, 4), (6, 10)]
+    assert [tuple(activation.shape) for activation in found] == shapes
+    assert all(activation.is_meta for activation in found)
+    assert distance(before, network.state_dict()) == 0
+
+
+# ---- linear layers
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    ("scenario", "num_classes", "num_inputs"), [("convolution", 10, 54), ("huge", NUM_CLASSES, 35)]
+)
+def test_each_device_holds_its_part_of_the_head(results, scenario, num_classes, num_inputs, world_size):
+    rows = math.ceil(num_classes / world_size)
+    for rank in range(world_size):
+        result = load(results[world_size], f"{scenario}_head", rank)
+        own = min(rows, num_classes - rank * rows)  # as torch.chunk: 4, 4 and 2 of 10
+        ((weight, bias, *learned),) = result["held"].values()
+        # Values, gradients and momentum; in memory no more than an equal share, in float64.
+        for shape, num_bytes in (weight, *learned[::2]):
+            assert shape == (own, num_inputs)
+            assert num_bytes <= rows * num_inputs * 8
+        for shape, num_bytes in (bias, *learned[1::2]):
+            assert shape == (own,)
+            assert num_bytes <= rows * 8
+        assert result["logits"][:2] == ("Tensor", (12 if scenario == "convolution" else 3, num_classes))
+
+
+def test_a_gradient_that_is_not_summed_is_caught(results):
+    network, batches, lr = mlp_task(num_classes=6)
+    train(partial(mean_loss, network), network.parameters(), batches, lr)
+    weights = {name: value for name, value in network.state_dict().items() if name.startswith("0")}
+    assert distance(weights, load(results[2], "control_forgotten_reduction", 0)) > WRONG
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    ("scenario", "task", "names"),
+    [
+        ("subnets_linear", linear_task, ["0", "2", "4"]),
+        ("mlp_linear", mlp_task, ["0", "2"]),
+        ("convolution_head", convolution_task, ["4"]),
+    ],
+)
+def test_linear_layers_send_what_is_computed(results, scenario, task, names, world_size):
+    network, batches, _ = task()
+    x, _ = batches[0]
+    for rank in range(world_size):
+        sent = 0
+        for name, num_bytes in load(results[world_size], scenario, rank)["collectives"]:
+            if name == "all_reduce":
+                sent += 2 * (world_size - 1) * num_bytes // world_size
+            else:
+                assert name == "all_gather_into_tensor"
+                sent += (world_size - 1) * num_bytes
+        assert sent / len(batches) == linear_bytes(network, names, len(x), world_size)[rank]
+
+
+def test_a_mesh_of_two_axes_is_refused(group_of_one):
+    with pytest.raises(ValueError, match="one axis of devices, not over 2"):
+        shard_head(subnets(), init_device_mesh("cpu", (1, 1)))
+
+
+# ---- branches
+
+
+def pairs() -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.stack([x, x.roll(1, 0)]), (y % 2).double()) for x, y in draw(10, 4, 140, 256)]
+
+
+def trained_branches(network: Siamese) -> Branches:
+    branches = Branches(network, ["cpu", "cpu"])
+    train(branches.step, branches.parameters(), pairs(), 0.1)
+    return branches
+
+
+@pytest.fixture
+def siamese() -> Siamese:
+    torch.manual_seed(0)
+    return Siamese().double()
+
+
+def test_branches_learn_what_one_device_does(siamese):
+    branches = trained_branches(siamese)
+
+    # One LSTM, called twice: autograd does the sum. The loss is that of the text: a sigmoid, then cross-entropy.
+    lstm, dense = siamese.lstm, siamese.dense
+
+    def step(x: Tensor, y: Tensor) -> None:
+        encoded = torch.cat([lstm(x[0])[0][:, -1], lstm(x[1])[0][:, -1]], dim=1)
+        F.binary_cross_entropy(torch.sigmoid(dense(encoded)).flatten(), y).backward()
+
+    start = copy.deepcopy(siamese.state_dict())
+    train(step, siamese.parameters(), pairs(), 0.1)
+    assert distance(start, siamese.state_dict()) > 1e-3
+    assert distance(siamese.state_dict(), branches.full_state()) <= TOLERANCE
+    x, _ = pairs()[0]
+    with torch.no_grad():
+        torch.testing.assert_close(branches(x), siamese(x), atol=TOLERANCE, rtol=0)
+    for lstm in branches.copies:  # both, not only the first
+        assert distance(siamese.lstm.state_dict(), lstm.state_dict()) <= TOLERANCE
+
+
+def test_copies_own_their_weights(siamese):
+    branches = Branches(siamese, ["cpu", "cpu"])
+    addresses = [p.untyped_storage().data_ptr() for network in (siamese, branches) for p in network.parameters()]
+    assert len(addresses) == len(set(addresses)) == 6 + 2 * 4 + 2
+
+
+def test_copies_part_without_the_sum(siamese, monkeypatch):
+    monkeypatch.setattr("finetune.parity.branches.allreduce", lambda gradients: None)
+    first, second = trained_branches(siamese).copies
+    assert distance(first.state_dict(), second.state_dict()) > WRONG
+
+
+def test_branches_need_two_devices(siamese):
+    with pytest.raises(ValueError, match="two devices, not 3"):
+        Branches(siamese, ["cpu"] * 3)
+
+
+def test_branches_send_gradients_and_outputs(siamese):
+    assert branches_bytes(siamese, 4) == [(4 * 64 * (256 + 64 + 2) + 4 * 64) * 8] * 2

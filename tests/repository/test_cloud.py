@@ -1,0 +1,150 @@
+"""What docs/cloud.md, slurm.sh and pytorchjob.yaml show is accepted by the commands that they call."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_lines import parse
+from paths import ROOT
+from torch.distributed import run as torchrun
+
+from finetune.commands import config_files
+
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "cloud.md").read_text("utf-8")
+LINES = [line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S) for line in block.split("\n") if line]
+COMMANDS = [line.strip() for line in "\n".join(LINES).replace("\\\n", " ").splitlines()]
+FIT = [line for line in COMMANDS if re.search(r"\bfinetune fit ", line)]
+TORCHRUN = [line for line in COMMANDS if "--entrypoint torchrun" in line]
+JOB = yaml.safe_load((DOCS / "pytorchjob.yaml").read_text("utf-8"))
+
+
+def parse_torchrun(arguments: list[str]) -> Any:
+    """Return the flags that torchrun finds, and those of the command that it starts."""
+    flags = torchrun.parse_args(arguments)
+    assert flags.module and flags.training_script == "finetune"
+    return flags, parse(flags.training_script_args)
+
+
+def words_after(line: str, word: str) -> list[str]:
+    words = shlex.split(line)
+    return words[words.index(word) + 1 :]
+
+
+def test_a_wrong_flag_is_caught(capsys):
+    with pytest.raises(SystemExit):
+        parse(["fit", "--trainer.num_node", "2"])
+    assert "num_nodes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [line for line in FIT if line not in TORCHRUN])
+def test_finetune_commands(line):
+    arguments = words_after(line, "finetune")
+    assert arguments[arguments.index("--config") + 1] in config_files.shipped()
+    parse(arguments)
+
+
+@pytest.mark.parametrize("line", TORCHRUN)
+def test_torchrun_commands(line):
+    flags, settings = parse_torchrun(words_after(line, "finetune"))
+    assert settings.resume, "torchrun starts it again after a crash"
+    assert str(settings.trainer.devices) == flags.nproc_per_node
+    assert str(settings.trainer.num_nodes) == flags.nnodes.removeprefix("1:")  # 1:1 is torchrun's default
+    assert settings.trainer.default_root_dir != "runs"
+
+
+def test_containers_get_what_they_need():
+    runs = [line for line in COMMANDS if line.startswith("docker run")]
+    assert runs and set(runs) == {line for line in FIT if line.startswith("docker")}
+    for line in runs:
+        assert "--gpus all --shm-size=8g" in line and '--user "$(id -u):$(id -g)"' in line and ":/workspace" in line
+
+
+def test_files_that_the_page_names_exist():
+    named = re.findall(r"\]\(((?!http|#)[^)]+)\)", PAGE)
+    assert {"slurm.sh", "pytorchjob.yaml"} <= set(named)
+    assert [name for name in named if not (DOCS / name).exists()] == []
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """The environment of a batch script on two nodes, with programs that only write down how they were called."""
+    for name, code in (("srun", "${SRUN_CODE:-0}"), ("scontrol", "0")):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/{name}.called"\nexit {code}\n')
+        program.chmod(0o755)
+    names = {"JOB_ID": 7, "JOB_NAME": "finetune", "NNODES": 2, "NTASKS_PER_NODE": 4, "CPUS_PER_TASK": 8}
+    variables = {f"SLURM_{name}": str(value) for name, value in names.items()}
+    return {**os.environ, **variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def submit(cluster: dict[str, str], *arguments: str, **variables: str) -> tuple[int, list[str], list[str]]:
+    """Run the script as SLURM would and return its exit code, what srun was called with, and scontrol."""
+    process = subprocess.run(["bash", DOCS / "slurm.sh", *arguments], env={**cluster, **variables}, timeout=20)
+    folder = Path(cluster["PATH"].partition(":")[0])
+    called = [folder / f"{name}.called" for name in ("srun", "scontrol")]
+    srun, scontrol = [path.read_text().splitlines() if path.exists() else [] for path in called]
+    return process.returncode, srun, scontrol
+
+
+def test_slurm_starts_a_run_of_the_jobs_own(cluster):
+    code, srun, scontrol = submit(cluster, "--config", "hotdog.yaml", "--data.root", "a b")
+    assert (code, scontrol) == (0, [])
+    assert srun[:2] == ["--cpus-per-task=8", "finetune"]
+    settings = parse(srun[2:])
+    assert settings.resume and settings.trainer.default_root_dir == "runs/finetune-7"
+    assert (settings.trainer.num_nodes, int(settings.trainer.devices)) == (2, 4)
+    assert (settings.data.init_args.num_workers, settings.data.init_args.root) == (8, "a b")
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "is_requeued"), [("143", "0", True), ("143", "20", False), ("1", "0", False)]
+)
+def test_slurm_requeues_what_was_stopped_and_saved(cluster, code, restarts, is_requeued):
+    returned, _, scontrol = submit(cluster, SRUN_CODE=code, SLURM_RESTART_COUNT=restarts)
+    assert str(returned) == code
+    assert scontrol == (["requeue", "Incomplete", "7"] if is_requeued else [])
+
+
+def test_slurm_options():
+    lines = (DOCS / "slurm.sh").read_text().splitlines()
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", "\n".join(lines), re.M))
+    assert options["gpus-per-node"] == options["ntasks-per-node"], "Lightning wants a task for each GPU"
+    assert options["signal"].startswith("TERM@") and "requeue" in options and options["open-mode"] == "append"
+    first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[first_command:]), "sbatch stops reading there"
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("Master", 0), ("Worker", 1)])
+def test_kubernetes_job(kind, rank, monkeypatch):
+    replicas = JOB["spec"]["pytorchReplicaSpecs"]
+    nodes = sum(replica["replicas"] for replica in replicas.values())
+    per_node = JOB["spec"]["nprocPerNode"]
+    pod = replicas[kind]["template"]["spec"]
+    (container,) = pod["containers"]
+    # What the operator sets (kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go and master.go).
+    operators = {"NNODES": nodes, "NPROC_PER_NODE": per_node, "NODE_RANK": rank}
+    operators |= {"MASTER_ADDR": "finetune-master-0", "MASTER_PORT": 23456}
+    for name, value in operators.items():
+        monkeypatch.setenv(f"PET_{name}", str(value))
+
+    assert (JOB["apiVersion"], JOB["kind"], replicas["Master"]["replicas"]) == ("kubeflow.org/v1", "PyTorchJob", 1)
+    assert container["name"] == "pytorch" and container["command"][0] == "torchrun"
+    flags, settings = parse_torchrun(container["command"][1:] + container["args"])
+    assert (flags.nnodes, flags.nproc_per_node, int(flags.node_rank)) == (str(nodes), per_node, rank)
+    assert (flags.master_addr, int(flags.master_port), flags.rdzv_backend) == ("finetune-master-0", 23456, "static")
+    assert settings.resume and settings.trainer.num_nodes == nodes
+    assert str(settings.trainer.devices) == per_node == str(container["resources"]["limits"]["nvidia.com/gpu"])
+
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory" and "emptyDir" in mounts["/tmp"]
+    assert "persistentVolumeClaim" in mounts[container["workingDir"]]
+    user = pod["securityContext"]
+    assert user["runAsNonRoot"] and user["runAsUser"] == user["fsGroup"] != 0
+    assert container["securityContext"]["readOnlyRootFilesystem"]
