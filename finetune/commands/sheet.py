@@ -4,19 +4,14 @@ import math
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.decode import decode
+from finetune.data.readers import files_to_predict
 from finetune.data.samplers import SHEET, some_of
-from finetune.data.transforms import eval_transform
-from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.inference.predictor import Predictor
 from finetune.system.files import check_target, replaced
 from finetune.system.messages import WrongUsage
-from finetune.training.checkpoint_settings import model_settings
-from finetune.training.classifier import Classifier
-from finetune.training.first_pass import check_first_pass
 
 _GREEN, _RED, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
 _SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it
@@ -43,21 +38,13 @@ def sheet(
     if Path(output).suffix.lower() != ".png":
         raise WrongUsage(f"--output {output}: a sheet is a .png")
     check_target(output, "--output")
-    checkpoint = read_checkpoint(ckpt_path)
-    prepared = checkpoint["datamodule_hyper_parameters"]
-    model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what the checkpoint names
-    model.load_state_dict(checkpoint["state_dict"])
-    check_first_pass(model, prepared["image_size"])
-    paths = ImageFolderData(predict=pictures).splits["predict"].paths
+    predictor = Predictor(ckpt_path)
+    paths = files_to_predict(pictures)
     chosen = np.sort(some_of(len(paths), num, SHEET, seed))
-    transform = eval_transform(prepared["image_size"], prepared["resize"])
     decoded = [decode(paths[int(i)]) for i in chosen]
-    images = np.stack([transform(image=picture)["image"] for picture in decoded])
-    # The same part of the picture, at the size it is shown in.
-    shown = np.stack([eval_transform(_SIDE, prepared["resize"])(image=picture)["image"] for picture in decoded])
-    with torch.no_grad():
-        probabilities = model(torch.from_numpy(images).permute(0, 3, 1, 2)).softmax(dim=1).numpy()
-    captions = [caption(p, model.class_names, Path(paths[int(i)])) for p, i in zip(probabilities, chosen, strict=True)]
+    shown = np.stack([predictor.prepare(picture, _SIDE) for picture in decoded])
+    names = predictor.class_names
+    captions = [caption(p, names, Path(paths[int(i)])) for p, i in zip(predictor(decoded), chosen, strict=True)]
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     with replaced(Path(output)) as file:
         draw_sheet(shown, captions, columns).save(file, optimize=True)

@@ -122,7 +122,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a fit tests the best checkpoint",
-        "commands/lightning_cli.py",
+        "commands/fit.py",
         "ckpt_path=best, verbose=False",
         'ckpt_path=self.run.checkpoint("last"), verbose=False',
         "tests/commands/test_lightning_cli.py -k best",

@@ -1,0 +1,91 @@
+"""`finetune fit`: go on where `--resume` or `--ckpt_path` says, train, then test the best checkpoint."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from pytorch_lightning import Trainer
+from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
+
+from finetune.data.datamodule import PictureData
+from finetune.distributed.signals import Interrupted
+from finetune.models.weights import read_weights
+from finetune.runs.folder import Run
+from finetune.runs.lightning_callbacks import check_averaging
+from finetune.runs.model_checkpoint import Checkpoints
+from finetune.runs.resume import beginning, go_on, take_up
+from finetune.training import overview
+from finetune.training.classifier import Classifier
+
+log = logging.getLogger(__name__)
+
+
+def fit(
+    trainer: Trainer,
+    model: Classifier,
+    datamodule: PictureData,
+    ckpt_path: str | None,
+    run: Run,
+    options: Namespace,
+    told: str = "",
+    **kwargs: Any,
+) -> None:
+    """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint.
+
+    Args:
+        trainer: As `commands.trainer` makes it.
+        model: What learns.
+        datamodule: From which pictures.
+        ckpt_path: The checkpoint to begin with, if any.
+        run: Where all is written.
+        options: The flags of `fit`.
+        told: What was decided for the user, in words.
+        kwargs: The others of `Trainer.fit`.
+    """
+    check_averaging(trainer, model, model.backbone)
+    resumed, first, finished, why_anew = beginning(trainer, run.root, options.resume, ckpt_path)
+    run.path = resumed
+    if finished:
+        return _finish(trainer, model, datamodule, run, options, finished)
+    if first is None and model.weights is not None:
+        read_weights(model.weights, model.backbone)  # fails here, before other processes are started
+    if resumed:
+        go_on(trainer, run, datamodule, options)
+    else:
+        run.began_from = None if first is None else str(Path(first).resolve())
+        for text in filter(None, (why_anew, told) if trainer.is_global_zero else ()):
+            log.info(text)
+        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+            run.choose()  # its processes get a copy of the run, the parent keeps the original
+    overview.tell(trainer, model, datamodule, first)
+    datamodule.is_fitted = True  # said here: processes that are spawned have a copy
+    trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
+    trainer.fit(model, datamodule=datamodule, **kwargs)
+    trainer.ckpt_path = None
+    _finish(trainer, model, datamodule, run, options)
+
+
+def _finish(
+    trainer: Trainer, model: Classifier, data: PictureData, run: Run, options: Namespace, finished: str = ""
+) -> None:
+    """Test the best checkpoint, unless that was done or there is nothing to test on."""
+    if finished:
+        take_up(trainer, run)
+    test, best = run.file("test.json"), run.checkpoint("best")
+    is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime  # a prolonged run has another best
+    has_test = "test" in data.splits and options.test_after_fit
+    if finished and (is_tested or not has_test):
+        what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
+        log.info(what, run.path, finished)
+        return
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    callback = next(c for c in callbacks if isinstance(c, Checkpoints))
+    if callback.stopped_by and has_test:
+        raise Interrupted(callback.stopped_by)
+    if has_test:
+        if not best.exists():
+            raise ValueError(f"nothing was trained in {run.path}: a limit ended it before its first step")
+        trainer.test(model, datamodule=data, ckpt_path=best, verbose=False)
+    if trainer.is_global_zero:
+        print(f"run in {run.path}", flush=True)

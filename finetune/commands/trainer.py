@@ -1,0 +1,94 @@
+"""What a command's Trainer is made of: precision, processes, callbacks, loggers, and the files that they write."""
+
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
+from pytorch_lightning.plugins import Precision
+from pytorch_lightning.strategies import ModelParallelStrategy
+
+from finetune.distributed.launch import cluster_environment, num_processes
+from finetune.distributed.mesh_strategy import MeshStrategy
+from finetune.distributed.ranks import take_over
+from finetune.distributed.signals import StopAtOnce
+from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.folder import Run, RunFolder
+from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.model_checkpoint import Checkpoints
+from finetune.runs.predictions import PredictionWriter
+from finetune.runs.results import Results, Skipped
+from finetune.runs.resume import first_checkpoint
+from finetune.system.machine import keep_freed_memory
+from finetune.system.messages import WrongUsage
+from finetune.training.precision import automatic_precision, prepare_arithmetic
+from finetune.training.progress_bar import PicturesBar
+
+# What Lightning's flags are where nobody gives them.
+DEFAULTS = {
+    "default_root_dir": "runs",
+    "max_epochs": 5,
+    "use_distributed_sampler": False,  # ours shares every batch exactly
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 10,
+}
+
+
+def complete(
+    config: Any, options: Namespace, run: Run, parser: ArgumentParser, known: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Complete what the user said of the Trainer, and return what is given to it besides.
+
+    Args:
+        config: `options.trainer` with its classes made; what is decided here is put into it.
+        options: The command's flags; the precision is put there too, for config.yaml.
+        run: Where all is written.
+        parser: The command's, for config.yaml.
+        known: The checkpoint that the command begins with; None for `fit`, which looks itself.
+
+    Raises:
+        WrongUsage: What can't be had.
+    """
+    if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
+        raise WrongUsage("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
+    if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
+        raise WrongUsage("for trainer.strategy take model_parallel or finetune.MeshStrategy")
+    plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
+    if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
+        goes_on = run.command == "fit"
+        path = first_checkpoint(run.root, options.resume, options.ckpt_path) if goes_on else None
+        checkpoint = read_checkpoint(path) if path and Path(path).is_file() else known
+        precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
+        config["precision"] = options.trainer.precision = precision
+    callbacks: list[Any] = [RunFolder(run, parser, options), Results(run), Skipped(run), StopAtOnce()]
+    if run.command == "fit":
+        callbacks += [LearningRateMonitor(), Checkpoints(run, options.checkpoint_every_n_steps)]
+    if run.command == "predict":
+        callbacks.append(PredictionWriter(run, options.output, options.top_k))
+    own = _listed(config["callbacks"])
+    if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in own):
+        callbacks.append(PicturesBar())
+    loggers = [MetricsCSV(run), *_listed(config["logger"])]
+    config["devices"], config["num_nodes"] = num_processes(config["devices"], config["num_nodes"], plugins)
+    plugins += cluster_environment(plugins)
+    config["callbacks"] = [*own, *callbacks]
+    has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
+    return {"logger": loggers, "plugins": plugins, "enable_checkpointing": has_checkpoints}
+
+
+def make_ready(trainer: Trainer) -> Trainer:
+    """Return a new Trainer with what Lightning leaves to others: its processes' end, arithmetic, memory, epochs."""
+    take_over(trainer)
+    prepare_arithmetic(trainer)
+    if trainer.strategy.root_device.type == "cpu":
+        keep_freed_memory()
+    # With max_steps Lightning takes an epoch that ended for one to go on with, and loses its successor on resume.
+    trainer.fit_loop._iteration_based_training = bool  # type: ignore  # gives False
+    return trainer
+
+
+def _listed(value: Any) -> list[Any]:
+    listed = list(value) if isinstance(value, (list, tuple)) else [value]
+    return [] if value is None or isinstance(value, bool) else listed

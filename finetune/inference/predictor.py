@@ -1,0 +1,51 @@
+"""A checkpoint as a function: pictures in, probabilities out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from finetune.data.transforms import eval_transform
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.training.checkpoint_settings import model_settings
+from finetune.training.classifier import Classifier
+from finetune.training.first_pass import check_first_pass
+
+
+class Predictor:
+    """A classifier out of a checkpoint, on the CPU, which prepares pictures as its training has evaluated them.
+
+    Args:
+        ckpt_path: A checkpoint of `finetune fit`.
+
+    Attributes:
+        class_names: What each column of the probabilities is called.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint of ours, or its network can't take pictures of its size.
+    """
+
+    def __init__(self, ckpt_path: str | Path) -> None:
+        checkpoint = read_checkpoint(ckpt_path)
+        data = checkpoint["datamodule_hyper_parameters"]
+        self._image_size, self._resize = data["image_size"], data["resize"]
+        self._model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names
+        self._model.load_state_dict(checkpoint["state_dict"])
+        check_first_pass(self._model, self._image_size)
+        self.class_names: list[str] = self._model.class_names
+
+    def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:
+        """Bring a picture (H, W, 3) uint8 RGB to the part and size that the network sees, or to another size.
+
+        Returns:
+            (side, side, 3) uint8.
+        """
+        return eval_transform(side or self._image_size, self._resize)(image=picture)["image"]
+
+    def __call__(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the probability of each class, (N, K) float32, for N pictures (H, W, 3) uint8 RGB of any sizes."""
+        images = np.stack([self.prepare(picture) for picture in pictures])
+        with torch.no_grad():
+            return self._model(torch.from_numpy(images).permute(0, 3, 1, 2)).softmax(dim=1).numpy()
