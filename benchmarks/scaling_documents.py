@@ -22,7 +22,7 @@ from torchvision import models
 from finetune.models.stages import head_name
 from finetune.parity import communication_volume
 from finetune.parity.branches import Siamese
-from finetune.parity.pipeline import cut, layers
+from finetune.parity.pipeline import layers, partition
 
 Cases = Sequence[Case | Transport]
 Records = Mapping[str, dict]
@@ -174,7 +174,7 @@ def traffic_table() -> str:
     for name, found in (
         ("by hand", lambda k: communication_volume.by_hand_bytes(network, k)),
         ("ddp", lambda k: communication_volume.data_parallel_bytes(network, k)),
-        ("pipeline", lambda k: communication_volume.pipeline_bytes(cut(layers(network), k), x)),
+        ("pipeline", lambda k: communication_volume.pipeline_bytes(partition(layers(network), k), x)),
         ("layer-wise head", lambda k: communication_volume.linear_bytes(network, [head_name(network)], 256, k)),
         ("ddp, 100,000 classes", lambda k: communication_volume.data_parallel_bytes(large, k)),
         (

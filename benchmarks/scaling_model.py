@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
 from finetune.parity import communication_volume
-from finetune.parity.pipeline import cut, layers
+from finetune.parity.pipeline import layers, partition
 
 # DDP closes a bucket of gradients when it has this many bytes or more, the first one and the others:
 # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, DistributedDataParallel(bucket_cap_mb=25).
@@ -105,7 +105,9 @@ def messages_and_bytes(case: Case, k: int) -> tuple[int, float]:
             return messages + more, num_bytes + more_bytes
         return messages, num_bytes
     neighbours = min(k - 1, 2)  # one message to each for each micro-batch
-    return neighbours * case.num_micro_batches, max(communication_volume.pipeline_bytes(cut(layers(network), k), x))
+    return neighbours * case.num_micro_batches, max(
+        communication_volume.pipeline_bytes(partition(layers(network), k), x)
+    )
 
 
 def statistics_sent(network: nn.Module, k: int) -> tuple[int, float]:
@@ -141,7 +143,7 @@ def batch_of(case: Case) -> torch.Tensor:
 def part_shares(case: Case, k: int) -> list[float]:
     """Return each pipeline part's share of the network's multiplications."""
     x, found = batch_of(case), []
-    for part in cut(layers(untrained(case.network, case.num_classes)), k):
+    for part in partition(layers(untrained(case.network, case.num_classes)), k):
         with FlopCounterMode(display=False) as counter:
             x = part(x)
         found.append(counter.get_total_flops())

@@ -22,7 +22,7 @@ from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.distributed.tensor_parallel import shard_head
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms
-from finetune.parity.pipeline import Pipeline, cut, layers
+from finetune.parity.pipeline import Pipeline, layers, partition
 
 COUNTS = (1, 2, 4)
 WHOLE = "batch norm of many"
@@ -158,7 +158,7 @@ def training_step(case: Case, k: int, variant: str, group: Any) -> tuple[Step, i
         shard_head(network, DeviceMesh.from_group(group, "cpu"))
         run = partial(forward_backward, network)
     else:
-        parts = cut(layers(network), k)
+        parts = partition(layers(network), k)
         pipeline = Pipeline(parts, x.to("meta"), case.way, case.num_micro_batches, group=group)
         learns, run = pipeline.part, pipeline.step
     optimizer = torch.optim.SGD(learns.parameters(), lr=LR)

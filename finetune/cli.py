@@ -36,7 +36,7 @@ OWN = {
         "finetune.commands.benchmark:benchmark",
         "Measure a fit: pictures per second, and where its time goes",
     ),
-    "cache": ("finetune.commands.cache:cache", "List or remove decoded pictures and activations that are kept"),
+    "cache": ("finetune.commands.cache:cache", "List or remove decoded pictures and features that are kept"),
     "sheet": ("finetune.commands.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
 

@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from pytorch_lightning import Trainer
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
-from finetune.data.datamodule import PictureData
+from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.signals import Interrupted
 from finetune.models.weights import read_weights
 from finetune.runs.folder import Run
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def fit(
     trainer: Trainer,
     model: Classifier,
-    datamodule: PictureData,
+    datamodule: ImageDataModule,
     ckpt_path: str | None,
     run: Run,
     options: Namespace,
@@ -67,7 +67,7 @@ def fit(
 
 
 def _finish(
-    trainer: Trainer, model: Classifier, data: PictureData, run: Run, options: Namespace, finished: str = ""
+    trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run, options: Namespace, finished: str = ""
 ) -> None:
     """Test the best checkpoint, unless that was done or there is nothing to test on."""
     if finished:

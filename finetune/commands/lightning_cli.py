@@ -17,7 +17,7 @@ from finetune.commands.parser import OneLineErrorParser, last_value
 from finetune.commands.rates import settle_rate
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import add_trust_flag, check_root, data_settings
-from finetune.data.datamodule import PictureData
+from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.signals import install_stop_at_once, stopping
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
@@ -41,7 +41,7 @@ class FinetuneCLI(LightningCLI):
         self.checkpoint: dict[str, Any] | None = None
         super().__init__(
             Classifier,
-            PictureData,
+            ImageDataModule,
             subclass_mode_data=True,
             save_config_callback=None,
             auto_configure_optimizers=False,

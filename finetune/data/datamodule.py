@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import DataLoader, default_convert
 
 from finetune.data.data_settings import check_shares, check_sizes
-from finetune.data.dataset import Activations, Collate, Pictures
+from finetune.data.dataset import Collate, FeatureDataset, ImageDataset
 from finetune.data.identity import identity
 from finetune.data.image_cache import from_cache, pays
-from finetune.data.loader import Loader, Transfer, automatic_workers, check_shared_memory, end_workers, start_worker
+from finetune.data.loader import DeviceCopy, Loader, automatic_workers, check_shared_memory, end_workers, start_worker
 from finetune.data.readers import FileReader, files_to_predict
 from finetune.data.samplers import EvalBatches, TrainBatches, limited, num_reads, position, run_seed
 from finetune.data.seen import Seen
@@ -25,7 +25,7 @@ from finetune.distributed.batch_share import batch_share
 from finetune.system.messages import WrongUsage
 
 
-class PictureData(pl.LightningDataModule):
+class ImageDataModule(pl.LightningDataModule):
     """Pictures with labels, split in train, val and test; the batch is the same for any number of devices.
 
     Args:
@@ -87,9 +87,9 @@ class PictureData(pl.LightningDataModule):
         self.train_transform = train_transform(image_size, augmentations or (), min_crop, prepared)
         self.num_views = num_views if crop_and_flip or augmentations else 1
         self.splits: dict[str, Split] = {}
-        self.activations: dict[str, Activations] = {}  # instead of the pictures, where a frozen part made them
+        self.features: dict[str, FeatureDataset] = {}  # instead of the pictures, where a frozen part made them
         self._looked_for_cache: bool | None = None  # and whether to make one where there is none
-        self._transfer = Transfer()
+        self._transfer = DeviceCopy()
         self.class_names, self.fingerprint, self.is_fitted = class_names or [], "", False
         self.seen: Seen | None = None  # what training sees
         if predict is not None:
@@ -113,7 +113,7 @@ class PictureData(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         self.is_fitted |= stage == "fit"
-        self.activations, self._looked_for_cache = {}, None  # of another fit, perhaps
+        self.features, self._looked_for_cache = {}, None  # of another fit, perhaps
 
     def teardown(self, stage: str) -> None:
         end_workers()
@@ -130,7 +130,7 @@ class PictureData(pl.LightningDataModule):
             is_limited: Whether the trainer's limit of batches to evaluate cuts the split.
         """
         rank, world_size = batch_share(self.trainer)
-        given = self.activations.get(split)
+        given = self.features.get(split)
         if train:
             num = len(self.splits[split].labels)
             is_same = getattr(self.trainer, "overfit_batches", 0) > 0  # which Lightning's classes do not declare
@@ -153,7 +153,7 @@ class PictureData(pl.LightningDataModule):
             loader.start_workers()
         return loader
 
-    def pictures(self, split: str, train: bool = False, reads: float | None = None) -> Pictures:
+    def pictures(self, split: str, train: bool = False, reads: float | None = None) -> ImageDataset:
         """Return the pictures of a split as training sees them, or evaluation.
 
         Args:
@@ -166,7 +166,7 @@ class PictureData(pl.LightningDataModule):
             self._take_decoded(reads)
         given, on_bad_image = self.splits[split], "skip" if split == "predict" else self.on_bad_image
         transform = self.train_transform if train else self.eval_transform
-        return Pictures(given.read, given.labels, transform, run_seed(), on_bad_image, self.num_views)
+        return ImageDataset(given.read, given.labels, transform, run_seed(), on_bad_image, self.num_views)
 
     def _take_decoded(self, reads: float | None) -> None:
         assert self.trainer is not None

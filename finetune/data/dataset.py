@@ -17,7 +17,7 @@ from finetune.data.transforms import set_random_seed
 log = logging.getLogger(__name__)
 
 
-class Pictures(Dataset[dict[str, Any]]):
+class ImageDataset(Dataset[dict[str, Any]]):
     """Pictures by index, decoded and transformed.
 
     An index is an int in evaluation and (epoch, index) in training, where it seeds the transform: the pixels depend on
@@ -71,8 +71,8 @@ class Pictures(Dataset[dict[str, Any]]):
         return self.transform(image=picture)["image"]
 
 
-class Activations(Dataset[dict[str, Any]]):
-    """Batches of activations by key: (epoch, index) in training, where views take turns, else a row.
+class FeatureDataset(Dataset[dict[str, Any]]):
+    """Batches of features by key: (epoch, index) in training, where views take turns, else a row.
 
     Args:
         rows: (V x N, D), (V x N, T, D) or maps (V x N, h, w, C), of N pictures in V views with D features, T tokens or

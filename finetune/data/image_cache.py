@@ -29,7 +29,7 @@ from rich.progress import track
 
 import finetune
 from finetune.data.decode import DecodeError, decode, stored_size
-from finetune.data.memmap import Packed, TooLarge, opened, write_packed
+from finetune.data.memmap import MemmapImages, TooLarge, opened, write_memmap
 from finetune.data.readers import FileReader
 from finetune.data.samplers import ESTIMATE, some_of
 from finetune.data.splits import Split
@@ -53,7 +53,7 @@ class CachedReader:
         positions: Where in it the pictures of the split are, (num_images,).
     """
 
-    def __init__(self, files: FileReader, packed: Packed, positions: np.ndarray) -> None:
+    def __init__(self, files: FileReader, packed: MemmapImages, positions: np.ndarray) -> None:
         self.files, self.packed, self.positions = files, packed, positions
 
     def __call__(self, index: int) -> np.ndarray:
@@ -111,7 +111,7 @@ def cached_readers(
     return {s: CachedReader(files, packed, part) for (s, files), part in zip(splits.items(), parts, strict=True)}
 
 
-def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float) -> Packed | None:
+def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float) -> MemmapImages | None:
     """Build a cache, unless another process has or could not; return None where there is none."""
     failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
     try:
@@ -131,13 +131,13 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
             began = time.perf_counter()
             try:
                 with ThreadPoolExecutor(num_cores()) as pool:
-                    write_packed(path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes)
+                    write_memmap(path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes)
             except (OSError, TooLarge) as error:
                 log.warning("%sno cache, %s", failure, _reason(error))
                 return None
             seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
             log.info("decoded %d pictures once, in %.1f s: %.2f GB in %s", len(paths), seconds, size, path)
-            return Packed(path)
+            return MemmapImages(path)
     except (OSError, NotImplementedError) as error:  # no right to write there, or no locks on that disk
         if is_first_process():
             log.warning("%sno cache, %s", failure, _reason(error))

@@ -134,7 +134,7 @@ def _tell_unless_left(kind: type[BaseException], error: BaseException, traceback
         sys.__excepthook__(kind, error, traceback)
 
 
-class Transfer:
+class DeviceCopy:
     """Copies batches on a CUDA stream of its own.
 
     On the stream that computes, a copy would wait for all that is queued there. Lightning asks for a batch as soon as

@@ -31,11 +31,11 @@ _MAGIC = b"finetune packed1"
 _SYNC_BYTES = 2**28  # so much is sent to the disk while the next pictures come, instead of all at the end
 
 
-class Packed:
+class MemmapImages:
     """The pictures of a file, which takes 16 bytes for each beside its pixels.
 
     Attributes:
-        about: What `write_packed` was told.
+        about: What `write_memmap` was told.
 
     Raises:
         OSError: There is no such file, or it may not be read.
@@ -72,13 +72,13 @@ class Packed:
         return self._pixels[start : start + 3 * height * width].reshape(height, width, 3)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Packed, (self.path,)  # a spawned process maps the file itself
+        return MemmapImages, (self.path,)  # a spawned process maps the file itself
 
 
-def opened(path: Path) -> Packed | None:
+def opened(path: Path) -> MemmapImages | None:
     """Return the pictures of a file, None where it is not there or damaged."""
     try:
-        return Packed(path)
+        return MemmapImages(path)
     except (OSError, ValueError):
         return None
 
@@ -87,7 +87,7 @@ class TooLarge(Exception):
     """The pictures take more bytes than they may."""
 
 
-def write_packed(path: Path, pictures: Iterable[np.ndarray | None], about: dict[str, Any], max_bytes: float) -> None:
+def write_memmap(path: Path, pictures: Iterable[np.ndarray | None], about: dict[str, Any], max_bytes: float) -> None:
     """Write pictures (H, W, 3) uint8 into a file, or leave nothing behind; what was there before is replaced.
 
     Args:

@@ -1,6 +1,6 @@
 """What the frozen part of a network makes of each picture, computed once: the rest then trains on that alone.
 
-That needs pictures that are the same in every epoch: `--data.num_views`, or no random transforms. The activations lie
+That needs pictures that are the same in every epoch: `--data.num_views`, or no random transforms. The features lie
 beside the decoded pictures of `cache`, and later runs with the same pictures and frozen weights find them there.
 """
 
@@ -21,15 +21,15 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import finetune
-from finetune.data.dataset import Activations
+from finetune.data.dataset import FeatureDataset
 from finetune.data.samplers import num_reads, share
 from finetune.distributed.batch_share import is_sharded
-from finetune.models.fx import cut, folded
-from finetune.system.cache_dir import ACTIVATIONS, cache_dir, mark_used, room
+from finetune.models.fx import fuse_batch_norm, split_frozen
+from finetune.system.cache_dir import FEATURES, cache_dir, mark_used, room
 from finetune.system.files import unfinished
 
 if TYPE_CHECKING:
-    from finetune.data.datamodule import PictureData
+    from finetune.data.datamodule import ImageDataModule
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class Unavailable(Exception):
-    """Why there are no activations."""
+    """Why there are no features."""
 
 
 class Part(NamedTuple):
@@ -51,7 +51,7 @@ class Part(NamedTuple):
         name: Of the network.
         normalize: From pictures (B, 3, h, w) uint8 to what the frozen part takes.
         constants: What `normalize` computes with.
-        frozen: From there to activations.
+        frozen: From there to features.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Part(NamedTuple):
     frozen: nn.Module = nn.Identity()
 
 
-def pays(trainer: pl.Trainer, data: "PictureData") -> bool:
+def pays(trainer: pl.Trainer, data: "ImageDataModule") -> bool:
     """Return whether pictures come back unchanged, and a fit reads them more than once."""
     views = getattr(data, "num_views", None)
     if views is None or data.cache_limit_gb <= 0:
@@ -70,8 +70,8 @@ def pays(trainer: pl.Trainer, data: "PictureData") -> bool:
     return is_fit and num_reads(trainer, num, data.batch_size) > views * num
 
 
-def use_activations(
-    trainer: pl.Trainer, part: Part, network: nn.Module, frozen: Sequence[nn.Module], data: "PictureData"
+def use_features(
+    trainer: pl.Trainer, part: Part, network: nn.Module, frozen: Sequence[nn.Module], data: "ImageDataModule"
 ) -> nn.Module | None:
     """Hand the data what the frozen part of a network makes of train and val, and return the rest of it.
 
@@ -82,13 +82,13 @@ def use_activations(
         part: What is known of the part before the network is cut.
         network: It goes on to hold all weights.
         frozen: Its first stages.
-        data: Its `activations` are set.
+        data: Its `features` are set.
     """
     try:
-        parts = cut(network, frozen)
+        parts = split_frozen(network, frozen)
         if parts is None:
             raise Unavailable(f"{part.name} can't be cut there")
-        data.activations = cached_activations(trainer, part._replace(frozen=parts[0]), data)
+        data.features = cached_features(trainer, part._replace(frozen=parts[0]), data)
         return parts[1]
     except Unavailable as error:
         if trainer.is_global_zero:
@@ -96,7 +96,7 @@ def use_activations(
         return None
 
 
-def cached_activations(trainer: pl.Trainer, part: Part, data: "PictureData") -> dict[str, Activations]:
+def cached_features(trainer: pl.Trainer, part: Part, data: "ImageDataModule") -> dict[str, FeatureDataset]:
     """Return what the frozen part makes of train and val, found from an earlier run or computed, on all devices.
 
     Raises:
@@ -104,16 +104,16 @@ def cached_activations(trainer: pl.Trainer, part: Part, data: "PictureData") -> 
             that can't be decoded.
     """
     splits = [split for split in ("train", "val") if split in data.splits]
-    return {split: Activations(_rows(trainer, part, data, split), data.splits[split].labels) for split in splits}
+    return {split: FeatureDataset(_rows(trainer, part, data, split), data.splits[split].labels) for split in splits}
 
 
-def _rows(trainer: pl.Trainer, part: Part, data: "PictureData", split: str) -> Tensor:
-    """Return the activations of a split, one row for each view of each picture."""
+def _rows(trainer: pl.Trainer, part: Part, data: "ImageDataModule", split: str) -> Tensor:
+    """Return the features of a split, one row for each view of each picture."""
 
     def look() -> tuple[Path, tuple[int, ...], torch.dtype, bool]:
-        first = _activations(trainer, part, next(iter(data.row_loader(split, range(1), 1, is_look=True))))
+        first = _features(trainer, part, next(iter(data.row_loader(split, range(1), 1, is_look=True))))
         shape = (data.num_rows(split), *first.shape[1:])
-        path = cache_dir() / f"{Path(data.root or '').resolve().name}-{_key(trainer, part, data, split)}{ACTIVATIONS}"
+        path = cache_dir() / f"{Path(data.root or '').resolve().name}-{_key(trainer, part, data, split)}{FEATURES}"
         is_there = path.exists() and path.stat().st_size == math.prod(shape) * first.dtype.itemsize
         return path, shape, first.dtype, is_there
 
@@ -165,12 +165,12 @@ def _in_step(trainer: pl.Trainer, act: Callable[[], _T]) -> _T:
 def _reserve(trainer: pl.Trainer, path: Path, num_bytes: int, limit_gb: float) -> None:
     if trainer.local_rank != 0:
         return
-    for old in unfinished(path.parent / f"*{ACTIVATIONS}"):
+    for old in unfinished(path.parent / f"*{FEATURES}"):
         if time.time() - old.stat().st_mtime > _DEAD_AFTER:  # of a run that was killed
             old.unlink(missing_ok=True)
     limit = min(limit_gb * 1e9, room(path.parent))
     if num_bytes > limit:
-        words = f"{num_bytes / 1e9:.2g} GB of activations would be above --data.cache_limit_gb or half the free disk"
+        words = f"{num_bytes / 1e9:.2g} GB of features would be above --data.cache_limit_gb or half the free disk"
         raise Unavailable(f"{words}, {limit / 1e9:.2g} GB")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb") as file:
@@ -186,32 +186,32 @@ def _finish(trainer: pl.Trainer, temporary: Path, path: Path) -> None:
         temporary.replace(path)
 
 
-def _fill(trainer: pl.Trainer, part: Part, data: "PictureData", split: str, rows: Tensor) -> None:
-    """Compute this device's part of a machine's activations."""
+def _fill(trainer: pl.Trainer, part: Part, data: "ImageDataModule", split: str, rows: Tensor) -> None:
+    """Compute this device's part of a machine's features."""
     num_at_once = min(_NUM_AT_ONCE, math.ceil(data.batch_size / trainer.world_size))
     mine = share(len(rows), trainer.local_rank, trainer.num_devices)
     if "bf16" in str(trainer.precision):  # which rounds more than folding does: float32 stays what it was
-        part = part._replace(frozen=folded(part.frozen))
+        part = part._replace(frozen=fuse_batch_norm(part.frozen))
     loader = data.row_loader(split, mine, num_at_once)
     console = Console(stderr=True)
     hidden = not console.is_terminal or not trainer.is_global_zero
     batches = track(loader, "computing what is frozen", len(loader), console=console, transient=True, disable=hidden)
     for i, batch in enumerate(batches):
         where = mine[i * num_at_once : (i + 1) * num_at_once]
-        rows[where.start : where.stop] = _activations(trainer, part, batch)
+        rows[where.start : where.stop] = _features(trainer, part, batch)
 
 
 @torch.no_grad()
-def _activations(trainer: pl.Trainer, part: Part, batch: dict[str, Any]) -> Tensor:
+def _features(trainer: pl.Trainer, part: Part, batch: dict[str, Any]) -> Tensor:
     if batch["bad"]:
         raise Unavailable(batch["bad"][0][1])
     with trainer.precision_plugin.forward_context():
-        activations = part.frozen(part.normalize(batch["image"].to(trainer.strategy.root_device))).cpu()
-    return activations.permute(0, 2, 3, 1) if activations.ndim == 4 else activations
+        features = part.frozen(part.normalize(batch["image"].to(trainer.strategy.root_device))).cpu()
+    return features.permute(0, 2, 3, 1) if features.ndim == 4 else features
 
 
-def _key(trainer: pl.Trainer, part: Part, data: "PictureData", split: str) -> str:
-    """Return a hash of all that decides about the activations."""
+def _key(trainer: pl.Trainer, part: Part, data: "ImageDataModule", split: str) -> str:
+    """Return a hash of all that decides about the features."""
     try:
         pictures = data.identity(split)
     except ValueError as error:

@@ -9,7 +9,7 @@ from torchvision.ops import StochasticDepth
 from finetune.models.stages import head, head_name, stages
 
 
-def cut(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.Module] | None:
+def split_frozen(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.Module] | None:
     """Return the frozen part of a network and the rest as modules that share its weights.
 
     The cut is before the first module that learns or is random, so all that needs no gradient is on the frozen side.
@@ -29,13 +29,13 @@ def cut(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.
         first = next(node for node in graph.nodes if _learns_or_is_random(network, node, frozen))
         if len(first.all_input_nodes) != 1:
             return None
-        activations = first.all_input_nodes[0]
+        features = first.all_input_nodes[0]
         if is_rest:
             with graph.inserting_before(pictures):
-                activations.replace_all_uses_with(graph.placeholder("activations"))
+                features.replace_all_uses_with(graph.placeholder("features"))
         else:
             graph.erase_node(next(node for node in graph.nodes if node.op == "output"))
-            graph.output(activations)
+            graph.output(features)
         graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))  # assertions are dead code too
         if is_rest:
             if pictures.users:
@@ -45,7 +45,7 @@ def cut(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Module, nn.
     return halves[0], halves[1]
 
 
-def folded(part: nn.Module) -> nn.Module:
+def fuse_batch_norm(part: nn.Module) -> nn.Module:
     """Return a copy with batch norm folded into the convolutions before it.
 
     What it computes is the same up to rounding. A part that torch.fx can't follow comes back as it is.

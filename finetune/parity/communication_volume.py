@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from finetune.parity.branches import Siamese
-from finetune.parity.pipeline import activations
+from finetune.parity.pipeline import part_inputs
 
 # Shapes: B samples in a batch, k devices.
 
@@ -35,7 +35,7 @@ def pipeline_bytes(parts: Sequence[nn.Module], x: Tensor) -> list[int]:
         parts: The whole network, a part for each device.
         x: A batch; only its shape and dtype count.
     """
-    inner = [0, *(activation.nbytes for activation in activations(parts, x)[1:-1]), 0]
+    inner = [0, *(activation.nbytes for activation in part_inputs(parts, x)[1:-1]), 0]
     return [inner[i] + inner[i + 1] for i in range(len(parts))]
 
 

@@ -21,7 +21,7 @@ from finetune.distributed.tensor_parallel import full_state, linear_names, shard
 from finetune.parity import communication_volume
 from finetune.parity.data_parallel import synchronize
 from finetune.parity.one_process import CLASS_NAMES, LR, Batches, Job, State, Trained, median, on_cpu, sgd_step, timed
-from finetune.parity.pipeline import SCHEDULES, Pipeline, cut, layers
+from finetune.parity.pipeline import SCHEDULES, Pipeline, layers, partition
 
 
 class RankWeights(pl.Callback):
@@ -99,7 +99,7 @@ def splits(start: nn.Module, batches: Batches, job: Job) -> dict[str, tuple[Trai
         if name == "layer-wise":
             found[name] = trained, communication_volume.linear_bytes(start, linear_names(start), job.batch_size, job.k)
         else:
-            found[name] = trained, communication_volume.pipeline_bytes(cut(layers(start), job.k), x)
+            found[name] = trained, communication_volume.pipeline_bytes(partition(layers(start), job.k), x)
     return found
 
 
@@ -124,7 +124,7 @@ def _split_processes(rank: int, job: Job) -> None:
 
 
 def _pipeline(network: nn.Module, batches: Batches, name: str, k: int, device: torch.device) -> tuple[State, float]:
-    parts = cut(layers(network), k)
+    parts = partition(layers(network), k)
     dtype = next(network.parameters()).dtype
     pipeline = Pipeline(parts, batches[0][0].to("meta", dtype), name, 2 * k, device=device)
     step = sgd_step(pipeline.part, lambda x, y: pipeline.step(x.to(dtype) / 255, y))

@@ -43,7 +43,7 @@ def layers(network: nn.Module) -> list[nn.Sequential]:
     return [nn.Sequential(part) for part in parts]
 
 
-def cut(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
+def partition(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
     """Join neighbours until k are left, each of as many parts as the others or one fewer."""
     if not 1 <= k <= len(parts):
         raise ValueError(f"a network of {len(parts)} parts can't be cut into {k}: take 1 to {len(parts)} devices")
@@ -52,7 +52,7 @@ def cut(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
     return [nn.Sequential(OrderedDict(child for part in row for child in part.named_children())) for row in joined]
 
 
-def activations(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+def part_inputs(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     """Return what enters each part and what leaves the last, for a batch like `x`, without data (device "meta")."""
     found = [x.to("meta")]
     for part in parts:
@@ -68,7 +68,7 @@ class Pipeline:
     which is not what one device computes: keep it in eval mode.
 
     Args:
-        parts: The whole network as `cut` gives it: a part for each process, the same list on all.
+        parts: The whole network as `partition` gives it: a part for each process, the same list on all.
         x: A batch like all to come; only its shape and dtype count, so that it may be without data.
         schedule: One of `SCHEDULES`.
         num_micro_batches: Equal pieces of a batch; 1f1b needs at least as many as there are processes.
@@ -100,7 +100,7 @@ class Pipeline:
         self.batch_size, self.device, self.group = len(x), torch.device(device), group
         self.part = parts[rank].to(self.device)
         # Told the shapes, torch need not find them out by running the network on made-up data.
-        given, made = activations(parts, x[: len(x) // m])[rank : rank + 2]
+        given, made = part_inputs(parts, x[: len(x) // m])[rank : rank + 2]
         given.requires_grad_(not self.is_first)
         stage = PipelineStage(self.part, rank, k, self.device, given, made.requires_grad_(), group=group)
         self._schedule = SCHEDULES[schedule](stage, m, lambda *pair: loss(*pair) / m, scale_grads=False)

@@ -15,7 +15,7 @@ from finetune.data.samplers import augmentation_seed
 from finetune.data.transforms import set_random_seed
 
 if TYPE_CHECKING:
-    from finetune.data.datamodule import PictureData
+    from finetune.data.datamodule import ImageDataModule
     from finetune.training.classifier import Classifier
 
 # Every result is a list of seconds, each of as much work as one batch.
@@ -41,7 +41,7 @@ def timed(action: Callable[[], Any], device: torch.device, repeats: int) -> list
     return [clocked(action, device)[1] for _ in range(repeats + 1)][1:]
 
 
-def reading(data: "PictureData", num: int, repeats: int) -> dict[str, list[float]]:
+def reading(data: "ImageDataModule", num: int, repeats: int) -> dict[str, list[float]]:
     """Return the seconds that one core takes to decode, to read from the cache and to augment `num` pictures.
 
     Each repeat has pictures of its own, as far as they last: what the system keeps in memory is read from there. What
@@ -76,7 +76,7 @@ def _add(seconds: dict[str, float], name: str, since: float) -> float:
     return now
 
 
-def loading(data: "PictureData", num: int, repeats: int) -> list[float]:
+def loading(data: "ImageDataModule", num: int, repeats: int) -> list[float]:
     """Return the seconds of a batch of `num` pictures from the loader of training, with nothing else running.
 
     Workers deliver in turns, so that each span is one turn of them all; those that start the loader are not counted.

@@ -16,7 +16,7 @@ _ROWS = {
     "plain": "plain loop, nothing to load",
     "whole": "whole",
 }
-_KEPT = {"activations": "activations kept", "pictures": "decoded pictures kept", "nothing": "nothing kept"}
+_KEPT = {"features": "features kept", "pictures": "decoded pictures kept", "nothing": "nothing kept"}
 _WAITS = 0.1  # a greater share of waiting makes the data the bottleneck
 
 

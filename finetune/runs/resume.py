@@ -18,7 +18,7 @@ from finetune.runs.run_lock import hold
 from finetune.system.files import link
 
 if TYPE_CHECKING:
-    from finetune.data.datamodule import PictureData
+    from finetune.data.datamodule import ImageDataModule
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
     return Beginning(newest, first, finished, _not_found(root) if resume and not newest else "")
 
 
-def go_on(trainer: pl.Trainer, run: Run, data: "PictureData", options: Namespace) -> None:
+def go_on(trainer: pl.Trainer, run: Run, data: "ImageDataModule", options: Namespace) -> None:
     """Make a run's folder ready for its next steps, and say what has changed.
 
     Args:

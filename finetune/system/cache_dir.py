@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-PICTURES, ACTIVATIONS = ".pictures", ".activations"
+PICTURES, FEATURES = ".pictures", ".features"
 
 
 def cache_dir() -> Path:

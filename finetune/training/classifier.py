@@ -24,7 +24,7 @@ from finetune.models.backbones import build, normalization
 from finetune.models.weights import class_list, load_weights, read_weights, source_head
 from finetune.runs.checkpoint_io import check_model, origin
 from finetune.training import param_groups
-from finetune.training.compile import Compile, Fold
+from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
 from finetune.training.lr_schedulers import StepOnPlateau, as_lightning_wants, with_total_steps
@@ -95,7 +95,7 @@ class Classifier(pl.LightningModule):
         self.head_lr_multiplier, self.layer_decay, self.class_weights = head_lr_multiplier, layer_decay, class_weights
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.decay_norm_and_bias, self.label_smoothing, self.is_compiled = decay_norm_and_bias, label_smoothing, compile
-        self.rest: Callable[[Tensor], Tensor]  # from activations to logits, once there are any
+        self.rest: Callable[[Tensor], Tensor]  # from features to logits, once there are any
         self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
         num_classes = len(self.class_names)
         self.network = build(backbone, num_classes).to(memory_format=torch.channels_last)
@@ -150,7 +150,7 @@ class Classifier(pl.LightningModule):
             self.class_weight.copy_(balanced_weights(self._data.splits["train"].labels, len(self.class_names)))
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        return [Compile() if self.is_compiled else Fold(), Noise(), StepOnPlateau()]
+        return [Compile() if self.is_compiled else FuseBatchNorm(), Noise(), StepOnPlateau()]
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
@@ -160,7 +160,7 @@ class Classifier(pl.LightningModule):
         self.train()  # Lightning leaves the mode of every module as it finds it
         if self.frozen and feature_cache.pays(self.trainer, self._data):
             part = feature_cache.Part(self.backbone, self.normalized, (self.mean, self.std))
-            if rest := feature_cache.use_activations(self.trainer, part, self.network, self.frozen, self._data):
+            if rest := feature_cache.use_features(self.trainer, part, self.network, self.frozen, self._data):
                 self.rest = rest.forward  # not the module: its weights are in the network already
         if self.head_init == "probe" and self.trainer.ckpt_path is None:
             from finetune.features.linear_probe import probe_head  # scipy takes a second to import

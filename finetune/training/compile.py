@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from finetune.distributed.batch_share import is_sharded
 from finetune.distributed.sync_batch_norm import SharedBatchNorm
-from finetune.models.fx import folded
+from finetune.models.fx import fuse_batch_norm
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Compile(pl.Callback):
     on_train_epoch_end = on_test_end = on_predict_end = _tell  # type: ignore[assignment]
 
 
-class Fold(pl.Callback):
+class FuseBatchNorm(pl.Callback):
     """Lets `finetune validate`, `test` and `predict` in bf16 compute with a folded copy of the network.
 
     bf16 rounds more than folding does; in float32 the network stays as it is, and results are those of training's code.
@@ -82,7 +82,9 @@ class Fold(pl.Callback):
 
     def _fold(self, trainer: pl.Trainer, pl_module: HasNetwork) -> None:
         if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed" and not is_sharded(trainer):
-            pl_module.evaluate = folded(pl_module.network).forward  # not the module: a checkpoint would hold it
+            pl_module.evaluate = fuse_batch_norm(
+                pl_module.network
+            ).forward  # not the module: a checkpoint would hold it
 
     on_validation_start = on_test_start = on_predict_start = _fold  # type: ignore[assignment]
 

@@ -37,7 +37,7 @@ def test_kept_activations_are_what_is_trained_on(cli, colours):
     freeze = ["--model.freeze", "conv2", "--data.crop_and_flip", "false", "--data.batch_size", "4"]
     cli("benchmark", "--data.root", colours, *SMALL, *freeze, "--repeats", "1", "--output", "out.json")
     found = json.loads(Path("out.json").read_text())
-    assert found["about"]["cache"] == "activations"
+    assert found["about"]["cache"] == "features"
     assert not {"decode", "augment"} & found["seconds"].keys()
 
 

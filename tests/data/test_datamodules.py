@@ -20,7 +20,7 @@ from pytorch_lightning.trainer.states import RunningStage
 from torchvision.datasets import FashionMNIST as Source
 
 from finetune.data import seen
-from finetune.data.datamodule import PictureData, position
+from finetune.data.datamodule import ImageDataModule, position
 from finetune.data.datasets import synthetic
 from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.datasets.image_folder import Hotdog, ImageFolderData, SampleData
@@ -34,7 +34,7 @@ def small(root: Path, **options) -> ImageFolderData:
     return ImageFolderData(str(root), **{"image_size": 24, "num_workers": 0, **options})
 
 
-def on_device(data: PictureData, rank: int, world_size: int, **limits: float) -> PictureData:
+def on_device(data: ImageDataModule, rank: int, world_size: int, **limits: float) -> ImageDataModule:
     """The data module as device `rank` of `world_size` sees it, at the start of a run."""
     trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **limits)
     names = ("overfit_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
@@ -45,7 +45,7 @@ def on_device(data: PictureData, rank: int, world_size: int, **limits: float) ->
     return data
 
 
-def paths(data: PictureData, split: str) -> list[str]:
+def paths(data: ImageDataModule, split: str) -> list[str]:
     return [Path(path).relative_to(data.root).as_posix() for path in data.splits[split].paths]
 
 
@@ -132,7 +132,7 @@ def test_no_root():
 # Batches
 
 
-def two_epochs(data: PictureData) -> list[dict]:
+def two_epochs(data: ImageDataModule) -> list[dict]:
     loader, batches = data.train_dataloader(), []
     for epoch in range(2):
         loader.batch_sampler.set_epoch(epoch)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.data.dataset import Collate, Pictures
+from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.decode import DecodeError
 from finetune.data.readers import FileReader, PathList
 from finetune.data.transforms import eval_transform, train_transform
@@ -44,8 +44,8 @@ def gradient(height: int = 40, width: int = 60) -> np.ndarray:
     return np.stack([x * 4, y * 6, 255 - x * 2 - y], axis=-1).astype(np.uint8)
 
 
-def pictures(transform: A.Compose, num: int = 3, seed: int = 0) -> Pictures:
-    return Pictures(lambda i: np.roll(gradient(), i, axis=1), np.arange(num) % 2, transform, seed)
+def pictures(transform: A.Compose, num: int = 3, seed: int = 0) -> ImageDataset:
+    return ImageDataset(lambda i: np.roll(gradient(), i, axis=1), np.arange(num) % 2, transform, seed)
 
 
 def test_training_pixels_depend_on_seed_epoch_and_index_alone():
@@ -78,10 +78,10 @@ def test_a_picture_that_cannot_be_decoded_ends_the_run_or_is_left_out(tmp_path, 
     Path(bad).write_bytes(b"\x89PNG but no more")
     reader, labels = FileReader(PathList([good, bad])), np.array([0, 1])
     with pytest.raises(DecodeError, match="bad.png"):
-        Pictures(reader, labels, eval_transform(32))[key]
-    item = Pictures(reader, labels, eval_transform(32), on_bad_image="skip")[key]
+        ImageDataset(reader, labels, eval_transform(32))[key]
+    item = ImageDataset(reader, labels, eval_transform(32), on_bad_image="skip")[key]
     assert item["image"] is None and item["index"] == 1 and item["label"] == 1 and "bad.png" in item["error"]
-    batch = Collate(32)([Pictures(reader, labels, eval_transform(32))[0], item])
+    batch = Collate(32)([ImageDataset(reader, labels, eval_transform(32))[0], item])
     assert batch["index"].tolist() == [0] and batch["bad"] == [(1, item["error"])]
 
 
@@ -90,7 +90,7 @@ def test_other_errors_than_a_bad_picture_are_not_skipped():
         raise KeyError("a mistake of ours")
 
     with pytest.raises(KeyError):
-        Pictures(read, np.zeros(1, np.int64), eval_transform(32), on_bad_image="skip")[0]
+        ImageDataset(read, np.zeros(1, np.int64), eval_transform(32), on_bad_image="skip")[0]
 
 
 def test_a_batch_holds_the_pixels_in_channels_last_order():

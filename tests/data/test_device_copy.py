@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from finetune.data.loader import Transfer
+from finetune.data.loader import DeviceCopy
 
 
 def move(batch: dict, device: torch.device) -> dict:
@@ -15,7 +15,7 @@ def move(batch: dict, device: torch.device) -> dict:
 
 def test_without_cuda_a_batch_is_just_moved():
     batch = {"image": torch.ones(2), "bad": []}
-    assert Transfer()(batch, torch.device("cpu"), lambda given, device: given) is batch
+    assert DeviceCopy()(batch, torch.device("cpu"), lambda given, device: given) is batch
 
 
 def test_what_computes_waits_for_the_copy_and_keeps_its_memory(monkeypatch):
@@ -39,7 +39,7 @@ def test_what_computes_waits_for_the_copy_and_keeps_its_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or stream("copying"))
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream("computing"))
-    transfer, device = Transfer(), torch.device("cuda", 0)
+    transfer, device = DeviceCopy(), torch.device("cuda", 0)
     batch = {"image": torch.ones(2).as_subclass(Pixels), "label": torch.ones(1).as_subclass(Pixels), "bad": [(3, "x")]}
     for _ in range(2):
         assert transfer(batch, device, lambda given, device: told.append("copy") or given) is batch
@@ -50,7 +50,7 @@ def test_what_computes_waits_for_the_copy_and_keeps_its_memory(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_arrive_whole_however_busy_the_device_is():
-    device, transfer = torch.device("cuda", 0), Transfer()
+    device, transfer = torch.device("cuda", 0), DeviceCopy()
     busy, seen = torch.randn(4096, 4096, device=device), []
     for i in range(20):
         there = transfer({"image": torch.full((64, 3, 224, 224), i, dtype=torch.uint8).pin_memory()}, device, move)

@@ -25,7 +25,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 import finetune
 from finetune import ImageFolderData
 from finetune.data import image_cache
-from finetune.data.dataset import Pictures
+from finetune.data.dataset import ImageDataset
 from finetune.data.datasets.folders import scan
 from finetune.data.decode import DecodeError, decode, stored_size
 from finetune.data.image_cache import CachedReader, cache_dir, cached_readers, pays
@@ -175,7 +175,7 @@ def test_a_picture_that_could_not_be_decoded_gives_the_same_error(root):
             part.read(bad)
         messages.append(str(caught.value))
     assert messages[0] == messages[1] and str(root / "train/dog/05.png") in messages[0]
-    item = Pictures(readers["cached"].read, readers["cached"].labels, eval_transform(24), 0, "skip")[bad]
+    item = ImageDataset(readers["cached"].read, readers["cached"].labels, eval_transform(24), 0, "skip")[bad]
     assert item["image"] is None and item["error"] == messages[0]
 
 
@@ -188,7 +188,7 @@ def test_a_transform_that_writes_into_its_input_changes_neither_the_cache_nor_th
     readers = {name: data_module(root, cached=name == "cached").splits["train"] for name in ("cached", "plain")}
     transform = A.Compose([Blacken(p=1), A.RandomResizedCrop((24, 24))])
     for key in [(0, 0), (0, 0), (1, 3)]:  # again: what was written must not be seen
-        cached, plain = (Pictures(part.read, part.labels, transform)[key]["image"] for part in readers.values())
+        cached, plain = (ImageDataset(part.read, part.labels, transform)[key]["image"] for part in readers.values())
         np.testing.assert_array_equal(cached, plain)
     with pytest.raises(ValueError, match="read-only"):  # the control: it does write
         Blacken(p=1)(image=readers["cached"].read(0))
@@ -201,7 +201,7 @@ def test_an_error_of_a_transform_is_still_its_error(root):
 
     part = data_module(root, cached=True).splits["train"]
     with pytest.raises(KeyError, match="a mistake"):
-        Pictures(part.read, part.labels, A.Compose([Fails(p=1)]))[0]
+        ImageDataset(part.read, part.labels, A.Compose([Fails(p=1)]))[0]
 
 
 # Which cache
@@ -454,8 +454,8 @@ def test_list_and_remove(root, cli, folder, capsys, monkeypatch):
         cached_readers({"train": FileReader(paths, shorter_side)}, root, 1, build=True)
     (folder / "other.txt").write_text("not ours")
     (folder / ".x.pictures.1234.tmp").write_text("half a cache")
-    (folder / ".x.activations.1234-0.tmp").write_text("half a cache")
-    (folder / "kept.activations").write_text("some")
+    (folder / ".x.features.1234-0.tmp").write_text("half a cache")
+    (folder / "kept.features").write_text("some")
     first, second = (path.stem for path in caches())
     os.utime(folder / f"{first}.pictures", (0, time.mktime((2020, 2, 3, 4, 5, 0, 0, 0, -1))))
     damage(folder / f"{second}.pictures", "half")
@@ -463,7 +463,7 @@ def test_list_and_remove(root, cli, folder, capsys, monkeypatch):
     shown = [line.split("│") for line in capsys.readouterr().out.splitlines()]
     rows = {row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in shown if len(row) > 2}
     assert rows[first] == [f"24 pictures of {root}", "0.00 GB", "2020-02-03 04:05"]
-    assert rows[second][0] == "damaged pictures" and rows["kept"][0] == "activations"
+    assert rows[second][0] == "damaged pictures" and rows["kept"][0] == "features"
     with pytest.raises(ValueError, match="there is no cache 'third'"):
         cli("cache", "--remove", "third")
     cli("cache", "--remove", first)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from finetune.data import memmap as module
-from finetune.data.memmap import Packed, TooLarge, write_packed
+from finetune.data.memmap import MemmapImages, TooLarge, write_memmap
 from finetune.system.files import unfinished
 
 SIZES = [(3, 5), (1, 1), None, (40, 7), (8, 8)]
@@ -24,11 +24,11 @@ def pictures() -> Iterator[np.ndarray | None]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "some.pictures"
-    write_packed(path, pictures(), {"root": "größe"}, max_bytes=10**6)
+    write_memmap(path, pictures(), {"root": "größe"}, max_bytes=10**6)
     return path
 
 
-def check(packed: Packed) -> None:
+def check(packed: MemmapImages) -> None:
     assert len(packed) == len(SIZES) and packed.about == {"root": "größe"}
     for i, picture in enumerate(pictures()):
         found = packed[i]
@@ -39,36 +39,36 @@ def check(packed: Packed) -> None:
 
 
 def test_what_went_in_comes_out(path):
-    check(Packed(path))
-    check(pickle.loads(pickle.dumps(Packed(path))))  # as a spawned worker gets it
+    check(MemmapImages(path))
+    check(pickle.loads(pickle.dumps(MemmapImages(path))))  # as a spawned worker gets it
     assert os.listdir(path.parent) == [path.name]
 
 
 def test_pictures_that_are_no_contiguous_memory(tmp_path):
     picture = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)[::-1, ::2]
-    write_packed(tmp_path / "x", [picture], {}, max_bytes=100)
-    np.testing.assert_array_equal(Packed(tmp_path / "x")[0], picture)
+    write_memmap(tmp_path / "x", [picture], {}, max_bytes=100)
+    np.testing.assert_array_equal(MemmapImages(tmp_path / "x")[0], picture)
 
 
 def test_no_pictures_at_all(tmp_path):
-    write_packed(tmp_path / "x", [], {"a": 1}, max_bytes=0)
-    assert len(Packed(tmp_path / "x")) == 0 and Packed(tmp_path / "x").about == {"a": 1}
+    write_memmap(tmp_path / "x", [], {"a": 1}, max_bytes=0)
+    assert len(MemmapImages(tmp_path / "x")) == 0 and MemmapImages(tmp_path / "x").about == {"a": 1}
 
 
 def test_the_file_can_not_be_written_through_a_picture(path):
     with pytest.raises(ValueError, match="read-only"):
-        Packed(path)[0][:] = 0
-    check(Packed(path))
+        MemmapImages(path)[0][:] = 0
+    check(MemmapImages(path))
 
 
 def test_a_file_that_is_removed_serves_whoever_has_it_open(path):
-    packed = Packed(path)
+    packed = MemmapImages(path)
     path.unlink()
     check(packed)
 
 
 def test_the_index_needs_sixteen_bytes_a_picture(tmp_path):
-    write_packed(tmp_path / "x", [None] * 10_000, {}, max_bytes=0)
+    write_memmap(tmp_path / "x", [None] * 10_000, {}, max_bytes=0)
     assert (tmp_path / "x").stat().st_size < 16 * 10_000 + 200
 
 
@@ -77,9 +77,9 @@ def test_a_file_that_was_cut_off_is_damaged(path, num_bytes):
     content = path.read_bytes()
     path.write_bytes(content[:num_bytes])
     with pytest.raises(ValueError):
-        Packed(path)
+        MemmapImages(path)
     path.write_bytes(content)
-    check(Packed(path))
+    check(MemmapImages(path))
 
 
 def test_every_bit_behind_the_pixels_counts(path):
@@ -91,7 +91,7 @@ def test_every_bit_behind_the_pixels_counts(path):
         damaged[position] ^= 1
         path.write_bytes(damaged)
         with pytest.raises(ValueError):
-            Packed(path)
+            MemmapImages(path)
 
 
 def test_control_a_bit_of_a_pixel_is_not_noticed(path):
@@ -99,7 +99,7 @@ def test_control_a_bit_of_a_pixel_is_not_noticed(path):
     content = bytearray(path.read_bytes())
     content[2] ^= 1
     path.write_bytes(content)
-    assert Packed(path)[0][0, 0, 2] ^ 1 == next(pictures())[0, 0, 2]
+    assert MemmapImages(path)[0][0, 0, 2] ^ 1 == next(pictures())[0, 0, 2]
 
 
 def test_pixels_that_are_missing_or_too_many_are_noticed(path):
@@ -107,15 +107,15 @@ def test_pixels_that_are_missing_or_too_many_are_noticed(path):
     for damaged in (content[64:], bytes(64) + content):  # the trailer's checksum holds for neither
         path.write_bytes(damaged)
         with pytest.raises(ValueError):
-            Packed(path)
+            MemmapImages(path)
 
 
 def test_above_the_limit_nothing_is_left(tmp_path):
     num_bytes = 3 * sum(size[0] * size[1] for size in SIZES if size)
     with pytest.raises(TooLarge, match="0.0 GB"):
-        write_packed(tmp_path / "x", pictures(), {}, max_bytes=num_bytes - 1)
+        write_memmap(tmp_path / "x", pictures(), {}, max_bytes=num_bytes - 1)
     assert os.listdir(tmp_path) == []
-    write_packed(tmp_path / "x", pictures(), {}, max_bytes=num_bytes)
+    write_memmap(tmp_path / "x", pictures(), {}, max_bytes=num_bytes)
     assert os.listdir(tmp_path) == ["x"]
 
 
@@ -125,8 +125,8 @@ def test_an_error_leaves_what_was_there(path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_packed(path, failing(), {}, max_bytes=10**6)
-    check(Packed(path))
+        write_memmap(path, failing(), {}, max_bytes=10**6)
+    check(MemmapImages(path))
     assert os.listdir(path.parent) == [path.name]
 
 
@@ -136,7 +136,7 @@ def test_what_a_killed_process_left_goes_when_the_file_is_written_again(path):
     for file in (left, other):
         file.write_bytes(b"half")
     assert unfinished(path) == [left]
-    write_packed(path, pictures(), {"root": "größe"}, max_bytes=10**6)
+    write_memmap(path, pictures(), {"root": "größe"}, max_bytes=10**6)
     assert sorted(os.listdir(path.parent)) == sorted([path.name, other.name])
 
 
@@ -146,5 +146,5 @@ def test_a_disk_that_fails_while_others_are_written_fails_the_file(tmp_path, mon
     monkeypatch.setattr(module, "_SYNC_BYTES", 10)
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(errors.pop()) if errors else None)
     with pytest.raises(OSError, match="Input/output"):
-        write_packed(tmp_path / "x", pictures(), {}, max_bytes=10**6)
+        write_memmap(tmp_path / "x", pictures(), {}, max_bytes=10**6)
     assert os.listdir(tmp_path) == []

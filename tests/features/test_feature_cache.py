@@ -1,4 +1,4 @@
-"""Training on activations that were computed once ends with the weights of training on pictures."""
+"""Training on features that were computed once ends with the weights of training on pictures."""
 
 import errno
 import os
@@ -13,9 +13,9 @@ import torch
 from ddp_scenarios import calibrated_network, sgd
 
 from finetune import Classifier, ImageFolderData
-from finetune.data.dataset import Activations
+from finetune.data.dataset import FeatureDataset
 from finetune.features import feature_cache
-from finetune.system.cache_dir import ACTIVATIONS, cache_dir
+from finetune.system.cache_dir import FEATURES, cache_dir
 
 FROZEN = {"backbone": "resnet18", "weights": None, "optimizer": sgd, "freeze_batch_norm": True}
 
@@ -63,7 +63,7 @@ def distance(a: Classifier, b: Classifier) -> float:
 
 
 def caches() -> list[Path]:
-    return sorted(cache_dir().glob(f"*{ACTIVATIONS}"))
+    return sorted(cache_dir().glob(f"*{FEATURES}"))
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def caches() -> list[Path]:
 def test_weights_are_those_of_training_on_pictures(colours, options):
     pictures = data(colours)
     with_activations = fit(pictures, **options)
-    assert set(pictures.activations) == {"train", "val"}
+    assert set(pictures.features) == {"train", "val"}
     without = data(colours, cache_limit_gb=0)
     on_pictures = fit(without, **options)
-    assert not without.activations
+    assert not without.features
     assert distance(with_activations, on_pictures) < 1e-6
     assert with_activations.result == pytest.approx(on_pictures.result, abs=1e-5)
 
@@ -90,12 +90,12 @@ def test_weights_are_those_of_training_on_pictures(colours, options):
 def test_views_take_turns(colours):
     """Control: with the first view in every epoch the weights are others."""
     right = fit(data(colours))
-    original = Activations.__getitems__
+    original = FeatureDataset.__getitems__
 
     def first_view(self, keys):
         return original(self, [(0, key[1]) if isinstance(key, tuple) else key for key in keys])
 
-    with patch.object(Activations, "__getitems__", first_view):
+    with patch.object(FeatureDataset, "__getitems__", first_view):
         wrong = fit(data(colours))
     assert distance(right, wrong) > 1e-4
 
@@ -104,16 +104,16 @@ def test_pictures_that_are_prepared_as_in_evaluation_need_no_views(colours):
     plain = {"num_views": None, "crop_and_flip": False}
     pictures = data(colours, **plain)
     assert distance(fit(pictures), fit(data(colours, **plain, cache_limit_gb=0))) < 1e-6
-    assert pictures.activations
+    assert pictures.features
     drawn_anew = data(colours, num_views=None)
     fit(drawn_anew)
-    assert not drawn_anew.activations
+    assert not drawn_anew.features
 
 
 def test_nothing_is_computed_where_it_would_not_be_read_again(colours):
     for pictures, options in ((data(colours), {"freeze": None}), (data(colours), {"max_epochs": 2})):
         fit(pictures, **options)
-        assert not pictures.activations
+        assert not pictures.features
     assert not caches()
 
 
@@ -148,7 +148,7 @@ def test_a_resumed_run_goes_on_with_them(colours, tmp_path):
     half.trainer.save_checkpoint(tmp_path / "half.ckpt")
     pictures = data(colours)
     assert distance(fit(pictures, ckpt_path=tmp_path / "half.ckpt"), whole) == 0
-    assert pictures.activations
+    assert pictures.features
 
 
 def full(*_):
@@ -170,7 +170,7 @@ def test_where_they_can_not_be_kept_a_line_says_so_and_the_run_is_the_same(colou
     with patched:
         model = fit(pictures)
     assert reason in caplog.text and caplog.text.count("computed anew in every epoch") == 1
-    assert not pictures.activations and not list(cache_dir().glob(f"*{ACTIVATIONS}*"))
+    assert not pictures.features and not list(cache_dir().glob(f"*{FEATURES}*"))
     assert distance(model, fit(data(colours))) < 1e-6
 
 
@@ -182,18 +182,18 @@ def test_a_picture_that_can_not_be_decoded_is_skipped_as_before(colours, tmp_pat
     broken.write_bytes(broken.read_bytes()[:50])
     pictures = data(root, on_bad_image="skip", val_fraction=0)
     model = fit(pictures)
-    assert not pictures.activations and "blue/00.png" in caplog.text
+    assert not pictures.features and "blue/00.png" in caplog.text
     assert distance(model, fit(data(root, on_bad_image="skip", val_fraction=0, cache_limit_gb=0))) == 0
 
 
 def test_a_batch_is_what_the_keys_say():
     rows = torch.arange(6.0)[:, None].expand(6, 4)  # two views of three pictures
-    held = Activations(rows, np.array([5, 6, 7]))
+    held = FeatureDataset(rows, np.array([5, 6, 7]))
     batch = held.__getitems__([(0, 2), (1, 0), (2, 1), (3, 1)])
     assert batch["image"][:, 0].tolist() == [2, 3, 1, 4]
     assert batch["label"].tolist() == [7, 5, 6, 6] and batch["index"].tolist() == [2, 0, 1, 1]
     assert held.__getitems__([0, 3, 5])["index"].tolist() == [0, 0, 2]
-    maps = Activations(torch.zeros(6, 2, 2, 8), np.array([5, 6, 7])).__getitems__([0, 1])["image"]
+    maps = FeatureDataset(torch.zeros(6, 2, 2, 8), np.array([5, 6, 7])).__getitems__([0, 1])["image"]
     assert maps.shape == (2, 8, 2, 2) and maps.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -222,13 +222,13 @@ def test_one_that_is_removed_meanwhile_is_told_and_not_made_of_zeros(colours, ca
     pictures = data(colours)
     with patch.object(feature_cache, "mark_used", lambda path: path.unlink()):
         model = fit(pictures)
-    assert "computed anew in every epoch" in caplog.text and not pictures.activations
+    assert "computed anew in every epoch" in caplog.text and not pictures.features
     assert distance(model, fit(data(colours))) < 1e-6
 
 
 def test_what_a_killed_run_left_is_removed_after_a_day(colours):
     cache_dir().mkdir()
-    old, new = (cache_dir() / f".x{i}{ACTIVATIONS}.aa-0.tmp" for i in range(2))
+    old, new = (cache_dir() / f".x{i}{FEATURES}.aa-0.tmp" for i in range(2))
     for path, age in ((old, 90_000), (new, 80_000)):
         path.write_bytes(b"x")
         os.utime(path, (time.time() - age,) * 2)
@@ -241,7 +241,7 @@ def test_another_trainer_s_pictures_are_pictures_again(colours):
     model = fit(pictures)
     value = float(model.trainer.callback_metrics["val/loss"])
     model.trainer.validate(model, datamodule=pictures, verbose=False)
-    assert not pictures.activations
+    assert not pictures.features
     assert float(model.trainer.callback_metrics["val/loss"]) == pytest.approx(value, abs=1e-5)
 
 

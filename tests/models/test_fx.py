@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from finetune.models.backbones import build
-from finetune.models.fx import cut
+from finetune.models.fx import split_frozen
 from finetune.models.stages import freeze, stages
 
 # One of each way to be built: plain rows, blocks with shortcuts, branches, dropout before the head, tokens.
@@ -30,7 +30,7 @@ def test_both_parts_together_are_the_network(backbone):
     images = torch.rand(2, 3, NETWORKS[backbone], NETWORKS[backbone])
     for last in {names[0], names[len(names) // 2], "backbone"}:
         network, frozen = frozen_to(backbone, last)
-        parts = cut(network, frozen)
+        parts = split_frozen(network, frozen)
         assert parts is not None
         network.eval()
         assert torch.equal(parts[1](parts[0](images)), network(images))
@@ -38,7 +38,7 @@ def test_both_parts_together_are_the_network(backbone):
 
 def test_weights_are_shared_and_all_that_learn_are_in_the_rest():
     network, frozen = frozen_to("resnet18", "layer3")
-    first, rest = cut(network, frozen)
+    first, rest = split_frozen(network, frozen)
     learning = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     assert {name for name, _ in rest.named_parameters()} == learning
     assert not any(parameter.requires_grad for parameter in first.parameters())
@@ -51,17 +51,17 @@ def test_weights_are_shared_and_all_that_learn_are_in_the_rest():
 )
 def test_dropout_is_in_the_rest_and_still_random(backbone, last):
     network, frozen = frozen_to(backbone, last)
-    first, rest = cut(network, frozen)
+    first, rest = split_frozen(network, frozen)
     assert not any(isinstance(module, nn.Dropout) for module in first.modules())
     images = torch.rand(2, 3, 64, 64)
-    activations = first(images)
-    assert torch.equal(activations, first(images))
-    assert not torch.equal(rest(activations), rest(activations))
+    features = first(images)
+    assert torch.equal(features, first(images))
+    assert not torch.equal(rest(features), rest(features))
 
 
 def test_dropout_that_drops_nothing_does_not_keep_the_rest_large():
     network, frozen = frozen_to("vit_b_32", "backbone")  # its dropout, of rate 0, comes before all layers
-    _, rest = cut(network, frozen)
+    _, rest = split_frozen(network, frozen)
     assert sum(parameter.numel() for parameter in rest.parameters()) == 4 * 768 + 4
 
 
@@ -78,4 +78,4 @@ class Shortcut(nn.Module):
 
 def test_a_network_with_another_way_around_is_left_whole():
     network = Shortcut()
-    assert cut(network, freeze(network, "backbone")) is None
+    assert split_frozen(network, freeze(network, "backbone")) is None

@@ -5,7 +5,7 @@ from networks import subnets
 from torch import nn
 
 from finetune.parity.communication_volume import data_parallel_bytes, linear_bytes, pipeline_bytes
-from finetune.parity.pipeline import cut, layers
+from finetune.parity.pipeline import layers, partition
 
 NUM_PARAMETERS = 1024 * 512 + 512 + 512 * 256 + 256 + 256 * 100 + 100
 
@@ -23,7 +23,7 @@ def test_pipeline():
     x = torch.empty(8, 1024, dtype=torch.float64)
     parts = layers(subnets().double())
     assert pipeline_bytes(parts, x) == [8 * 8 * 512, 8 * 8 * (512 + 256), 8 * 8 * 256]
-    assert pipeline_bytes(cut(parts, 1), x) == [0]
+    assert pipeline_bytes(partition(parts, 1), x) == [0]
 
 
 def test_linear():

@@ -32,7 +32,7 @@ from finetune.distributed.tensor_parallel import shard_head
 from finetune.models.backbones import build
 from finetune.parity.branches import Branches, Siamese
 from finetune.parity.communication_volume import branches_bytes, linear_bytes, pipeline_bytes
-from finetune.parity.pipeline import Pipeline, activations, cut, layers
+from finetune.parity.pipeline import Pipeline, layers, part_inputs, partition
 
 # Rounding over 10 steps in float64: far above what was measured (3e-15 at most), far below any mistake.
 TOLERANCE = 1e-10
@@ -135,7 +135,7 @@ def test_batch_norm_that_trains_sees_micro_batches(results):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_pipeline_sends_what_is_computed(results, scenario, task, world_size):
     network, batches, _ = task()
-    expected = pipeline_bytes(cut(layers(network), world_size), batches[0][0])
+    expected = pipeline_bytes(partition(layers(network), world_size), batches[0][0])
     assert [load(results[world_size], scenario, rank)["sent"] for rank in range(world_size)] == expected
 
 
@@ -160,13 +160,13 @@ def group_of_one() -> Iterator[None]:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_pipeline_of_one_process(group_of_one, schedule):
     network, batches, lr = linear_task()
-    pipeline = Pipeline(cut(layers(network), 1), batches[0][0], schedule, 4)
+    pipeline = Pipeline(partition(layers(network), 1), batches[0][0], schedule, 4)
     train(pipeline.step, pipeline.part.parameters(), batches, lr)
     assert distance(alone("subnets")[0], pipeline.full_state()) <= TOLERANCE
     with pytest.raises(ValueError, match="takes batches of 24, not of 12"):
         pipeline.step(torch.zeros(12, 1024), None)
     with pytest.raises(ValueError, match="2 parts needs as many processes, not 1"):
-        Pipeline(cut(layers(network), 2), batches[0][0], schedule, 4)
+        Pipeline(partition(layers(network), 2), batches[0][0], schedule, 4)
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet50", "resnext50_32x4d", "resnet18_small", "lenet"])
@@ -174,7 +174,7 @@ def test_parts_in_a_row_are_the_network(backbone):
     network = build(backbone, 5).eval()
     x = torch.randn(2, 3, 28, 28)
     for k in (1, 2, 3, 4):
-        parts = cut(layers(network), k)
+        parts = partition(layers(network), k)
         assert len(parts) == k
         with torch.no_grad():
             assert torch.equal(nn.Sequential(*parts)(x), network(x))
@@ -195,13 +195,15 @@ def test_parts_are_shared_out_evenly():
     named = [nn.Sequential() for _ in row]
     for i, part in enumerate(named):
         part.add_module(f"layer{i}", row[i])
-    assert [len(part) for part in cut(named, 3)] == [3, 2, 2]
-    assert [name for part in cut(named, 3) for name, _ in part.named_children()] == [f"layer{i}" for i in range(7)]
+    assert [len(part) for part in partition(named, 3)] == [3, 2, 2]
+    assert [name for part in partition(named, 3) for name, _ in part.named_children()] == [
+        f"layer{i}" for i in range(7)
+    ]
 
 
 def test_cutting_too_often_is_refused():
     with pytest.raises(ValueError, match="of 4 parts can't be cut into 5: take 1 to 4 devices"):
-        cut(layers(build("resnet18", 2)), 5)
+        partition(layers(build("resnet18", 2)), 5)
     with pytest.raises(ValueError, match="VisionTransformer can't be cut between layers"):
         layers(models.vit_b_16())
 
@@ -209,7 +211,7 @@ def test_cutting_too_often_is_refused():
 def test_activations_cost_nothing_and_change_nothing():
     network = build("resnet18", 10)
     before = copy.deepcopy(network.state_dict())
-    found = activations(layers(network), torch.empty(6, 3, 64, 64, device="meta"))
+    found = part_inputs(layers(network), torch.empty(6, 3, 64, 64, device="meta"))
     shapes = [(6, 3, 64, 64), (6, 64, 16, 16), (6, 128, 8, 8), (6, 256, 4, 4), (6, 10)]
     assert [tuple(activation.shape) for activation in found] == shapes
     assert all(activation.is_meta for activation in found)

@@ -12,7 +12,7 @@ from finetune.cli import LIGHTNING, OWN
 from finetune.commands import config_files
 from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.parser import valid_keys
-from finetune.data.datamodule import PictureData
+from finetune.data.datamodule import ImageDataModule
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^finetune .+$", README, re.M)
@@ -50,7 +50,7 @@ def test_commands_exist_with_their_options(line):
 
 def test_options_in_the_table_exist():
     valid = options_of("fit") | options_of("predict") | own_options("sheet") | own_options("by-hand")
-    valid |= {f"data.{name}" for name in signature(PictureData).parameters}
+    valid |= {f"data.{name}" for name in signature(ImageDataModule).parameters}
     shown = set(re.findall(r"--([a-z_.]+[a-z])", README)) - {"help"}
     assert shown - valid == set()
 

@@ -68,7 +68,7 @@ def main(out: Path, root: str, world_size: int) -> None:
         use_distributed_sampler=False,
     )
     dist.init_process_group("gloo")
-    with patch.object(image_cache, "write_packed", full_disk):
+    with patch.object(image_cache, "write_memmap", full_disk):
         dist.barrier()
         trainer.state.fn = TrainerFn.FITTING
         data.setup("fit")

@@ -90,7 +90,7 @@ def weights_after(data: ImageFolderData, precision: str, build: Callable, **opti
         model = Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options})
     before = weights_of(model)
     trainer(precision=precision, max_steps=20, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
-    assert bool(data.activations) == (data.num_views is not None)
+    assert bool(data.features) == (data.num_views is not None)
     after = weights_of(model)
     MOVED.append(moved(model, before, after))
     return after

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from finetune.distributed.tensor_parallel import full_state, linear_names, shard_head, shard_linear
 from finetune.models.backbones import build
-from finetune.parity.pipeline import Pipeline, cut, layers
+from finetune.parity.pipeline import Pipeline, layers, partition
 
 Batches = list[tuple[Tensor, Tensor]]
 Task = tuple[nn.Module, Batches, float]  # a network, what it learns from, the learning rate
@@ -99,7 +99,7 @@ def pipelined(task: Task, schedule: str, num_micro_batches: int, loss: Callable 
     """Train over all processes, each of which is given only what it needs."""
     network, batches, lr = copy.deepcopy(task)
     rank, k = dist.get_rank(), dist.get_world_size()
-    parts = cut(layers(network), k)
+    parts = partition(layers(network), k)
     pipeline = Pipeline(parts, torch.empty_like(batches[0][0], device="meta"), schedule, num_micro_batches, loss)
     losses: list[Tensor | None] = []
 
@@ -193,7 +193,7 @@ def forgotten_reduction() -> dict[str, Tensor]:
 
 def refused() -> list[str]:
     """The messages of pipelines that can't be."""
-    parts, messages = cut(layers(subnets()), dist.get_world_size()), []
+    parts, messages = partition(layers(subnets()), dist.get_world_size()), []
     cases = [(12, "gpipe", 5), (12, "1f1b", 1), (12, "zigzag", 3)]
     for batch_size, schedule, num_micro_batches in cases:
         try:

@@ -13,7 +13,7 @@ from torchvision.ops import StochasticDepth
 
 from finetune.data.samplers import share
 from finetune.models.backbones import build
-from finetune.models.fx import folded
+from finetune.models.fx import fuse_batch_norm
 from finetune.training.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, by_picture, draw
 
 NOISE = {
@@ -149,7 +149,7 @@ def test_an_evaluated_network_is_followed_by_torch_fx_as_before():
     network = build("efficientnet_b0", 4)
     draw(by_picture(network), 0, 0, torch.arange(2))
     network.eval()
-    whole, x = folded(network), torch.rand(2, 3, 32, 32)
+    whole, x = fuse_batch_norm(network), torch.rand(2, 3, 32, 32)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in whole.modules())
     torch.testing.assert_close(whole(x), network(x), rtol=1e-4, atol=1e-4)
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from finetune import Classifier
 from finetune.models.backbones import build
-from finetune.models.fx import folded
-from finetune.training.compile import Fold
+from finetune.models.fx import fuse_batch_norm
+from finetune.training.compile import FuseBatchNorm
 
 CLASSES = ("blue", "green", "red")
 # One of each way to be built: blocks with shortcuts, batch norm before, inverted residuals, branches, tokens.
@@ -36,7 +36,7 @@ def test_folded_batch_norm_computes_the_same(backbone):
     network = learned(backbone).double()
     images = torch.rand(2, 3, SIZES[backbone], SIZES[backbone], dtype=torch.float64)
     expected, before = network(images), [p.clone() for p in network.parameters()]
-    few = folded(network)
+    few = fuse_batch_norm(network)
     num = sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
     calls = sum(
         isinstance(few.get_submodule(n.target), nn.BatchNorm2d) for n in few.graph.nodes if n.op == "call_module"
@@ -56,7 +56,7 @@ def test_a_part_that_can_not_be_followed_comes_back_as_it_is():
             return x if x.sum() > 0 else -x
 
     part = Bends().eval()
-    assert folded(part) is part
+    assert fuse_batch_norm(part) is part
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
     names = [*model.state_dict()]
     trainer = pl.Trainer(precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.state.fn = fn
-    fold = Fold()
+    fold = FuseBatchNorm()
     fold.on_predict_start(trainer, model)
     assert (model.evaluate is not None) == is_folded
     images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
@@ -102,7 +102,7 @@ def test_predictions_are_those_of_the_network_up_to_bf16(cli, colours, monkeypat
 
     rows = predict("folded.csv")
     for name in ("on_validation_start", "on_test_start", "on_predict_start"):
-        monkeypatch.setattr(Fold, name, lambda *_: None)
+        monkeypatch.setattr(FuseBatchNorm, name, lambda *_: None)
     expected = predict("whole.csv")
     assert not torch.equal(rows, expected)  # something was folded
     torch.testing.assert_close(rows, expected, rtol=0, atol=0.02)  # bf16 has 8 bits: logits of 4 are off by 1/64

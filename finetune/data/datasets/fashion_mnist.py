@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.data.datamodule import PictureData
+from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, obtain, read
 from finetune.data.readers import GreyReader, PathList
 from finetune.data.seen import seen_by
 from finetune.data.splits import SET_APART, Split, stratified
 
 
-class FashionMNIST(PictureData):
+class FashionMNIST(ImageDataModule):
     """Fashion-MNIST by torchvision: grey 28x28 pictures of clothes, as RGB at the network's input size."""
 
     default_root = "data/fashion-mnist"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from finetune.data.datamodule import PictureData
+from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.folders import Files, scan
 from finetune.data.readers import FileReader
@@ -11,7 +11,7 @@ from finetune.data.splits import SET_APART, Split, stratified
 from finetune.distributed.signals import is_first_process
 
 
-class ImageFolderData(PictureData):
+class ImageFolderData(ImageDataModule):
     """Any folder of labelled pictures: train/CLASS/*, with val/ and test/ if there, or class folders alone."""
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
