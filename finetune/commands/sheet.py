@@ -10,7 +10,7 @@ from finetune.data.decode import decode
 from finetune.data.readers import files_to_predict
 from finetune.data.samplers import SHEET, some_of
 from finetune.inference.predictor import Predictor
-from finetune.system.files import check_target, replaced
+from finetune.system.files import check_target, replacing
 from finetune.system.messages import WrongUsage
 
 _GREEN, _RED, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
@@ -46,8 +46,8 @@ def sheet(
     names = predictor.class_names
     captions = [caption(p, names, Path(paths[int(i)])) for p, i in zip(predictor(decoded), chosen, strict=True)]
     Path(output).parent.mkdir(parents=True, exist_ok=True)
-    with replaced(Path(output)) as file:
-        draw_sheet(shown, captions, columns).save(file, optimize=True)
+    with replacing(Path(output)) as file:
+        draw_sheet(shown, captions, columns).save(file, format="PNG", optimize=True)
     print(f"sheet in {output}")
 
 

@@ -37,6 +37,7 @@ from finetune.distributed.signals import is_first_process
 from finetune.system.cache_dir import PICTURES, cache_dir, files_digest, mark_used, room
 from finetune.system.files import one_at_a_time
 from finetune.system.machine import num_cores
+from finetune.system.messages import reason
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +119,9 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
         num_bytes, max_bytes = _estimate(paths, about["shorter_side"]), min(limit_gb * 1e9, room(path.parent))
         if num_bytes > max_bytes:
             limit = "--data.cache_limit_gb" if max_bytes == limit_gb * 1e9 else f"half the free disk of {path.parent}"
-            reason = f"a cache of {num_bytes / 1e9:.2g} GB would be above {limit}, {max_bytes / 1e9:.2g} GB"
+            above = f"a cache of {num_bytes / 1e9:.2g} GB would be above {limit}, {max_bytes / 1e9:.2g} GB"
             if is_first_process():
-                log.info("%s%s", failure, reason)
+                log.info("%s%s", failure, above)
             return None
         with one_at_a_time(path) as has_waited:
             packed = opened(path)
@@ -133,14 +134,14 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
                 with ThreadPoolExecutor(num_cores()) as pool:
                     write_memmap(path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes)
             except (OSError, TooLarge) as error:
-                log.warning("%sno cache, %s", failure, _reason(error))
+                log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
                 return None
             seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
             log.info("decoded %d pictures once, in %.1f s: %.2f GB in %s", len(paths), seconds, size, path)
             return MemmapImages(path)
     except (OSError, NotImplementedError) as error:  # no right to write there, or no locks on that disk
         if is_first_process():
-            log.warning("%sno cache, %s", failure, _reason(error))
+            log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
         return None
 
 
@@ -172,9 +173,3 @@ def _decoded(pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int |
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename or cache_dir()}"
-    return " ".join(str(error).split())

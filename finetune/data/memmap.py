@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import struct
-import uuid
 from array import array
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.system.files import unfinished
+from finetune.system.files import replacing, unfinished
 
 _TRAILER = struct.Struct("<16sQQ32s")  # what this is, N, where the arrays begin, SHA-256 of what is from there to here
 _MAGIC = b"finetune packed1"
@@ -105,30 +104,23 @@ def write_memmap(path: Path, pictures: Iterable[np.ndarray | None], about: dict[
     syncs: list[Future] = []
     for old in unfinished(path):
         old.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with open(temporary, "xb") as file, ThreadPoolExecutor(1) as pool:
-            for picture in pictures:
-                offsets.append(position)
-                shapes.extend((0, 0) if picture is None else picture.shape[:2])
-                if picture is not None:
-                    position += file.write(np.ascontiguousarray(picture).data.cast("B"))
-                if position > max_bytes:
-                    raise TooLarge(f"they take more than the {max_bytes / 1e9:.1f} GB that they may")
-                if position - synced > _SYNC_BYTES:
-                    synced = position
-                    syncs.append(pool.submit(os.fsync, file.fileno()))
-            index = offsets.tobytes() + shapes.tobytes() + json.dumps(about).encode()
-            start = _aligned(position)
-            file.write(bytes(start - position) + index)
-            file.write(_TRAILER.pack(_MAGIC, len(offsets), start, hashlib.sha256(index).digest()))
-            file.flush()
-            os.fsync(file.fileno())
-            for sync in syncs:
-                sync.result()  # an error of the disk is told to one call only
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, open(temporary, "xb") as file, ThreadPoolExecutor(1) as pool:
+        for picture in pictures:
+            offsets.append(position)
+            shapes.extend((0, 0) if picture is None else picture.shape[:2])
+            if picture is not None:
+                position += file.write(np.ascontiguousarray(picture).data.cast("B"))
+            if position > max_bytes:
+                raise TooLarge(f"they take more than the {max_bytes / 1e9:.1f} GB that they may")
+            if position - synced > _SYNC_BYTES:
+                synced = position
+                syncs.append(pool.submit(os.fsync, file.fileno()))
+        index = offsets.tobytes() + shapes.tobytes() + json.dumps(about).encode()
+        start = _aligned(position)
+        file.write(bytes(start - position) + index)
+        file.write(_TRAILER.pack(_MAGIC, len(offsets), start, hashlib.sha256(index).digest()))
+        for sync in syncs:
+            sync.result()  # an error of the disk is told to one call only
 
 
 def _aligned(position: int) -> int:

@@ -27,6 +27,7 @@ from finetune.distributed.batch_share import is_sharded
 from finetune.models.fx import fuse_batch_norm, split_frozen
 from finetune.system.cache_dir import FEATURES, cache_dir, mark_used, room
 from finetune.system.files import unfinished
+from finetune.system.messages import reason
 
 if TYPE_CHECKING:
     from finetune.data.datamodule import ImageDataModule
@@ -143,7 +144,7 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype, shared: bool
     try:
         return torch.from_file(str(path), shared=shared, size=math.prod(shape), dtype=dtype).view(shape)
     except RuntimeError as error:  # torch's word for a file that is gone, or may not be read
-        raise Unavailable(" ".join(str(error).split())) from error
+        raise Unavailable(reason(error)) from error
 
 
 def _in_step(trainer: pl.Trainer, act: Callable[[], _T]) -> _T:
@@ -157,7 +158,7 @@ def _in_step(trainer: pl.Trainer, act: Callable[[], _T]) -> _T:
         if failure is None:
             raise Unavailable("another process can't keep it")
         if isinstance(failure, OSError):
-            raise Unavailable(f"{failure.strerror or failure}: {failure.filename or cache_dir()}") from failure
+            raise Unavailable(reason(failure, cache_dir())) from failure
         raise failure
     return cast(_T, result)
 

@@ -1,6 +1,5 @@
 """What a checkpoint holds, and how it is written and read: whole or not at all, and never running what it holds."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 import finetune
 from finetune.models.safe_load import load_safely
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.system.files import sync_folder
+from finetune.system.files import replacing, unfinished
 
 _KEYS = {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
 
@@ -26,20 +25,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in target.parent.glob(f".{target.name}.*.tmp"):  # of a process that was killed while writing
+        for leftover in unfinished(target):
             leftover.unlink(missing_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            with open(temporary, "wb") as file:
+            with replacing(target) as temporary, open(temporary, "wb") as file:
                 torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             raise OSError(f"the checkpoint {target} could not be written: {error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(target.parent)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
         return load_safely(path)

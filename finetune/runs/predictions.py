@@ -18,7 +18,7 @@ from torch import Tensor
 
 from finetune.distributed.batch_share import is_counted
 from finetune.runs.folder import Run
-from finetune.system.files import check_target, replaced
+from finetune.system.files import check_target, replacing
 from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class PredictionWriter(pl.Callback):
 
     def _join(self, parts: list[Path]) -> None:
         if self.suffix == ".parquet":
-            with replaced(self.target) as joined:
+            with replacing(self.target) as joined:
                 _write_parquet(joined, parts, self.columns)
         else:
             self._append(parts[0], parts[1:])

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 PICTURES, FEATURES = ".pictures", ".features"
 
 
 def cache_dir() -> Path:
     """Return the folder of all caches: FINETUNE_CACHE, or else `finetune` among the user's other caches."""
-    own, all_caches = os.environ.get("FINETUNE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else Path(all_caches or Path.home() / ".cache", "finetune")
+    own = os.environ.get("FINETUNE_CACHE")
+    return Path(own) if own else user_cache_path("finetune", appauthor=False)
 
 
 def room(folder: Path) -> float:

@@ -29,57 +29,53 @@ def check_target(path: str | Path, option: str) -> None:
 
 
 @contextmanager
-def replaced(target: Path) -> Iterator[Path]:
-    """Give a path of the same suffix to write to; at the end it becomes `target` at once, after an error nothing."""
-    temporary = target.with_name(f".tmp{os.getpid()}-{target.name}")
+def replacing(target: Path) -> Iterator[Path]:
+    """Give a path beside `target` to write to; at the end it becomes `target` at once, after an error nothing.
+
+    Readers, a full disk and a kill see the old file or the new one, never a part: what was written is on the disk
+    before it gets its name.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # of an earlier process with this number
     try:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())  # a disk over the network may find out only now that it is full
         os.replace(temporary, target)
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)  # still there where both were the same file already
+    with suppress(OSError):  # the name, too: not every file system can
+        descriptor = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def unfinished(target: Path) -> list[Path]:
+    """Return what processes that were killed left of a file that they wrote."""
+    return list(target.parent.glob(f".{target.name}.*.tmp"))
 
 
 def replace_text(path: Path, text: str, errors: str = "strict") -> None:
-    """Write a text file at once: readers and a full disk see the old one or the new one, never a part.
+    """Write a text file by `replacing`.
 
     Args:
         path: The file.
         text: Its new content.
         errors: What becomes of file names that are not UTF-8, in Python's words.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors=errors)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def link(source: Path, target: Path) -> None:
     """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
+    with replacing(target) as temporary:
         try:
             os.link(source, temporary)
         except OSError:
             shutil.copyfile(source, temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)  # still there where both were the same file already
-    sync_folder(target.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, not only the content of its files."""
-    with suppress(OSError):  # not every file system can
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 @contextmanager
@@ -103,8 +99,3 @@ def one_at_a_time(target: Path) -> Iterator[bool]:
         for parent in missing_parents:
             with suppress(OSError):  # not empty: the target is there
                 parent.rmdir()
-
-
-def unfinished(path: Path) -> list[Path]:
-    """Return what processes that were killed left of a file that they wrote."""
-    return list(path.parent.glob(f".{path.name}.*.tmp"))

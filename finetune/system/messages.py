@@ -19,6 +19,14 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
+def reason(error: BaseException, place: object = "") -> str:
+    """Return in one line what went wrong, and where if the system says so; else at `place`."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return " ".join(str(error).split())
+    where = error.filename or place
+    return f"{error.strerror}: {where}" if where else error.strerror
+
+
 def be_quiet() -> None:
     """Leave on the screen only what a user can act on."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)

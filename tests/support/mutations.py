@@ -101,7 +101,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a checkpoint is whole or absent",
-        "runs/checkpoint_io.py",
+        "system/files.py",
         'temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")',
         "temporary = target",
         "tests/runs/test_model_checkpoint.py",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.system.files import check_target, replaced
+from finetune.system.files import check_target, replacing
 from finetune.system.messages import WrongUsage
 
 
@@ -50,12 +50,12 @@ def test_no_right_to_write(tmp_path):
 def test_replaced_at_once_or_not_at_all(tmp_path):
     target = tmp_path / "a.png"
     target.write_text("old")
-    with replaced(target) as path:
-        assert path.suffix == ".png" and path.parent == tmp_path
+    with replacing(target) as path:
+        assert path.parent == tmp_path
         path.write_text("new")
         assert target.read_text() == "old"
     assert target.read_text() == "new"
-    with pytest.raises(KeyboardInterrupt), replaced(target) as path:
+    with pytest.raises(KeyboardInterrupt), replacing(target) as path:
         path.write_text("half")
         raise KeyboardInterrupt
     assert target.read_text() == "new"
