@@ -2,8 +2,8 @@
 
     python plain_peer.py --data FOLDER --out FOLDER [--epochs 5] [--best] [--head]
 
-The recipe is `one_rate` of benchmarks/plain.py. `--best` is bf16, channels last and workers that stay; `--head` trains
-the head alone, without random augmentation. Prints the accuracy of the last epoch.
+The recipe is `one_rate` of benchmarks/recipes/plain.py. `--best` is bf16, channels last and workers that stay; `--head`
+trains the head alone, without random augmentation. Prints the accuracy of the last epoch.
 """
 
 import json

@@ -2,7 +2,8 @@
 
 Two decoders would be two data sets: they differ in the order of colours, in the EXIF rotation and in what they make of
 transparency. Pillow does the reading and says what is wrong with a file. Only the pixels of a sound JPEG come from
-simplejpeg, which calls the same libjpeg-turbo with fewer copies: bit-identical (benchmarks/data_road.py has its rate).
+simplejpeg, which calls the same libjpeg-turbo with fewer copies: bit-identical (`benchmarks/data/loading.py` has its
+rate).
 
 Colour profiles are ignored, as in the usual training sets. Everything here may run in threads and in forked workers.
 """

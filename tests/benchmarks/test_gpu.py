@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py: a small run of all it does, its plan and its time, and the tables of what it finds."""
+"""`python -m benchmarks.gpu`: a small run of all it does, its plan and its time, and the tables of what it finds."""
 
 import importlib
 import json
@@ -16,11 +16,9 @@ from paths import ROOT
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The modules of benchmarks/ by name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        names = ("gpu", "gpu_documents", "gpu_roads", "gpu_steps")
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    """The modules of benchmarks/gpu by name."""
+    names = {"gpu": "__main__", "documents": "documents", "jobs": "jobs", "steps": "steps"}
+    return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.gpu.{names[name]}") for name in names})
 
 
 def run_main(scripts, monkeypatch, *arguments: str) -> int | str | None:
@@ -33,9 +31,9 @@ def run_main(scripts, monkeypatch, *arguments: str) -> int | str | None:
 def test_a_quick_run_goes_through_everything(scripts, tmp_path):
     output = tmp_path / "gpu.json"
     options = ["--root", draw_colours(tmp_path / "colours", train=8), "--device", "cpu", "--quick", "--output", output]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": scripts.gpu_roads.python_path()}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": scripts.jobs.python_path()}
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks/gpu.py", *options], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.gpu", *options], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(output.read_text("utf-8"))
@@ -45,7 +43,7 @@ def test_a_quick_run_goes_through_everything(scripts, tmp_path):
     for record in records:
         assert len(record.get("rates", [])) == (2 if record["kind"] == "job" else 5), record
         assert all(rate > 0 for rate in record["rates"] + record.get("printed", []))
-    assert scripts.gpu_documents.document(records) in done.stdout
+    assert scripts.documents.document(records) in done.stdout
     assert done.stdout.count("- met: ") + done.stdout.count("- missed: ") == 2  # both can be told
 
 
@@ -71,7 +69,7 @@ def test_the_plan_has_everything_once_and_what_matters_first(scripts):
 
 
 def test_late_is_not_reached_and_what_fails_stops_nothing(scripts, monkeypatch, tmp_path):
-    gpu, limit = scripts.gpu, scripts.gpu_steps.Limit
+    gpu, limit = scripts.gpu, scripts.steps.Limit
     quick, slow = limit("train", "bf16", True, False, 64), limit("train", "bf16", True, True, 64)
     bad, ended = limit("train", "fp32", True, False, 1024), limit("train", "fp32", False, False, 1024)
 
@@ -84,7 +82,7 @@ def test_late_is_not_reached_and_what_fails_stops_nothing(scripts, monkeypatch, 
 
     monkeypatch.setattr(limit, "measure", measure)
     kept = []
-    setup = scripts.gpu_steps.Setup("cpu", tmp_path, 0, tmp_path, None, 32, 3, 0.0, "eager")
+    setup = scripts.steps.Setup("cpu", tmp_path, 0, tmp_path, None, 32, 3, 0.0, "eager")
     records = gpu.measure_all(
         [bad, ended, slow, quick], setup, time.monotonic() + slow.seconds - 1, lambda found: kept.append(len(found))
     )
@@ -95,7 +93,7 @@ def test_late_is_not_reached_and_what_fails_stops_nothing(scripts, monkeypatch, 
 
 
 def test_a_job_is_read_and_ended_in_time(scripts):
-    epoch_lines, far = scripts.gpu_roads.epoch_lines, time.monotonic() + 60
+    epoch_lines, far = scripts.jobs.epoch_lines, time.monotonic() + 60
     program = "print('epoch 1/2  train/loss 0.5  109 pictures/s'); print('epoch 2/2  7 pictures/s'); print('done')"
     assert [rate for _, rate in epoch_lines([sys.executable, "-c", program], {}, far)] == [109, 7]
     with pytest.raises(RuntimeError, match="exit code 3: its last words"):
@@ -110,7 +108,7 @@ def test_a_job_is_read_and_ended_in_time(scripts):
 
 
 def test_links_make_an_epoch_long(scripts, colours, tmp_path):
-    links = sorted((scripts.gpu_roads.enlarge(colours, 130, tmp_path) / "train").rglob("*.png"))
+    links = sorted((scripts.jobs.enlarge(colours, 130, tmp_path) / "train").rglob("*.png"))
     assert len(links) == 130 and len({link.resolve() for link in links}) == 60
     assert all(link.parent.name == link.resolve().parent.name for link in links)
 
@@ -119,7 +117,7 @@ def test_contiguous_or_not_it_is_one_network(scripts):
     """The layouts differ in speed alone; each has its pictures and weights in its own order."""
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     found = []
-    for network, is_ours in ((scripts.gpu_steps.Classifier, True), (scripts.gpu_steps.ContiguousClassifier, False)):
+    for network, is_ours in ((scripts.steps.Classifier, True), (scripts.steps.ContiguousClassifier, False)):
         torch.manual_seed(0)
         model = network(["a", "b"], weights=None).eval()
         assert model.network.conv1.weight.is_contiguous() != is_ours
@@ -148,7 +146,7 @@ def test_the_tables_say_what_was_found(scripts):
         job_record("ours, cache", 940, 950, 960),
         job_record("torchvision", 400),
     ]
-    text = scripts.gpu_documents.document(records)
+    text = scripts.documents.document(records)
     assert "| train | bf16 | yes | no | 1,000 (900 to 2,000), 1.5 GB | not reached | 2.0 (2.0 to 2.0) |" in text
     assert "| predict | bf16 | yes | no | 3,000 (3,000 to 3,000), 1.5 GB | – | 2.0 (2.0 to 2.0) |" in text
     assert "| 8 | – | 5,100 (5,000 to 5,200) |" in text
@@ -156,7 +154,7 @@ def test_the_tables_say_what_was_found(scripts):
     assert "- met: batch 256, the job with the cache at least 0.95 times" in text
     assert "- missed: batch 256, the job with the cache at least 3 times" in text and text.endswith(": 2.38 times")
     # Where one of the two is missing nothing is claimed.
-    targets = scripts.gpu_documents.targets([limit_record(256, 1000), job_record("ours, cache")])
+    targets = scripts.documents.targets([limit_record(256, 1000), job_record("ours, cache")])
     assert [t["met"] for t in targets] == [None, None]
 
 
@@ -164,6 +162,6 @@ def test_the_document_is_that_of_the_records(scripts):
     records = scripts.gpu.RECORDS
     found = json.loads(records.read_text("utf-8"))["measurements"] if records.exists() else []
     text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
-    assert f"<!-- gpu -->\n{scripts.gpu_documents.document(found)}\n<!-- /gpu -->" in text
+    assert f"<!-- gpu -->\n{scripts.documents.document(found)}\n<!-- /gpu -->" in text
     # The control: another record is seen.
-    assert scripts.gpu_documents.document([*found, limit_record(256, 1.0)]) not in text
+    assert scripts.documents.document([*found, limit_record(256, 1.0)]) not in text

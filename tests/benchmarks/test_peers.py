@@ -14,8 +14,7 @@ BENCHMARKS = ROOT / "benchmarks"
 @pytest.fixture
 def compare(tmp_path, monkeypatch):
     """The script, with records of its own."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("compare")
+    module = importlib.import_module("benchmarks.peers.__main__")
     monkeypatch.setattr(module, "RECORDS", tmp_path / "compare.json")
     return module
 
@@ -49,7 +48,7 @@ def test_the_steps_times_become_rates(compare):
 
 def test_an_epoch_was_evaluated_by_the_next_ones_first_step(compare):
     stamps = [10.0, 11.0, 14.0, 15.0, 19.0, 20.0]
-    assert importlib.import_module("peers.measure").evaluated(stamps, 3, 23.0) == [14.0, 19.0, 23.0]
+    assert importlib.import_module("benchmarks.peers.measure").evaluated(stamps, 3, 23.0) == [14.0, 19.0, 23.0]
 
 
 def test_the_clock_hears_every_optimizer_and_no_other_process(compare, tmp_path):
@@ -154,7 +153,7 @@ def test_the_fastest_whole_job_is_the_best_peer(compare):
 
 
 def test_tables_say_what_was_recorded_and_what_was_not(compare, tmp_path):
-    documents = importlib.import_module("compare_documents")
+    documents = importlib.import_module("benchmarks.peers.documents")
     records = [
         record(
             "throughput", "finetune", repeat=i, seconds=1, later_rate=rate, first_rate=100, first_step=5, memory_mb=900
@@ -204,9 +203,15 @@ def test_tables_say_what_was_recorded_and_what_was_not(compare, tmp_path):
 
 
 def test_the_shipped_tables_are_those_of_the_records(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    compare, documents = importlib.import_module("compare"), importlib.import_module("compare_documents")
-    records = json.loads((BENCHMARKS / "compare.json").read_text()) if (BENCHMARKS / "compare.json").exists() else []
+    compare, documents = (
+        importlib.import_module("benchmarks.peers.__main__"),
+        importlib.import_module("benchmarks.peers.documents"),
+    )
+    records = (
+        json.loads((BENCHMARKS / "peers/compare.json").read_text())
+        if (BENCHMARKS / "peers/compare.json").exists()
+        else []
+    )
     text = (BENCHMARKS.parent / "docs/benchmarks.md").read_text("utf-8")
     for name, table in documents.tables(records, compare.best_peer(records)).items():
         assert f"<!-- {name} -->\n{table}\n<!-- /{name} -->" in text
@@ -216,11 +221,14 @@ def test_the_peers_own_packages_are_pinned(compare):
     for tool in ("timm", "fastai", "ultralytics", "transformers"):
         pins = compare.materials.pins(tool)
         assert tool in pins and not {"torch", "torchvision", "numpy"} & pins.keys()
-    assert subprocess.run([sys.executable, BENCHMARKS / "compare.py", "--help"], capture_output=True).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-m", "benchmarks.peers", "--help"], cwd=ROOT, capture_output=True).returncode
+        == 0
+    )
 
 
 def test_what_was_measured_on_another_machine_is_marked_and_not_compared(compare):
-    documents = importlib.import_module("compare_documents")
+    documents = importlib.import_module("benchmarks.peers.documents")
     ours, there = record("head", "finetune", seconds=10.0), record("head", "plain", seconds=20.0)
     table = documents.tables([ours, there], None)["compare_head"]
     assert "| plain PyTorch, default | 20 | – | – | 0.50 | 1 | 11-21 |" in table
@@ -231,7 +239,7 @@ def test_what_was_measured_on_another_machine_is_marked_and_not_compared(compare
 
 
 def test_runs_of_one_seed_have_no_spread_of_accuracy(compare):
-    documents = importlib.import_module("compare_documents")
+    documents = importlib.import_module("benchmarks.peers.documents")
     ours = [record("job", "finetune", repeat=i, seconds=10.0 + i, accuracy=0.8) for i in range(3)]
     assert "| finetune fit | 11 (10 to 12) | 0.800 |" in documents.tables(ours, None)["compare_job"]
     ours[0]["accuracy"] = 0.7

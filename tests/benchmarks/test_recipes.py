@@ -13,10 +13,9 @@ from paths import ROOT
 @pytest.fixture
 def recipes(tmp_path, monkeypatch):
     """The script in a checkout of its own, with two recipes that cost nothing."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    module = importlib.import_module("recipes")
-    for folder in ("benchmarks", "configs", "docs"):
-        (tmp_path / folder).mkdir()
+    module = importlib.import_module("benchmarks.recipes.__main__")
+    for folder in ("benchmarks/recipes", "configs", "docs"):
+        (tmp_path / folder).mkdir(parents=True)
     for name in ("quick", "slow"):
         (tmp_path / f"configs/{name}.yaml").write_text(f"# header\nmodel: {{backbone: {name}}}\n")
     blocks = "\n".join(f"<!-- {name} -->\n<!-- /{name} -->" for name in ("arithmetic", "fashion"))
@@ -24,7 +23,7 @@ def recipes(tmp_path, monkeypatch):
         f"above\n<!-- recipes -->\nold\n<!-- /recipes -->\nbetween\n{blocks}\nbelow\n"
     )
     monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(module, "RECORDS", tmp_path / "benchmarks/recipes.json")
+    monkeypatch.setattr(module, "RECORDS", tmp_path / "benchmarks/recipes/recipes.json")
     groups = ([module.Recipe(name, "hotdog", 128) for name in ("quick", "slow")], [], [])
     monkeypatch.setattr(module, "GROUPS", groups)
     monkeypatch.setattr(module, "CONFIGS", ("quick", "slow"))
@@ -87,9 +86,8 @@ def test_too_late_is_too_late(recipes, monkeypatch):
 
 
 def test_the_shipped_table_is_that_of_the_records(monkeypatch):
-    """docs/benchmarks.md as it stands was written from benchmarks/recipes.json and the configs as they stand."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    recipes = importlib.import_module("recipes")
+    """docs/benchmarks.md as it stands was written from recipes.json and the configs as they stand."""
+    recipes = importlib.import_module("benchmarks.recipes.__main__")
     text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     tables = recipes.tables(recipes.valid(recipes.load(recipes.RECORDS)))
     assert len(tables) == 3
@@ -103,8 +101,7 @@ def test_the_shipped_table_is_that_of_the_records(monkeypatch):
 
 def test_headers_and_readme_say_what_was_recorded(monkeypatch):
     """The figures in a config's header and in the README, mean ± standard deviation, are those of the runs."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    recipes = importlib.import_module("recipes")
+    recipes = importlib.import_module("benchmarks.recipes.__main__")
     readme = (ROOT / "README.md").read_text("utf-8")
     records = recipes.load(recipes.RECORDS)
     for name in sorted({r["name"] for r in records} & set(recipes.CONFIGS)):
@@ -117,8 +114,7 @@ def test_headers_and_readme_say_what_was_recorded(monkeypatch):
 
 
 def test_fashion_mnist_s_table_and_headers_are_those_of_the_records(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    fashion = importlib.import_module("fashion_mnist")
+    fashion = importlib.import_module("benchmarks.recipes.fashion_mnist")
     records = fashion.load(fashion.RECORDS)
     text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     table = fashion.table(records)
@@ -132,13 +128,15 @@ def test_fashion_mnist_s_table_and_headers_are_those_of_the_records(monkeypatch)
     assert fashion.table([{**records[0], "accuracy": 0.5}, *records[1:]]) not in text
 
 
-@pytest.mark.parametrize(("name", "records"), [("data_road", "pictures_per_second"), ("frozen", "seconds")])
-def test_the_tables_of_speed_are_those_of_the_records(name, records, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+@pytest.mark.parametrize(
+    ("name", "script", "records"),
+    [("data_road", "data/loading", "pictures_per_second"), ("frozen", "recipes/frozen", "seconds")],
+)
+def test_the_tables_of_speed_are_those_of_the_records(name, script, records, monkeypatch):
     for variable in ("OMP_NUM_THREADS", "NO_ALBUMENTATIONS_UPDATE"):  # which data_road sets for itself
         monkeypatch.setenv(variable, "1")
-    module = importlib.import_module(name)
-    found = json.loads((ROOT / f"benchmarks/{name}.json").read_text("utf-8"))[records]
+    module = importlib.import_module(f"benchmarks.{script.replace('/', '.')}")
+    found = json.loads((ROOT / f"benchmarks/{script}.json").read_text("utf-8"))[records]
     text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     assert f"<!-- {name} -->\n{module.table(found)}\n<!-- /{name} -->" in text
     # The control: a record that says something else is seen.
@@ -150,9 +148,8 @@ def test_the_tables_of_speed_are_those_of_the_records(name, records, monkeypatch
 
 
 def test_very_many_files_are_made_scanned_and_reported(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    many_files = importlib.import_module("many_files")
-    found = json.loads((ROOT / "benchmarks/many_files.json").read_text("utf-8"))["seconds"]
+    many_files = importlib.import_module("benchmarks.data.indexing")
+    found = json.loads((ROOT / "benchmarks/data/indexing.json").read_text("utf-8"))["seconds"]
     text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     assert f"<!-- many_files -->\n{many_files.table(found)}\n<!-- /many_files -->" in text
     assert many_files.table([{**r, "scan": 2 * r["scan"]} for r in found]) not in text  # another record, another table
@@ -163,8 +160,7 @@ def test_very_many_files_are_made_scanned_and_reported(monkeypatch, tmp_path):
 
 
 def test_two_recipes_are_held_against_each_other_on_the_same_pictures(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    recipes = importlib.import_module("recipes")
+    recipes = importlib.import_module("benchmarks.recipes.__main__")
     assert [recipes.as_text(right) for right in ([1, 0, 1, 0], [1], [0, 0, 0, 1, 1, 1, 1, 1])] == ["a", "8", "1f"]
     rights = {("a", 0): [1, 1, 1, 0, 0, 1], ("b", 0): [1, 0, 0, 0, 1, 0], ("a", 1): [1, 1], ("b", 1): [1, 0]}
     common = {"data": "hotdog", "image_size": 128}

@@ -30,39 +30,36 @@ IMAGES = re.findall(r"!\[[^]]+\]\((parallelism/\w+\.png)\)", PAGE)
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The modules of benchmarks/ by name."""
-    names = ["scaling", "scaling_steps", "scaling_model", "scaling_documents"]
-    names += ["pipeline_timelines", "parallelism_drawings"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    """The modules of benchmarks/scaling by name."""
+    names = {"scaling": "__main__", **{name: name for name in ("steps", "model", "documents", "timelines", "drawings")}}
+    return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.scaling.{names[name]}") for name in names})
 
 
 def test_the_tables_are_those_of_the_records(scripts):
     scaling = scripts.scaling
     records = scaling.load()
     assert list(records) == [case.name for case in scaling.CASES]
-    tables = scripts.scaling_documents.tables(scaling.CASES, records)
+    tables = scripts.documents.tables(scaling.CASES, records)
     for name, table in tables.items():
         assert f"<!-- {name} -->\n{table}\n<!-- /{name} -->" in PAGE, name
     # The control: a step that took longer, and an all-reduce that did, are seen.
     for name, setting, blocks in (("ddp, LeNet", "2", ("scaling", "model")), ("all-reduce", "2 1000", ("transport",))):
         changed = json.loads(json.dumps(records))
         changed[name]["seconds"][setting] = [3 * value for value in changed[name]["seconds"][setting]]
-        other = scripts.scaling_documents.tables(scaling.CASES, changed)
+        other = scripts.documents.tables(scaling.CASES, changed)
         assert all(other[block] not in PAGE for block in blocks)
 
 
 def test_every_setting_was_measured_as_often_as_the_page_says(scripts):
     for case in scripts.scaling.CASES:
         seconds = scripts.scaling.load()[case.name]["seconds"]
-        assert list(seconds) == [scripts.scaling_steps.key(*setting) for setting in case.settings]
+        assert list(seconds) == [scripts.steps.key(*setting) for setting in case.settings]
         assert {len(values) for values in seconds.values()} == {scripts.scaling.REPEATS} and scripts.scaling.REPEATS > 4
 
 
 def test_what_is_recorded_is_not_measured_again(scripts, monkeypatch, tmp_path):
     scaling, measured = scripts.scaling, []
-    cases = [scripts.scaling_steps.Transport(name, (1_000,)) for name in ("first", "second")]
+    cases = [scripts.steps.Transport(name, (1_000,)) for name in ("first", "second")]
 
     def spawn(function, args, nprocs):
         wanted, repeats, _, record = args
@@ -83,15 +80,15 @@ def test_what_is_recorded_is_not_measured_again(scripts, monkeypatch, tmp_path):
     scaling.main()
     scaling.main()
     assert measured == ["first", "second"]
-    cases[0] = scripts.scaling_steps.Transport("first", (2_000,))
+    cases[0] = scripts.steps.Transport("first", (2_000,))
     scaling.main()
     assert measured == ["first", "second", "first"] and list(scaling.load()) == ["first", "second"]
 
 
 def test_all_settings_run(scripts, tmp_path):
-    case = scripts.scaling_steps.Case
+    case = scripts.steps.Case
     cases = [
-        scripts.scaling_steps.Transport("all-reduce", (1_000,)),
+        scripts.steps.Transport("all-reduce", (1_000,)),
         case("shared", "ddp", "resnet18", 8, 32, 1, "shared"),
         case("gpipe", "gpipe", "lenet", 8, 28, 1, num_micro_batches=4),
         case("1f1b", "1f1b", "lenet", 8, 28, 1, num_micro_batches=4),
@@ -100,10 +97,10 @@ def test_all_settings_run(scripts, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         arguments = (cases, 1, str(tmp_path / "rendezvous"), partial(write, str(tmp_path)))
-        torch.multiprocessing.spawn(scripts.scaling_steps.measure, arguments, nprocs=4)
+        torch.multiprocessing.spawn(scripts.steps.measure, arguments, nprocs=4)
     for case in cases:
         found = json.loads((tmp_path / f"{case.name}.json").read_text())
-        assert list(found) == [scripts.scaling_steps.key(*setting) for setting in case.settings]
+        assert list(found) == [scripts.steps.key(*setting) for setting in case.settings]
         assert all(len(values) == 1 and values[0] > 0 for values in found.values())
 
 
@@ -112,7 +109,7 @@ def write(folder: str, case, seconds) -> None:
 
 
 def test_the_model_by_hand(scripts):
-    model, case = scripts.scaling_model, scripts.scaling_steps.Case
+    model, case = scripts.model, scripts.steps.Case
     # 4 devices: 3 sends of a quarter, twice.
     assert model.all_reduce_bytes(100, 4) == 150
     # 2 devices send all bytes: 1 ms and 1 ns a byte.
@@ -141,21 +138,21 @@ def test_the_model_by_hand(scripts):
 
 def test_buckets_are_those_of_torch(scripts):
     for name, num_classes in (("resnet18", 1000), ("lenet", 10), ("resnet18", 100_000), ("mobilenet_v3_small", 10)):
-        parameters = list(scripts.scaling_model.untrained(name, num_classes).parameters())[::-1]
+        parameters = list(scripts.model.untrained(name, num_classes).parameters())[::-1]
         real = [torch.empty(parameter.shape) for parameter in parameters]
-        indices, _ = dist._compute_bucket_assignment_by_size(real, list(scripts.scaling_model.BUCKET_BYTES))
+        indices, _ = dist._compute_bucket_assignment_by_size(real, list(scripts.model.BUCKET_BYTES))
         expected = [sum(real[i].nbytes for i in bucket) for bucket in indices]
-        assert scripts.scaling_model.buckets(scripts.scaling_model.untrained(name, num_classes)) == expected
+        assert scripts.model.buckets(scripts.model.untrained(name, num_classes)) == expected
 
 
 def test_messages_of_batch_norm(scripts):
     # ResNet-18: 5 layers of 64, 128, 256 and 512 channels. Two devices: 2 C + 1 values to the other, then 2 C summed.
-    network = scripts.scaling_model.untrained("resnet18", 10)
-    assert scripts.scaling_model.statistics_sent(network, 2) == (40, 4 * (2 * 4_800 + 20) + 4 * 2 * 4_800)
+    network = scripts.model.untrained("resnet18", 10)
+    assert scripts.model.statistics_sent(network, 2) == (40, 4 * (2 * 4_800 + 20) + 4 * 2 * 4_800)
 
 
 def test_predictions_by_hand(scripts):
-    machine = scripts.scaling_model.Machine("", pictures=1_000, nvlink=1e9, network=1e8)
+    machine = scripts.model.Machine("", pictures=1_000, nvlink=1e9, network=1e8)
     network = nn.Linear(249, 1_000)  # 1,000,000 bytes, in one bucket
     # NCCL's estimate: 8.4 + 2 x 4 µs for two GPUs, 8.4 + 2 (7 x 4 + 3 x 14) for 8 machines; small 6.8 + 2 (4.2 + 15)
     assert machine.latency(2, False) == pytest.approx(16.4e-6)
@@ -165,8 +162,8 @@ def test_predictions_by_hand(scripts):
     assert machine.step(network, 2, 100, "frozen") == pytest.approx(0.05 + 16.4e-6 + 1e-3)
     assert machine.step(network, 64, 6_400, "frozen") == pytest.approx(0.1 + 148.4e-6 + 2 * 63 / 64 * 1e6 / 1e8)
     assert machine.efficiency(network, 2, 100, "frozen") == pytest.approx(0.05 / (0.05 + 1.0164e-3))
-    resnet = scripts.scaling_model.untrained("resnet18", 1000)
-    for machine in scripts.scaling_model.MACHINES:
+    resnet = scripts.model.untrained("resnet18", 1000)
+    for machine in scripts.model.MACHINES:
         apart = machine.step(resnet, 8, 256, "frozen", overlap=False) - 256 / 8 / machine.pictures
         sent = communication_volume.data_parallel_bytes(resnet, 8)[0]
         assert apart == pytest.approx(sent / machine.nvlink + 3 * 64.4e-6)
@@ -175,7 +172,7 @@ def test_predictions_by_hand(scripts):
 
 
 def test_the_claims_arithmetic(scripts):
-    table = scripts.scaling_documents.claims_table()
+    table = scripts.documents.claims_table()
     # 60,000 / 256 = 234.4 steps: 2.7 s and 3.6 s an epoch, 12.2 s, and 7.4 s in half as many steps
     for number in (2.7 / 234.375, 3.6 / 234.375, 12.2 / 234.375, 7.4 / 117.1875):
         assert f"{1000 * number:.1f}" in table
@@ -186,7 +183,7 @@ def test_the_claims_arithmetic(scripts):
 
 @pytest.mark.parametrize(("k", "m"), [(2, 4), (4, 6), (3, 3)])
 def test_timelines_are_those_of_the_schedules(scripts, k, m):
-    timelines = scripts.pipeline_timelines
+    timelines = scripts.timelines
     drawn = {name: timelines.timeline(order, k, m) for name, order in timelines.SCHEDULES.items()}
     for steps in drawn.values():
         ends = {(t.kind, t.number, i): t.start + t.width for i, tasks in enumerate(steps) for t in tasks}
@@ -205,7 +202,7 @@ def test_timelines_are_those_of_the_schedules(scripts, k, m):
 
 
 def test_drawings_have_no_overlapping_text(scripts, monkeypatch, tmp_path):
-    drawings = scripts.parallelism_drawings
+    drawings = scripts.drawings
     monkeypatch.setattr(drawings, "FOLDER", tmp_path)
     drawn, close = [], drawings.plt.close
     monkeypatch.setattr(drawings.plt, "close", drawn.append)
@@ -244,10 +241,10 @@ def test_fit_commands_parse(line, tmp_path, monkeypatch):
 
 def test_other_commands_exist_with_their_options():
     others = [shlex.split(line) for line in COMMANDS if not line.startswith("finetune fit ")]
-    assert sorted(words[1] for words in others) == ["benchmarks/scaling.py", "by-hand", "parity"]
+    assert sorted(words[1] for words in others) == ["-m", "by-hand", "parity"]
     for program, command, *rest in others:
         if program == "python":
-            assert (ROOT / command).exists()
+            assert (ROOT / rest[0].replace(".", "/") / "__main__.py").exists()
             continue
         assert command in OWN
         assert {word.removeprefix("--") for word in rest if word.startswith("--")} <= own_options(command)

@@ -1,4 +1,4 @@
-"""What gpu.py calls the limit: training steps and predictions whose pictures lie on the device already."""
+"""The limit: training steps and predictions whose pictures lie on the device already."""
 
 import math
 import time

@@ -1,11 +1,11 @@
-"""The records of gpu.py as tables for docs/benchmarks.md, and whether they reach what was aimed at."""
+"""What was measured, as tables for docs/benchmarks.md, and whether they reach what was aimed at."""
 
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_roads import CACHED, TORCHVISION
-from recipe_documents import spread
+from benchmarks.common.documents import spread
+from benchmarks.gpu.jobs import CACHED, TORCHVISION
 
 Records = Sequence[dict[str, Any]]
 

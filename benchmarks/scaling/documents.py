@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from scaling_model import (
+from torchvision import models
+
+from benchmarks.scaling.model import (
     MACHINES,
     Link,
     Machine,
@@ -16,9 +18,7 @@ from scaling_model import (
     untrained,
     work_of,
 )
-from scaling_steps import COUNTS, Case, Transport
-from torchvision import models
-
+from benchmarks.scaling.steps import COUNTS, Case, Transport
 from finetune.models.stages import head_name
 from finetune.parity import communication_volume
 from finetune.parity.branches import Siamese

@@ -1,14 +1,14 @@
 """Measure `finetune` beside its peers, on the same pictures and from the same weights, for docs/benchmarks.md.
 
     pip install -e '.[dev]'
-    python benchmarks/compare.py --root HOTDOG --weights resnet18.pt --timm TIMM [--minutes 60] [--only NAMES]
+    python -m benchmarks.peers --root HOTDOG --weights resnet18.pt --timm TIMM [--minutes 60] [--only NAMES]
 
 The peers are plain PyTorch, timm's train.py, fastai, Ultralytics and transformers' Trainer, each in an environment of
 its own with the versions of benchmarks/peers/requirements, offline, called as its documentation does. TIMM is a
 checkout of timm at the tag of that version: its scripts are not in the package. Linux only.
 
-Each run is added to benchmarks/compare.json as soon as it is there and not done again: stop at any time, start again to
-go on. What failed is recorded too, and done again with `--again` alone. `--document` only writes the documents.
+Each run is added to compare.json beside this as soon as it is there and not done again: stop at any time, start again
+to go on. What failed is recorded too, and done again with `--again` alone. `--document` only writes the documents.
 """
 
 import argparse
@@ -25,13 +25,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from compare_documents import draw, has_chart, tables
-from peers import materials, measure, tools
-from recipe_documents import fill
-from recipes import ROOT
-from records import load, save, where_and_when
+from benchmarks.common.documents import ROOT, fill
+from benchmarks.common.records import load, save, where_and_when
+from benchmarks.peers import materials, measure, tools
+from benchmarks.peers.documents import draw, has_chart, tables
 
-RECORDS = ROOT / "benchmarks/compare.json"
+RECORDS = ROOT / "benchmarks/peers/compare.json"
 # experiment: (repeats, epochs, training and evaluated pictures of each class: None is all)
 EXPERIMENTS = {
     "throughput": (5, 2, 200, 50),

@@ -1,4 +1,4 @@
-"""What gpu.py measures besides the limit: the data road alone, and whole jobs in processes of their own."""
+"""What is measured besides the limit: the data road alone, and whole jobs in processes of their own."""
 
 import itertools
 import os
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
-from gpu_steps import NUM_CHUNKS, Setup
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
+from benchmarks.common.documents import ROOT
+from benchmarks.gpu.steps import NUM_CHUNKS, Setup
 from finetune import ImageFolderData
 from finetune.data.dataset import Collate
 from finetune.data.datasets.folders import scan
@@ -25,7 +26,6 @@ from finetune.data.image_cache import CachedReader
 from finetune.data.loader import check_shared_memory
 from finetune.data.samplers import TrainBatches
 
-BENCHMARKS = Path(__file__).parent
 CACHED, DECODED, TORCHVISION = "ours, cache", "ours, no cache", "torchvision"
 _NO_LIMIT = 1000  # GB: the folder decides
 _WARM_UP = 3  # batches of each worker: what it made ahead while the others were still starting
@@ -137,7 +137,7 @@ class Job:
     def command(self, setup: Setup, num_workers: int) -> list[str]:
         """Return what is run."""
         if self.road == TORCHVISION:
-            program = [sys.executable, str(BENCHMARKS / "gpu_plain.py")]
+            program = [sys.executable, "-m", "benchmarks.gpu.plain"]
             options: dict[str, Any] = {"--root": setup.root, "--image_size": setup.image_size, "--device": setup.device}
             options |= {"--batch_size": self.batch_size, "--num_workers": num_workers, "--epochs": setup.epochs}
             options |= {"--weights": setup.weights} if setup.weights else {}
@@ -204,7 +204,7 @@ def epoch_lines(command: Sequence[str], environment: dict[str, str], deadline: f
 
 def python_path() -> str:
     """Return PYTHONPATH with this checkout before what it holds."""
-    return os.pathsep.join(filter(None, [str(BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]))
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def enlarge(root: Path, num_pictures: int, place: Path) -> Path:

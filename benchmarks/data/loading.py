@@ -1,13 +1,13 @@
 """From picture files to batches on one core: torchvision's road beside ours, with and without the cache.
 
-    python benchmarks/data_road.py --root data/hotdog [--repeats 5]
+    python -m benchmarks.data.loading --root data/hotdog [--repeats 5]
 
 One process on one core, libraries with one thread, batches of 64, `num_workers` 0. torchvision: ImageFolder,
 RandomResizedCrop, flip, ToTensor, Normalize, DataLoader. Ours: ImageFolderData with its defaults; that means uint8, for
 normalisation is the network's part. Each repeat takes the roads in turn (A B C D A B C D …), every picture of
 root/train once for each. `first pass` decodes all pictures, writes the cache and brings it to the disk, then trains an
 epoch from it; `later pass` is an epoch after it. Rates are per second of the core's time, which other programs on the
-machine hardly change; those by the clock are recorded too. The results go to benchmarks/data_road.json and into
+machine hardly change; those by the clock are recorded too. The results go to benchmarks/data/loading.json and into
 docs/benchmarks.md.
 """
 
@@ -27,16 +27,15 @@ import pytorch_lightning as pl
 import simplejpeg
 import torch
 from pytorch_lightning.trainer.states import TrainerFn
-from recipe_documents import fill, spread
-from recipes import ROOT
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from benchmarks.common.documents import ROOT, fill, spread
 from finetune import ImageFolderData
 from finetune.system.machine import processor
 
-RECORDS = ROOT / "benchmarks/data_road.json"
+RECORDS = ROOT / "benchmarks/data/loading.json"
 _BATCH = 64
 Road = Callable[[], Iterable[Any]]
 

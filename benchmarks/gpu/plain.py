@@ -1,6 +1,6 @@
-"""The job that gpu.py holds ours against: torchvision's loader and a plain loop, in bf16 and channels_last.
+"""The job that ours is held against: torchvision's loader and a plain loop, in bf16 and channels_last.
 
-    python benchmarks/gpu_plain.py --root FOLDER --batch_size 256 --num_workers 8
+    python -m benchmarks.gpu.plain --root FOLDER --batch_size 256 --num_workers 8
 
 Nothing of `finetune` is imported. Workers stay and memory is pinned, as in ours. Prints a line for each epoch, as
 `finetune fit` does.
@@ -11,10 +11,11 @@ import time
 
 import torch
 import torch.nn.functional as F
-from plain import network
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+
+from benchmarks.recipes.plain import network
 
 
 def main() -> None:

@@ -1,15 +1,15 @@
 """How fast ResNet-18 trains on one GPU: the limit with pictures on the device, the data road alone, the whole job.
 
-    python benchmarks/gpu.py --root FOLDER [--weights resnet18.pt] [--minutes 9]
-    python benchmarks/gpu.py --root FOLDER --device cpu --quick        # only shows that it runs
+    python -m benchmarks.gpu --root FOLDER [--weights resnet18.pt] [--minutes 9]
+    python -m benchmarks.gpu --root FOLDER --device cpu --quick        # only shows that it runs
 
 Pictures of 224 pixels, random weights if none are given, nothing is fetched. Each measurement is five timed chunks
 after a warm-up: of steps or of the road at least 0.4 seconds, of a job an epoch. The most important measurements come
 first; those that would not be done in time are marked as not reached. An epoch is 20,000 pictures: those of the folder,
 each linked as often as that takes; decoded they must fit on half of the free disk.
 
-Results go to benchmarks/gpu.json after each measurement, and from there into docs/benchmarks.md; with `--output` only
-to that file. `--document` writes the document from benchmarks/gpu.json and measures nothing.
+Results go to gpu.json beside it after each measurement, and from there into docs/benchmarks.md; with `--output` only to
+that file. `--document` writes the document from gpu.json and measures nothing.
 """
 
 import argparse
@@ -32,16 +32,15 @@ from typing import Any
 
 import torch
 import torchvision
-from gpu_documents import document
-from gpu_roads import CACHED, DECODED, TORCHVISION, Job, Road, enlarge
-from gpu_steps import Limit, Setup
-from recipe_documents import fill
-from recipes import ROOT
 
+from benchmarks.common.documents import ROOT, fill
+from benchmarks.gpu.documents import document
+from benchmarks.gpu.jobs import CACHED, DECODED, TORCHVISION, Job, Road, enlarge
+from benchmarks.gpu.steps import Limit, Setup
 from finetune.data.loader import automatic_workers
 from finetune.system.machine import num_cores, processor
 
-RECORDS = ROOT / "benchmarks/gpu.json"
+RECORDS = ROOT / "benchmarks/gpu/gpu.json"
 BATCHES = (256, 1024, 64)
 WORKERS = (16, 8, 4, 2, 1)
 

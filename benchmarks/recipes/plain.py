@@ -2,7 +2,7 @@
 
 Nothing of `finetune` is imported: torchvision reads and transforms the pictures, the loop is written out.
 
-    python benchmarks/plain.py --root HOTDOG --weights resnet18.pt --recipe book --image_size 128 --seed 0
+    python benchmarks/recipes/plain.py --root HOTDOG --weights resnet18.pt --recipe book --image_size 128 --seed 0
 
 Recipes: `book` (plain SGD, summed loss, head 10 times the rate, 128 pictures a step), `scratch` (the same from random
 weights at 10 times the rate for all), `one_rate` (SGD with momentum 0.9, one cycle to 0.02, 64 pictures a step). Five

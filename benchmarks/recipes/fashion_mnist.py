@@ -1,10 +1,10 @@
 """Train on all of Fashion-MNIST by hand and through Lightning, on 1, 2 and 4 devices, for docs/benchmarks.md.
 
     pip install -e '.[dev]'
-    python benchmarks/fashion_mnist.py --root FASHION [--minutes 60]
+    python -m benchmarks.recipes.fashion_mnist --root FASHION [--minutes 60]
 
-Each run is a command of its own, whose result is added to benchmarks/fashion_mnist.json as soon as it is there: stop at
-any time, start again to go on. `--document` only writes the table from what is recorded. Replicas and processes on a
+Each run is a command of its own, whose result is added to fashion_mnist.json beside this as soon as it is there: stop
+at any time, start again to go on. `--document` only writes the table from what is recorded. Replicas and processes on a
 CPU share its cores.
 """
 
@@ -18,11 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from recipe_documents import fill
-from recipes import ROOT
-from records import load, save, where_and_when
+from benchmarks.common.documents import ROOT, fill
+from benchmarks.common.records import load, save, where_and_when
 
-RECORDS = ROOT / "benchmarks/fashion_mnist.json"
+RECORDS = ROOT / "benchmarks/recipes/fashion_mnist.json"
 _BY_HAND = {k: f"by-hand --devices {','.join(['cpu'] * k)}" for k in (1, 2, 4)}
 _FIT = "fit --config fashion_mnist_{}.yaml --trainer.max_epochs {} --trainer.accelerator cpu"
 _DDP = "--trainer.devices 2 --trainer.strategy ddp"

@@ -1,10 +1,10 @@
 """What an epoch of training the head costs when what is frozen is computed anew each time, and when it was kept.
 
-    python benchmarks/frozen.py --root data/hotdog --weights resnet18.pt [--repeats 3]
+    python -m benchmarks.recipes.frozen --root data/hotdog --weights resnet18.pt [--repeats 3]
 
 Both ways in turn (A B A B …), each `finetune fit --config hotdog_frozen.yaml --data.crop_and_flip false` in a process
 of its own with an empty cache. An epoch's seconds are those between its line and the one before, everything included:
-a checkpoint is written in between. The results go to benchmarks/frozen.json and into docs/benchmarks.md.
+a checkpoint is written in between. The results go to benchmarks/recipes/frozen.json and into docs/benchmarks.md.
 """
 
 import argparse
@@ -18,12 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from recipe_documents import fill, spread
-from recipes import ROOT
-
+from benchmarks.common.documents import ROOT, fill, spread
 from finetune.system.machine import num_cores, processor
 
-RECORDS = ROOT / "benchmarks/frozen.json"
+RECORDS = ROOT / "benchmarks/recipes/frozen.json"
 _EPOCHS = {"anew": 2, "kept": 6}
 
 

@@ -1,9 +1,9 @@
 """How long a data set of very many files takes to scan and fingerprint, and what its index costs.
 
-    python benchmarks/many_files.py [--num 1000000] [--folder FOLDER]
+    python -m benchmarks.data.indexing [--num 1000000] [--folder FOLDER]
 
 Makes empty files in 1,000 classes, a tenth of them in test, beneath a temporary folder, and removes them. Nothing is
-read of a file here but its name, size and time, so that empty ones do. The results go to benchmarks/many_files.json
+read of a file here but its name, size and time, so that empty ones do. The results go to benchmarks/data/indexing.json
 and into docs/benchmarks.md.
 """
 
@@ -16,12 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from recipe_documents import fill, spread
-from recipes import ROOT
-
+from benchmarks.common.documents import ROOT, fill, spread
 from finetune.system.machine import processor
 
-RECORDS = ROOT / "benchmarks/many_files.json"
+RECORDS = ROOT / "benchmarks/data/indexing.json"
 _CLASSES = 1000
 
 
@@ -82,7 +80,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         make(Path(folder), args.num)
-        command = [sys.executable, __file__, "--scan", folder]
+        command = [sys.executable, "-m", "benchmarks.data.indexing", "--scan", folder]
         found = [
             json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout) for _ in range(args.repeats)
         ]

@@ -1,12 +1,11 @@
 """Draw what lies where and what is sent when, for every way of using several devices: docs/parallelism/*.png.
 
-    python benchmarks/parallelism_drawings.py
+    python -m benchmarks.scaling.drawings
 
 The timelines are simulated, not drawn by hand: what a process does next is decided by its schedule.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import matplotlib
 
@@ -14,10 +13,12 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
-from pipeline_timelines import SCHEDULES, held, timeline
-from scaling_model import buckets, untrained
 
-FOLDER = Path(__file__).parents[1] / "docs/parallelism"
+from benchmarks.common.documents import ROOT
+from benchmarks.scaling.model import buckets, untrained
+from benchmarks.scaling.timelines import SCHEDULES, held, timeline
+
+FOLDER = ROOT / "docs/parallelism"
 DEVICES = ("#1d4ed8", "#c2410c", "#047857", "#7e22ce")  # by device
 FILLS = ("#dbeafe", "#ffedd5", "#d1fae5", "#f3e8ff")
 INK, GREY, PALE = "#111827", "#6b7280", "#f3f4f6"

@@ -1,9 +1,10 @@
-"""The results of recipes.py as tables in docs/benchmarks.md and as the chart docs/recipes.png."""
+"""The results as tables in docs/benchmarks.md and as the chart docs/recipes.png."""
 
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from benchmarks.common.documents import mean_and_spread
 
 Records = Sequence[dict]
 
@@ -21,20 +22,6 @@ def label(name: str) -> str:
     return _LABELS.get(name, f"{name}.yaml")
 
 
-def mean_and_spread(values: Sequence[float], digits: int) -> str:
-    """Return `mean ± standard deviation`, the one value where there is one, a dash where there is none."""
-    if not values:
-        return "–"
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else f"{mean} (n = 1)"
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    """Return the median, and smallest and largest value."""
-    low, middle, high = (f"{f(values):,.{digits}f}" for f in (min, statistics.median, max))
-    return f"{middle} ({low} to {high})"
-
-
 def table(records: Records, names: Iterable[str], sizes: Sequence[int]) -> str:
     """Return a Markdown table: a row for each recipe; accuracy, calibration error and seconds for each picture size."""
     cells = [f"accuracy at {s} | ECE | seconds" for s in sizes]
@@ -50,17 +37,6 @@ def table(records: Records, names: Iterable[str], sizes: Sequence[int]) -> str:
             row.append(f"{min(seconds):.0f}" if seconds else "–")
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
-
-
-def fill(path: Path, blocks: dict[str, str]) -> None:
-    """Replace what stands between `<!-- NAME -->` and `<!-- /NAME -->` in a file."""
-    text = path.read_text("utf-8")
-    for name, block in blocks.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        text, num = re.subn(pattern, lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text, flags=re.DOTALL)
-        if num != 1:
-            raise ValueError(f"{path} must have one block <!-- {name} --> … <!-- /{name} -->, has {num}")
-    path.write_text(text, "utf-8")
 
 
 def draw(records: Records, names: Sequence[str], path: Path) -> None:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scaling_steps import WHOLE, Case, key
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.scaling.steps import WHOLE, Case, key
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
 from finetune.parity import communication_volume

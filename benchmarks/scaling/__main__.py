@@ -1,10 +1,10 @@
 """Measure how the time of a training step changes with the number of processes, and write docs/parallelism.md's tables.
 
     pip install -e '.[dev]'
-    python benchmarks/scaling.py
+    python -m benchmarks.scaling
 
 It takes about eight minutes on two cores, which nothing else should use. Each process has one thread; the batch is the
-same for any number of them (strong scaling). Every case is added to benchmarks/scaling.json as soon as it is there, and
+same for any number of them (strong scaling). Each is added to scaling.json beside this as soon as it is there, and
 is not measured again unless it changes: stop at any time, start again to go on.
 `--document` only writes tables and chart from what is recorded.
 """
@@ -13,21 +13,19 @@ import argparse
 import hashlib
 import os
 import tempfile
-from pathlib import Path
 
 import torch
-from recipe_documents import fill
-from records import load as read
-from records import save as write
-from records import where_and_when
-from scaling_chart import draw
-from scaling_documents import tables
-from scaling_steps import COUNTS, Case, Transport, measure
 
+from benchmarks.common.documents import ROOT, fill
+from benchmarks.common.records import load as read
+from benchmarks.common.records import save as write
+from benchmarks.common.records import where_and_when
+from benchmarks.scaling.chart import draw
+from benchmarks.scaling.documents import tables
+from benchmarks.scaling.steps import COUNTS, Case, Transport, measure
 from finetune.system.machine import num_cores
 
-ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "benchmarks/scaling.json"
+RECORDS = ROOT / "benchmarks/scaling/scaling.json"
 REPEATS = 7
 
 _RESNET = {"network": "resnet18", "batch_size": 32, "image_size": 64, "num_steps": 2}
@@ -60,7 +58,7 @@ def save(case: Case | Transport, seconds: dict[str, list[float]]) -> None:
         "name": case.name,
         "seconds": {name: [float(f"{value:.4g}") for value in values] for name, values in seconds.items()},
         "fingerprint": fingerprint(case),
-        "command": "python benchmarks/scaling.py",
+        "command": "python -m benchmarks.scaling",
         "cores": num_cores(),
         **where_and_when(),
     }

@@ -1,11 +1,10 @@
 """Train every shipped recipe with several seeds and write table and chart of the results into docs/benchmarks.md.
 
     pip install -e '.[dev]'
-    python benchmarks/recipes.py --hotdog HOTDOG --fashion_mnist FASHION --weights resnet18.pt [--minutes 60]
+    python -m benchmarks.recipes --hotdog HOTDOG --fashion_mnist FASHION --weights resnet18.pt [--minutes 60]
 
-Each run is a command of its own, `finetune fit` or `benchmarks/plain.py`. Its result is added to
-benchmarks/recipes.json as soon as it is there, and is not run again unless its config changes: stop at any time, start
-again to go on.
+Each run is a command of its own, `finetune fit` or `plain.py`. Its result is added to recipes.json beside this as soon
+as it is there, and is not run again unless its config changes: stop at any time, start again to go on.
 `--document` only writes the documents from what is recorded. `--paired A B --image_size N` holds two recipes against
 each other, picture by picture, seed by seed.
 """
@@ -25,11 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from recipe_documents import draw, fill, table
-from records import load, save, where_and_when
 
-ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "benchmarks/recipes.json"
+from benchmarks.common.documents import ROOT, fill
+from benchmarks.common.records import load, save, where_and_when
+from benchmarks.recipes.documents import draw, table
+
+RECORDS = ROOT / "benchmarks/recipes/recipes.json"
 SEEDS = range(3)
 SIZES = (128, 224)
 # A recipe computed in other ways: its config and options.
@@ -60,7 +60,7 @@ class Recipe:
     def fingerprint(self) -> str:
         """Return what changes when the recipe does: comments don't count."""
         if self.name.startswith("plain_"):
-            text = (ROOT / "benchmarks/plain.py").read_text("utf-8").split('"""', 2)[2]
+            text = (ROOT / "benchmarks/recipes/plain.py").read_text("utf-8").split('"""', 2)[2]
         else:
             config, options = ARITHMETIC.get(self.name, (self.name, ""))
             text = json.dumps(yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))) + options
@@ -94,8 +94,8 @@ def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
     arguments = recipe.arguments(seed)
     with tempfile.TemporaryDirectory() as folder:
         if recipe.name.startswith("plain_"):
-            program = [sys.executable, str(ROOT / "benchmarks/plain.py")]
-            shown = ["python", "benchmarks/plain.py", *arguments]
+            program = [sys.executable, str(ROOT / "benchmarks/recipes/plain.py")]
+            shown = ["python", "benchmarks/recipes/plain.py", *arguments]
             places = ["--root", root, "--weights", weights]
         else:
             program = [str(Path(sys.executable).with_name("finetune"))]

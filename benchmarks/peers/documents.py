@@ -1,11 +1,11 @@
-"""The results of compare.py as tables in docs/benchmarks.md and as the chart docs/compare.png."""
+"""The results of `benchmarks.peers` as tables in docs/benchmarks.md and as the chart docs/compare.png."""
 
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.tools import CANNOT, PEERS, PREDICTING, TOOLS
-from recipe_documents import spread
+from benchmarks.common.documents import spread
+from benchmarks.peers.tools import CANNOT, PEERS, PREDICTING, TOOLS
 
 Records = Sequence[dict]
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from scaling_documents import BATCHES, Cases, Records, links, median, modelled
-from scaling_model import MACHINES, untrained
-from scaling_steps import Case, Transport
+from benchmarks.scaling.documents import BATCHES, Cases, Records, links, median, modelled
+from benchmarks.scaling.model import MACHINES, untrained
+from benchmarks.scaling.steps import Case, Transport
 
 _BLUE, _ORANGE, _GREY = "#1d4ed8", "#c2410c", "#6b7280"
 _LINES = ("#c2410c", "#ca8a04", "#1d4ed8", "#047857")

@@ -1,0 +1,1 @@
+"""What every measurement needs: records that are added one by one, numbers and blocks in documents."""

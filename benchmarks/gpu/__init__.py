@@ -1,0 +1,1 @@
+"""What a GPU does with all this: limit, data road and whole jobs."""

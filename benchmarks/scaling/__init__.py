@@ -1,0 +1,1 @@
+"""Every way of using several devices: measured, modelled, drawn."""
