@@ -4,7 +4,6 @@ This module imports nothing heavy, so that `finetune --help` answers at once.
 """
 
 import contextlib
-import difflib
 import gc
 import importlib
 import os
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from finetune import __version__
 from finetune.distributed.ranks import end_with_first_process
+from finetune.system.messages import did_you_mean
 from finetune.system.terminal import let_go, outlive_terminal
 from finetune.system.unraised import take_unraisable
 
@@ -109,9 +109,8 @@ def run(arguments: Sequence[str]) -> None:
     elif command in OWN:
         run_own(command, arguments[1:])
     else:
-        nearest = difflib.get_close_matches(command, [*LIGHTNING, *OWN], n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"valid are {', '.join([*LIGHTNING, *OWN])}"
-        print(f"finetune: error: there is no command {command!r}; {hint}", file=sys.stderr)
+        hint = did_you_mean(command, [*LIGHTNING, *OWN])
+        print(f"finetune: error: there is no command {command!r}{hint}", file=sys.stderr)
         sys.exit(2)
 
 

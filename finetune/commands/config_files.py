@@ -1,10 +1,9 @@
 """Configs by name: a file here, else one that is shipped with the package."""
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, did_you_mean
 
 
 class ConfigNotFound(FileNotFoundError):
@@ -25,7 +24,7 @@ def find(name: str) -> str:
     """Return the path of config `name`.
 
     Raises:
-        ConfigNotFound: It is neither a file nor shipped; the message lists the shipped ones.
+        ConfigNotFound: It is neither a file nor shipped; the message names the nearest shipped ones, or all.
         WrongUsage: It is empty, or not UTF-8.
     """
     if Path(name).is_file():
@@ -35,9 +34,8 @@ def find(name: str) -> str:
     for candidate in (name, f"{name}.yaml"):
         if candidate in available:
             return str(available[candidate])
-    nearest = difflib.get_close_matches(name, [*available, *(path.removesuffix(".yaml") for path in available)], n=1)
-    hint = f"did you mean {nearest[0]!r}? Shipped are" if nearest else "and none of the shipped ones is:"
-    raise ConfigNotFound(f"there is no config {name!r} here{';' if nearest else ','} {hint} {', '.join(available)}")
+    names = available if name.endswith(".yaml") else [path.removesuffix(".yaml") for path in available]
+    raise ConfigNotFound(f"there is no config {name!r} here, nor is one shipped{did_you_mean(name, names)}")
 
 
 def _check_text(path: Path) -> None:

@@ -4,7 +4,6 @@ Normalisation is the network's business, so a pipeline never leaves uint8.
 """
 
 import copy
-import difflib
 import importlib
 import inspect
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ import albumentations as A
 import numpy as np
 
 from finetune.data.resize import RandomResizedCrop, Resize, SmallestMaxSize
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, did_you_mean
 
 ResizeMode = Literal["shorter_side", "squash", "whole"]
 
@@ -109,7 +108,7 @@ def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
     transform_class = getattr(module, class_name, None)
     if transform_class is None:
         raise WrongUsage(
-            f"there is no transform {class_name!r} in {module.__name__}{_nearest(class_name, dir(module))}"
+            f"there is no transform {class_name!r} in {module.__name__}{did_you_mean(class_name, dir(module))}"
         )
     if not (isinstance(transform_class, type) and issubclass(transform_class, A.BasicTransform)):
         raise WrongUsage(f"{spec['class_path']} is not an albumentations transform")
@@ -117,7 +116,7 @@ def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
     valid = inspect.signature(transform_class).parameters
     for name in init_args:
         if name not in valid:  # albumentations itself only warns, and then ignores the argument
-            raise WrongUsage(f"{class_name} has no argument {name!r}{_nearest(name, valid)}")
+            raise WrongUsage(f"{class_name} has no argument {name!r}{did_you_mean(name, valid)}")
     try:
         return transform_class(**init_args)
     except (TypeError, ValueError) as error:
@@ -136,13 +135,6 @@ def _reason(error: Exception) -> str:
             name += f"={detail['input']!r}"
         found.setdefault(name, []).append(detail["msg"])
     return "; ".join(f"{name}: {' or '.join(dict.fromkeys(messages))}" for name, messages in found.items())
-
-
-def _nearest(name: str, valid: Any) -> str:
-    matches = difflib.get_close_matches(name, list(valid), n=1)
-    return (
-        f"; did you mean {matches[0]!r}?" if matches else f"; valid are {', '.join(valid)}" if len(valid) < 20 else ""
-    )
 
 
 def _checked(transform: A.Compose, image_size: int) -> A.Compose:

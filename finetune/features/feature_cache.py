@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import pytorch_lightning as pl
 import torch
@@ -21,6 +21,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import finetune
+from finetune.data.datamodule import ImageDataModule
 from finetune.data.dataset import FeatureDataset
 from finetune.data.samplers import num_reads, share
 from finetune.distributed.batch_share import is_sharded
@@ -28,9 +29,6 @@ from finetune.models.fx import fuse_batch_norm, split_frozen
 from finetune.system.cache_dir import FEATURES, cache_dir, mark_used, room
 from finetune.system.files import unfinished
 from finetune.system.messages import reason
-
-if TYPE_CHECKING:
-    from finetune.data.datamodule import ImageDataModule
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ class Part(NamedTuple):
     frozen: nn.Module = nn.Identity()
 
 
-def pays(trainer: pl.Trainer, data: "ImageDataModule") -> bool:
+def pays(trainer: pl.Trainer, data: ImageDataModule) -> bool:
     """Return whether pictures come back unchanged, and a fit reads them more than once."""
     views = getattr(data, "num_views", None)
     if views is None or data.cache_limit_gb <= 0:
@@ -72,7 +70,7 @@ def pays(trainer: pl.Trainer, data: "ImageDataModule") -> bool:
 
 
 def use_features(
-    trainer: pl.Trainer, part: Part, network: nn.Module, frozen: Sequence[nn.Module], data: "ImageDataModule"
+    trainer: pl.Trainer, part: Part, network: nn.Module, frozen: Sequence[nn.Module], data: ImageDataModule
 ) -> nn.Module | None:
     """Hand the data what the frozen part of a network makes of train and val, and return the rest of it.
 
@@ -97,7 +95,7 @@ def use_features(
         return None
 
 
-def cached_features(trainer: pl.Trainer, part: Part, data: "ImageDataModule") -> dict[str, FeatureDataset]:
+def cached_features(trainer: pl.Trainer, part: Part, data: ImageDataModule) -> dict[str, FeatureDataset]:
     """Return what the frozen part makes of train and val, found from an earlier run or computed, on all devices.
 
     Raises:
@@ -108,7 +106,7 @@ def cached_features(trainer: pl.Trainer, part: Part, data: "ImageDataModule") ->
     return {split: FeatureDataset(_rows(trainer, part, data, split), data.splits[split].labels) for split in splits}
 
 
-def _rows(trainer: pl.Trainer, part: Part, data: "ImageDataModule", split: str) -> Tensor:
+def _rows(trainer: pl.Trainer, part: Part, data: ImageDataModule, split: str) -> Tensor:
     """Return the features of a split, one row for each view of each picture."""
 
     def look() -> tuple[Path, tuple[int, ...], torch.dtype, bool]:
@@ -187,7 +185,7 @@ def _finish(trainer: pl.Trainer, temporary: Path, path: Path) -> None:
         temporary.replace(path)
 
 
-def _fill(trainer: pl.Trainer, part: Part, data: "ImageDataModule", split: str, rows: Tensor) -> None:
+def _fill(trainer: pl.Trainer, part: Part, data: ImageDataModule, split: str, rows: Tensor) -> None:
     """Compute this device's part of a machine's features."""
     num_at_once = min(_NUM_AT_ONCE, math.ceil(data.batch_size / trainer.world_size))
     mine = share(len(rows), trainer.local_rank, trainer.num_devices)
@@ -211,7 +209,7 @@ def _features(trainer: pl.Trainer, part: Part, batch: dict[str, Any]) -> Tensor:
     return features.permute(0, 2, 3, 1) if features.ndim == 4 else features
 
 
-def _key(trainer: pl.Trainer, part: Part, data: "ImageDataModule", split: str) -> str:
+def _key(trainer: pl.Trainer, part: Part, data: ImageDataModule, split: str) -> str:
     """Return a hash of all that decides about the features."""
     try:
         pictures = data.identity(split)

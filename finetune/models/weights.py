@@ -155,6 +155,16 @@ def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
     network.load_state_dict(own)
 
 
+def start(network: nn.Module, weights: str | None, backbone: str, mean: Tensor, std: Tensor) -> Pretrained | None:
+    """Put pretrained weights into a network, and the normalisation that they state into buffers; None for none."""
+    if weights is None:
+        return None
+    pretrained = read_weights(weights, backbone)
+    load_weights(network, pretrained)
+    pretrained.write_normalization(mean, std)
+    return pretrained
+
+
 def class_list(path: str | None) -> list[str] | None:
     """Return the lines of a text file of class names; None without one."""
     return Path(path).read_text("utf-8").splitlines() if path else None

@@ -3,20 +3,18 @@
 import itertools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
+from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import DecodeError
 from finetune.data.samplers import augmentation_seed
 from finetune.data.transforms import set_random_seed
-
-if TYPE_CHECKING:
-    from finetune.data.datamodule import ImageDataModule
-    from finetune.training.classifier import Classifier
+from finetune.training.classifier import Classifier
 
 # Every result is a list of seconds, each of as much work as one batch.
 
@@ -41,7 +39,7 @@ def timed(action: Callable[[], Any], device: torch.device, repeats: int) -> list
     return [clocked(action, device)[1] for _ in range(repeats + 1)][1:]
 
 
-def reading(data: "ImageDataModule", num: int, repeats: int) -> dict[str, list[float]]:
+def reading(data: ImageDataModule, num: int, repeats: int) -> dict[str, list[float]]:
     """Return the seconds that one core takes to decode, to read from the cache and to augment `num` pictures.
 
     Each repeat has pictures of its own, as far as they last: what the system keeps in memory is read from there. What
@@ -76,7 +74,7 @@ def _add(seconds: dict[str, float], name: str, since: float) -> float:
     return now
 
 
-def loading(data: "ImageDataModule", num: int, repeats: int) -> list[float]:
+def loading(data: ImageDataModule, num: int, repeats: int) -> list[float]:
     """Return the seconds of a batch of `num` pictures from the loader of training, with nothing else running.
 
     Workers deliver in turns, so that each span is one turn of them all; those that start the loader are not counted.
@@ -109,7 +107,7 @@ class PlainLoop:
         batch: On the model's device.
     """
 
-    def __init__(self, model: "Classifier", batch: dict[str, Any]) -> None:
+    def __init__(self, model: Classifier, batch: dict[str, Any]) -> None:
         self.model, self.device = model, model.device
         images, self.labels = batch["image"], batch["label"]
         self.is_kept = images.is_floating_point()  # what the frozen part made of the pictures
@@ -151,7 +149,7 @@ class PlainLoop:
         return parts
 
 
-def _idle_optimizer(model: "Classifier") -> Optimizer:
+def _idle_optimizer(model: Classifier) -> Optimizer:
     configured = model.configure_optimizers()
     optimizer = configured[0][0] if isinstance(configured, tuple) else configured
     for group in optimizer.param_groups:

@@ -2,13 +2,14 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
 
 from finetune import public_paths
+from finetune.data.datamodule import ImageDataModule
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, RunFolder, newest_with_checkpoint, not_looked_at, versions
@@ -16,9 +17,6 @@ from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_lock import hold
 from finetune.system.files import link
-
-if TYPE_CHECKING:
-    from finetune.data.datamodule import ImageDataModule
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
     return Beginning(newest, first, finished, _not_found(root) if resume and not newest else "")
 
 
-def go_on(trainer: pl.Trainer, run: Run, data: "ImageDataModule", options: Namespace) -> None:
+def go_on(trainer: pl.Trainer, run: Run, data: ImageDataModule, options: Namespace) -> None:
     """Make a run's folder ready for its next steps, and say what has changed.
 
     Args:

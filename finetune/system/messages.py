@@ -4,7 +4,7 @@ import difflib
 import logging
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 
 
 class WrongUsage(ValueError):
@@ -13,10 +13,12 @@ class WrongUsage(ValueError):
     exit_code = 2
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of an error message: the nearest valid names, or nothing."""
+def did_you_mean(name: str, names: Collection[str]) -> str:
+    """Return the end of an error message: the valid names that are nearest, else all if they are few."""
     near = difflib.get_close_matches(name, list(names), n=3)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    if near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    return f"; valid are {', '.join(names)}" if len(names) < 20 else ""
 
 
 def reason(error: BaseException, place: object = "") -> str:

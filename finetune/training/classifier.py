@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
+from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed, total_steps
 from finetune.data.seen import hold_against
 from finetune.distributed.batch_share import batch_share, group_of_batch, is_counted, is_sharded, zero_loss
@@ -21,7 +22,7 @@ from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.features import feature_cache
 from finetune.models import stages
 from finetune.models.backbones import build, normalization
-from finetune.models.weights import class_list, load_weights, read_weights, source_head
+from finetune.models.weights import class_list, read_weights, source_head, start
 from finetune.runs.checkpoint_io import check_model, origin
 from finetune.training import param_groups
 from finetune.training.compile import Compile, FuseBatchNorm
@@ -139,13 +140,9 @@ class Classifier(pl.LightningModule):
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())
-        pretrained = read_weights(self.weights, self.backbone) if self.weights is not None else None
-        if pretrained is not None:
-            load_weights(self.network, pretrained)
-            pretrained.write_normalization(self.mean, self.std)
+        pretrained = start(self.network, self.weights, self.backbone, self.mean, self.std)
         if self.head_init == "source":
-            named = class_list(self.source_classes)
-            source_head(self.network, pretrained, self.class_names, self.class_mapping, named)
+            source_head(self.network, pretrained, self.class_names, self.class_mapping, class_list(self.source_classes))
         if self.class_weights == "balanced":
             self.class_weight.copy_(balanced_weights(self._data.splits["train"].labels, len(self.class_names)))
 
@@ -165,7 +162,7 @@ class Classifier(pl.LightningModule):
         if self.head_init == "probe" and self.trainer.ckpt_path is None:
             from finetune.features.linear_probe import probe_head  # scipy takes a second to import
 
-            loaders = {s: partial(self._data.loader, s) for s in ("train", "val") if s in self._data.splits}
+            loaders: Any = {s: partial(self._data.loader, s) for s in ("train", "val") if s in self._data.splits}
             views = self._data.num_views or 1
             probe_head(self.trainer, self.network, self.eval(), loaders, views, self.class_weight)
             self.train()
@@ -249,5 +246,5 @@ class Classifier(pl.LightningModule):
         return F.cross_entropy(logits, labels, self.class_weight, reduction="sum", label_smoothing=self.label_smoothing)
 
     @property
-    def _data(self) -> Any:
+    def _data(self) -> ImageDataModule:
         return self.trainer.datamodule  # type: ignore[attr-defined]

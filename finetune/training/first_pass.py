@@ -1,7 +1,7 @@
 """A network's first forward pass, on one blank picture before all else: what can't work is told before work is done."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -10,12 +10,10 @@ from torch import Tensor, nn
 from finetune.models.backbones import OWN
 from finetune.models.stages import batch_norms
 from finetune.system.messages import WrongUsage
-
-if TYPE_CHECKING:
-    from finetune.training.classifier import Classifier
+from finetune.training.classifier import Classifier
 
 
-def check_first_pass(model: "Classifier", image_size: int) -> dict[nn.Module, int]:
+def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]:
     """Let the network, as it is in evaluation, see a picture; nothing of it changes.
 
     Args:
@@ -53,7 +51,7 @@ def check_first_pass(model: "Classifier", image_size: int) -> dict[nn.Module, in
     return num_values
 
 
-def check_fit(trainer: pl.Trainer, model: "Classifier", data: Any, command: str = "fit") -> None:
+def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = "fit") -> None:
     """Make sure that the network can take the pictures and, for `fit`, that batch norm can train on every batch.
 
     Batch norm needs two values of a channel in a batch, over all devices together; where its maps are of one pixel, two

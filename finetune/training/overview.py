@@ -3,19 +3,16 @@
 import logging
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from finetune.data.datamodule import ImageDataModule
 from finetune.data.depth import warn_of_dark_samples
 from finetune.data.splits import SET_APART
+from finetune.training.classifier import Classifier
 from finetune.training.param_groups import param_groups, scale_learning_rates
-
-if TYPE_CHECKING:
-    from finetune.data.datamodule import ImageDataModule
-    from finetune.training.classifier import Classifier
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +21,7 @@ _FEW = 2  # pictures of a class from which nothing general can be learned
 _FEW_TO_TEST = 30  # below them the standard error of an accuracy may be above 9 points
 
 
-def tell(trainer: pl.Trainer, model: "Classifier", data: "ImageDataModule", ckpt_path: object = None) -> None:
+def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_path: object = None) -> None:
     """Say, on the first device alone, what is read, what learns, and on what; then each doubt in a line."""
     if not trainer.is_global_zero:
         return
@@ -35,7 +32,7 @@ def tell(trainer: pl.Trainer, model: "Classifier", data: "ImageDataModule", ckpt
     warn_of_dark_samples(data.splits["train"].paths)
 
 
-def doubts(data: "ImageDataModule") -> Iterator[str]:
+def doubts(data: ImageDataModule) -> Iterator[str]:
     """Yield what the numbers of a run on these pictures can't be trusted for, each in a line."""
     counts = _counts(data, "train")
     few = [f"{name} {num}" for name, num in counts.items() if num <= _FEW]
@@ -50,7 +47,7 @@ def doubts(data: "ImageDataModule") -> Iterator[str]:
         yield f"test has {num} pictures only: the standard error of an accuracy is up to {error:.0f} points"
 
 
-def _pictures(data: "ImageDataModule") -> str:
+def _pictures(data: ImageDataModule) -> str:
     counts = _counts(data, "train")
     shown = [f"{name} {num:,}" for name, num in counts.items()]
     if len(shown) > _NUM_CLASSES_SHOWN:
@@ -66,7 +63,7 @@ def _pictures(data: "ImageDataModule") -> str:
     return f"pictures: {data.root}: {', '.join(splits)}; {len(counts)} classes in train: {', '.join(shown)}"
 
 
-def _network(model: "Classifier", ckpt_path: object) -> str:
+def _network(model: Classifier, ckpt_path: object) -> str:
     given = model.hparams
     numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.network.parameters()]
     total, learning = sum(num for num, _ in numbers), sum(num for num, learns in numbers if learns)
@@ -89,7 +86,7 @@ def _network(model: "Classifier", ckpt_path: object) -> str:
     return f"{text}{type(optimizer).__name__} at " + ", ".join(f"{rate} ({name})" for name, rate in rates.items())
 
 
-def _machine(trainer: pl.Trainer, data: "ImageDataModule") -> str:
+def _machine(trainer: pl.Trainer, data: ImageDataModule) -> str:
     kind, num = trainer.strategy.root_device.type, trainer.num_devices * trainer.num_nodes
     kind = torch.cuda.get_device_name(trainer.strategy.root_device) if kind == "cuda" else kind
     num_batches, limit = data.num_batches, trainer.limit_train_batches
@@ -101,7 +98,7 @@ def _machine(trainer: pl.Trainer, data: "ImageDataModule") -> str:
     return f"training: {', '.join([f'{num} x {kind}', f'precision {trainer.precision}', batches, *length])}"
 
 
-def _counts(data: "ImageDataModule", split: str) -> dict[str, int]:
+def _counts(data: ImageDataModule, split: str) -> dict[str, int]:
     labels = data.splits[split].labels if split in data.splits else np.array([], np.int64)
     return dict(zip(data.class_names, np.bincount(labels, minlength=len(data.class_names)).tolist(), strict=True))
 

@@ -102,5 +102,5 @@ def test_pictures_of_another_size_are_refused_in_a_line(backbone):
 def test_our_own_take_pixels_as_they_are():
     assert normalization("lenet") == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     assert normalization("resnet18")[0] == (0.485, 0.456, 0.406)
-    with pytest.raises(ValueError, match="did you mean lenet"):
+    with pytest.raises(ValueError, match="did you mean 'lenet'"):
         build("lenett", 3)

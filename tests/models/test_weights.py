@@ -324,8 +324,8 @@ def test_source_head_takes_names_from_the_caller():
     [
         ({"pretrained": pretrained(class_names=None)}, "does not name its classes: give source_classes"),
         ({"source_classes": ["a", "b"]}, "has 7 classes, but 2 names were given"),
-        ({"mapping": {"hotdgo": "crane"}}, "unknown class 'hotdgo'; did you mean hotdog"),
-        ({"mapping": {"hotdog": "carne"}}, "no source category is called 'carne'; did you mean crane"),
+        ({"mapping": {"hotdgo": "crane"}}, "unknown class 'hotdgo'; did you mean 'hotdog'"),
+        ({"mapping": {"hotdog": "carne"}}, "no source category is called 'carne'; did you mean 'crane'"),
         ({"pretrained": pretrained({"a": torch.zeros(1)})}, "needs a head on 1024 features to copy, it has none"),
         ({"pretrained": pretrained({"classifier.3.weight": torch.zeros(7, 5)})}, r"it has one of shape \(7, 5\)"),
     ],
