@@ -1,7 +1,10 @@
-"""What a user can say: a module a command, and what they share.
+"""What a user can say: a module for each command of our own, and what all commands share.
 
 `lightning_cli` has the flags of fit, validate, test and predict, `trainer` what a Trainer is made of, `fit` what
-training is besides. `parser` tells of wrong flags, `config_files` finds configs by name, `rates` settles a learning
-rate that was given for another optimizer, `trust` says what a checkpoint may import. Our own commands are
-`benchmark`, `by_hand`, `cache`, `demo`, `parity` and `sheet`. A new one is a module here and a row in `cli`.
+training is besides. `parser` tells of wrong flags, `config_files` finds configs by name, `default_rates` gives
+another optimizer its usual learning rate, `trust` says what a checkpoint may import. Our own: `benchmark` measures a
+fit, `by_hand` trains in parallel without a framework, `cache` lists what is kept, `demo` shows the whole job,
+`parity` compares ways of using devices, `sheet` draws predicted pictures on one page.
+
+A new command is a module here and a row in `cli`. It reads flags, calls and prints; what it calls lies below.
 """

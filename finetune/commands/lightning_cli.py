@@ -12,9 +12,9 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from finetune.commands import config_files
+from finetune.commands.default_rates import settle_rate
 from finetune.commands.fit import fit
 from finetune.commands.parser import OneLineErrorParser, last_value
-from finetune.commands.rates import settle_rate
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import add_trust_flag, check_root, data_settings
 from finetune.data.datamodule import ImageDataModule

@@ -2,4 +2,6 @@
 
 `feature_cache` computes it on all devices, keeps it on disk and hands it to the data, so that only the rest trains.
 `linear_probe` takes what the head sees of each picture and fits a head on it, by `logistic_regression`.
+
+What learns from features, or looks for something in them (doubtful labels, neighbours), goes here.
 """

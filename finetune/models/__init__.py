@@ -2,5 +2,7 @@
 
 `backbones` builds a network of torchvision's or one of three small ones, `stages` names its parts in order and its
 head, and freezes, `weights` reads pretrained files and puts them in, by `safe_load` where they are torch's. `fx`
-follows the data flow: a network cut where it begins to learn, or with batch norm fused in.
+follows the data flow: a network split where it begins to learn, or with batch norm fused in.
+
+Networks from elsewhere get a module here, which `backbones`, `stages` and `weights` ask.
 """

@@ -3,4 +3,6 @@
 `messages` says what a user did wrong, `files` writes whole files or none, `cache_dir` is where caches lie, `machine`
 is what there is to compute with. `terminal` writes where nobody may be reading any more, `unraised` hears what Python
 can't raise.
+
+Here goes what any program would need.
 """

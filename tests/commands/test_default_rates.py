@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from command_lines import ParseOnly
 
-from finetune.commands import rates
-from finetune.commands.rates import USUAL
+from finetune.commands import default_rates
+from finetune.commands.default_rates import USUAL
 from finetune.system.messages import WrongUsage
 
 
@@ -89,7 +89,7 @@ def test_files_within_files_and_long_texts_are_read(tmp_path, monkeypatch, argum
     Path("nested.yaml").write_text("model: model.yaml\n")
     Path("model.yaml").write_text("optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.5}}\n")
     text = '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.5, "eps": 1.0%s}}' % ("0" * 300)
-    assert rates._rate_is_for([text if argument == "LONG" else argument for argument in arguments]) in (
+    assert default_rates._rate_is_for([text if argument == "LONG" else argument for argument in arguments]) in (
         "Adam",
-        rates._COMMAND_LINE,
+        default_rates._COMMAND_LINE,
     )
