@@ -10,6 +10,7 @@ from finetune.commands.config_files import find
 from finetune.commands.lightning_cli import run_lightning
 from finetune.commands.sheet import sheet
 from finetune.runs.folder import Run
+from finetune.system.messages import check_seed
 
 # Random weights have no running statistics worth freezing.
 _SCRATCH = ("--model.weights", "null", "--model.freeze_batch_norm", "false")
@@ -24,6 +25,7 @@ def demo(root: str = "runs/demo", seed: int = 0) -> None:
         root: Folder for the runs.
         seed: Seed of the runs; the pictures are always the same.
     """
+    check_seed(seed)
     table = Table("", "test accuracy", "seconds", "pictures/s", title="hot dog or not, 80 training pictures")
     source, *_ = _fit(root, "source", seed, "sample_source.yaml")
     finetuned, *numbers = _fit(

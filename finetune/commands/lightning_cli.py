@@ -21,7 +21,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.signals import install_stop_at_once, stopping
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
-from finetune.system.messages import be_quiet
+from finetune.system.messages import as_wrong_usage, be_quiet, check_seed
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
@@ -105,6 +105,8 @@ class FinetuneCLI(LightningCLI):
             self._subcommand_parsers[subcommand].set_defaults({"data": data_settings(self.checkpoint, args)})
         super().parse_arguments(parser, args)
         check_root(self.config[subcommand], self.checkpoint, args)
+        if type(seed := self.config[subcommand].get("seed_everything")) is int:
+            check_seed(seed, "--seed_everything")
         self.rate_told = settle_rate(self.config, args)
 
     def _parse_ckpt_path(self) -> None:
@@ -125,7 +127,9 @@ class FinetuneCLI(LightningCLI):
         config, options = self._get(self.config_init, "trainer"), self.config[self.subcommand]
         self.run = Run(config["default_root_dir"], self.subcommand)
         completed = complete(config, options, self.run, self._parser(self.subcommand), self.checkpoint)
-        return make_ready(super().instantiate_trainer(**completed))
+        with as_wrong_usage("trainer"):
+            trainer = super().instantiate_trainer(**completed)
+        return make_ready(trainer)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)

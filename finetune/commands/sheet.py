@@ -11,7 +11,7 @@ from finetune.data.readers import files_to_predict
 from finetune.data.samplers import SHEET, some_of
 from finetune.inference.predictor import Predictor
 from finetune.system.files import check_target, replacing
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, check_seed
 
 _GREEN, _RED, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
 _SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it
@@ -37,6 +37,7 @@ def sheet(
         raise WrongUsage(f"num and columns must be at least 1, got {num} and {columns}")
     if Path(output).suffix.lower() != ".png":
         raise WrongUsage(f"--output {output}: a sheet is a .png")
+    check_seed(seed)
     check_target(output, "--output")
     predictor = Predictor(ckpt_path)
     paths = files_to_predict(pictures)

@@ -4,13 +4,35 @@ import difflib
 import logging
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 
 class WrongUsage(ValueError):
     """A value that an option can't have, whatever the data: the exit code is that of a mistyped flag."""
 
     exit_code = 2
+
+
+@contextmanager
+def as_wrong_usage(option: str) -> Iterator[None]:
+    """Tell what a library says of an option's value (ValueError, TypeError) as wrong usage."""
+    try:
+        yield
+    except WrongUsage:
+        raise
+    except (ValueError, TypeError) as error:
+        raise WrongUsage(f"{option}: {reason(error)}") from error
+
+
+def check_seed(seed: int, option: str = "--seed") -> None:
+    """Make sure that random numbers can begin with it.
+
+    Raises:
+        WrongUsage: They can't.
+    """
+    if not 0 <= seed < 2**32:
+        raise WrongUsage(f"{option} must be from 0 to {2**32 - 1:,}, not {seed}")
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:

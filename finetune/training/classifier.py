@@ -24,6 +24,7 @@ from finetune.models import stages
 from finetune.models.backbones import build, normalization
 from finetune.models.weights import class_list, read_weights, source_head, start
 from finetune.runs.checkpoint_io import check_model, origin
+from finetune.system.messages import as_wrong_usage
 from finetune.training import param_groups
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
@@ -106,7 +107,6 @@ class Classifier(pl.LightningModule):
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
-
         self.train_loss, self.train_accuracy = MeanLoss("train"), MulticlassAccuracy(num_classes, average="micro")
         self.val_metrics, self.test_metrics = SplitMetrics(num_classes, "val"), SplitMetrics(num_classes, "test")
 
@@ -163,8 +163,7 @@ class Classifier(pl.LightningModule):
             from finetune.features.linear_probe import probe_head  # scipy takes a second to import
 
             loaders: Any = {s: partial(self._data.loader, s) for s in ("train", "val") if s in self._data.splits}
-            views = self._data.num_views or 1
-            probe_head(self.trainer, self.network, self.eval(), loaders, views, self.class_weight)
+            probe_head(self.trainer, self.network, self.eval(), loaders, self._data.num_views or 1, self.class_weight)
             self.train()
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
@@ -219,6 +218,7 @@ class Classifier(pl.LightningModule):
         logits = self(batch["image"]) if needed else torch.empty(0, len(self.class_names), device=self.device)
         return {"index": batch["index"], "probabilities": double(logits).softmax(dim=1), "bad": batch["bad"]}
 
+    @as_wrong_usage("model.optimizer or model.scheduler")
     def configure_optimizers(self) -> Any:
         rates = self.head_lr_multiplier, self.layer_decay
         optimizer = self.optimizer(param_groups.param_groups(self.network, *rates, self.decay_norm_and_bias))

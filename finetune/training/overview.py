@@ -11,6 +11,7 @@ import torch
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.depth import warn_of_dark_samples
 from finetune.data.splits import SET_APART
+from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier
 from finetune.training.param_groups import param_groups, scale_learning_rates
 
@@ -78,7 +79,8 @@ def _network(model: Classifier, ckpt_path: object) -> str:
     if ckpt_path:
         return f"{text}rates of the checkpoint"
     groups = param_groups(model.network, model.head_lr_multiplier, model.layer_decay, model.decay_norm_and_bias)
-    optimizer = model.optimizer(groups)  # as in training; this one is thrown away
+    with as_wrong_usage("model.optimizer"):
+        optimizer = model.optimizer(groups)  # as in training; this one is thrown away
     scale_learning_rates(optimizer)
     rates = {group["name"].removesuffix("_no_decay"): f"{group['lr']:.3g}" for group in optimizer.param_groups}
     if len(rates) > 3:  # one for each stage: that of the stem, of the last stage and of the head

@@ -212,3 +212,16 @@ def test_a_checkpoint_that_is_not_there_is_told_before_there_is_a_run(colours, c
     with pytest.raises(FileNotFoundError, match="nope.ckpt"):
         cli("fit", "--data.root", colours, *QUICK, "--ckpt_path", "nope.ckpt")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--model.optimizer.lr", "-1", r"^model\.optimizer: Invalid learning rate: -1\.0$"),
+        ("--trainer.strategy", "foo", r"^trainer: You selected an invalid strategy name"),
+        ("--seed_everything", "-1", r"^--seed_everything must be from 0 to 4,294,967,295, not -1$"),
+    ],
+)
+def test_what_libraries_say_of_a_value_is_wrong_usage(colours, cli, option, value, message):
+    with pytest.raises(WrongUsage, match=message):
+        cli("fit", "--data.root", colours, *QUICK, option, value)

@@ -1,0 +1,36 @@
+"""What is said to the user."""
+
+import pytest
+
+from finetune.system.messages import WrongUsage, as_wrong_usage, check_seed, did_you_mean, reason
+
+
+def test_names_that_are_near_are_suggested_and_few_are_listed():
+    assert did_you_mean("hotdgo", ["hotdog", "sample"]) == "; did you mean 'hotdog'?"
+    assert did_you_mean("xyz", ["hotdog", "sample"]) == "; valid are hotdog, sample"
+    assert did_you_mean("xyz", [f"name{i}" for i in range(20)]) == ""
+
+
+def test_a_reason_is_one_line_with_the_place():
+    assert reason(OSError(28, "No space left on device", "/a/b")) == "No space left on device: /a/b"
+    assert reason(OSError(28, "No space left on device"), "/cache") == "No space left on device: /cache"
+    assert reason(OSError(28, "No space left on device")) == "No space left on device"
+    assert reason(ValueError("two\n  lines")) == "two lines"
+
+
+def test_errors_about_a_value_are_wrong_usage_and_others_are_not():
+    with pytest.raises(WrongUsage, match=r"^model\.optimizer: bad lr$") as caught, as_wrong_usage("model.optimizer"):
+        raise ValueError("bad\nlr")
+    assert caught.value.exit_code == 2
+    with pytest.raises(WrongUsage, match="^its own words$"), as_wrong_usage("model.optimizer"):
+        raise WrongUsage("its own words")
+    with pytest.raises(OSError, match="disk"), as_wrong_usage("model.optimizer"):
+        raise OSError("disk")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seeds_are_those_of_numpy_and_torch(seed):
+    check_seed(0)
+    check_seed(2**32 - 1)
+    with pytest.raises(WrongUsage, match=f"--seed must be from 0 to 4,294,967,295, not {seed}"):
+        check_seed(seed)
