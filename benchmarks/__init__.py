@@ -1,1 +1,1 @@
-"""Measurements: each folder is run as `python -m benchmarks.FOLDER`; its records lie beside its code."""
+"""Measurements: `python -m benchmarks.FOLDER`, or `benchmarks.FOLDER.SCRIPT`; the records lie beside the code."""

@@ -8,8 +8,8 @@ after a warm-up: of steps or of the road at least 0.4 seconds, of a job an epoch
 first; those that would not be done in time are marked as not reached. An epoch is 20,000 pictures: those of the folder,
 each linked as often as that takes; decoded they must fit on half of the free disk.
 
-Results go to gpu.json beside it after each measurement, and from there into docs/benchmarks.md; with `--output` only to
-that file. `--document` writes the document from gpu.json and measures nothing.
+Results go to gpu.json beside this after each measurement, and from there into docs/benchmarks.md; with `--output` only
+to that file. `--document` writes the document from gpu.json and measures nothing.
 """
 
 import argparse

@@ -104,7 +104,7 @@ def road_rates(batches: Iterator[dict[str, Any]], num_workers: int, seconds: flo
 
 @dataclass(frozen=True)
 class Job:
-    """Training from a folder: `finetune fit` with or without the cache, or gpu_plain.py."""
+    """Training from a folder: `finetune fit` with or without the cache, or `benchmarks.gpu.plain`."""
 
     road: str  # CACHED, DECODED or TORCHVISION
     batch_size: int

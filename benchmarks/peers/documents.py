@@ -86,7 +86,7 @@ def table(records: Records, experiment: str, columns: Sequence[tuple[str, str, i
 
 
 def fast_table(records: Records, best: tuple[str, str] | None) -> str:
-    """Return the recipe on kept activations beside our default and the peer whose whole job is the fastest.
+    """Return the recipe on kept features beside our default and the peer whose whole job is the fastest.
 
     And when it had been as accurate as that peer is at its end, at the latest.
     """

@@ -4,8 +4,8 @@
     python -m benchmarks.scaling
 
 It takes about eight minutes on two cores, which nothing else should use. Each process has one thread; the batch is the
-same for any number of them (strong scaling). Each is added to scaling.json beside this as soon as it is there, and
-is not measured again unless it changes: stop at any time, start again to go on.
+same for any number of them (strong scaling). Every case is added to scaling.json beside this as soon as it is there,
+and is not measured again unless it changes: stop at any time, start again to go on.
 `--document` only writes tables and chart from what is recorded.
 """
 
@@ -94,4 +94,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    from benchmarks.scaling.__main__ import main  # by its name: what is spawned finds nothing in a package's `__main__`
+
     main()

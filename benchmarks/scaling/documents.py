@@ -1,4 +1,4 @@
-"""What scaling.py recorded, the model and its predictions as tables in docs/parallelism.md."""
+"""What `benchmarks.scaling` recorded, the model and its predictions as tables in docs/parallelism.md."""
 
 import statistics
 from collections.abc import Mapping, Sequence

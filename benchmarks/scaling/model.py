@@ -65,7 +65,7 @@ def work_of(case: Case, seconds: Mapping[str, float], k: int) -> Work:
 
     Args:
         case: What is trained.
-        seconds: Of a step by setting, as `scaling_steps.measure` names them.
+        seconds: Of a step by setting, as `steps.measure` names them.
         k: Devices to come.
     """
     whole, other = seconds.get(key(1, WHOLE), seconds["1"]), seconds[key(1, case.alone)]

@@ -1,4 +1,4 @@
-"""What scaling.py takes the time of: training steps, and the all-reduce, of 1, 2 and 4 processes with one thread each.
+"""What is timed: training steps, and the all-reduce, of 1, 2 and 4 processes with one thread each.
 
 All processes of a case live at once, and those that a setting does not use sleep in a barrier. So that a machine that
 changes its speed in between favours none, every round goes once through all settings.

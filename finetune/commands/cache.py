@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from finetune.data.memmap import opened
-from finetune.system.cache_dir import FEATURES, PICTURES, cache_dir
+from finetune.system.cache_dir import FEATURES, FORMER, PICTURES, cache_dir
 from finetune.system.files import unfinished
 from finetune.system.messages import WrongUsage
 
@@ -15,13 +15,13 @@ def cache(remove: str | None = None) -> None:
     """List what earlier runs have kept, or remove some; a run that uses it has it until its end.
 
     That is decoded pictures, and features: what a frozen part of a network made of pictures. They lie in the folder
-    that the variable FINETUNE_CACHE names, else in ~/.cache/finetune.
+    that the variable FINETUNE_CACHE names, else in the user's own for caches, ~/.cache/finetune on Linux.
 
     Args:
         remove: Name of the cache to remove, or `all`.
     """
     folder = cache_dir()
-    found = {path.stem: path for kind in (PICTURES, FEATURES) for path in sorted(folder.glob(f"[!.]*{kind}"))}
+    found = {path.stem: path for kind in (PICTURES, FEATURES, FORMER) for path in sorted(folder.glob(f"[!.]*{kind}"))}
     if remove is None:
         columns = (Column("name", no_wrap=True), Column("what", overflow="fold"), "size", "last used")
         table = Table(*columns, title=f"caches in {folder}")
@@ -38,7 +38,7 @@ def cache(remove: str | None = None) -> None:
         raise WrongUsage(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
     chosen = [found[remove]] if remove != "all" else list(found.values())
     if remove == "all":
-        chosen += [path for kind in (PICTURES, FEATURES) for path in unfinished(folder / f"*{kind}")]
+        chosen += [path for kind in (PICTURES, FEATURES, FORMER) for path in unfinished(folder / f"*{kind}")]
     num_bytes = sum(path.stat().st_size for path in chosen)
     for path in chosen:
         path.unlink()

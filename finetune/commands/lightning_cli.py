@@ -30,7 +30,7 @@ register_type(torch.device)  # of StochasticWeightAveraging, whose config.yaml c
 
 
 class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
-    """The same for LightningCLI."""
+    """An `OneLineErrorParser` for LightningCLI."""
 
 
 class FinetuneCLI(LightningCLI):

@@ -1,4 +1,4 @@
-"""Wrong flags and config keys, told in one line with the nearest right one."""
+"""The parser of all commands: wrong flags and keys in one line with the nearest right one; what a command line says."""
 
 import difflib
 import importlib
@@ -53,6 +53,7 @@ _VALUE = re.compile(r"(?:Given|Got) value: (.*)$", re.S)
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
+# Configs of earlier versions name our classes by their modules.
 _load_yaml = get_loader("yaml")
 set_loader("yaml", lambda text: public_paths(_load_yaml(text)), (yaml.YAMLError,))
 

@@ -1,4 +1,4 @@
-"""How picture i is read: from a file of many, whose paths take little memory, or from an array."""
+"""How picture i is read, from a file of many or from an array; and which pictures `--data.predict` means."""
 
 import glob
 import os

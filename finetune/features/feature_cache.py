@@ -1,7 +1,7 @@
 """What the frozen part of a network makes of each picture, computed once: the rest then trains on that alone.
 
 That needs pictures that are the same in every epoch: `--data.num_views`, or no random transforms. The features lie
-beside the decoded pictures of `cache`, and later runs with the same pictures and frozen weights find them there.
+beside the decoded pictures of `image_cache`, and later runs with the same pictures and frozen weights find them there.
 """
 
 import hashlib

@@ -64,7 +64,7 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
             f"there is no stage {last!r} to freeze; the stages are {', '.join(parts)}, and backbone is all"
         )
     frozen = list(parts.values())[: named[-1] + 1]
-    for parameter in (*_outside(network), *(p for stage in frozen for p in stage.parameters())):
+    for parameter in (*outside_stages(network), *(p for stage in frozen for p in stage.parameters())):
         parameter.requires_grad = False
     return frozen
 
@@ -74,7 +74,7 @@ def batch_norms(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
 
-def _outside(network: nn.Module) -> list[nn.Parameter]:
+def outside_stages(network: nn.Module) -> list[nn.Parameter]:
     """Parameters that lie directly on a container, like ViT's class token: they go with the first stage."""
     inside = {id(p) for part in (*stages(network).values(), head(network)) for p in part.parameters()}
     return [parameter for parameter in network.parameters() if id(parameter) not in inside]

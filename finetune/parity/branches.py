@@ -1,4 +1,7 @@
-"""A Siamese network by its branches, each on a device of its own; it computes what one device would, up to rounding."""
+"""A Siamese network by its branches, each on a device of its own; it computes what one device would, up to rounding.
+
+What does not depend on each other runs at the same time (on CUDA, where kernels are not awaited).
+"""
 
 import copy
 from collections.abc import Sequence

@@ -147,7 +147,7 @@ def train(
         batch_size: Pictures in a batch, over all devices together.
         lr: Learning rate for the mean over the batch.
         num_epochs: Passes over the training split.
-        root: Folder of the set; see `fashion_mnist.obtain`.
+        root: Folder of the set; see `fashion_mnist_files.obtain`.
         dtype: Of weights and arithmetic.
         seed: Of the first weights and of the pictures' order, which is the same for any number of devices.
 

@@ -1,4 +1,4 @@
-"""The ways of using several devices that `parity` compares, each a function from first weights to last ones."""
+"""The ways of using several devices that need one process, from first weights to last ones; what all ways share."""
 
 import copy
 import statistics

@@ -130,6 +130,3 @@ class Pipeline:
         states: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(states, own, group=self.group)
         return {name: value for state in states for name, value in state.items()}
-
-
-# By branches: what does not depend on each other runs at the same time (on CUDA, where kernels are not awaited).

@@ -10,6 +10,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 PICTURES, FEATURES = ".pictures", ".features"
+FORMER = ".activations"  # what features were called before
 
 
 def cache_dir() -> Path:

@@ -103,7 +103,7 @@ class Classifier(pl.LightningModule):
         self.network = build(backbone, num_classes).to(memory_format=torch.channels_last)
         # Decided before DDP wraps: it would never average what is unfrozen later.
         self.frozen = stages.freeze(self.network, freeze)
-        self._always_eval = [*self.frozen, *(stages.batch_norms(self.network) if freeze_batch_norm else ())]
+        self.always_eval = [*self.frozen, *(stages.batch_norms(self.network) if freeze_batch_norm else ())]
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
@@ -123,7 +123,7 @@ class Classifier(pl.LightningModule):
 
     def train(self, mode: bool = True) -> "Classifier":
         super().train(mode)
-        for module in self._always_eval:
+        for module in self.always_eval:
             module.eval()
         return self
 
@@ -136,7 +136,7 @@ class Classifier(pl.LightningModule):
             # DDP would broadcast them in the first evaluation batch too, which a device without pictures never has.
             self.trainer.strategy._ddp_kwargs["broadcast_buffers"] = False
         if stage == "fit" and batch_share(self.trainer)[1] > 1:
-            share_statistics(self.network, self._always_eval, group_of_batch(self.trainer))
+            share_statistics(self.network, self.always_eval, group_of_batch(self.trainer))
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())

@@ -82,9 +82,8 @@ class FuseBatchNorm(pl.Callback):
 
     def _fold(self, trainer: pl.Trainer, pl_module: HasNetwork) -> None:
         if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed" and not is_sharded(trainer):
-            pl_module.evaluate = fuse_batch_norm(
-                pl_module.network
-            ).forward  # not the module: a checkpoint would hold it
+            fused = fuse_batch_norm(pl_module.network)
+            pl_module.evaluate = fused.forward  # not the module: a checkpoint would hold it
 
     on_validation_start = on_test_start = on_predict_start = _fold  # type: ignore[assignment]
 

@@ -31,7 +31,7 @@ def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]
     def count(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         num_values[norm] = inputs[0].numel() // inputs[0].size(1)
 
-    resting = {id(inner) for part in model._always_eval for inner in part.modules()}
+    resting = {id(inner) for part in model.always_eval for inner in part.modules()}
     trained = [norm for norm in batch_norms(network) if id(norm) not in resting]
     handles = [norm.register_forward_pre_hook(count) for norm in trained]
     modes = [(module, module.training) for module in network.modules()]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.optim import Optimizer
 
-from finetune.models.stages import _outside, head, stages
+from finetune.models.stages import head, outside_stages, stages
 from finetune.system.messages import WrongUsage
 
 # What weight decay should not draw to zero besides, scales and positions: by the name of
@@ -55,7 +55,7 @@ def param_groups(
     check_rates(head_lr_multiplier, layer_decay)
     parts = {name: list(stage.parameters()) for name, stage in stages(network).items()}
     for name in list(parts)[:1]:
-        parts[name] = [*_outside(network), *parts[name]]
+        parts[name] = [*outside_stages(network), *parts[name]]
     multipliers: dict[str, float] = {}
     depth = 0
     for name in reversed(parts):

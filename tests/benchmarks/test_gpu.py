@@ -22,7 +22,7 @@ def scripts():
 
 
 def run_main(scripts, monkeypatch, *arguments: str) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *arguments])
     with pytest.raises(SystemExit) as caught:
         scripts.gpu.main()
     return caught.value.code

@@ -116,7 +116,18 @@ def test_a_stopped_comparison_goes_on_where_it_was(compare, monkeypatch, tmp_pat
     monkeypatch.setattr(compare, "document", lambda: None)
 
     def go(*arguments):
-        command = ["compare.py", "--root", "x", "--weights", "y", "--only", "job", "finetune", "fastai", "ultralytics"]
+        command = [
+            "benchmarks.peers",
+            "--root",
+            "x",
+            "--weights",
+            "y",
+            "--only",
+            "job",
+            "finetune",
+            "fastai",
+            "ultralytics",
+        ]
         monkeypatch.setattr(sys, "argv", [*command, *arguments])
         with pytest.raises(SystemExit) as caught:
             compare.main()

@@ -44,7 +44,7 @@ def recipes(tmp_path, monkeypatch):
 
 
 def run(module, monkeypatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["recipes.py", *arguments])
+    monkeypatch.setattr(sys, "argv", ["benchmarks.recipes", *arguments])
     with pytest.raises(SystemExit) as caught:
         module.main()
     assert caught.value.code == 0
@@ -133,7 +133,7 @@ def test_fashion_mnist_s_table_and_headers_are_those_of_the_records(monkeypatch)
     [("data_road", "data/loading", "pictures_per_second"), ("frozen", "recipes/frozen", "seconds")],
 )
 def test_the_tables_of_speed_are_those_of_the_records(name, script, records, monkeypatch):
-    for variable in ("OMP_NUM_THREADS", "NO_ALBUMENTATIONS_UPDATE"):  # which data_road sets for itself
+    for variable in ("OMP_NUM_THREADS", "NO_ALBUMENTATIONS_UPDATE"):  # which `loading` sets for itself
         monkeypatch.setenv(variable, "1")
     module = importlib.import_module(f"benchmarks.{script.replace('/', '.')}")
     found = json.loads((ROOT / f"benchmarks/{script}.json").read_text("utf-8"))[records]

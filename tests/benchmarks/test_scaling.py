@@ -73,7 +73,7 @@ def test_what_is_recorded_is_not_measured_again(scripts, monkeypatch, tmp_path):
     monkeypatch.setattr(scaling, "document", lambda: None)
     monkeypatch.setattr(scaling, "RECORDS", tmp_path / "scaling.json")
     monkeypatch.setattr(scaling, "CASES", cases)
-    monkeypatch.setattr(sys, "argv", ["scaling.py"])
+    monkeypatch.setattr(sys, "argv", ["benchmarks.scaling"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with pytest.raises(KeyboardInterrupt):
         scaling.main()

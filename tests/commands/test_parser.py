@@ -205,7 +205,7 @@ LIGHTNING = {
 }
 
 
-# _be_quiet of the command line would silence them; here they are errors.
+# be_quiet of the command line would silence them; here they are errors.
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("arguments", LIGHTNING, ids=" ".join)
 def test_typos_on_the_real_command_line(cli, capsys, arguments):

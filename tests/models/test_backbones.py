@@ -1,4 +1,4 @@
-"""Building networks, reading and loading weights, the source head."""
+"""Building networks: their heads, their first weights, and the pictures that they take."""
 
 import pytest
 import torch

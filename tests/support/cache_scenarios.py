@@ -1,4 +1,4 @@
-"""What test_cache.py runs in several processes at once: `python cache_scenarios.py OUT DATA WORLD_SIZE`.
+"""What test_image_cache.py runs in several processes at once: `python cache_scenarios.py OUT DATA WORLD_SIZE`.
 
 Each process prints `uncached` after a setup with a full disk and `cached` after a fit, beside what the cache says.
 """

@@ -53,7 +53,7 @@ MUTATIONS = [
     Mutation(
         "batch norm takes its statistics over the whole batch",
         "training/classifier.py",
-        "share_statistics(self.network, self._always_eval, group_of_batch(self.trainer))",
+        "share_statistics(self.network, self.always_eval, group_of_batch(self.trainer))",
         "pass",
         "tests/integration/test_ddp.py -k trained_batch_norm",
     ),
@@ -124,7 +124,7 @@ MUTATIONS = [
         "a fit tests the best checkpoint",
         "commands/fit.py",
         "ckpt_path=best, verbose=False",
-        'ckpt_path=self.run.checkpoint("last"), verbose=False',
+        'ckpt_path=run.checkpoint("last"), verbose=False',
         "tests/commands/test_lightning_cli.py -k best",
     ),
     Mutation(

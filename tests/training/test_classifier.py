@@ -90,7 +90,7 @@ def test_control_half_a_freeze_is_seen_to_move(colours, wrong):
     pictures = data(colours, val_fraction=0)
     model = Classifier(pictures.class_names, "resnet18", weights=None, freeze="layer2")
     if wrong == "train":
-        model._always_eval = []
+        model.always_eval = []
     else:
         model.network.layer2.requires_grad_(True)
     before = copy(model.network)
