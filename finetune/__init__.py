@@ -4,10 +4,13 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from finetune.system.lean_imports import import_less
+
 __version__ = "0.1.0"
 
 # albumentations asks a server for newer versions when it is imported, unless told not to: nothing leaves the machine.
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
+import_less()
 
 if TYPE_CHECKING:
     from finetune.data.datasets.fashion_mnist import FashionMNIST as FashionMNIST
