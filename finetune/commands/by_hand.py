@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from finetune.parity.data_parallel import Epoch, train
-from finetune.system.messages import WrongUsage, check_seed
+from finetune.system.messages import WrongUsage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,6 @@ def by_hand(
     figure = _figure()  # matplotlib may be missing: now is the time to find out
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     done: list[Epoch] = []
-    check_seed(seed)
     for epoch in train(replicas, batch_size, lr, epochs, root=Path(root), dtype=_DTYPES[dtype], seed=seed):
         done.append(epoch)
         print(f"epoch {epoch.epoch}  test accuracy {epoch.accuracy:.4f}  time {epoch.seconds:.1f} s", flush=True)

@@ -8,6 +8,9 @@ import sys
 import threading
 from typing import Any
 
+# A worker that was killed after its last batch; an iterator that a stop met half made, while its workers started.
+_NO_NEWS = ("DataLoader worker", "'_MultiProcessingDataLoaderIter' object has no attribute")
+
 
 def take_unraisable() -> None:
     """Decide what becomes of it in this process."""
@@ -19,5 +22,5 @@ def _take(unraisable: Any) -> None:
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", getattr(error, "code", 0))
     if isinstance(code, int) and code > 128:  # `Interrupted` or our SystemExit: the signal comes once more
         threading.Timer(0.01, os.kill, (os.getpid(), code - 128)).start()
-    elif "DataLoader worker" not in str(error):  # one that was killed after its last batch
+    elif not any(words in str(error) for words in _NO_NEWS):
         sys.__unraisablehook__(unraisable)

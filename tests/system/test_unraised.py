@@ -30,6 +30,16 @@ except BaseException as error:
 STOP, KEY = "os.kill(os.getpid(), signal.SIGTERM)", "raise KeyboardInterrupt"
 WORKER = "raise RuntimeError('DataLoader worker (pid 7) is killed by signal: Killed.')"
 
+# What its `__del__` raises where a stop met it after its workers were started and before it was reset.
+HALF_MADE = """
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Iterator
+        import threading
+        iterator = Iterator.__new__(Iterator)
+        iterator._shutdown, iterator._persistent_workers, iterator._workers = False, False, [None]
+        iterator._workers_done_event, iterator._pin_memory = threading.Event(), False
+        iterator._shutdown_workers()
+"""
+
 
 def run(deed: str, taken: bool = True) -> tuple[str, str]:
     script = SCRIPT.format(deed=deed, taken=taken)
@@ -48,8 +58,9 @@ def test_python_itself_would_lose_it():
     assert "Exception ignored" in printed
 
 
-def test_a_worker_that_was_killed_after_its_last_batch_is_no_news():
-    assert run(WORKER) == ("went on", "")
+@pytest.mark.parametrize("deed", [WORKER, HALF_MADE])
+def test_a_worker_that_was_killed_after_its_last_batch_is_no_news_nor_is_an_iterator_half_made(deed):
+    assert run(deed) == ("went on", "")
 
 
 def test_other_errors_are_printed():
