@@ -2,31 +2,13 @@
 
 import pytest
 import torch
-from networks import HEADS, SMALL, network
+from networks import HEADS, network
 from torch import nn
 from torchvision import models
 
 from finetune.models.backbones import build, normalization
 from finetune.models.stages import head
-from finetune.models.weights import Pretrained
 from finetune.parity import data_parallel
-
-CATEGORIES = ["hot dog", "Cardigan", "cardigan", "ice_cream", "crane", "Crane", "paper-towel"]
-
-
-def random_state(backbone: str, num_classes: int) -> dict[str, torch.Tensor]:
-    """A source classifier's weights: like no initialisation, and a head of another size."""
-    generator = torch.Generator().manual_seed(1)
-    own = network(backbone).state_dict()
-    state = {key: 1 + torch.rand(value.shape, generator=generator) for key, value in own.items()}
-    name = HEADS[backbone]
-    state[f"{name}.weight"] = torch.rand(num_classes, head(network(backbone)).in_features, generator=generator)
-    state[f"{name}.bias"] = torch.rand(num_classes, generator=generator)
-    return state
-
-
-def pretrained(state: dict[str, torch.Tensor] | None = None, class_names: list[str] | None = CATEGORIES) -> Pretrained:
-    return Pretrained(state or random_state(SMALL, 7), class_names, "the file")
 
 
 @pytest.mark.parametrize("backbone", HEADS)

@@ -2,13 +2,12 @@
 
 import hashlib
 import pickle
-from functools import cache
 from urllib.error import URLError
 
 import pytest
 import torch
+from networks import HEADS, SMALL, network
 from safetensors.torch import save_file
-from torch import nn
 from torchvision import models
 from torchvision.models import Weights, WeightsEnum
 from torchvision.transforms._presets import ImageClassification
@@ -17,22 +16,7 @@ from finetune.models.backbones import build
 from finetune.models.stages import head
 from finetune.models.weights import Pretrained, load_weights, read_weights, source_head
 
-HEADS = {
-    "resnet18": "fc",
-    "resnet50": "fc",
-    "mobilenet_v3_small": "classifier.3",
-    "efficientnet_b0": "classifier.1",
-    "convnext_tiny": "classifier.2",
-    "vit_b_16": "heads.head",
-}
-SMALL = "mobilenet_v3_small"  # 1.5 million parameters: for what does not depend on the network
 CATEGORIES = ["hot dog", "Cardigan", "cardigan", "ice_cream", "crane", "Crane", "paper-towel"]
-
-
-@cache
-def network(backbone: str) -> nn.Module:
-    torch.manual_seed(0)
-    return build(backbone, 3).eval()
 
 
 def random_state(backbone: str, num_classes: int) -> dict[str, torch.Tensor]:
