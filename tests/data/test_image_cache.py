@@ -456,6 +456,8 @@ def test_list_and_remove(root, cli, folder, capsys, monkeypatch):
     (folder / ".x.pictures.1234.tmp").write_text("half a cache")
     (folder / ".x.features.1234-0.tmp").write_text("half a cache")
     (folder / "kept.features").write_text("some")
+    (folder / "kept.activations").write_text("what an earlier version called them")
+    (folder / ".x.activations.1234-0.tmp").write_text("half a cache")
     first, second = (path.stem for path in caches())
     os.utime(folder / f"{first}.pictures", (0, time.mktime((2020, 2, 3, 4, 5, 0, 0, 0, -1))))
     damage(folder / f"{second}.pictures", "half")
@@ -463,7 +465,7 @@ def test_list_and_remove(root, cli, folder, capsys, monkeypatch):
     shown = [line.split("│") for line in capsys.readouterr().out.splitlines()]
     rows = {row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in shown if len(row) > 2}
     assert rows[first] == [f"24 pictures of {root}", "0.00 GB", "2020-02-03 04:05"]
-    assert rows[second][0] == "damaged pictures" and rows["kept"][0] == "features"
+    assert rows[second][0] == "damaged pictures" and rows["kept"][0] == rows["kept.activations"][0] == "features"
     with pytest.raises(ValueError, match="there is no cache 'third'"):
         cli("cache", "--remove", "third")
     cli("cache", "--remove", first)
