@@ -14,8 +14,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from model_parallel_scenarios import (
     NUM_CLASSES,
+    TOLERANCE,
+    WRONG,
     convolution_task,
-    draw,
     linear_task,
     mean_loss,
     mlp_task,
@@ -24,20 +25,15 @@ from model_parallel_scenarios import (
 )
 from networks import subnets
 from processes import launch
+from scenario_results import distance
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torchvision import models
 
 from finetune.distributed.tensor_parallel import shard_head
 from finetune.models.backbones import build
-from finetune.parity.branches import Branches, Siamese
-from finetune.parity.communication_volume import branches_bytes, linear_bytes, pipeline_bytes
+from finetune.parity.communication_volume import linear_bytes, pipeline_bytes
 from finetune.parity.pipeline import Pipeline, layers, part_inputs, partition
-
-# Rounding over 10 steps in float64: far above what was measured (3e-15 at most), far below any mistake.
-TOLERANCE = 1e-10
-# Wrong variants differ by more than this (4e-2 at least was measured).
-WRONG = 1e-4
 
 TASKS = {
     "subnets": linear_task,
@@ -73,12 +69,6 @@ def alone(task: str) -> tuple[dict[str, Tensor], list[float]]:
 
     train(step, network.parameters(), batches, lr)
     return network.state_dict(), losses
-
-
-def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Largest difference between two networks' weights."""
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 # ---- all ways
@@ -277,62 +267,3 @@ def test_a_mesh_of_two_axes_is_refused(group_of_one):
 
 
 # ---- branches
-
-
-def pairs() -> list[tuple[Tensor, Tensor]]:
-    torch.manual_seed(1)
-    return [(torch.stack([x, x.roll(1, 0)]), (y % 2).double()) for x, y in draw(10, 4, 140, 256)]
-
-
-def trained_branches(network: Siamese) -> Branches:
-    branches = Branches(network, ["cpu", "cpu"])
-    train(branches.step, branches.parameters(), pairs(), 0.1)
-    return branches
-
-
-@pytest.fixture
-def siamese() -> Siamese:
-    torch.manual_seed(0)
-    return Siamese().double()
-
-
-def test_branches_learn_what_one_device_does(siamese):
-    branches = trained_branches(siamese)
-
-    # One LSTM, called twice: autograd does the sum. The loss is that of the text: a sigmoid, then cross-entropy.
-    lstm, dense = siamese.lstm, siamese.dense
-
-    def step(x: Tensor, y: Tensor) -> None:
-        encoded = torch.cat([lstm(x[0])[0][:, -1], lstm(x[1])[0][:, -1]], dim=1)
-        F.binary_cross_entropy(torch.sigmoid(dense(encoded)).flatten(), y).backward()
-
-    start = copy.deepcopy(siamese.state_dict())
-    train(step, siamese.parameters(), pairs(), 0.1)
-    assert distance(start, siamese.state_dict()) > 1e-3
-    assert distance(siamese.state_dict(), branches.full_state()) <= TOLERANCE
-    x, _ = pairs()[0]
-    with torch.no_grad():
-        torch.testing.assert_close(branches(x), siamese(x), atol=TOLERANCE, rtol=0)
-    for lstm in branches.copies:  # both, not only the first
-        assert distance(siamese.lstm.state_dict(), lstm.state_dict()) <= TOLERANCE
-
-
-def test_copies_own_their_weights(siamese):
-    branches = Branches(siamese, ["cpu", "cpu"])
-    addresses = [p.untyped_storage().data_ptr() for network in (siamese, branches) for p in network.parameters()]
-    assert len(addresses) == len(set(addresses)) == 6 + 2 * 4 + 2
-
-
-def test_copies_part_without_the_sum(siamese, monkeypatch):
-    monkeypatch.setattr("finetune.parity.branches.allreduce", lambda gradients: None)
-    first, second = trained_branches(siamese).copies
-    assert distance(first.state_dict(), second.state_dict()) > WRONG
-
-
-def test_branches_need_two_devices(siamese):
-    with pytest.raises(ValueError, match="two devices, not 3"):
-        Branches(siamese, ["cpu"] * 3)
-
-
-def test_branches_send_gradients_and_outputs(siamese):
-    assert branches_bytes(siamese, 4) == [(4 * 64 * (256 + 64 + 2) + 4 * 64) * 8] * 2

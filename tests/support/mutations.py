@@ -104,7 +104,7 @@ MUTATIONS = [
         "system/files.py",
         'temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")',
         "temporary = target",
-        "tests/runs/test_model_checkpoint.py",
+        "tests/runs/test_checkpoint_io.py",
     ),
     Mutation(
         "what is frozen does not move: batch norm",
@@ -132,7 +132,7 @@ MUTATIONS = [
         "models/safe_load.py",
         "weights_only=True",
         "weights_only=False",
-        "tests/runs/test_model_checkpoint.py tests/commands/test_trust.py",
+        "tests/runs/test_checkpoint_io.py tests/commands/test_trust.py",
     ),
     Mutation(
         "no file is unpickled: weights",

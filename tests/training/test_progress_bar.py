@@ -1,78 +1,21 @@
 """What is shown of a run: a line for each epoch, a bar on terminals only, the result on lines of its own."""
 
 import io
-import json
 import pickle
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from rich.console import Console
-from torch.utils.data import DataLoader
+from tiny_module import QUIET, Tiny, loader, trainer
 
-from finetune.runs.folder import Run
-from finetune.runs.results import Results
 from finetune.training import progress_bar
 from finetune.training.progress_bar import PicturesBar
 
-
-class Tiny(pl.LightningModule):
-    """Logs the numbers that the bar shows, known beforehand."""
-
-    class_names = ("a", "b")
-    confusion_matrix = ((3, 1), (0, 4))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch, batch_idx):
-        return self.layer(batch["label"].float()[:, None]).mean() * 0 + 0.125
-
-    def on_train_epoch_end(self):
-        self.log("train/loss_epoch", 0.5 + self.current_epoch)
-
-    def validation_step(self, batch, batch_idx):
-        self.log_dict({"val/loss": 0.25, "val/accuracy": 0.75, "val/f1": 0.7, "val/calibration_error": 0.1})
-
-    def test_step(self, batch, batch_idx):
-        self.log_dict({"test/loss": 0.2, "test/accuracy": 0.9375, "test/f1": 0.9, "test/calibration_error": 0.05})
-
-    def predict_step(self, batch, batch_idx):
-        return batch["label"]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-def loader() -> DataLoader:
-    return DataLoader([{"label": i} for i in range(12)], batch_size=4)
-
-
 # Lightning speaks to torch of yesterday, advises more workers for twelve numbers, and doubts what is meant here.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
-]
-
-
-def trainer(tmp_path, *callbacks: pl.Callback, max_epochs: int = 2, **options: Any) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        max_epochs=max_epochs,
-        **options,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        num_sanity_val_steps=0,
-        callbacks=list(callbacks),
-        enable_progress_bar=any(isinstance(callback, PicturesBar) for callback in callbacks),
-    )
+pytestmark = QUIET
 
 
 def bar(is_terminal: bool) -> tuple[PicturesBar, io.StringIO]:
@@ -197,34 +140,3 @@ def test_a_spawned_process_gets_a_bar_of_its_own():
     shown._begin("epoch", 3)
     copy = pickle.loads(pickle.dumps(shown))
     assert not copy.is_enabled and copy._progress is None and isinstance(copy.console, Console)
-
-
-@pytest.mark.parametrize(("split", "accuracy"), [("test", 0.9375), ("val", 0.75)])
-def test_the_result_is_printed_and_written(tmp_path, capsys, split, accuracy):
-    run = Run(tmp_path, split)
-    run.choose()
-    measure = trainer(tmp_path, Results(run))
-    (measure.test if split == "test" else measure.validate)(Tiny(), loader(), verbose=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert f"{split}/accuracy {accuracy:.4f}" in lines
-    assert [line.split()[0] for line in lines] == [
-        f"{split}/{n}" for n in ("accuracy", "loss", "f1", "calibration_error")
-    ]
-    written = json.loads(run.file(f"{split}.json").read_text())
-    assert written[f"{split}/accuracy"] == pytest.approx(accuracy)
-    assert written["class_names"] == ["a", "b"] and written["confusion_matrix"] == [[3, 1], [0, 4]]
-    assert written["checkpoint"] is None
-
-
-def test_validation_within_fit_is_no_result(tmp_path, capsys):
-    run = Run(tmp_path, "fit")
-    run.choose()
-    trainer(tmp_path, Results(run)).fit(Tiny(), loader(), loader())
-    assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []
-
-
-def test_only_the_first_device_reports(tmp_path, capsys):
-    run = Run(tmp_path, "test")
-    run.choose()
-    Results(run).on_test_end(SimpleNamespace(is_global_zero=False), Tiny())
-    assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []

@@ -1,0 +1,94 @@
+"""Configs by name: files here, and shipped ones."""
+
+from pathlib import Path
+
+import pytest
+
+from finetune.commands import config_files
+from finetune.commands.config_files import find, resolve, shipped
+from finetune.system.messages import WrongUsage
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """A package with two configs, and an empty folder to work in."""
+    for name in ("hotdog.yaml", "sample.yaml", "notes.txt"):
+        (tmp_path / "checkout/configs").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "checkout/configs" / name).write_text("{}")
+    (tmp_path / "checkout/finetune").mkdir()
+    monkeypatch.setattr(config_files, "__file__", str(tmp_path / "checkout/finetune/commands/config_files.py"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "checkout"
+
+
+def test_the_shipped_ones_lie_beside_the_package_in_a_checkout(package):
+    assert shipped() == {name: package / "configs" / name for name in ("hotdog.yaml", "sample.yaml")}
+
+
+def test_and_inside_it_once_installed(package):
+    inside = package / "finetune/configs/own.yaml"
+    inside.parent.mkdir()
+    inside.write_text("{}")
+    # The folder beside an installed package is somebody else's.
+    assert shipped() == {"own.yaml": inside}
+
+
+@pytest.mark.parametrize("name", ["hotdog.yaml", "hotdog"])
+def test_a_name_that_is_no_file_here_is_looked_up(package, name):
+    assert find(name) == str(package / "configs/hotdog.yaml")
+
+
+def test_a_file_here_comes_first(package):
+    Path("hotdog.yaml").write_text("{}")
+    Path("sample").mkdir()  # a folder is no config
+    assert find("hotdog.yaml") == "hotdog.yaml" and find("./hotdog.yaml") == "./hotdog.yaml"
+    assert find("hotdog") == str(package / "configs/hotdog.yaml")
+    assert find("sample") == str(package / "configs/sample.yaml")
+
+
+@pytest.mark.parametrize("name", ["hotdgo.yaml", "configs/hotdog.yaml", "notes.txt", ""])
+def test_not_found_names_shipped_ones(package, name):
+    with pytest.raises(FileNotFoundError) as caught:
+        find(name)
+    assert repr(name) in str(caught.value) and "hotdog" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("hotdg.yaml", "did you mean 'hotdog.yaml'?"),
+        ("hotdg", "did you mean 'hotdog'?"),
+        ("xyz", "valid are hotdog, sample"),
+    ],
+)
+def test_not_found_names_the_nearest(package, name, hint):
+    with pytest.raises(FileNotFoundError) as caught:
+        find(name)
+    assert str(caught.value) == f"there is no config {name!r} here, nor is one shipped; {hint}"
+
+
+@pytest.mark.parametrize("flag", ["--config", "-c"])
+def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
+    path = str(package / "configs/sample.yaml")
+    for named in ([flag, "sample.yaml"], [f"{flag}=sample"]):
+        for arguments in (["fit", *named, "--data.root", "x"], ["fit", "--data.root", "x", *named]):
+            assert resolve(arguments) == ["fit", "--config", path, "--data.root", "x"]
+    assert resolve(["fit", flag, "sample", flag, "hotdog"])[2::2] == [path, str(package / "configs/hotdog.yaml")]
+    assert resolve(["fit", flag]) == ["fit", flag]  # the parser will say what is missing
+    assert resolve(["fit", "--x.config", "sample", "--resume"]) == ["fit", "--x.config", "sample", "--resume"]
+
+
+def test_arguments_are_not_changed_in_place(package):
+    arguments = ["fit", "--config", "sample"]
+    resolve(arguments)
+    assert arguments == ["fit", "--config", "sample"]
+
+
+@pytest.mark.parametrize(("content", "told"), [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xff", "is not UTF-8")])
+def test_a_config_that_holds_nothing_to_read_is_named(tmp_path, content, told):
+    path = tmp_path / "own.yaml"
+    path.write_bytes(content)
+    with pytest.raises(WrongUsage, match=f"the config {path} {told}"):
+        find(str(path))

@@ -1,0 +1,43 @@
+"""The result on the screen and in its file."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from tiny_module import QUIET, Tiny, loader, trainer
+
+from finetune.runs.folder import Run
+from finetune.runs.results import Results
+
+pytestmark = QUIET
+
+
+@pytest.mark.parametrize(("split", "accuracy"), [("test", 0.9375), ("val", 0.75)])
+def test_the_result_is_printed_and_written(tmp_path, capsys, split, accuracy):
+    run = Run(tmp_path, split)
+    run.choose()
+    measure = trainer(tmp_path, Results(run))
+    (measure.test if split == "test" else measure.validate)(Tiny(), loader(), verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{split}/accuracy {accuracy:.4f}" in lines
+    assert [line.split()[0] for line in lines] == [
+        f"{split}/{n}" for n in ("accuracy", "loss", "f1", "calibration_error")
+    ]
+    written = json.loads(run.file(f"{split}.json").read_text())
+    assert written[f"{split}/accuracy"] == pytest.approx(accuracy)
+    assert written["class_names"] == ["a", "b"] and written["confusion_matrix"] == [[3, 1], [0, 4]]
+    assert written["checkpoint"] is None
+
+
+def test_validation_within_fit_is_no_result(tmp_path, capsys):
+    run = Run(tmp_path, "fit")
+    run.choose()
+    trainer(tmp_path, Results(run)).fit(Tiny(), loader(), loader())
+    assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []
+
+
+def test_only_the_first_device_reports(tmp_path, capsys):
+    run = Run(tmp_path, "test")
+    run.choose()
+    Results(run).on_test_end(SimpleNamespace(is_global_zero=False), Tiny())
+    assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []
