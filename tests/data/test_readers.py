@@ -1,11 +1,14 @@
-"""Lists of very many paths."""
+"""Lists of very many paths, and what a person means by pictures to predict."""
 
 import os
 import pickle
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.readers import PathList
 
 LATIN1 = os.fsdecode(b"caf\xe9.png")  # no UTF-8: Python holds the byte as a surrogate
@@ -30,3 +33,54 @@ def test_path_list_needs_eight_bytes_a_path_more_than_its_letters():
     assert sum(array.nbytes for array in arrays) == sum(map(len, paths)) + 8 * (len(paths) + 1)
     # No Python object per path, whose reference count would copy the page in every forked worker.
     assert all(array.dtype.kind in "iu" for array in arrays) and len(vars(PathList(paths))) == len(arrays)
+
+
+PATTERNS = {
+    "top.png": ["top.png"],
+    "notes.md": ["notes.md"],  # what a person names is tried; its row will say what is wrong
+    ".": ["./a/1.png", "./a/ö.PNG", "./b/2.png", "./top.png"],
+    "a": ["a/1.png", "a/ö.PNG"],
+    "*/*.png": ["a/1.png", "b/2.png"],
+    "**/*.png": ["a/1.png", "b/2.png", "top.png"],
+    "*": ["list.txt", "notes.md", "top.png"],
+    "list.txt": ["b/2.png", "nowhere.png", "a/ö.PNG", "b/2.png"],  # as listed, twice too
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_what_is_to_be_predicted(some, pattern):
+    data = ImageFolderData(predict=pattern)
+    assert list(data.splits) == ["predict"] and list(data.splits["predict"].paths) == PATTERNS[pattern]
+    assert (data.splits["predict"].labels == -1).all()
+
+
+def test_file_names_that_are_no_utf8(some):
+    name = os.fsdecode(b"a/caf\xe9.png")
+    Path(name).write_bytes(Path("top.png").read_bytes())
+    Path("names.txt").write_bytes(b"\xef\xbb\xbf" + os.fsencode(name) + b"\n")  # the mark that Windows puts first
+    for pattern in ("a", "a/*.png", "names.txt"):
+        assert name in ImageFolderData(predict=pattern).splits["predict"].paths
+
+
+@pytest.mark.parametrize("pattern", ["nowhere", "nowhere/*.png", "empty", "empty.txt"])
+def test_nothing_to_predict(some, pattern):
+    Path("empty").mkdir()
+    Path("empty.txt").write_text("\n \n")
+    with pytest.raises(FileNotFoundError) as caught:
+        ImageFolderData(predict=pattern)
+    assert repr(pattern) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("all.zip", "archive: unpack"), ("all.tar.gz", "archive: unpack"), ("all.CSV", "table: a list")]
+)
+def test_a_file_of_many_is_named_for_what_it_is(some, name, what):
+    if name.endswith("CSV"):
+        Path(name).write_text("path\ntop.png\n")
+    else:
+        shutil.make_archive("all", "zip" if name.endswith("zip") else "gztar", ".", "a")
+    with pytest.raises(ValueError, match=rf"^'{name}' is an {what}|^'{name}' is a {what}"):
+        ImageFolderData(predict=name)
+    # The control: a picture with an archive behind it, as some programs write, is a picture.
+    Path("both.any").write_bytes(Path("top.png").read_bytes() + Path(name).read_bytes())
+    assert list(ImageFolderData(predict="both.any").splits["predict"].paths) == ["both.any"]

@@ -1,10 +1,14 @@
-"""The files of Fashion-MNIST, drawn, and the folder of real data."""
+"""Data modules on small folders, the files of Fashion-MNIST, drawn, and the folder of real data."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+from finetune.data.datamodule import ImageDataModule
+from finetune.data.datasets.image_folder import ImageFolderData
 
 
 def real_data(name: str) -> Path:
@@ -38,3 +42,12 @@ def write_unpacked(root: Path, num_train: int = 200, num_test: int = 50) -> Path
     for name, array in clothes(num_train, num_test).items():
         (raw / name).write_bytes(idx(array))
     return root
+
+
+def small(root: Path, **options: Any) -> ImageFolderData:
+    return ImageFolderData(str(root), **{"image_size": 24, "num_workers": 0, **options})
+
+
+def paths(data: ImageDataModule, split: str) -> list[str]:
+    """The files of a split, as they lie in its root."""
+    return [Path(path).relative_to(data.root).as_posix() for path in data.splits[split].paths]

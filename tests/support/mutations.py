@@ -41,7 +41,7 @@ MUTATIONS = [
         "data/dataset.py",
         "set_random_seed(self.transform, augmentation_seed(self.seed, view, index))",
         "set_random_seed(self.transform, augmentation_seed(self.seed, view, 0))",
-        "tests/data/test_dataset.py tests/data/test_datamodules.py",
+        "tests/data/test_dataset.py tests/data/test_datamodule.py",
     ),
     Mutation(
         "each random transform draws its own numbers",
@@ -97,7 +97,7 @@ MUTATIONS = [
         "data/samplers.py",
         "return epochs.processed, batches.processed if is_inside_epoch else 0",
         "return epochs.processed, 0",
-        "tests/data/test_datamodules.py tests/integration/test_interrupted.py",
+        "tests/data/test_datamodule.py tests/integration/test_interrupted.py",
     ),
     Mutation(
         "a checkpoint is whole or absent",

@@ -1,0 +1,76 @@
+"""Fashion-MNIST from its files to a batch, its labels and its validation split."""
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_files import idx, real_data
+from torchvision.datasets import FashionMNIST as Source
+
+from finetune.data.datasets.fashion_mnist import FashionMNIST
+from finetune.data.splits import stratified
+
+
+@pytest.fixture
+def clothes(tmp_path, monkeypatch) -> tuple[Path, dict[str, np.ndarray]]:
+    """Sixty and twenty random pictures in the ten classes, packed as the originals are."""
+    rng, raw = np.random.default_rng(0), tmp_path / "FashionMNIST/raw"
+    raw.mkdir(parents=True)
+    arrays, resources = {}, []
+    for split, num in ("train", 60), ("t10k", 20):
+        arrays[f"{split}-images-idx3-ubyte"] = rng.integers(0, 256, (num, 28, 28))
+        arrays[f"{split}-labels-idx1-ubyte"] = np.arange(num) % 10
+    for name, array in arrays.items():
+        content = gzip.compress(idx(array))
+        (raw / f"{name}.gz").write_bytes(content)
+        resources.append((f"{name}.gz", hashlib.md5(content).hexdigest()))
+    monkeypatch.setattr(Source, "resources", resources)  # torchvision trusts the sums of the originals alone
+    monkeypatch.setattr(Source, "mirrors", ["file:///nowhere/"])  # and would ask its server next
+    return tmp_path, arrays
+
+
+def test_fashion_mnist_from_its_packed_files(clothes):
+    root, arrays = clothes
+    data = FashionMNIST(str(root), val_fraction=0.25, image_size=32, num_workers=0)
+    assert data.class_names[:3] == ["T-shirt or top", "Trouser", "Pullover"] and len(data.class_names) == 10
+    labels = arrays["train-labels-idx1-ubyte"]
+    names = [f"{label}/{i}" for i in range(6) for label in range(10)]  # the pictures of each class are numbered
+    rest, val = stratified(names, labels, (0.25,), 0)
+    assert len(rest) + len(val) == 60 and set(np.bincount(labels[val])) <= {1, 2}  # 1.5 of each 6 pictures
+    images = {"train": arrays["train-images-idx3-ubyte"][rest], "val": arrays["train-images-idx3-ubyte"][val]}
+    images["test"] = arrays["t10k-images-idx3-ubyte"]
+    for split, expected in images.items():
+        part = data.splits[split]
+        assert len(part.labels) == len(part.paths) == len(expected)
+        for i, picture in enumerate(expected):
+            np.testing.assert_array_equal(part.read(i), np.stack([picture] * 3, axis=-1))
+    assert data.splits["val"].labels.tolist() == labels[val].tolist()
+    assert list(data.splits["val"].paths) == [f"train/{i}" for i in val] and data.splits["test"].paths[3] == "test/3"
+    (batch,) = data.test_dataloader()
+    assert batch["image"].shape == (20, 3, 32, 32) and torch.equal(batch["image"][:, 0], batch["image"][:, 2])
+    assert data.fingerprint != FashionMNIST(str(root), val_fraction=0.25, split_seed=1).fingerprint != ""
+
+
+def test_fashion_mnist_that_cannot_be_had(clothes):
+    root, _ = clothes
+    (root / "FashionMNIST/raw/t10k-labels-idx1-ubyte.gz").write_bytes(b"another file")  # its sum is wrong
+    with pytest.raises(OSError, match=r"Fashion-MNIST can't be had.*t10k-labels(.|\n)*put its four .gz files in .*raw"):
+        FashionMNIST(str(root))
+
+
+@pytest.mark.real
+def test_the_real_fashion_mnist(tmp_path):
+    raw = tmp_path / "FashionMNIST/raw"
+    raw.mkdir(parents=True)
+    for packed in (real_data("fashion-mnist") / "FashionMNIST/raw").glob("*.gz"):
+        (raw / packed.name).symlink_to(packed)
+    data = FashionMNIST(str(tmp_path), val_fraction=0.1, image_size=28)
+    counts = {split: np.bincount(part.labels) for split, part in data.splits.items()}
+    assert np.abs(counts["val"] - 600).max() <= 6  # one for each power of four
+    assert (counts["train"] + counts["val"]).tolist() == [6000] * 10 and counts["test"].tolist() == [1000] * 10
+    # The published mean of the 60,000 training pictures, over the two parts.
+    pixels = np.concatenate([data.splits[split].read.pixels for split in ("train", "val")])
+    assert pixels.mean() / 255 == pytest.approx(0.2860, abs=5e-5)

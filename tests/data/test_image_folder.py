@@ -1,0 +1,134 @@
+"""Which picture comes into which split, and where the sets with a name come from."""
+
+import logging
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_files import paths, real_data, small
+
+from finetune.data import seen
+from finetune.data.datasets import synthetic
+from finetune.data.datasets.image_folder import Hotdog, SampleData
+
+
+def test_a_validation_split_is_a_part_of_train(colours):
+    data = small(colours, val_fraction=0.25)
+    assert data.class_names == ["blue", "green", "red"] and set(data.splits) == {"train", "val", "test"}
+    counts = {split: np.bincount(s.labels) for split, s in data.splits.items()}
+    assert (counts["train"] + counts["val"]).tolist() == [20] * 3 and counts["test"].tolist() == [10] * 3
+    assert np.abs(counts["val"] - 5).max() <= 1  # numbered pictures fall evenly, see test_splits.py
+    both = paths(data, "train") + paths(data, "val")
+    assert len(set(both)) == 60 and all(path.startswith("train/") for path in both)
+    for split, part in data.splits.items():
+        assert [data.class_names[label] for label in part.labels] == [p.split("/")[1] for p in paths(data, split)]
+
+
+def test_the_validation_split_depends_on_its_own_seed_alone(colours, monkeypatch):
+    chosen = paths(small(colours), "val")
+    monkeypatch.setenv("PL_GLOBAL_SEED", "5")
+    assert paths(small(colours), "val") == chosen != paths(small(colours, split_seed=1), "val")
+
+
+def test_class_folders_alone_are_split_in_three(colours):
+    data = small(colours / "train", val_fraction=0.1, test_fraction=0.3)
+    counts = np.array([np.bincount(data.splits[split].labels) for split in ("train", "val", "test")])
+    assert counts.sum(axis=0).tolist() == [20] * 3 and np.abs(counts - [[12], [2], [6]]).max() <= 1
+    assert len({path for split in data.splits for path in paths(data, split)}) == 60
+
+
+def test_a_validation_folder_is_taken_as_it_is(colours, tmp_path):
+    for name, source in ("train", "train"), ("valid", "test"):
+        (tmp_path / name).symlink_to(colours / source)
+    data = small(tmp_path)
+    assert len(data.splits["train"].labels) == 60 and len(data.splits["val"].labels) == 30
+    assert "test" not in data.splits
+    with pytest.raises(ValueError, match="no test split: put pictures in .*/test/CLASS"):
+        data.test_dataloader()
+
+
+def test_class_names_of_a_checkpoint_serve_where_only_test_is_there(colours, tmp_path):
+    (tmp_path / "test").symlink_to(colours / "test")
+    data = small(tmp_path, class_names=["red", "green", "blue"])
+    assert set(data.splits) == {"test"} and data.class_names == ["red", "green", "blue"] and data.fingerprint == ""
+    labels = torch.cat([batch["label"] for batch in data.test_dataloader()])
+    assert torch.bincount(labels).tolist() == [10, 10, 10] and labels[0] == 0  # in the order of the classes: red
+    with pytest.raises(ValueError, match="'green'"):
+        small(tmp_path, class_names=["red", "blue"])
+
+
+def test_the_fingerprint_is_that_of_the_training_part(colours):
+    assert small(colours).fingerprint == small(colours, image_size=32).fingerprint != ""
+    assert small(colours).fingerprint != small(colours, split_seed=1).fingerprint
+
+
+@pytest.mark.parametrize("target", ["nowhere.png", "99.png", None])
+def test_a_file_that_is_gone_is_named_or_skipped(few, tmp_path, monkeypatch, target):
+    """A link to nothing, to itself, and a file that goes between the search and the look at its size."""
+    path = shutil.copytree(few, tmp_path / "few") / "train/red/99.png"
+    (path.parent / "03.png").unlink()
+    (path.parent.parent / "blue/03.png").unlink()
+    path.symlink_to(target or "00.png")
+    if target is None:
+        sizes = seen._sizes
+        monkeypatch.setattr(seen, "_sizes", lambda *a: [path.unlink(missing_ok=True), sizes(*a)][1])
+    with pytest.raises(OSError) as caught:
+        small(tmp_path / "few", val_fraction=0)
+    assert caught.value.filename == str(path) and caught.value.strerror  # which the command line prints in one line
+    if target is None:
+        path.symlink_to("00.png")
+    (batch,) = small(tmp_path / "few", val_fraction=0, on_bad_image="skip").train_dataloader()
+    ((_, error),) = batch["bad"]
+    assert len(batch["label"]) == 14 and str(path) in error
+
+
+def test_an_existing_folder_is_used_whatever_its_origin(colours, monkeypatch):
+    monkeypatch.setattr("finetune.data.datasets.image_folder.fetch_archive", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr("finetune.data.datasets.synthetic.write_sample", lambda *_: pytest.fail("drawn"))
+    for data_class in (Hotdog, SampleData):
+        assert data_class(str(colours)).class_names == ["blue", "green", "red"]
+
+
+def test_a_missing_hotdog_folder_is_fetched(colours, tmp_path, monkeypatch):
+    asked = []
+
+    def fetch(url: str, sha1: str, root: Path) -> None:
+        asked.append((url, sha1))
+        root.symlink_to(colours)
+
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    monkeypatch.setattr("finetune.data.datasets.image_folder.fetch_archive", fetch)
+    assert len(Hotdog().splits["test"].labels) == 30
+    assert len(Hotdog().splits["test"].labels) == 30  # now it is there
+    assert Path("data/hotdog").is_symlink()
+    ((url, sha1),) = asked
+    assert url.endswith("/hotdog.zip") and sha1 == "fba480ffa8aa7e0febbb511d181409f899b9baa5"  # the book's
+
+
+@pytest.mark.parametrize(("task", "num_classes"), [("source", 8), ("target", 2)])
+def test_a_missing_sample_folder_is_drawn(tmp_path, monkeypatch, task, num_classes):
+    counts = {"train": 2, "val": 1, "test": 1}
+    monkeypatch.setattr("finetune.data.datasets.synthetic.write_sample", partial(synthetic.write_sample, counts=counts))
+    data = SampleData(str(tmp_path / task))
+    assert {split: len(part.labels) for split, part in data.splits.items()} == {
+        split: num * num_classes for split, num in counts.items()
+    }
+    with pytest.raises(ValueError, match="called source or target"):
+        SampleData(str(tmp_path / "other"))
+
+
+@pytest.mark.real
+def test_the_real_hotdog_folder(caplog):
+    with caplog.at_level(logging.WARNING):
+        data = Hotdog(str(real_data("hotdog")), val_fraction=0.1, image_size=64, num_workers=0)
+    assert data.class_names == ["hotdog", "not-hotdog"] and not caplog.records
+    counts = {split: np.bincount(part.labels).tolist() for split, part in data.splits.items()}
+    assert counts["test"] == [400, 400] and np.abs(np.subtract(counts["train"], 900)).max() <= 2
+    assert np.add(counts["train"], counts["val"]).tolist() == [1000, 1000]
+    batch = next(iter(data.train_dataloader()))
+    assert batch["image"].shape == (64, 3, 64, 64) and batch["bad"] == []
+    assert batch["image"].float().mean(dim=(0, 2, 3)).argmax() == 0  # food is red
