@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from colours import draw_colours
 
 torch.set_num_threads(1)  # the pictures are tiny: more threads only cost time
@@ -36,3 +37,11 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     yield lambda *arguments: run([str(argument) for argument in arguments])
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """A process group in this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

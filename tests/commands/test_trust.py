@@ -147,12 +147,6 @@ def test_objects_among_the_settings_are_never_unpickled(fitted, tmp_path, monkey
     assert (tmp_path / "unpickled").exists()
 
 
-def test_tensors_are_no_settings(fitted, tmp_path):
-    ckpt = altered(fitted, tmp_path / "a.ckpt", "datamodule_hyper_parameters", {"root": torch.zeros(1)})
-    with pytest.raises(ValueError, match="its datamodule_hyper_parameters hold Tensor"):
-        predict(ckpt, fitted)
-
-
 def test_what_the_user_names_is_imported(fitted, tmp_path, monkeypatch, has_run):
     monkeypatch.chdir(tmp_path)
     predict(fitted / "good.ckpt", fitted)  # ours, with albumentations' transforms

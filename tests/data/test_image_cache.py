@@ -32,7 +32,6 @@ from finetune.data.image_cache import CachedReader, cache_dir, cached_readers, p
 from finetune.data.readers import FileReader, PathList
 from finetune.data.samplers import num_reads
 from finetune.data.transforms import eval_transform
-from finetune.system.files import one_at_a_time
 
 
 @pytest.fixture(autouse=True)
@@ -403,19 +402,6 @@ def test_of_several_ranks_one_builds_and_all_read(root, tmp_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_who_waits_for_another_is_told(tmp_path):
-    with one_at_a_time(tmp_path / "x") as has_waited:
-        assert not has_waited
-        code = (
-            "from pathlib import Path; from finetune.system.files import one_at_a_time as o\nprint('up', flush=True)\n"
-        )
-        code += f"with o(Path({str(tmp_path / 'x')!r})) as w: print(w)"
-        process = subprocess.Popen([os.sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "up\n"
-        time.sleep(0.5)
-    assert process.communicate(timeout=60)[0] == "True\n"
-
-
 def test_workers_share_one_copy(root):
     reader = data_module(root, cached=True).splits["train"].read
     content = pickle.dumps(reader)  # for a spawned worker
@@ -441,60 +427,12 @@ def test_the_index_of_a_data_set_takes_at_most_200_bytes_a_picture(tmp_path, mon
     assert 60 < num_bytes < 100  # beside 16 of the mapped file; measured: 75
 
 
-# The command
-
-
-def test_list_and_remove(root, cli, folder, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setenv("FINETUNE_CACHE", str(folder))
-    cli("cache")
-    assert f"no caches in {folder}" in " ".join(capsys.readouterr().out.split())
-    paths = files_of(root)["train"].paths
-    for shorter_side in (None, 30):
-        cached_readers({"train": FileReader(paths, shorter_side)}, root, 1, build=True)
-    (folder / "other.txt").write_text("not ours")
-    (folder / ".x.pictures.1234.tmp").write_text("half a cache")
-    (folder / ".x.features.1234-0.tmp").write_text("half a cache")
-    (folder / "kept.features").write_text("some")
-    (folder / "kept.activations").write_text("what an earlier version called them")
-    (folder / ".x.activations.1234-0.tmp").write_text("half a cache")
-    first, second = (path.stem for path in caches())
-    os.utime(folder / f"{first}.pictures", (0, time.mktime((2020, 2, 3, 4, 5, 0, 0, 0, -1))))
-    damage(folder / f"{second}.pictures", "half")
-    cli("cache")
-    shown = [line.split("│") for line in capsys.readouterr().out.splitlines()]
-    rows = {row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in shown if len(row) > 2}
-    assert rows[first] == [f"24 pictures of {root}", "0.00 GB", "2020-02-03 04:05"]
-    assert rows[second][0] == "damaged pictures" and rows["kept"][0] == rows["kept.activations"][0] == "features"
-    with pytest.raises(ValueError, match="there is no cache 'third'"):
-        cli("cache", "--remove", "third")
-    cli("cache", "--remove", first)
-    assert [path.stem for path in caches()] == [second]
-    cli("cache", "--remove", "all")
-    assert os.listdir(folder) == ["other.txt"]
-
-
 def test_use_is_remembered(root):
     cached_readers(files_of(root), root, 1, build=True)
     (path,) = caches()
     os.utime(path, (0, 0))
     cached_readers(files_of(root), root, 1, build=False)
     assert time.time() - path.stat().st_mtime < 100
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"FINETUNE_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
-        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/finetune"),
-        ({"XDG_CACHE_HOME": "", "HOME": "/c"}, "/c/.cache/finetune"),
-    ],
-)
-def test_where_caches_lie(monkeypatch, variables, expected):
-    monkeypatch.delenv("FINETUNE_CACHE")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert cache_dir() == Path(expected)
 
 
 # Smaller pictures

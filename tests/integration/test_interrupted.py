@@ -224,16 +224,6 @@ def test_the_config_of_averaging_is_read_again(cli, colours, tmp_path):
     cli("fit", "--config", config, "--trainer.max_epochs", 1)
 
 
-def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
-    with pytest.raises(ValueError, match=r"the frozen ones too: leave it out, or model\.freeze"):
-        trained(cli, colours, tmp_path, None, *AVERAGED, "--model.freeze_batch_norm", "true")
-    with pytest.raises(ValueError, match="needs batch norm, which lenet has not"):
-        trained(cli, colours, tmp_path, None, *AVERAGED, "--model.backbone", "lenet", "--data.image_size", "28")
-    with pytest.raises(ValueError, match="other weights than best.ckpt holds with WeightAveraging"):
-        trained(cli, colours, tmp_path, None, *callback("EMAWeightAveraging"))
-    assert not (tmp_path / "fit").exists()
-
-
 @pytest.mark.parametrize("extra", [(), OFTEN_VALIDATED])
 def test_a_plateau_is_noticed_once_an_epoch_wherever_validation_falls(whole, extra):
     (checkpoint, _), _ = last(whole(*PLATEAU, *extra)[0]), None

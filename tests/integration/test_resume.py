@@ -3,14 +3,11 @@
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from colours import draw_colours
 from paths import ROOT
-
-from finetune.runs.lightning_callbacks import ended_by
 
 EVERYTHING = ("weights", "optimizer", "scheduler", "loops", "metrics")
 STEPS_PER_EPOCH = 7
@@ -69,28 +66,3 @@ def test_dropout_needs_no_generator_state(results):
 
 def test_a_finished_run_says_so(results):
     assert results["reference1"]["again"] == [0]
-
-
-def trainer_with(**limits: Any) -> Any:
-    return SimpleNamespace(**{"max_epochs": None, "max_steps": -1, "callbacks": [], **limits})
-
-
-@pytest.mark.parametrize(
-    ("max_epochs", "max_steps", "finished"),
-    [
-        (3, -1, True),
-        (2, -1, True),
-        (4, -1, False),
-        (None, -1, False),
-        (-1, -1, False),
-        (4, 30, True),
-        (4, 29, True),
-        (4, 31, False),
-        (None, 30, True),
-        (3, 1000, True),
-    ],
-)
-def test_finished_by_epochs_or_by_steps(max_epochs, max_steps, finished):
-    progress = {"total": {}, "current": {"ready": 3, "started": 3, "processed": 3, "completed": 2}}
-    checkpoint = {"loops": {"fit_loop": {"epoch_progress": progress}}, "global_step": 30}
-    assert bool(ended_by(checkpoint, trainer_with(max_epochs=max_epochs, max_steps=max_steps))) == finished

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,10 +16,7 @@ from scenario_results import distance, draw_scenarios, load
 from sharding_scenarios import NUM_EVALUATED, ON_THREE
 
 from finetune import Classifier
-from finetune.distributed.mesh_strategy import shard
-from finetune.models.backbones import build
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.system.messages import WrongUsage
 
 SCENARIOS = ("small", "balanced", "frozen_stages", "batch_norm_uneven", "bad_batches", "noisy", "probe")
 MESHES = ("(2, 1)", "(1, 2)")  # the batch shared out and every weight sharded; the head cut in two
@@ -101,12 +97,6 @@ def test_going_on_from_it_ends_as_one_device_does(results, mesh):
         assert distance(alone["resumed"], load(results[2], f"checkpoint_{mesh}", rank)["resumed"]) <= 1e-10
 
 
-def test_classes_that_two_axes_cannot_share_are_refused():
-    axes = {"data_parallel": Mock(size=lambda: 2), "tensor_parallel": Mock(size=lambda: 2)}
-    with pytest.raises(ValueError, match=r"3 classes can't be shared out evenly on a mesh of 2 x 2: give one axis"):
-        shard(build("small_cnn", 3), axes)
-
-
 def test_the_command_line_spreads_the_head_and_one_device_tests_it(cli, colours, tmp_path, capfd):
     command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
     mesh = ["--trainer.strategy", "model_parallel", "--trainer.devices", "2"]
@@ -119,28 +109,3 @@ def test_the_command_line_spreads_the_head_and_one_device_tests_it(cli, colours,
     capfd.readouterr()
     cli("test", "--ckpt_path", best, "--data.num_workers", "0", "--trainer.accelerator", "cpu")
     assert accuracy in capfd.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--trainer.strategy.tensor_parallel_size", "2"], "multiplied should equal the world size"),
-        (["--trainer.gradient_clip_val", "1"], "gradient_clip_val can't be had"),
-    ],
-)
-def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, message):
-    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
-    mesh = ["--trainer.strategy", "finetune.MeshStrategy", "--trainer.strategy.data_parallel_size", "1"]
-    sizes = ["--trainer.strategy.tensor_parallel_size", "1"]
-    done = subprocess.run(
-        [*command, *mesh, *sizes, "--trainer.devices", "1", *options], cwd=tmp_path, capture_output=True, text=True
-    )
-    *before, line = done.stderr.splitlines()
-    assert done.returncode == 2 and line.startswith("finetune: error: ") and message in line, done.stderr
-    assert all(told.startswith(("pictures: ", "network: ", "training: ")) for told in before), done.stderr
-
-
-def test_lightnings_own_strategy_is_refused_for_ours(cli, colours):
-    strategy = "pytorch_lightning.strategies.ModelParallelStrategy"
-    with pytest.raises(WrongUsage, match=r"take model_parallel or finetune\.MeshStrategy"):
-        cli("fit", "--data.root", colours, *QUICK, "--trainer.strategy.class_path", strategy)

@@ -1,4 +1,4 @@
-"""Bytes sent, worked out by hand; test_model_parallel.py holds the formulas against what is really sent."""
+"""Bytes sent, worked out by hand; test_pipeline.py and test_tensor_parallel.py count what is really sent."""
 
 import torch
 from networks import subnets

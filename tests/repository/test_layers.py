@@ -49,3 +49,19 @@ def test_each_file_of_tests_lies_with_what_it_is_about():
     for path in (ROOT / "tests").rglob("test_*.py"):
         assert path.parent.name in packages | others, path
     assert not Counter(path.name for path in (ROOT / "tests").rglob("test_*.py")).most_common(1)[0][1] > 1
+
+
+# Modules whose tests lie elsewhere, and why.
+ELSEWHERE = {
+    "cli.py": "integration/test_cli.py",  # where all packages come together
+    "commands/demo.py": "integration/test_demo.py",  # the whole job, command after command
+    "runs/resume.py": "integration/test_resume.py",  # whether a run goes on shows in runs that were killed
+    "data/limits.py": "data/test_decode.py",  # two numbers, which the decoder holds to
+}
+
+
+@pytest.mark.parametrize("module", [path.relative_to(PACKAGE).as_posix() for path in MODULES])
+def test_each_module_has_its_tests(module):
+    package, _, name = module.partition("/")
+    tests = ELSEWHERE.get(module, f"{package}/test_{name.rpartition('/')[2]}")  # data/datasets/ has them in data/
+    assert (ROOT / "tests" / tests).exists()

@@ -7,7 +7,7 @@ import pytest
 from tiny_module import QUIET, Tiny, loader, trainer
 
 from finetune.runs.folder import Run
-from finetune.runs.results import Results
+from finetune.runs.results import Results, write_results
 
 pytestmark = QUIET
 
@@ -41,3 +41,9 @@ def test_only_the_first_device_reports(tmp_path, capsys):
     run.choose()
     Results(run).on_test_end(SimpleNamespace(is_global_zero=False), Tiny())
     assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []
+
+
+def test_results_are_json(tmp_path):
+    results = {"test/accuracy": 0.9375, "class_names": ["größe", "b"], "confusion_matrix": [[1, 0], [0, 2]]}
+    write_results(tmp_path / "test.json", results)
+    assert json.loads((tmp_path / "test.json").read_text()) == results

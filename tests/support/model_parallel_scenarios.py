@@ -1,9 +1,12 @@
-"""What test_model_parallel.py runs in 2 and 3 processes: `python model_parallel_scenarios.py OUT`.
+"""What test_pipeline.py and test_tensor_parallel.py run in 2 and 3 processes, and what one device makes of it.
+
+`python model_parallel_scenarios.py OUT pipeline` or `tensor_parallel`.
 
 Each scenario leaves its result in OUT/<name>_<rank>.pt. All share one process group, since starting costs seconds.
 """
 
 import copy
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +34,10 @@ from finetune.parity.pipeline import Pipeline, layers, partition
 Batches = list[tuple[Tensor, Tensor]]
 Task = tuple[nn.Module, Batches, float]  # a network, what it learns from, the learning rate
 NUM_CLASSES = 100_000
+# Rounding over 10 steps in float64: far above what was measured (3e-15 at most), far below any mistake.
+TOLERANCE = 1e-10
+# Wrong variants differ by more than this (4e-2 at least was measured).
+WRONG = 1e-4
 
 
 def train(
@@ -93,6 +100,35 @@ def resnet_task(is_batch_norm_trained: bool = False) -> Task:
     if is_batch_norm_trained:
         return network, batches[:3], 1e-3  # three steps are enough to see what is wrong
     return network.eval(), batches, 1e-3
+
+
+TASKS = {
+    "subnets": linear_task,
+    "mlp": mlp_task,
+    "convolution": convolution_task,
+    "resnet": resnet_task,
+    "trained": partial(resnet_task, is_batch_norm_trained=True),
+    "huge": partial(mlp_task, NUM_CLASSES, batch_size=3),
+}
+
+
+@functools.cache
+def alone(task: str) -> tuple[dict[str, Tensor], list[float]]:
+    """Weights and losses of one device."""
+    network, batches, lr = TASKS[task]()
+    losses = []
+
+    def step(x: Tensor, y: Tensor) -> None:
+        loss = F.cross_entropy(network(x), y)
+        loss.backward()
+        losses.append(loss.item())
+
+    train(step, network.parameters(), batches, lr)
+    return network.state_dict(), losses
+
+
+def load(folder: Path, name: str, rank: int) -> Any:
+    return torch.load(folder / f"{name}_{rank}.pt", weights_only=True)
 
 
 def pipelined(task: Task, schedule: str, num_micro_batches: int, loss: Callable = F.cross_entropy) -> dict[str, Any]:
@@ -213,6 +249,7 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (k,))
     linear, resnet, mlp = linear_task(), resnet_task(), mlp_task()
     convolution, huge = convolution_task(), mlp_task(NUM_CLASSES, batch_size=3)
+    trained_norm = resnet_task(is_batch_norm_trained=True)
 
     def all_linear(network: nn.Module) -> nn.Module:
         return shard_linear(network, linear_names(network), mesh)
@@ -220,24 +257,27 @@ def main() -> None:
     def head(network: nn.Module) -> nn.Module:
         return shard_head(network, mesh)
 
-    scenarios: dict[str, Callable[[], Any]] = {
+    pipeline: dict[str, Callable[[], Any]] = {
         "subnets_gpipe": lambda: pipelined(linear, "gpipe", 4),
         "subnets_1f1b": lambda: pipelined(linear, "1f1b", 4),
         "resnet": lambda: pipelined(resnet, "gpipe" if k == 2 else "1f1b", 3),
+        "refused": refused,
+    }
+    pipeline_of_two: dict[str, Callable[[], Any]] = {
+        "trained_norm_whole": lambda: pipelined(trained_norm, "gpipe", 1),
+        "control_trained_norm": lambda: pipelined(trained_norm, "gpipe", 3),
+        "control_sum": lambda: pipelined(linear, "gpipe", 4, lambda *pair: 4 * F.cross_entropy(*pair)),
+    }
+    spread: dict[str, Callable[[], Any]] = {
         "subnets_linear": lambda: sharded(linear, ["0", "2", "4"], all_linear),
         "mlp_linear": lambda: sharded(mlp, ["0", "2"], all_linear),
         "convolution_head": lambda: sharded(convolution, ["4"], head),
         "huge_head": lambda: sharded(huge, ["2"], head),
-        "refused": refused,
     }
+    spread_over_two = {"control_forgotten_reduction": forgotten_reduction}
+    scenarios = pipeline if sys.argv[2] == "pipeline" else spread
     if k == 2:
-        trained_norm = resnet_task(is_batch_norm_trained=True)
-        scenarios |= {
-            "trained_norm_whole": lambda: pipelined(trained_norm, "gpipe", 1),
-            "control_trained_norm": lambda: pipelined(trained_norm, "gpipe", 3),
-            "control_sum": lambda: pipelined(linear, "gpipe", 4, lambda *pair: 4 * F.cross_entropy(*pair)),
-            "control_forgotten_reduction": forgotten_reduction,
-        }
+        scenarios |= pipeline_of_two if sys.argv[2] == "pipeline" else spread_over_two
     for name, scenario in scenarios.items():
         torch.save(scenario(), out / f"{name}_{dist.get_rank()}.pt")
     dist.destroy_process_group()
@@ -245,9 +285,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-# Rounding over 10 steps in float64: far above what was measured (3e-15 at most), far below any mistake.
-TOLERANCE = 1e-10
-# Wrong variants differ by more than this (4e-2 at least was measured).
-WRONG = 1e-4

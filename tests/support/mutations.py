@@ -125,14 +125,14 @@ MUTATIONS = [
         "commands/fit.py",
         "ckpt_path=best, verbose=False",
         'ckpt_path=run.checkpoint("last"), verbose=False',
-        "tests/commands/test_lightning_cli.py -k best",
+        "tests/commands/test_fit.py -k best",
     ),
     Mutation(
         "no file is unpickled: checkpoints",
         "models/safe_load.py",
         "weights_only=True",
         "weights_only=False",
-        "tests/runs/test_checkpoint_io.py tests/commands/test_trust.py",
+        "tests/models/test_safe_load.py tests/commands/test_trust.py",
     ),
     Mutation(
         "no file is unpickled: weights",

@@ -1,4 +1,4 @@
-"""Where caches lie and what decides about their names; the command is tested in test_image_cache.py, on real caches."""
+"""Where caches lie and what decides about their names; the command is tested in test_cache.py, on real caches."""
 
 import os
 import time

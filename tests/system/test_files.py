@@ -1,12 +1,15 @@
-"""Files that a command writes at its end."""
+"""Files that are the old or the new one, whole, whatever happens; and one process at a time to make them."""
 
+import errno
 import os
 import stat
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from finetune.system.files import check_target, replacing
+from finetune.system.files import check_target, link, one_at_a_time, replace_text, replacing
 from finetune.system.messages import WrongUsage
 
 
@@ -60,3 +63,51 @@ def test_replaced_at_once_or_not_at_all(tmp_path):
         raise KeyboardInterrupt
     assert target.read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_text_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    replace_text(path, "größe: 1\n")
+    replace_text(path, "größe: 2\n")
+    assert path.read_bytes() == "größe: 2\n".encode()
+    write = Path.write_text
+
+    def full(self: Path, text: str, **options) -> int:
+        write(self, text[: len(text) // 2], **options)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_text(path, "größe: 3\n")
+    assert os.listdir(tmp_path) == ["config.yaml"] and path.read_bytes() == "größe: 2\n".encode()
+
+
+@pytest.mark.parametrize("can_link", [True, False])
+def test_linked_is_the_same_whatever_was_there(tmp_path, monkeypatch, can_link):
+    source, target = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    source.write_bytes(b"new")
+    target.write_bytes(b"old")
+    (tmp_path / f".best.ckpt.{os.getpid()}.tmp").write_bytes(b"of an earlier process with this number")
+    if not can_link:
+
+        def refuse(*_) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+    link(source, target)
+    assert target.read_bytes() == b"new" and os.path.samefile(source, target) == can_link
+    link(source, target)  # again, as after an epoch that wrote nothing new
+    assert sorted(os.listdir(tmp_path)) == ["best.ckpt", "last.ckpt"]
+
+
+def test_who_waits_for_another_is_told(tmp_path):
+    with one_at_a_time(tmp_path / "x") as has_waited:
+        assert not has_waited
+        code = (
+            "from pathlib import Path; from finetune.system.files import one_at_a_time as o\nprint('up', flush=True)\n"
+        )
+        code += f"with o(Path({str(tmp_path / 'x')!r})) as w: print(w)"
+        process = subprocess.Popen([os.sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "up\n"
+        time.sleep(0.5)
+    assert process.communicate(timeout=60)[0] == "True\n"

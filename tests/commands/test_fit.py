@@ -1,0 +1,116 @@
+"""How a fit begins and ends: which checkpoint it goes on from, which it tests, what it says where nothing is left."""
+
+import json
+import os
+from unittest.mock import patch
+
+import pytest
+import torch
+from colours import QUICK
+
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.metrics_csv import read_metrics
+from finetune.runs.model_checkpoint import Checkpoints
+
+
+def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
+    """Here that of the first epoch of three; the control: the last one's result is another."""
+    original = Checkpoints.on_validation_end
+
+    def then_nothing_is_better(self, trainer, pl_module):
+        original(self, trainer, pl_module)
+        self.best_score = (2.0, 0.0)
+
+    with patch.object(Checkpoints, "on_validation_end", then_nothing_is_better):
+        cli("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3)
+    folder = tmp_path / "runs/fit/version_0"
+    assert [read_checkpoint(folder / f"checkpoints/{name}.ckpt")["epoch"] for name in ("best", "last")] == [0, 2]
+    tested = {}
+    for i, name in enumerate(("best", "last")):
+        options = ["--data.num_workers", 0, "--trainer.accelerator", "cpu"]
+        cli("test", "--ckpt_path", folder / f"checkpoints/{name}.ckpt", *options)
+        tested[name] = json.loads((tmp_path / f"runs/test/version_{i}/test.json").read_text())["test/loss"]
+    result = json.loads((folder / "test.json").read_text())
+    assert result["test/loss"] == tested["best"] != tested["last"]
+    assert result["checkpoint"].endswith("best.ckpt")
+
+
+def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
+    cli(*fit)
+    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    with pytest.raises(ValueError, match=r"last\.ckpt leaves nothing to train, with trainer\.max_epochs 1: raise"):
+        cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")
+    assert not (tmp_path / "runs/fit/version_1").exists()
+    cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt", "--trainer.max_epochs", 2)
+    for epochs in (2, 3):  # as it began, and gone on with
+        run = tmp_path / "runs/fit/version_1"
+        checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+        assert checkpoint["finetune"]["began_from"] == str(last)
+        assert (run / "config.yaml").read_text().startswith(f"# It began from {last}\n")
+        if epochs == 2:
+            cli(*fit, "--resume", "--trainer.max_epochs", 3)
+    assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
+    cli("fit", "--config", run / "config.yaml", "--trainer.max_epochs", 1)
+    again = tmp_path / "runs/fit/version_2"
+    assert "It began from" not in (again / "config.yaml").read_text()
+    weights = [
+        torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (last.parents[1], again)
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tmp_path, caplog):
+    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false", "--resume"]
+    cli(*fit)
+    (tmp_path / "runs/fit/version_1").mkdir()
+    with caplog.at_level("INFO", "finetune"):
+        cli(*fit)
+    assert "version_0 is finished, with trainer.max_epochs 1, and runs/fit/version_1 ended before its" in caplog.text
+    assert caplog.text.count("nothing to go on with") == 1  # the first run
+    assert (tmp_path / "runs/fit/version_2/checkpoints/last.ckpt").exists()
+
+
+def test_a_prolonged_run_is_tested_again(colours, cli, tmp_path):
+    fit = ["fit", "--resume", "--data.root", colours, *QUICK]
+    cli(*fit)
+    results = tmp_path / "runs/fit/version_0/test.json"
+    results.write_text("of the best after one epoch")
+    cli(*fit)  # finished: nothing is done
+    assert results.read_text() == "of the best after one epoch"
+    best = tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"
+    os.utime(best, (results.stat().st_mtime + 1,) * 2)  # as if the run had been prolonged, and killed before its test
+    cli(*fit)
+    assert "test/accuracy" in results.read_text()
+
+
+def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICK, "--data.val_fraction", "0", "--trainer.max_epochs", 2]
+    cli(*fit, "--test_after_fit", "false")
+    run = tmp_path / "runs/fit/version_0"
+    best, last = run / "checkpoints/best.ckpt", run / "checkpoints/last.ckpt"
+    best.unlink()  # as after the first epoch, and killed between the two files at the end of the second
+    other = ["--trainer.default_root_dir", "other"]
+    cli(*fit[:-1], 1, *other, "--test_after_fit", "false")
+    best.write_bytes((tmp_path / "other/fit/version_0/checkpoints/best.ckpt").read_bytes())
+    os.utime(best, (last.stat().st_mtime - 9,) * 2)
+    cli(*fit, "--resume")
+    assert read_checkpoint(best)["global_step"] == read_checkpoint(last)["global_step"]
+    (row,) = [row for row in read_metrics(run / "metrics.csv") if row.get("test/loss")]
+    cli(*fit, *other)
+    (whole,) = [row for row in read_metrics("other/fit/version_1/metrics.csv") if row.get("test/loss")]
+    assert (row["step"], row["epoch"], row["test/loss"]) == (whole["step"], whole["epoch"], whole["test/loss"])
+    cli(*fit[:-1], 3, "--resume")
+    (row,) = [row for row in read_metrics(run / "metrics.csv") if row.get("test/loss")]  # that of before is gone
+    assert int(row["step"]) == read_checkpoint(last)["global_step"]
+
+
+def test_a_run_that_ends_before_its_first_step_is_told(colours, cli):
+    with pytest.raises(ValueError, match=r"nothing was trained in .*version_0: a limit ended it before its first step"):
+        cli("fit", "--data.root", colours, *QUICK, "--trainer.max_time", "00:00:00:00")
+
+
+def test_a_checkpoint_that_is_not_there_is_told_before_there_is_a_run(colours, cli, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nope.ckpt"):
+        cli("fit", "--data.root", colours, *QUICK, "--ckpt_path", "nope.ckpt")
+    assert not (tmp_path / "runs").exists()

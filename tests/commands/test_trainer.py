@@ -1,0 +1,71 @@
+"""What a Trainer is given besides what the user said, and what of that can't be had."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import pytorch_lightning as pl
+from colours import QUICK
+from pytorch_lightning.callbacks import ModelSummary, ProgressBar, TQDMProgressBar
+from pytorch_lightning.plugins.environments import SLURMEnvironment
+
+from finetune.commands.lightning_cli import run_lightning
+from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.model_checkpoint import Checkpoints
+from finetune.system.messages import WrongUsage
+from finetune.training.progress_bar import PicturesBar
+
+
+def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):
+    for name, value in {"NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_ID": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(SLURMEnvironment, "detect", staticmethod(lambda: True))
+    trainer = run_lightning(["fit", "--data.root", str(colours), *QUICK]).trainer
+    environment = trainer._accelerator_connector.cluster_environment
+    assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
+
+
+def test_batch_norm_is_synchronised_once(colours, cli):
+    with pytest.raises(WrongUsage, match=r"leave trainer\.sync_batchnorm out"):
+        cli("fit", "--data.root", colours, *QUICK, "--trainer.sync_batchnorm", "true")
+
+
+def test_lightnings_own_strategy_is_refused_for_ours(cli, colours):
+    strategy = "pytorch_lightning.strategies.ModelParallelStrategy"
+    with pytest.raises(WrongUsage, match=r"take model_parallel or finetune\.MeshStrategy"):
+        cli("fit", "--data.root", colours, *QUICK, "--trainer.strategy.class_path", strategy)
+
+
+def made(colours: Path, *options: str) -> pl.Trainer:
+    """The Trainer of a fit that does not begin."""
+    with patch("finetune.commands.lightning_cli.fit"):
+        return run_lightning(["fit", "--data.root", str(colours), *QUICK, *options]).trainer
+
+
+def test_callbacks_and_loggers_of_the_user_stand_beside_ours(colours, cli):
+    own = ["--trainer.callbacks", "[{class_path: pytorch_lightning.callbacks.ModelSummary}]"]
+    kinds = [type(callback) for callback in made(colours, *own, "--trainer.logger", "false").callbacks]
+    assert kinds.count(ModelSummary) == kinds.count(PicturesBar) == 1 and kinds[-1] is Checkpoints  # which is last
+    for logger in ("true", "false"):
+        assert [type(one) for one in made(colours, "--trainer.logger", logger).loggers] == [MetricsCSV]
+
+
+@pytest.mark.parametrize(
+    ("options", "bars"),
+    [
+        (["--trainer.callbacks+=pytorch_lightning.callbacks.TQDMProgressBar"], [TQDMProgressBar]),
+        (["--trainer.enable_progress_bar", "false"], []),
+        ([], [PicturesBar]),
+    ],
+)
+def test_one_progress_bar_at_most(colours, cli, options, bars):
+    shown = [callback for callback in made(colours, *options).callbacks if isinstance(callback, ProgressBar)]
+    assert [type(bar) for bar in shown] == bars
+
+
+def test_steps_end_a_run_as_epochs_do(colours, cli):
+    """Lightning would take an ended epoch for one to go on with, and lose its successor on resume."""
+    trainer = made(colours, "--trainer.max_steps", "3")
+    assert trainer.max_steps == 3 and not trainer.fit_loop._iteration_based_training()
+    plain = pl.Trainer(max_steps=3, accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert plain.fit_loop._iteration_based_training()  # the control

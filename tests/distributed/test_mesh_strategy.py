@@ -1,0 +1,65 @@
+"""What a mesh can't do, told in a line, and values written into parameters that are spread or whole."""
+
+import subprocess
+import sys
+from unittest.mock import Mock
+
+import pytest
+import torch
+from colours import QUICK
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from finetune.distributed.mesh_strategy import assign, shard
+from finetune.distributed.tensor_parallel import shard_head
+from finetune.models.backbones import build
+
+
+def test_classes_that_two_axes_cannot_share_are_refused():
+    axes = {"data_parallel": Mock(size=lambda: 2), "tensor_parallel": Mock(size=lambda: 2)}
+    with pytest.raises(ValueError, match=r"3 classes can't be shared out evenly on a mesh of 2 x 2: give one axis"):
+        shard(build("small_cnn", 3), axes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer.strategy.tensor_parallel_size", "2"], "multiplied should equal the world size"),
+        (["--trainer.gradient_clip_val", "1"], "gradient_clip_val can't be had"),
+    ],
+)
+def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, message):
+    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
+    mesh = ["--trainer.strategy", "finetune.MeshStrategy", "--trainer.strategy.data_parallel_size", "1"]
+    sizes = ["--trainer.strategy.tensor_parallel_size", "1"]
+    done = subprocess.run(
+        [*command, *mesh, *sizes, "--trainer.devices", "1", *options], cwd=tmp_path, capture_output=True, text=True
+    )
+    *before, line = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith("finetune: error: ") and message in line, done.stderr
+    assert all(told.startswith(("pictures: ", "network: ", "training: ")) for told in before), done.stderr
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_a_value_is_written_into_a_parameter_in_its_own_type_and_place(group_of_one, is_spread):
+    mesh = init_device_mesh("cpu", (1,))
+    own = torch.zeros(4, 3, dtype=torch.float64)
+    parameter = torch.nn.Parameter(distribute_tensor(own, mesh, [Shard(0)]) if is_spread else own)
+    value = torch.arange(12, dtype=torch.float32).reshape(4, 3)
+    with torch.no_grad():
+        assign(parameter, value)
+    whole = parameter.full_tensor() if is_spread else parameter
+    assert whole.dtype == torch.float64 and torch.equal(whole, value.double())
+    assert isinstance(parameter, DTensor) == is_spread
+
+
+def test_on_one_device_nothing_is_spread(group_of_one):
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    network = build("small_cnn", 3)
+    before = {name: id(parameter) for name, parameter in network.named_parameters()}
+    shard(network, mesh)
+    assert {name: id(parameter) for name, parameter in network.named_parameters()} == before
+    shard_head(network, mesh["tensor_parallel"])  # the control: this is what would have been done
+    spread = {name: id(parameter) for name, parameter in network.named_parameters()}
+    shard(network, mesh)  # once spread, nothing happens
+    assert {name: id(parameter) for name, parameter in network.named_parameters()} == spread != before

@@ -1,0 +1,108 @@
+"""Linear layers spread over 2 and 3 processes, held against one device, beside a wrong variant."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+from model_parallel_scenarios import (
+    NUM_CLASSES,
+    TASKS,
+    TOLERANCE,
+    WRONG,
+    alone,
+    convolution_task,
+    linear_task,
+    load,
+    mean_loss,
+    mlp_task,
+    train,
+)
+from networks import subnets
+from processes import launch
+from scenario_results import distance
+from torch.distributed.device_mesh import init_device_mesh
+
+from finetune.distributed.tensor_parallel import shard_head
+from finetune.parity.communication_volume import linear_bytes
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders with what the scenarios left, by number of processes."""
+    root = tmp_path_factory.mktemp("tensor_parallel")
+    return {k: launch("model_parallel_scenarios.py", root / f"world{k}", k, "tensor_parallel") for k in (2, 3)}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    "scenario",
+    ["subnets_linear", "mlp_linear", "convolution_head", "huge_head"],
+)
+def test_weights_are_those_of_one_device(results, scenario, world_size):
+    weights, _ = alone(scenario.split("_")[0])
+    for rank in range(world_size):  # every rank, not only the first
+        assert distance(weights, load(results[world_size], scenario, rank)["weights"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("task", ["mlp", "convolution", "huge"])
+def test_training_moved_the_weights(task):
+    # else the comparison above would hold for networks that never learned
+    network, _, _ = TASKS[task]()
+    assert distance(network.state_dict(), alone(task)[0]) > 1e-3
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    ("scenario", "num_classes", "num_inputs"), [("convolution", 10, 54), ("huge", NUM_CLASSES, 35)]
+)
+def test_each_device_holds_its_part_of_the_head(results, scenario, num_classes, num_inputs, world_size):
+    rows = math.ceil(num_classes / world_size)
+    for rank in range(world_size):
+        result = load(results[world_size], f"{scenario}_head", rank)
+        own = min(rows, num_classes - rank * rows)  # as torch.chunk: 4, 4 and 2 of 10
+        ((weight, bias, *learned),) = result["held"].values()
+        # Values, gradients and momentum; in memory no more than an equal share, in float64.
+        for shape, num_bytes in (weight, *learned[::2]):
+            assert shape == (own, num_inputs)
+            assert num_bytes <= rows * num_inputs * 8
+        for shape, num_bytes in (bias, *learned[1::2]):
+            assert shape == (own,)
+            assert num_bytes <= rows * 8
+        assert result["logits"][:2] == ("Tensor", (12 if scenario == "convolution" else 3, num_classes))
+
+
+def test_a_gradient_that_is_not_summed_is_caught(results):
+    network, batches, lr = mlp_task(num_classes=6)
+    train(partial(mean_loss, network), network.parameters(), batches, lr)
+    weights = {name: value for name, value in network.state_dict().items() if name.startswith("0")}
+    assert distance(weights, load(results[2], "control_forgotten_reduction", 0)) > WRONG
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    ("scenario", "task", "names"),
+    [
+        ("subnets_linear", linear_task, ["0", "2", "4"]),
+        ("mlp_linear", mlp_task, ["0", "2"]),
+        ("convolution_head", convolution_task, ["4"]),
+    ],
+)
+def test_linear_layers_send_what_is_computed(results, scenario, task, names, world_size):
+    network, batches, _ = task()
+    x, _ = batches[0]
+    for rank in range(world_size):
+        sent = 0
+        for name, num_bytes in load(results[world_size], scenario, rank)["collectives"]:
+            if name == "all_reduce":
+                sent += 2 * (world_size - 1) * num_bytes // world_size
+            else:
+                assert name == "all_gather_into_tensor"
+                sent += (world_size - 1) * num_bytes
+        assert sent / len(batches) == linear_bytes(network, names, len(x), world_size)[rank]
+
+
+def test_a_mesh_of_two_axes_is_refused(group_of_one):
+    with pytest.raises(ValueError, match="one axis of devices, not over 2"):
+        shard_head(subnets(), init_device_mesh("cpu", (1, 1)))

@@ -1,0 +1,124 @@
+"""Limits that end a run and that a larger one prolongs, epochs entered in the middle, averages that do no harm."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from colours import QUICK
+from pytorch_lightning.callbacks import EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging, Timer
+
+from finetune.runs.lightning_callbacks import ended_by, enter_epoch, keep_patience, limits
+
+
+def trainer_with(**limits: Any) -> Any:
+    return SimpleNamespace(
+        **{"max_epochs": None, "max_steps": -1, "min_epochs": None, "min_steps": None, "callbacks": [], **limits}
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_epochs", "max_steps", "finished"),
+    [
+        (3, -1, True),
+        (2, -1, True),
+        (4, -1, False),
+        (None, -1, False),
+        (-1, -1, False),
+        (4, 30, True),
+        (4, 29, True),
+        (4, 31, False),
+        (None, 30, True),
+        (3, 1000, True),
+    ],
+)
+def test_finished_by_epochs_or_by_steps(max_epochs, max_steps, finished):
+    progress = {"total": {}, "current": {"ready": 3, "started": 3, "processed": 3, "completed": 2}}
+    checkpoint = {"loops": {"fit_loop": {"epoch_progress": progress}}, "global_step": 30}
+    assert bool(ended_by(checkpoint, trainer_with(max_epochs=max_epochs, max_steps=max_steps))) == finished
+
+
+def checkpoint_of(*callbacks: Any, **own: Any) -> dict[str, Any]:
+    """A `last.ckpt` after 3 epochs and 30 steps that a callback has ended."""
+    states = {callback.state_key: callback.state_dict() for callback in callbacks}
+    states["Checkpoints"] = {"is_stopped": True, "limits": limits(trainer_with(callbacks=callbacks)), **own}
+    progress = {"current": {"processed": 3}}
+    return {"loops": {"fit_loop": {"epoch_progress": progress}}, "global_step": 30, "callbacks": states}
+
+
+def test_a_run_that_early_stopping_ended_goes_on_with_more_patience():
+    stopped = EarlyStopping("val/loss", patience=2)
+    stopped.wait_count = 2
+    checkpoint = checkpoint_of(stopped)
+    assert ended_by(checkpoint, trainer_with(callbacks=[stopped])) == "early stopping, patience 2"
+    assert ended_by(checkpoint, trainer_with(callbacks=[EarlyStopping("val/loss", patience=3)])) == ""
+    assert ended_by(checkpoint, trainer_with()) == ""  # without it, too
+    checkpoint["callbacks"]["Checkpoints"]["is_stopped"] = False  # it was a signal, when the patience was just used up
+    assert ended_by(checkpoint, trainer_with(callbacks=[stopped])) == ""
+
+
+def test_a_run_that_a_timer_ended_goes_on_with_more_time():
+    timer = Timer({"seconds": 60})
+    timer.load_state_dict({"time_elapsed": {"train": 61.0}})
+    checkpoint = checkpoint_of(timer)
+    assert ended_by(checkpoint, trainer_with(callbacks=[Timer({"seconds": 60})])) == "trainer.max_time, 60 s"
+    assert ended_by(checkpoint, trainer_with(callbacks=[Timer({"seconds": 62})])) == ""
+
+
+def test_a_run_that_another_callback_ended_goes_on_when_a_limit_changes():
+    checkpoint = checkpoint_of()
+    assert ended_by(checkpoint, trainer_with()) == "a callback that stopped it"
+    assert ended_by(checkpoint, trainer_with(min_epochs=9)) == ""
+
+
+def test_averaging_passes_once_more_over_the_pictures():
+    averaging = StochasticWeightAveraging(swa_lrs=0.01)
+    checkpoint = checkpoint_of(averaging, is_stopped=False)
+    assert ended_by(checkpoint, trainer_with(max_epochs=3))
+    assert ended_by(checkpoint, trainer_with(max_epochs=3, callbacks=[averaging])) == ""
+
+
+def test_the_patience_given_now_holds():
+    now, before = EarlyStopping("val/loss", patience=9), EarlyStopping("val/loss", patience=2)
+    checkpoint = {"callbacks": {before.state_key: before.state_dict(), "Timer": {"patience": 1}}}
+    keep_patience(checkpoint, trainer_with(callbacks=[now]))
+    assert checkpoint["callbacks"][before.state_key]["patience"] == 9
+    assert checkpoint["callbacks"]["Timer"] == {"patience": 1}
+
+
+@pytest.mark.parametrize(("started", "is_inside"), [(1, False), (2, True)])
+def test_an_epoch_entered_in_its_middle_has_its_beginning_and_keeps_its_rates(started, is_inside):
+    called = []
+
+    class Scheduler(GradientAccumulationScheduler):
+        def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
+            called.append("scheduler")
+            trainer.optimizers[0].param_groups[0]["lr"] = 9.0
+
+    class Other(Timer):
+        def on_train_epoch_start(self, *_: Any) -> None:
+            called.append("other")
+
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    progress = SimpleNamespace(current=SimpleNamespace(started=started, processed=1))
+    loop = SimpleNamespace(epoch_progress=progress)
+    callbacks = [Scheduler({0: 2}), Other()]
+    enter_epoch(trainer_with(fit_loop=loop, callbacks=callbacks, optimizers=[optimizer], lightning_module=None))
+    assert called == (["scheduler"] if is_inside else []) and optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
+    def fit(name: str, *more: str, **options: Any) -> None:
+        callback = {"class_path": f"pytorch_lightning.callbacks.{name}", "init_args": options}
+        cli("fit", "--data.root", colours, *QUICK, "--trainer.callbacks", json.dumps([callback]), *more)
+
+    averaged = {"swa_lrs": 0.01, "device": "cpu"}
+    with pytest.raises(ValueError, match=r"the frozen ones too: leave it out, or model\.freeze"):
+        fit("StochasticWeightAveraging", "--model.freeze_batch_norm", "true", **averaged)
+    lenet = ("--model.backbone", "lenet", "--data.image_size", "28")
+    with pytest.raises(ValueError, match="needs batch norm, which lenet has not"):
+        fit("StochasticWeightAveraging", *lenet, **averaged)
+    with pytest.raises(ValueError, match="other weights than best.ckpt holds with WeightAveraging"):
+        fit("EMAWeightAveraging")
+    assert list(tmp_path.iterdir()) == []
