@@ -1,5 +1,7 @@
 """Output that may lose its reader: a terminal that closes, a pipe whose other end has gone. It is no reason to fail.
 
+Nor is a log on a full disk: what is told on stderr is lost, training is not.
+
 A closed terminal sends SIGHUP too, and `finetune fit 2>&1 | tee log` loses its `tee` to the same Ctrl-C.
 """
 
@@ -34,23 +36,27 @@ def let_go() -> bool:
     return bool(gone)
 
 
-class _Terminal(io.FileIO):
+class _Output(io.FileIO):
     def write(self, content: Any) -> int:
         try:
             return super().write(content)
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno == errno.EIO:
+                let_go()
+            elif error.errno == errno.EPIPE or self.fileno() != 2:
                 raise
-            let_go()
             return len(content)
 
 
 def outlive_terminal() -> None:
-    """Go on when the terminal closes, as with `disown`; where SIGHUP is to end the command, it does."""
+    """Go on when the terminal closes, as with `disown`, or the disk below stderr is full.
+
+    Where SIGHUP is to end the command, it does; so does a pipe without a reader.
+    """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is not None and stream.isatty():
+        if stream is not None and (descriptor == 2 or stream.isatty()):
             stream.flush()
-            file = io.BufferedWriter(_Terminal(descriptor, "w", closefd=False))
+            file = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
             text = io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
             setattr(sys, name, text)

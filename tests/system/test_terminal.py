@@ -84,3 +84,14 @@ def test_it_is_known_whether_somebody_reads(make, closes):
         return let_go() if not closes else 1 - let_go()  # which `say` has seen already
 
     assert code_of(known, make(), closes)[0] == closes
+
+
+def test_training_outlives_a_log_on_a_full_disk_but_a_result_must_arrive():
+    def log() -> int:
+        print("much", file=sys.stderr)
+        return 7
+
+    full = os.open("/dev/full", os.O_RDWR)
+    assert code_of(log, (os.dup(full), os.dup(full)))[0] == 7
+    assert code_of(log, (os.dup(full), os.dup(full)), outlives=False)[0] == errno.ENOSPC  # the control
+    assert code_of(print_much, (os.dup(full), full))[0] == errno.ENOSPC
