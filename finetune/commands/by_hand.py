@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from finetune.parity.data_parallel import Epoch, train
+from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
 
 if TYPE_CHECKING:
@@ -46,10 +47,11 @@ def by_hand(
         raise WrongUsage(f"--dtype {dtype} is not known; valid are: {', '.join(_DTYPES)}")
     replicas = parse_devices(devices)
     figure = _figure()  # matplotlib may be missing: now is the time to find out
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    check_target(output, "--output")
     done: list[Epoch] = []
     for epoch in train(replicas, batch_size, lr, epochs, root=Path(root), dtype=_DTYPES[dtype], seed=seed):
         done.append(epoch)
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
         print(f"epoch {epoch.epoch}  test accuracy {epoch.accuracy:.4f}  time {epoch.seconds:.1f} s", flush=True)
         draw_curve(figure, done, f"devices {devices}, batch_size {batch_size}, lr {lr:g}, {dtype}", output)
     print(f"accuracy curve in {output}")

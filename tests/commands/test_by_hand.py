@@ -86,7 +86,7 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
         (("--seed", "-1"), "seed -1"),
         (("--root", "clothes/FashionMNIST/raw/t10k-labels-idx1-ubyte"), "Fashion-MNIST can't be had"),
         (("--lr", "1e30"), "lr 1e+30 is too high"),
-        (("--output", "clothes"), "Is a directory"),
+        (("--output", "clothes"), "--output clothes is a folder"),
     ],
 )
 def test_mistakes_are_told_in_one_line(options, told, tmp_path, monkeypatch, capsys):
@@ -95,7 +95,7 @@ def test_mistakes_are_told_in_one_line(options, told, tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit) as caught:
         main(["by-hand", *map(str, QUICK), *options])
     err = capsys.readouterr().err
-    is_usage = not any(words in told for words in ("can't be had", "too high", "Is a directory", "does not divide"))
+    is_usage = not any(words in told for words in ("can't be had", "too high", "does not divide"))
     assert caught.value.code == (2 if is_usage else 1)
     assert err.startswith("finetune: error: ") and err.count("\n") == 1 and told in err
     assert list(tmp_path.rglob("*.png")) == []
@@ -158,3 +158,13 @@ def test_devices_of_an_accelerator(monkeypatch):
     assert list(map(str, parse_devices(",".join(names)))) == ["cuda:0", "cuda:1", "cuda:0", "cpu"]
     with pytest.raises(ValueError, match="no device 'cuda:2' here; valid are: cpu, cuda, cuda:0, cuda:1"):
         parse_devices("cuda:0,cuda:2")
+
+
+def test_a_fault_before_the_first_epoch_leaves_no_folder_behind(cli, tmp_path):
+    write_unpacked(tmp_path / "clothes")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="does not divide by 3 devices"):
+        cli("by-hand", "--devices", "cpu,cpu,cpu", *QUICK[:2], "--root", "clothes", "--output", "new/curve.png")
+    with pytest.raises(ValueError, match="--output clothes is a folder"):
+        cli("by-hand", *QUICK, "--output", "clothes")
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []

@@ -114,3 +114,17 @@ def test_the_real_set(tmp_path):
     assert pixels.mean() / 255 == pytest.approx(0.2860, abs=5e-5)  # the published mean
     pixels, labels = read(tmp_path, "test")
     assert pixels.shape == (10_000, 28, 28) and np.bincount(labels).tolist() == [1000] * 10
+
+
+@pytest.mark.parametrize("holds", [None, "empty", "something"])
+def test_a_set_that_cannot_be_had_leaves_nothing_behind(tmp_path, monkeypatch, holds):
+    monkeypatch.setattr(Source, "mirrors", ["file:///nowhere/"])
+    root = tmp_path / "clothes/new"
+    if holds:
+        root.mkdir(parents=True)
+    if holds == "something":
+        (root / "other.txt").write_text("not ours")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OSError, match="put its four .gz files in") as caught:
+        obtain(root)
+    assert "\n" not in str(caught.value) and sorted(tmp_path.rglob("*")) == before

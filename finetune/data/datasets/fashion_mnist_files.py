@@ -1,11 +1,13 @@
 """Fashion-MNIST's files to arrays: 60,000 and 10,000 grey pictures of clothes, 28x28 (arXiv:1708.07747)."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from finetune.system.files import one_at_a_time
+from finetune.system.messages import reason as told_in_a_line
 
 CLASS_NAMES = (
     *("T-shirt or top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -31,11 +33,16 @@ def obtain(root: Path) -> None:
     try:
         with one_at_a_time(root / "FashionMNIST"):
             if not _is_whole(root):
-                _gather(root, raw)
-                Source(str(root), download=True)
-                read(root, "test")
+                try:
+                    _gather(root, raw)
+                    Source(str(root), download=True)
+                    read(root, "test")
+                finally:
+                    for folder in (raw, raw.parent):  # made here for nothing
+                        with suppress(OSError):
+                            folder.rmdir()
     except (OSError, RuntimeError, *_DAMAGED) as error:
-        reason = "a file is damaged" if isinstance(error, _DAMAGED) else error
+        reason = "a file is damaged" if isinstance(error, _DAMAGED) else told_in_a_line(error)
         raise OSError(f"Fashion-MNIST can't be had: {reason}; put its four .gz files in {raw}") from error
 
 
