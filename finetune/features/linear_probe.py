@@ -39,9 +39,15 @@ def probe_head(
         loaders: Make the batches of train and, where there is one, of val; those of this device, in order.
         num_views: Fixed views of each training picture, which count each.
         class_weight: What classes count in training, (K,).
+
+    Raises:
+        ValueError: There is no training picture, on all devices.
     """
     linear = head(network)
     x, y = head_inputs(trainer, forward, linear, loaders["train"]())
+    if not len(y):
+        root = getattr(trainer.datamodule, "root", None)  # type: ignore[attr-defined]
+        raise ValueError(f"head_init probe: none of the training pictures in {root} can be decoded")
     val_x, val_y = head_inputs(trainer, forward, linear, loaders["val"]()) if "val" in loaders else (None, None)
     weights = class_weight.double().cpu().numpy()
     probe = (

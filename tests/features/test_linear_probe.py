@@ -6,6 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from colours import draw_colours
 from small_fits import SMALL, data, fit
 
 from finetune import Classifier
@@ -90,3 +91,12 @@ def fit_from(model, pictures, folder):
     )
     trainer.fit(model, datamodule=pictures, ckpt_path=folder / "one.ckpt")
     return trainer
+
+
+def test_pictures_that_none_can_be_read_of_leave_nothing_to_learn_from(tmp_path):
+    root = draw_colours(tmp_path / "broken", train=3)
+    for path in root.rglob("*.png"):
+        path.write_bytes(b"broken")
+    pictures = data(root, val_fraction=0, on_bad_image="skip")
+    with pytest.raises(ValueError, match=f"head_init probe: none of the training pictures in {root} can be decoded"):
+        fit(Classifier(pictures.class_names, **SMALL, head_init="probe"), pictures)
