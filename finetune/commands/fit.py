@@ -74,7 +74,7 @@ def _finish(
         take_up(trainer, run)
     test, best = run.file("test.json"), run.checkpoint("best")
     is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime  # a prolonged run has another best
-    has_test = "test" in data.splits and options.test_after_fit
+    has_test = "test" in data.splits and options.test_after_fit and trainer.limit_test_batches != 0
     if finished and (is_tested or not has_test):
         what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
         log.info(what, run.path, finished)

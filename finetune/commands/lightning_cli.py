@@ -1,5 +1,7 @@
 """Lightning's four commands: their flags, from signatures, and what a checkpoint decides."""
 
+import inspect
+import logging
 import re
 import signal
 import sys
@@ -18,13 +20,15 @@ from finetune.commands.parser import OneLineErrorParser, last_value
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import add_trust_flag, check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
-from finetune.distributed.signals import install_stop_at_once, stopping
+from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
-from finetune.system.messages import as_wrong_usage, be_quiet, check_seed
+from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
+
+log = logging.getLogger(__name__)
 
 register_type(torch.device)  # of StochasticWeightAveraging, whose config.yaml could else not be read again
 
@@ -103,7 +107,10 @@ class FinetuneCLI(LightningCLI):
                 parser.error(f"finetune {subcommand} needs --ckpt_path CHECKPOINT")
             self.checkpoint = read_checkpoint(ckpt_path)
             self._subcommand_parsers[subcommand].set_defaults({"data": data_settings(self.checkpoint, args)})
+        self.given = args
         super().parse_arguments(parser, args)
+        if subcommand != "predict" and self.config[subcommand].data.init_args.get("predict") is not None:
+            raise WrongUsage(f"--data.predict: pictures to classify are for finetune predict, not {subcommand}")
         check_root(self.config[subcommand], self.checkpoint, args)
         if type(seed := self.config[subcommand].get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
@@ -116,11 +123,14 @@ class FinetuneCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         if self.config.subcommand == "predict" and config.data.init_args.get("predict") is None:
             self.parser.error("finetune predict needs --data.predict PICTURE, FOLDER, GLOB or LIST.txt")
-        for name, value in model_settings(self.checkpoint).items():
-            config.model[name] = value
-        config.data.init_args["class_names"] = config.model["class_names"]
-        for name in ("image_size", "resize"):  # which the network learned with
-            config.data.init_args[name] = self.checkpoint["datamodule_hyper_parameters"][name]
+        settings, data = model_settings(self.checkpoint), self.checkpoint["datamodule_hyper_parameters"]
+        learned_with = {"class_names": settings["class_names"]}
+        for name in ("image_size", "resize"):
+            learned_with[name] = data[name]
+        told = _put(config.model, settings, Classifier, "model", self.given)
+        told += _put(config.data.init_args, learned_with, ImageDataModule, "data", self.given)
+        if told and is_first_process():
+            log.info("the checkpoint decides: %s", ", ".join(told))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         assert self.subcommand is not None
@@ -141,6 +151,26 @@ class FinetuneCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
         fit(self.trainer, run=self.run, options=self.config["fit"], told=self.rate_told, **kwargs)
+
+
+def _put(place: Any, settings: dict[str, Any], kind: type, group: str, args: Sequence[str]) -> list[str]:
+    """Put settings of a checkpoint in the place of those that were given, and return in words which differ.
+
+    Raises:
+        WrongUsage: The command line itself, not a config, gives another.
+    """
+    told, parameters = [], inspect.signature(kind).parameters
+    for name, value in settings.items():
+        given = place.get(name)
+        is_flag = any(
+            last_value(args, flag) is not None for flag in (f"--{group}.{name}", f"--{group}.init_args.{name}")
+        )
+        if given != value and is_flag:
+            raise WrongUsage(f"--{group}.{name} {given}: the checkpoint decides that it is {value}; leave it out")
+        if given != value and given not in (None, [], parameters[name].default):
+            told.append(f"{group}.{name} {value}, not {given}")
+        place[name] = value
+    return told
 
 
 def run_lightning(arguments: Sequence[str], kind: type[FinetuneCLI] = FinetuneCLI) -> FinetuneCLI:

@@ -1,11 +1,12 @@
 """What a command's Trainer is made of: precision, processes, callbacks, loggers, and the files that they write."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
+from pytorch_lightning.callbacks import Checkpoint, LearningRateMonitor, ProgressBar, Timer
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
 
@@ -19,7 +20,7 @@ from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import PredictionWriter
 from finetune.runs.results import Results, Skipped
-from finetune.runs.resume import first_checkpoint
+from finetune.runs.resume import beginning
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage
 from finetune.training.precision import automatic_precision, prepare_arithmetic
@@ -55,10 +56,12 @@ def complete(
         raise WrongUsage("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
     if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
         raise WrongUsage("for trainer.strategy take model_parallel or finetune.MeshStrategy")
+    if isinstance(num := config["accumulate_grad_batches"], int) and num < 1:
+        raise WrongUsage(f"trainer.accumulate_grad_batches must be at least 1, got {num}")
     plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
         goes_on = run.command == "fit"
-        path = first_checkpoint(run.root, options.resume, options.ckpt_path) if goes_on else None
+        path = beginning(_limits(config), run.root, options.resume, options.ckpt_path).checkpoint if goes_on else None
         checkpoint = read_checkpoint(path) if path and Path(path).is_file() else known
         precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
         config["precision"] = options.trainer.precision = precision
@@ -87,6 +90,13 @@ def make_ready(trainer: Trainer) -> Trainer:
     # With max_steps Lightning takes an epoch that ended for one to go on with, and loses its successor on resume.
     trainer.fit_loop._iteration_based_training = bool  # type: ignore  # gives False
     return trainer
+
+
+def _limits(config: Any) -> Any:
+    """Return what can end a run, as the Trainer that is not made yet will have it."""
+    timers = [] if config["max_time"] is None else [Timer(config["max_time"])]
+    names = ("max_epochs", "max_steps", "min_epochs", "min_steps")
+    return SimpleNamespace(callbacks=[*_listed(config["callbacks"]), *timers], **{name: config[name] for name in names})
 
 
 def _listed(value: Any) -> list[Any]:

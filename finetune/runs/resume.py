@@ -21,12 +21,6 @@ from finetune.system.files import link
 log = logging.getLogger(__name__)
 
 
-def first_checkpoint(root: Path, resume: bool, ckpt_path: str | None) -> Path | str | None:
-    """Return what a fit begins with: with `--resume` the newest run's `last.ckpt` if there is one."""
-    newest = newest_with_checkpoint(root) if resume else None
-    return newest / "checkpoints/last.ckpt" if newest else ckpt_path
-
-
 class Beginning(NamedTuple):
     """How a fit begins.
 
@@ -46,11 +40,17 @@ class Beginning(NamedTuple):
 def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | None) -> Beginning:
     """Return how a fit begins.
 
+    Args:
+        trainer: Its limits and callbacks count alone.
+        root: Where runs are.
+        resume: Whether to go on in the newest run that has a `last.ckpt`, if there is one.
+        ckpt_path: What to begin with otherwise, if anything.
+
     Raises:
         ValueError: `ckpt_path` leaves nothing to do.
     """
     newest = newest_with_checkpoint(root) if resume else None
-    first = first_checkpoint(root, resume, ckpt_path)
+    first = newest / "checkpoints/last.ckpt" if newest else ckpt_path
     finished = "" if first is None else ended_by(read_checkpoint(first), trainer)
     if newest and finished and newest != (later := versions(root, "fit")[-1]):
         # That later one is meant, not the one finished before it.

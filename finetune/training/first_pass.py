@@ -52,7 +52,7 @@ def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]
 
 
 def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = "fit") -> None:
-    """Make sure that the network can take the pictures and, for `fit`, that batch norm can train on every batch.
+    """Make sure that there is something to do, and that the network can take the pictures and train on every batch.
 
     Batch norm needs two values of a channel in a batch, over all devices together; where its maps are of one pixel, two
     pictures. The last batch of an epoch may have one.
@@ -60,6 +60,9 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
     limits = {name: getattr(trainer, name) for name in ("max_epochs", "max_steps", "limit_train_batches")}
     if command == "fit" and (nothing := [f"trainer.{name} is 0" for name, limit in limits.items() if limit == 0]):
         raise WrongUsage(f"nothing to train: {nothing[0]}")
+    split = {"validate": "val", "test": "test", "predict": "predict"}.get(command)
+    if split and getattr(trainer, f"limit_{split}_batches") == 0:
+        raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
     num_values = check_first_pass(model, data.image_size)
     if command != "fit" or "train" not in data.splits or 1 not in num_values.values():
         return

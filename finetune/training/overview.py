@@ -28,6 +28,9 @@ def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_pat
         return
     for line in (_pictures(data), _network(model, ckpt_path), _machine(trainer, data)):
         log.info("%s", line)
+    for split, so in (("val", ", and best.ckpt is the last"), ("test", "")):
+        if split in data.splits and getattr(trainer, f"limit_{split}_batches") == 0:
+            log.info("%s is not looked at, since trainer.limit_%s_batches is 0%s", split, split, so)
     for doubt in doubts(data):
         log.warning("%s", doubt)
     warn_of_dark_samples(data.splits["train"].paths)

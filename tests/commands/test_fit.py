@@ -114,3 +114,14 @@ def test_a_checkpoint_that_is_not_there_is_told_before_there_is_a_run(colours, c
     with pytest.raises(FileNotFoundError, match="nope.ckpt"):
         cli("fit", "--data.root", colours, *QUICK, "--ckpt_path", "nope.ckpt")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, caplog, capsys):
+    limits = ["--trainer.limit_val_batches", 0, "--trainer.limit_test_batches", "0.0"]
+    with caplog.at_level("INFO", "finetune"):
+        cli("fit", "--data.root", colours, *QUICK, *limits)
+    assert "val is not looked at, since trainer.limit_val_batches is 0, and best.ckpt is the last" in caplog.messages
+    assert "test is not looked at, since trainer.limit_test_batches is 0" in caplog.messages
+    run = tmp_path / "runs/fit/version_0"
+    assert (run / "checkpoints/best.ckpt").samefile(run / "checkpoints/last.ckpt")
+    assert not (run / "test.json").exists() and capsys.readouterr().out == "run in runs/fit/version_0\n"

@@ -1,5 +1,6 @@
 """What fit makes of Lightning's trainer; test_cli.py, test_configs.py and test_resume.py go through all of it."""
 
+import json
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -101,3 +102,24 @@ def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, tmp_path
 def test_what_libraries_say_of_a_value_is_wrong_usage(colours, cli, option, value, message):
     with pytest.raises(WrongUsage, match=message):
         cli("fit", "--data.root", colours, *QUICK, option, value)
+
+
+def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_told_so(colours, cli, tmp_path, caplog):
+    cli("fit", "--data.root", colours, *QUICK, "--test_after_fit", "false")
+    checkpoint = ["--ckpt_path", "runs/fit/version_0/checkpoints/best.ckpt"]
+    quiet = ["--trainer.accelerator", "cpu", "--data.num_workers", "0"]
+    caplog.clear()
+    same = ["--config", "runs/fit/version_0/config.yaml"]
+    given = yaml.safe_load((tmp_path / same[1]).read_text())
+    for name in ("ckpt_path", "resume", "allow_changes", "test_after_fit", "checkpoint_every_n_steps"):
+        del given[name]  # `test` has them not
+    (tmp_path / "same.yaml").write_text(yaml.safe_dump(given))
+    given["model"]["backbone"], given["data"]["init_args"]["image_size"] = "lenet", 64
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(given))
+    cli("test", *checkpoint, *quiet, "--config", "same.yaml", "--model.backbone", "mobilenet_v3_small")
+    assert "the checkpoint decides" not in caplog.text
+    cli("test", *checkpoint, *quiet, "--config", "other.yaml")
+    told = "the checkpoint decides: model.backbone mobilenet_v3_small, not lenet, data.image_size 32, not 64"
+    assert told in caplog.messages
+    results = [json.loads((tmp_path / f"runs/test/version_{i}/test.json").read_text()) for i in range(2)]
+    assert results[0] == results[1]

@@ -13,6 +13,7 @@ from finetune.commands.lightning_cli import run_lightning
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
+from finetune.training.precision import automatic_precision
 from finetune.training.progress_bar import PicturesBar
 
 
@@ -69,3 +70,15 @@ def test_steps_end_a_run_as_epochs_do(colours, cli):
     assert trainer.max_steps == 3 and not trainer.fit_loop._iteration_based_training()
     plain = pl.Trainer(max_steps=3, accelerator="cpu", logger=False, enable_checkpointing=False)
     assert plain.fit_loop._iteration_based_training()  # the control
+
+
+def test_a_run_that_begins_anew_chooses_its_own_precision(colours, cli, tmp_path):
+    """And not that of the finished run before it, which `--resume` has looked at."""
+    run_lightning(["fit", "--data.root", str(colours), *QUICK, "--trainer.precision", "64-true"])
+    unsaid = ["--resume", "--trainer.precision", "null"]
+    assert (
+        made(colours, *unsaid).precision == made(colours, *unsaid, "--trainer.max_epochs", "2").precision == "64-true"
+    )
+    (tmp_path / "runs/fit/version_1").mkdir()  # it ended before its first checkpoint
+    assert made(colours, *unsaid).precision == automatic_precision("cpu", None, False)
+    assert made(colours, *unsaid, "--trainer.max_epochs", "2").precision == "64-true"  # prolonged: version_0 goes on

@@ -61,7 +61,15 @@ def test_the_first_pass_changes_nothing(backbone):
 
 
 def trainer(**options: Any) -> Any:
-    defaults = {"limit_train_batches": 1.0, "max_epochs": 5, "max_steps": -1, "accumulate_grad_batches": 1}
+    defaults = {
+        "limit_train_batches": 1.0,
+        "max_epochs": 5,
+        "max_steps": -1,
+        "accumulate_grad_batches": 1,
+        "limit_val_batches": 1.0,
+        "limit_test_batches": 1.0,
+        "limit_predict_batches": 1.0,
+    }
     return SimpleNamespace(**{**defaults, **options})
 
 
@@ -137,3 +145,13 @@ def test_a_fit_without_a_step_is_wrong_usage(name):
     with pytest.raises(WrongUsage, match=f"nothing to train: trainer.{name} is 0"):
         check_fit(trainer(**{name: 0}), model, data(8, 4, 28))
     check_fit(trainer(**{name: 0}), model, data(8, 4, 28), "test")
+
+
+@pytest.mark.parametrize(("command", "split"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
+@pytest.mark.parametrize("nothing", [0, 0.0])
+def test_a_command_without_a_batch_is_wrong_usage(command, split, nothing):
+    model = Classifier(NAMES, backbone="small_cnn", weights=None)
+    without = trainer(**{f"limit_{split}_batches": nothing})
+    with pytest.raises(WrongUsage, match=f"nothing to {command}: trainer.limit_{split}_batches is 0"):
+        check_fit(without, model, data(8, 4, 28), command)
+    check_fit(without, model, data(8, 4, 28))
