@@ -128,8 +128,9 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
         function(arguments)
         return
     # `check FOLDER` is what anybody would type; others have no argument that goes without saying.
-    options = {"parser_class": OneLineErrorParser, "as_positional": command == "check"}
-    auto_cli(function, args=list(arguments), prog=f"finetune {command}", **options)
+    has_folder = command == "check"
+    name = f"finetune {command}"
+    auto_cli(function, args=list(arguments), prog=name, parser_class=OneLineErrorParser, as_positional=has_folder)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from finetune.data.picture_facts import Facts, gathered, look_at
 from finetune.data.shortcuts import shortcuts
 from finetune.system.files import check_target
 from finetune.system.html_page import shown
-from finetune.system.messages import WrongUsage, reason
+from finetune.system.messages import WrongUsage, as_wrong_usage, reason
 
 if TYPE_CHECKING:
     from finetune.data.transforms import ResizeMode
@@ -72,7 +72,8 @@ def check(
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
         listing = list_pictures(folder)
-        network = _network(weights, backbone, image_size, ckpt_path)  # what is wrong with it is said at once
+        with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):  # said before pictures are looked at
+            network = _network(weights, backbone, image_size, ckpt_path)
         num = len(listing.paths)
         facts = gathered(_watched(look_at(listing.paths), num, "looking at pictures"), num)
         findings = worst_first([*_findings(listing, facts, network)])
@@ -81,7 +82,7 @@ def check(
         write_page(Path(output, "check.html"), listing, findings, seconds)
         write_json(Path(output, "check.json"), listing, findings)
         num_left_out = 0 if lists is None else write_lists(Path(lists), listing, findings)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise WrongUsage(reason(error)) from error
     _tell(listing, findings)
     print(f"page in {Path(output, 'check.html')}, all of it in {Path(output, 'check.json')}")

@@ -10,7 +10,7 @@ ones.
 
 What is wrong with them: `picture_facts` looks at each once, `checks` judges files and classes, `exact_duplicates` and
 `duplicates` find copies, the latter by `perceptual_hash`, `shortcuts` what gives a class away; these are `findings`,
-which `check_page` writes.
+which `check_page` writes. `first_look` is the part of it that every fit does.
 
 What makes, changes or mixes pictures goes here (mixup too, with its labels), as a function of (seed, epoch, index):
 the result must not depend on the devices. So does what looks for broken or double ones.

@@ -147,8 +147,10 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
             "bad",
             f"{counted(len(lone) + len(untrained), 'class', 'classes')} not in all splits",
             "fit refuses a class that training does not know; one that only training knows is never measured.",
-            [(f"{names[c]} is in {splits[int(listing.folders[:, c].argmax())]} alone", 0) for c in lone]
-            + [(f"{names[c]} is not in {splits[first]}", 0) for c in untrained],
+            [
+                *((f"{names[c]} is in {splits[int(listing.folders[:, c].argmax())]} alone", 0) for c in lone),
+                *((f"{names[c]} is not in {splits[first]}", 0) for c in untrained),
+            ],
         )
     plain: dict[str, list[str]] = {}
     for name in names:

@@ -37,7 +37,7 @@ _STRIP = 2**24  # pixels brought to RGB at once: the conversions of large pictur
 
 # The first bytes decide, not the suffix. The classes are called directly because Image.open() warns from 89 Mpx on,
 # tries formats we do not want (EPS starts Ghostscript) and says only "cannot identify" about a damaged header.
-_READERS: dict[bytes, type[ImageFile]] = {
+READERS: dict[bytes, type[ImageFile]] = {
     b"\xff\xd8\xff": JpegImageFile,
     b"\x89PNG": PngImageFile,
     b"RIFF": WebPImageFile,
@@ -134,7 +134,7 @@ def read_header(file: BinaryIO) -> ImageFile:
     head = file.read(16)
     if not head:
         raise ValueError("the file is empty")
-    reader = next((reader for magic, reader in _READERS.items() if head.startswith(magic)), None)
+    reader = next((reader for magic, reader in READERS.items() if head.startswith(magic)), None)
     if reader is None:
         raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture (it starts with {head!r})")
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:

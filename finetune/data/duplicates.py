@@ -57,7 +57,7 @@ class Pair(NamedTuple):
 
 def is_blank(facts: Facts) -> NDArray[np.bool_]:
     """Return which pictures show nothing: one colour, or nearly black all over, (N,)."""
-    flat = facts.grey.reshape(len(facts.grey), -1)
+    flat = facts.grey.reshape(len(facts.grey), facts.grey.shape[1] * facts.grey.shape[2])
     return facts.is_readable & ((flat.std(axis=1) < _FLAT) | (np.percentile(flat, 99, axis=1) < _DARK))
 
 

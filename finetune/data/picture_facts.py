@@ -71,7 +71,7 @@ class Facts:
     @property
     def brightness(self) -> np.ndarray:
         """Mean of the pixels, (N,), from 0 to 255."""
-        return self.grey.reshape(len(self.grey), -1).mean(axis=1)
+        return self.grey.mean(axis=(1, 2))
 
     @property
     def aspects(self) -> np.ndarray:

@@ -60,7 +60,8 @@ def list_pictures(root: str | Path) -> Listing:
         split_dirs = split_folders(root) or {"all": root}
     except ValueError as error:
         raise WrongUsage(str(error)) from error
-    splits, beside = [split for split in ("train", "val", "test", "all") if split in split_dirs], Beside(skip=True)
+    splits: list[str] = [split for split in ("train", "val", "test", "all") if split in split_dirs]
+    beside = Beside(skip=True)
     inside = {split: {folder.name: folder for folder in class_folders(split_dirs[split])} for split in splits}
     class_names = sorted({name for folders in inside.values() for name in folders})
     if not class_names:
