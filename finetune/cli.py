@@ -36,6 +36,7 @@ OWN = {
         "finetune.commands.benchmark:benchmark",
         "Measure a fit: pictures per second, and where its time goes",
     ),
+    "check": ("finetune.commands.check:check", "Say what is wrong with a folder of pictures before hours are spent"),
     "cache": ("finetune.commands.cache:cache", "List or remove decoded pictures and features that are kept"),
     "sheet": ("finetune.commands.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
@@ -126,9 +127,10 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command == "benchmark":  # its flags are those of fit, and some more
         function(arguments)
         return
-    auto_cli(
-        function, args=list(arguments), prog=f"finetune {command}", parser_class=OneLineErrorParser, as_positional=False
-    )
+    # `check FOLDER` is what anybody would type; others have no argument that goes without saying.
+    has_folder = command == "check"
+    name = f"finetune {command}"
+    auto_cli(function, args=list(arguments), prog=name, parser_class=OneLineErrorParser, as_positional=has_folder)
 
 
 @contextlib.contextmanager

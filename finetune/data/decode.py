@@ -37,7 +37,7 @@ _STRIP = 2**24  # pixels brought to RGB at once: the conversions of large pictur
 
 # The first bytes decide, not the suffix. The classes are called directly because Image.open() warns from 89 Mpx on,
 # tries formats we do not want (EPS starts Ghostscript) and says only "cannot identify" about a damaged header.
-_READERS: dict[bytes, type[ImageFile]] = {
+READERS: dict[bytes, type[ImageFile]] = {
     b"\xff\xd8\xff": JpegImageFile,
     b"\x89PNG": PngImageFile,
     b"RIFF": WebPImageFile,
@@ -86,13 +86,13 @@ def decode(
     """
     if name is None:
         name = "picture" if isinstance(source, bytes) else os.fspath(source)
-    _quiet()
+    quiet()
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
             image = read_header(file)
             if shorter_side is None or min(image.size) <= shorter_side:
                 pixels = _jpeg_pixels(image, file)
-                return _pixels(image) if pixels is None else pixels
+                return rgb_pixels(image) if pixels is None else pixels
             return _shrunk(image, shorter_side)
     except (
         Exception
@@ -105,7 +105,7 @@ def decode(
 
 def stored_size(path: str) -> tuple[int, int]:
     """Return height and width that the header of a picture states, before any rotation; (0, 0) if it can't be read."""
-    _quiet()
+    quiet()
     with contextlib.suppress(Exception), open_file(path) as file:  # as in `decode`, which says why
         width, height = read_header(file).size
         return height, width
@@ -124,7 +124,7 @@ def _shrunk(image: ImageFile, shorter_side: int) -> NDArray[np.uint8]:
 
     longer_side = round(max(image.size) * (shorter_side / min(image.size)))  # a fraction's own sides are rounded
     image.draft(None, (2 * shorter_side, 2 * shorter_side))  # for a JPEG; other formats know no fractions
-    picture = _pixels(image)
+    picture = rgb_pixels(image)
     is_wide = picture.shape[1] > picture.shape[0]
     return resize(picture, *((shorter_side, longer_side) if is_wide else (longer_side, shorter_side)))
 
@@ -134,7 +134,7 @@ def read_header(file: BinaryIO) -> ImageFile:
     head = file.read(16)
     if not head:
         raise ValueError("the file is empty")
-    reader = next((reader for magic, reader in _READERS.items() if head.startswith(magic)), None)
+    reader = next((reader for magic, reader in READERS.items() if head.startswith(magic)), None)
     if reader is None:
         raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture (it starts with {head!r})")
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
@@ -162,7 +162,7 @@ def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
         pixels = simplejpeg.decode_jpeg(file.read())  # anything unusual is a ValueError
     except ValueError:
         return None
-    with contextlib.suppress(Exception):  # as in `_pixels`
+    with contextlib.suppress(Exception):  # as in `rgb_pixels`
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         if orientation != 1:
             upright = Image.fromarray(pixels)
@@ -172,7 +172,8 @@ def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
     return pixels
 
 
-def _pixels(image: Image.Image) -> NDArray[np.uint8]:
+def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
+    """Return the pixels of an opened picture as `decode` does, (H, W, 3)."""
     image.load()
     with contextlib.suppress(Exception):  # damaged metadata (any kind of exception) is no reason to refuse good pixels
         ImageOps.exif_transpose(image, in_place=True)
@@ -238,7 +239,7 @@ def _first(values: Any, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Silence Pillow's warnings, which are about metadata and colours that do not matter here.
 
     The filter is added and never taken back: `catch_warnings` swaps the list of the whole process, so two threads could

@@ -10,6 +10,7 @@ import torch
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.depth import warn_of_dark_samples
+from finetune.data.first_look import first_look
 from finetune.data.splits import SET_APART
 from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier
@@ -31,8 +32,9 @@ def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_pat
     for split, so in (("val", ", and best.ckpt is the last"), ("test", "")):
         if split in data.splits and getattr(trainer, f"limit_{split}_batches") == 0:
             log.info("%s is not looked at, since trainer.limit_%s_batches is 0%s", split, split, so)
-    for doubt in doubts(data):
-        log.warning("%s", doubt)
+    for doubt in (*doubts(data), first_look(data.splits, data.root)):
+        if doubt:
+            log.warning("%s", doubt)
     warn_of_dark_samples(data.splits["train"].paths)
 
 

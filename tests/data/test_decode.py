@@ -66,7 +66,7 @@ def test_jpeg_has_pillow_s_very_pixels(options, subsampling, size):
 
 def test_pillow_decodes_only_the_jpegs_that_are_unusual(monkeypatch):
     loads = []
-    monkeypatch.setattr(module, "_pixels", lambda image: loads.append(image.mode) or np.zeros((1, 1, 3), np.uint8))
+    monkeypatch.setattr(module, "rgb_pixels", lambda image: loads.append(image.mode) or np.zeros((1, 1, 3), np.uint8))
     sound = encode(RGB, "JPEG")
     for content in sound, encode(GREY, "JPEG"):
         decode(content)

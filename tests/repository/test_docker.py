@@ -213,7 +213,9 @@ def test_what_the_image_is_made_of_is_sent():
 
 
 def modules() -> set[str]:
-    return {str(path.relative_to(ROOT)) for path in (ROOT / "finetune").rglob("*.py")}
+    """Return the package's files: its code, and the templates of its pages."""
+    package = ROOT / "finetune"
+    return {str(path.relative_to(ROOT)) for kind in ("py", "html") for path in package.rglob(f"*.{kind}")}
 
 
 def test_every_module_is_in_git():
@@ -244,6 +246,8 @@ def test_every_module_is_in_the_wheel(tmp_path):
 def test_modules_of_packages_are_sent():
     assert is_sent("finetune/runs/folder.py", IGNORE)
     assert is_sent("finetune/data/datasets/__init__.py", IGNORE)
+    assert [name for name in modules() if not is_sent(name, IGNORE)] == []
+    assert not is_sent("finetune/system/html_page.html", IGNORE.replace("!finetune/**/*.html\n", ""))
     # Controls: only the files of the first floor, and what an engine that does not look into `finetune/runs` misses.
     assert not is_sent("finetune/runs/folder.py", IGNORE.replace("!finetune/**/*.py", "!finetune/*.py"))
     assert not is_sent("finetune/runs/folder.py", IGNORE.replace("!finetune\n", ""))

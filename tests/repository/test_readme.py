@@ -50,6 +50,7 @@ def test_commands_exist_with_their_options(line):
 
 def test_options_in_the_table_exist():
     valid = options_of("fit") | options_of("predict") | own_options("sheet") | own_options("by-hand")
+    valid |= own_options("check")
     valid |= {f"data.{name}" for name in signature(ImageDataModule).parameters}
     shown = set(re.findall(r"--([a-z_.]+[a-z])", README)) - {"help"}
     assert shown - valid == set()

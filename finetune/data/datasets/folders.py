@@ -75,14 +75,14 @@ def scan(
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "does not exist"
         raise FileNotFoundError(f"the data folder {str(root)!r} {what}; give one with --data.root FOLDER")
-    split_dirs = _split_folders(root) or {"all": root}
+    split_dirs = split_folders(root) or {"all": root}
     if "all" not in split_dirs and "train" not in split_dirs and not class_names:
         found = " and ".join(repr(folder.name) for folder in split_dirs.values())
         raise ValueError(f"{root} holds {found} but no 'train'; put the training pictures in {root}/train/CLASS")
     first = split_dirs.get("train") or split_dirs.get("all")
     if class_names is None:
         assert first is not None
-        class_names = [folder.name for folder in _folders(first)]
+        class_names = [folder.name for folder in class_folders(first)]
         _check_names(first, class_names)
         if not class_names:
             raise ValueError(f"{first} holds no class folders; put the pictures of each class in a folder of its name")
@@ -97,7 +97,8 @@ def scan(
     return list(class_names), files
 
 
-def _folders(folder: Path) -> list[Path]:
+def class_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, sorted by name, without hidden ones."""
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
@@ -113,12 +114,12 @@ def _check_names(folder: Path, class_names: Sequence[str]) -> None:
             raise ValueError(f"the class folder {os.fsencode(folder / name)!r} {reason}: rename it")
 
 
-def _split_folders(root: Path) -> dict[str, Path]:
+def split_folders(root: Path) -> dict[str, Path]:
     """Return the folder of each split, none where `root` holds class folders alone."""
-    folders = _folders(root)
+    folders = class_folders(root)
     named = [folder for folder in folders if folder.name.lower() in _SPLIT_NAMES]
     classes = [folder.name for folder in folders if folder not in named and _is_class(folder)] if named else []
-    split_named = [folder for folder in named if _folders(folder)]
+    split_named = [folder for folder in named if class_folders(folder)]
     if classes and not split_named:
         return {}
     if classes:
@@ -144,7 +145,7 @@ def _is_class(folder: Path) -> bool:
 
 
 def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside, is_told: bool) -> Files:
-    unknown = [entry.name for entry in _folders(folder) if entry.name not in class_names]
+    unknown = [entry.name for entry in class_folders(folder) if entry.name not in class_names]
     if unknown:
         lower = {name.lower(): name for name in class_names}
         alike = [f"{name!r} is {lower[name.lower()]!r} there" for name in unknown if name.lower() in lower]

@@ -1,0 +1,160 @@
+"""Plant faults in copies of data sets, let `finetune check` look for them, and write what it found.
+
+    python -m benchmarks.check --hotdog FOLDER --sets FOLDER --weights resnet18.pt
+
+30 faults of each kind go into a copy of the hotdog photographs, each into a picture of its own; 30 labels of clothing
+and of trash are changed to a similar class. Planting is seeded. Then the sets as they are, and the search among 100,000
+hashes. The results go to benchmarks/check/check.json and into docs/benchmarks.md.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.check.plant import COPIES, FAULTS, copied
+from benchmarks.common.documents import ROOT, fill
+from benchmarks.common.records import load, save, where_and_when
+from finetune.data.perceptual_hash import MAX_EXACT, near_pairs
+
+RECORDS = ROOT / "benchmarks/check/check.json"
+# In which finding each fault is to be.
+WHERE = {
+    **dict.fromkeys(("truncated", "empty", "web page"), ("unreadable",)),
+    **{"PNG named .jpg": ("other_type",), "one colour": ("blank",), "nearly black": ("blank",)},
+    **{"3 times as wide or tall": ("wide_or_tall",), "CMYK": ("odd_mode",), "16 bits": ("odd_mode",)},
+    **{"equal in both splits": ("leak_exact",), "equal in two classes": ("two_classes_exact",)},
+    **{"equal in one class": ("copies_exact",)},
+}
+NEAR = ("leak_near", "two_classes_near", "copies_near")
+
+
+def check(folder: Path, *options: str) -> tuple[dict, float, float]:
+    """Return what is found, the seconds, and those of the processor."""
+    with tempfile.TemporaryDirectory() as output:
+        program = [str(Path(sys.executable).with_name("finetune")), "check", str(folder), "--output", output]
+        before, began = os.times(), time.perf_counter()
+        done = subprocess.run([*program, *options], stdout=subprocess.DEVNULL)
+        seconds, after = time.perf_counter() - began, os.times()
+        if done.returncode not in (0, 1):
+            raise RuntimeError(f"finetune check ended with {done.returncode}")
+        found = json.loads(Path(output, "check.json").read_text("utf-8"))
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return found, seconds, spent
+
+
+def sets_of(found: dict, kinds: tuple[str, ...]) -> list[set[str]]:
+    return [{*row["files"]} for f in found["findings"] if f["kind"] in kinds for row in f["rows"]]
+
+
+def faults(source: Path, num: int, seed: int) -> list[dict]:
+    """Return for each kind how many are planted and found, and how many other pictures are named."""
+    with tempfile.TemporaryDirectory() as folder:
+        planted = copied(source, Path(folder, "set"), 0, num, seed)
+        found, seconds, spent = check(Path(folder, "set"))
+    rows = []
+    for kind in (*FAULTS, *COPIES):
+        where = WHERE.get(kind, NEAR)
+        sets = sets_of(found, where)
+        num_found = sum(any({*files} <= s for s in sets) for files in planted[kind])
+        meant = {
+            file for other in planted if WHERE.get(other, NEAR) == where for files in planted[other] for file in files
+        }
+        others = len(set().union(*sets) - meant)
+        rows.append({"what": kind, "planted": num, "found": num_found, "others": others})
+    about = {"num_pictures": found["num_pictures"], "seconds": round(seconds, 1), "processor": round(spent, 1)}
+    return [{"about": "faults", **row, **about} for row in rows]
+
+
+def labels(source: Path, weights: str, num: int, seed: int) -> dict:
+    """Return how well the ranking finds moved labels: AUROC over all pictures would need all; of the first 100."""
+    from finetune.data.datasets.listing import list_pictures
+    from finetune.features.label_errors import out_of_fold
+    from finetune.features.picture_features import Features, picture_features
+
+    with tempfile.TemporaryDirectory() as folder:
+        planted = copied(source, Path(folder, "set"), num, 0, seed)["label_error"]
+        listing = list_pictures(Path(folder, "set"))
+        features = np.stack([*picture_features(Features("resnet18", weights), listing.paths[:], 128)])
+        names = [listing.name(i) for i in range(len(listing.paths))]
+    y = listing.class_of
+    given = out_of_fold(features.astype(float), y, np.arange(len(y)), len(listing.class_names))[np.arange(len(y)), y]
+    is_moved = np.isin(names, [files[0] for files in planted])
+    wins = given[is_moved][:, None] < given[~is_moved]
+    first = is_moved[np.argsort(given)[:100]]
+    return {
+        "about": "labels",
+        "what": source.name,
+        "num_pictures": len(y),
+        "moved": num,
+        "auroc": round(float(wins.mean()), 3),
+        "in_first_100": int(first.sum()),
+    }
+
+
+def search(num: int) -> dict:
+    """Return the seconds to find all near pairs, of pictures and of mirror images, among random hashes."""
+    values = np.random.default_rng(0).integers(0, 2**63, num).astype(np.uint64)
+    began = time.perf_counter()
+    for others in (values, values[::-1].copy()):
+        near_pairs(values, others, 16)
+    return {"about": "search", "what": f"{num:,} hashes", "seconds": round(time.perf_counter() - began, 1)}
+
+
+def tables(records: list[dict]) -> dict[str, str]:
+    """Return the Markdown tables of docs/benchmarks.md."""
+    planted = ["| fault | planted | found | other pictures named |", "| --- | --- | --- | --- |"]
+    moved = [
+        "| set | pictures | labels moved | AUROC | of them among the first 100 |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    timed = ["| what | seconds | of the processors |", "| --- | --- | --- |"]
+    for r in records:
+        if r["about"] == "faults":
+            planted.append(f"| {r['what']} | {r['planted']} | {r['found']} | {r['others']} of {r['num_pictures']:,} |")
+        elif r["about"] == "labels":
+            moved.append(f"| {r['what']} | {r['num_pictures']} | {r['moved']} | {r['auroc']} | {r['in_first_100']} |")
+        else:
+            timed.append(f"| {r['what']} | {r['seconds']} | {r.get('processor', '–')} |")
+    return {"check_faults": "\n".join(planted), "check_labels": "\n".join(moved), "check_seconds": "\n".join(timed)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hotdog", type=Path, help="folder with train/CLASS and test/CLASS")
+    parser.add_argument("--sets", type=Path, help="folder that holds clothing and trash likewise")
+    parser.add_argument("--weights", help="state dict of ResNet-18")
+    parser.add_argument("--num", type=int, default=30, help="faults of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--document", action="store_true", help="measure nothing")
+    args = parser.parse_args()
+
+    def keep(*found: dict) -> None:
+        about = {(r["about"], r["what"]) for r in found}
+        old = [r for r in load(RECORDS) if (r["about"], r["what"]) not in about]
+        save(RECORDS, old + [{**r, **where_and_when()} for r in found])
+        print(*found, sep="\n", flush=True)
+
+    if not args.document:
+        if args.hotdog:
+            keep(*faults(args.hotdog, args.num, args.seed))
+            for what, options in (("the check", ()), ("the check with weights", ("--weights", args.weights))):
+                if options and not args.weights:
+                    continue
+                found, seconds, spent = check(args.hotdog, *options)
+                what = f"{what} of {found['num_pictures']:,} photographs"
+                keep({"about": "time", "what": what, "seconds": round(seconds, 1), "processor": round(spent, 1)})
+        if args.sets and args.weights:
+            keep(*(labels(args.sets / name, args.weights, args.num, args.seed) for name in ("clothing", "trash")))
+        keep(search(MAX_EXACT))
+    fill(ROOT / "docs/benchmarks.md", tables(load(RECORDS)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""`finetune check`: what is wrong with a data set, before hours are spent on it."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from finetune.data.check_page import write_json, write_lists, write_page
+from finetune.data.checks import class_findings, file_findings, folder_findings
+from finetune.data.datasets.listing import Listing, list_pictures
+from finetune.data.duplicates import is_blank, larger_crops, near_duplicates
+from finetune.data.exact_duplicates import equal_files
+from finetune.data.findings import Finding, counted, duplicate_findings, shortcut_findings, worst_first
+from finetune.data.picture_facts import Facts, gathered, look_at
+from finetune.data.shortcuts import shortcuts
+from finetune.system.files import check_target
+from finetune.system.html_page import shown
+from finetune.system.messages import WrongUsage, as_wrong_usage, reason
+
+if TYPE_CHECKING:
+    from finetune.data.transforms import ResizeMode
+    from finetune.features.picture_features import Features
+
+_QUIET = 2.0  # seconds before a bar is shown
+_NUM_NEIGHBOURS = 5  # of each picture, that may show a part of it
+_T = TypeVar("_T")
+
+
+class _Network(NamedTuple):
+    """What features come from."""
+
+    features: "Features"
+    image_size: int
+    resize: "ResizeMode"
+
+
+def check(
+    folder: str,
+    output: str = ".",
+    lists: str | None = None,
+    weights: str | None = None,
+    backbone: str = "resnet18",
+    image_size: int = 128,
+    ckpt_path: str | None = None,
+) -> None:
+    """Say what is wrong with a data set: files, classes, copies across splits, likely label errors, shortcuts.
+
+    Writes check.html, a page to look at, and check.json. Nothing is changed, moved or deleted. The exit code is 0 where
+    nothing was found, 1 where something was, 2 where the check can't run.
+
+    Args:
+        folder: Folder of the data set, as `fit` takes it: class folders, or train, val and test that hold them.
+        output: Folder for check.html and check.json.
+        lists: Folder for lists of the files that were found, one for each kind: a path on each line, an empty line
+            between sets.
+        weights: Weights of a network, as `--model.weights` takes them: labels that it finds improbable are ranked, and
+            larger crops found.
+        backbone: The network that they are of.
+        image_size: Side in pixels of what it sees.
+        ckpt_path: A checkpoint of `fit` instead: its network, at its size. What it has learned from wrong labels it
+            may find right; weights of another task judge more freely.
+    """
+    began = time.perf_counter()
+    try:
+        for name in ("check.html", "check.json"):
+            check_target(Path(output, name), "--output")
+        if lists is not None:
+            check_target(Path(lists, "unreadable.txt"), "--lists")
+        listing = list_pictures(folder)
+        with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):  # said before pictures are looked at
+            network = _network(weights, backbone, image_size, ckpt_path)
+        num = len(listing.paths)
+        facts = gathered(_watched(look_at(listing.paths), num, "looking at pictures"), num)
+        findings = worst_first([*_findings(listing, facts, network)])
+        seconds = time.perf_counter() - began
+        Path(output).mkdir(parents=True, exist_ok=True)
+        write_page(Path(output, "check.html"), listing, findings, seconds)
+        write_json(Path(output, "check.json"), listing, findings)
+        num_left_out = 0 if lists is None else write_lists(Path(lists), listing, findings)
+    except OSError as error:
+        raise WrongUsage(reason(error)) from error
+    _tell(listing, findings)
+    print(f"page in {Path(output, 'check.html')}, all of it in {Path(output, 'check.json')}")
+    if lists is not None:
+        print(f"lists in {lists}")
+    if num_left_out:
+        print(f"{counted(num_left_out, 'file')} with a line break in the name can't be listed: see check.json")
+    sys.exit(any(finding.is_judged for finding in findings))
+
+
+def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str | None) -> _Network | None:
+    """Return from which network features come, and how pictures are prepared for it; None without weights."""
+    resize: ResizeMode = "shorter_side"
+    if image_size < 1:
+        raise WrongUsage(f"--image_size must be at least 1, not {image_size}")
+    if ckpt_path is not None:
+        if weights is not None:
+            raise WrongUsage("give --weights or --ckpt_path, not both")
+        from finetune.runs.checkpoint_io import read_checkpoint
+
+        checkpoint = read_checkpoint(ckpt_path)
+        weights, backbone = ckpt_path, checkpoint["hyper_parameters"]["backbone"]
+        image_size, resize = (checkpoint["datamodule_hyper_parameters"][name] for name in ("image_size", "resize"))
+    if weights is None:
+        return None
+    from finetune.features.picture_features import Features  # with torch, which takes seconds
+
+    return _Network(Features(backbone, weights), image_size, resize)
+
+
+def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Iterator[Finding]:
+    shows_something = facts.is_readable & ~is_blank(facts)
+    exact = equal_files(listing.paths, np.where(shows_something, facts.num_bytes, -1))
+    copies = [i for members in exact for i in members[1:]]
+    chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
+    near = near_duplicates(facts, chosen)
+    if network is not None and len(chosen):
+        from finetune.features.label_errors import label_findings, neighbours
+        from finetune.features.picture_features import picture_features
+
+        paths = [listing.paths[int(i)] for i in chosen]
+        parts = picture_features(network.features, paths, network.image_size, network.resize)
+        features = np.stack(list(_watched(parts, len(paths), "features")))
+        i, j = neighbours(features, _NUM_NEIGHBOURS)
+        near = larger_crops(facts, chosen[i], chosen[j], near)
+        yield from label_findings(listing, chosen, features.astype(np.float64), near)
+    yield from duplicate_findings(listing, exact, near)
+    yield from file_findings(listing, facts)
+    yield from folder_findings(listing)
+    yield from class_findings(listing)
+    seen = np.flatnonzero(shows_something)
+    of_class = shortcuts(facts, seen, "class", listing.class_of, listing.class_names)
+    yield from shortcut_findings(of_class + shortcuts(facts, seen, "split", listing.split_of, listing.splits))
+
+
+def _tell(listing: Listing, findings: list[Finding]) -> None:
+    counts = zip(listing.splits, listing.counts().sum(axis=1).tolist(), strict=True)
+    by_split = ", ".join(f"{split} {num:,}" for split, num in counts if split != "all")
+    classes = counted(len(listing.class_names), "class", "classes")
+    splits = f" ({by_split})" if by_split else ""
+    print(f"{shown(listing.root)}: {counted(len(listing.paths), 'picture')} in {classes}{splits}")
+    for finding in findings:
+        first = finding.rows[0] if finding.rows else None
+        example = ""
+        if first is not None:
+            named = " = ".join(map(listing.name, first.pictures[:2]))
+            such_as = ", such as " if len(finding.rows) > 1 else ": "
+            example = such_as + (f"{named} ({first.note})" if named else first.note)
+        print(f"  {finding.level if finding.is_judged else 'look':<8} {shown(finding.title + example)}")
+    if not any(finding.is_judged for finding in findings):
+        print("  nothing was found wrong")
+
+
+def _watched(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
+    """Yield items, with a bar on a terminal once it takes long."""
+    console = Console(stderr=True)
+    progress = Progress(console=console, transient=True)
+    task, began, is_shown = progress.add_task(what, total=num), time.monotonic(), False
+    try:
+        for item in items:
+            yield item
+            progress.advance(task)
+            if not is_shown and console.is_terminal and time.monotonic() - began > _QUIET:
+                progress.start()
+                is_shown = True
+    finally:
+        progress.stop()

@@ -1,0 +1,99 @@
+"""What a check found, written: a page to look at, a table for programs, and lists of files for other tools."""
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from finetune.data.datasets.listing import Listing
+from finetune.data.findings import LEVELS, Finding
+from finetune.data.picture_facts import small_copy
+from finetune.system.files import replace_text, replacing
+from finetune.system.html_page import link_to, render, shown, thumbnail
+from finetune.system.machine import num_cores
+
+_MAX_ROWS, _MAX_PICTURES = 100, 8  # of a finding and of a row on the page, which holds all thumbnails
+_SIDE = 144  # pixels of a thumbnail's longer side
+_MAX_THREADS = 16
+
+
+def write_page(path: Path, listing: Listing, findings: Sequence[Finding], seconds: float) -> None:
+    """Write check.html: each finding with its pictures side by side."""
+    wanted = {i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.pictures[:_MAX_PICTURES]}
+
+    def picture(i: int) -> dict[str, Any]:
+        copy = small_copy(listing.paths[i], _SIDE)
+        place = "" if listing.splits == ["all"] else f"{listing.splits[listing.split_of[i]]}: "
+        return {
+            "address": None if copy is None else thumbnail(copy, _SIDE),
+            "link": link_to(listing.paths[i], path),
+            "name": listing.name(i),
+            "place": place + listing.class_names[listing.class_of[i]],
+        }
+
+    with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS)) as threads:
+        pictures = dict(zip(sorted(wanted), threads.map(picture, sorted(wanted)), strict=True))
+    text = render(
+        "data/check.html",
+        title=f"Check of {shown(listing.root.name or listing.root)}",
+        root=listing.root,
+        findings=findings,
+        pictures=pictures,
+        levels=LEVELS,
+        max_rows=_MAX_ROWS,
+        max_pictures=_MAX_PICTURES,
+        num_pictures=len(listing.paths),
+        splits=listing.splits,
+        class_names=listing.class_names,
+        counts=listing.counts().tolist(),
+        seconds=seconds,
+    )
+    replace_text(path, text)
+
+
+def write_json(path: Path, listing: Listing, findings: Sequence[Finding]) -> None:
+    """Write check.json: all rows of all findings, with files named as they lie beneath the root."""
+    content = {
+        "root": str(listing.root),
+        "num_pictures": len(listing.paths),
+        "classes": listing.class_names,
+        "counts": {split: row.tolist() for split, row in zip(listing.splits, listing.counts(), strict=True)},
+        "findings": [
+            {
+                "kind": finding.kind,
+                "level": finding.level,
+                "title": finding.title,
+                "advice": finding.advice,
+                "is_judged": finding.is_judged,
+                "rows": [
+                    {"files": [listing.name(i) for i in row.pictures], "note": row.note, "value": float(row.value)}
+                    for row in finding.rows
+                ],
+            }
+            for finding in findings
+        ],
+    }
+    replace_text(path, json.dumps(content, indent=1) + "\n")  # ASCII: bytes that are not UTF-8 stay as escapes
+
+
+def write_lists(folder: Path, listing: Listing, findings: Sequence[Finding]) -> int:
+    """Write KIND.txt for each finding that has files: a path on each line, an empty line between sets of them.
+
+    Returns:
+        How many files could not be listed, for a line break in their names.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    num_left_out = 0
+    for finding in findings:
+        sets = [[os.path.abspath(listing.paths[i]) for i in row.pictures] for row in finding.rows]
+        num = sum(map(len, sets))
+        sets = [[path for path in paths if not {"\n", "\r"} & {*path}] for paths in sets]
+        num_left_out += num - sum(map(len, sets))
+        between = "\n\n" if any(len(paths) > 1 for paths in sets) else "\n"
+        text = between.join("\n".join(paths) for paths in sets if paths)
+        if text:
+            with replacing(folder / f"{finding.kind}.txt") as temporary:
+                temporary.write_bytes(os.fsencode(f"{text}\n"))
+    return num_left_out

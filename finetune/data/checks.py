@@ -1,0 +1,189 @@
+"""What is wrong with the files and the classes of a data set, before hours are spent on it."""
+
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from finetune.data.datasets.listing import Listing
+from finetune.data.duplicates import is_blank
+from finetune.data.findings import Finding, Level, Row, counted
+from finetune.data.picture_facts import Facts, kind_of_name
+
+_WIDE = 2.0  # longer over shorter side: the square in the middle then leaves out half of the picture or more
+_FEW = 10  # pictures of a class
+_UNEQUAL = 5.0  # times as many pictures of the largest class as of the smallest
+_SMALL, _SMALL_SHARE = 64, 0.5  # pixels of the shorter side, and of its median
+_USUAL_MODES = {"RGB", "L"}
+
+
+def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
+    """Yield what is wrong with single files."""
+
+    def of_pictures(
+        kind: str, level: Level, title: str, advice: str, wrong: np.ndarray, note: Callable[[int], tuple[str, float]]
+    ) -> Iterator[Finding]:
+        rows = [Row([i], *note(i)) for i in np.flatnonzero(wrong).tolist()]
+        if rows:
+            rows.sort(key=lambda row: -row.value)
+            yield Finding(kind, level, f"{counted(len(rows), 'picture')} {title}", advice, rows)
+
+    readable = facts.is_readable
+    yield from of_pictures(
+        "unreadable",
+        "bad",
+        "can't be read",
+        "fit ends at the first of them, or leaves them out with --data.on_bad_image skip. Fetch them again, or remove "
+        "them: a file that begins with < is a web page that a download got instead.",
+        ~readable,
+        lambda i: (facts.errors[i], 0),
+    )
+    named = [kind_of_name(path) for path in listing.paths]
+    yield from of_pictures(
+        "other_type",
+        "note",
+        "are of another type than their names say",
+        "They are read by their content. Other programs go by the name, and a class whose files were converted may be "
+        "told by the traces of it.",
+        readable & np.array([kind != name for kind, name in zip(facts.kinds, named, strict=True)], bool),
+        lambda i: (f"{facts.kinds[i]} named {os.path.splitext(listing.paths[i])[1]}", 0),
+    )
+    blank, brightness = is_blank(facts), facts.brightness
+    yield from of_pictures(
+        "blank",
+        "warning",
+        "show nothing: one colour, or nearly black",
+        "They teach that this class looks like nothing. Remove them; dark ones of 16 bits may use fewer bits than "
+        "their files state.",
+        blank,
+        lambda i: (f"mean brightness {brightness[i]:.0f} of 255", 255 - brightness[i]),
+    )
+    ratios = np.maximum(facts.aspects, 1 / facts.aspects)
+    yield from of_pictures(
+        "wide_or_tall",
+        "note",
+        "are so wide or tall that half of them is cropped",
+        "Evaluation sees the square in the middle. --data.resize whole squashes pictures instead, and loses nothing.",
+        readable & (ratios >= _WIDE),
+        lambda i: (f"{_ratio(facts, i)}: {100 - 100 / ratios[i]:.0f} % is cropped", ratios[i]),
+    )
+    odd = np.array([bool(mode) and mode not in _USUAL_MODES for mode in facts.modes], bool) & readable
+    if np.count_nonzero(odd) <= len(odd) / 2:  # else it is what this set is like
+        yield from of_pictures(
+            "odd_mode",
+            "note",
+            "are of another kind than plain colour or grey",
+            "CMYK loses its colour profile, transparency becomes white paper, of 16 bits the upper 8 are kept, of "
+            "several frames the first. If one class has them all, they give it away.",
+            odd,
+            lambda i: (facts.modes[i], 0),
+        )
+    shorter = facts.sizes.min(axis=1)
+    limit = min(_SMALL, _SMALL_SHARE * float(np.median(shorter[readable])) if readable.any() else 0)
+    yield from of_pictures(
+        "small",
+        "note",
+        f"are smaller than {limit:.0f} pixels, far below the others",
+        "Made larger they are blurred; they may be thumbnails that were saved instead of the pictures.",
+        readable & (shorter < limit),
+        lambda i: (f"{facts.sizes[i][1]} x {facts.sizes[i][0]} pixels", -float(shorter[i])),
+    )
+
+
+def _ratio(facts: Facts, i: int) -> str:
+    height, width = facts.sizes[i]
+    return f"{width} x {height}"
+
+
+def folder_findings(listing: Listing) -> Iterator[Finding]:
+    """Yield what is not read at all."""
+    beside = listing.beside
+    if beside.unread:
+        title = f"{counted(len(beside.unread), 'folder or link', 'folders or links')} can't be read"
+        yield Finding(
+            "unread", "bad", title, "What lies in them is unknown.", [Row([], text) for text in beside.unread]
+        )
+    loose = [Row([], f"{counted(num, 'picture')} in {folder}", num) for folder, num in beside.loose.items()]
+    if loose:
+        title = f"{counted(sum(beside.loose.values()), 'picture')} in no class folder"
+        yield Finding("loose", "warning", title, "They are left out: a picture's folder is its class.", loose)
+    kinds = [
+        Row([], f"{counted(num, 'file')} {s or 'without a suffix'}", num) for s, num in beside.suffixes.most_common()
+    ]
+    if kinds:
+        title = f"{counted(beside.suffixes.total(), 'file')} of kinds that are not read as pictures"
+        yield Finding("other_files", "note", title, "If pictures are among them, convert them.", kinds)
+
+
+def class_findings(listing: Listing) -> Iterator[Finding]:
+    """Yield what is wrong with the classes, from the folders alone."""
+    counts, names, splits = listing.counts(), listing.class_names, listing.splits
+    first = splits.index("train") if "train" in splits else 0  # what is trained on
+
+    def of_classes(
+        kind: str, level: Level, title: str, advice: str, notes: list[tuple[str, float]]
+    ) -> Iterator[Finding]:
+        if notes:
+            yield Finding(kind, level, title, advice, [Row([], note, value) for note, value in notes])
+
+    if len(names) == 1:
+        yield Finding("one_class", "bad", f"there is only the class {names[0]!r}", "A classifier needs at least two.")
+    empty = [(s, c) for s, c in np.argwhere(listing.folders & (counts == 0)).tolist()]
+    yield from of_classes(
+        "empty_class",
+        "bad",
+        f"{counted(len(empty), 'class folder')} without a picture",
+        "fit refuses an empty class in training, and can't measure one that is empty elsewhere.",
+        [(_in_split(names[c], splits[s]), 0) for s, c in empty],
+    )
+    if len(splits) > 1:
+        lone = [c for c in range(len(names)) if np.count_nonzero(listing.folders[:, c]) == 1]
+        untrained = [c for c in range(len(names)) if not listing.folders[first, c] and c not in lone]
+        yield from of_classes(
+            "one_split",
+            "bad",
+            f"{counted(len(lone) + len(untrained), 'class', 'classes')} not in all splits",
+            "fit refuses a class that training does not know; one that only training knows is never measured.",
+            [
+                *((f"{names[c]} is in {splits[int(listing.folders[:, c].argmax())]} alone", 0) for c in lone),
+                *((f"{names[c]} is not in {splits[first]}", 0) for c in untrained),
+            ],
+        )
+    plain: dict[str, list[str]] = {}
+    for name in names:
+        folded = re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold()) or name
+        plain.setdefault(folded, []).append(name)
+    alike = [" and ".join(map(repr, same)) for same in plain.values() if len(same) > 1]
+    yield from of_classes(
+        "alike_names",
+        "bad",
+        f"{counted(len(alike), 'class', 'classes')} under names that differ by case, spaces or signs only",
+        "Each folder becomes a class of its own. Put them together.",
+        [(text, 0) for text in alike],
+    )
+    trained = {names[c]: int(counts[first, c]) for c in range(len(names)) if counts[first, c]}
+    few = sorted((num, name) for name, num in trained.items() if num < _FEW)
+    yield from of_classes(
+        "tiny_class",
+        "warning",
+        f"{counted(len(few), 'class', 'classes')} with fewer than {_FEW} pictures to train on",
+        "Nothing general is learned from them, and a validation part of 10 % holds one or none.",
+        [(f"{name}: {counted(num, 'picture')}", -num) for num, name in few],
+    )
+    if len(trained) > 1 and max(trained.values()) >= _UNEQUAL * min(trained.values()):
+        most, least = (pick(trained, key=trained.__getitem__) for pick in (max, min))
+        yield from of_classes(
+            "unequal_classes",
+            "note",
+            f"classes are unequal: {trained[most]:,} pictures of {most}, {trained[least]:,} of {least}",
+            "A network that is unsure says the frequent class. --model.class_weights balanced lets all classes count "
+            "the same; results by class are in test.json.",
+            [(f"{name}: {num:,}", num) for name, num in Counter(trained).most_common()],
+        )
+
+
+def _in_split(name: str, split: str) -> str:
+    return name if split == "all" else f"{name} in {split}"

@@ -1,0 +1,156 @@
+"""What is found wrong with a data set: each kind with its pictures, why it matters, and what to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from finetune.data.datasets.listing import Listing
+from finetune.data.duplicates import Pair, connected
+from finetune.data.shortcuts import Shortcut
+
+Level = Literal["bad", "warning", "note"]
+LEVELS: dict[Level, str] = {
+    "bad": "results can't be trusted, or training ends",
+    "warning": "probably wrong: look",
+    "note": "good to know",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing found: a picture, a set of them, or none where it is about a class."""
+
+    pictures: list[int]
+    note: str
+    value: float = 0.0  # to sort by
+
+
+@dataclass(frozen=True)
+class Finding:
+    """All things of a kind.
+
+    Attributes:
+        kind: Its name in check.json and of its list of files.
+        level: How bad it is.
+        title: What was found, with its number.
+        advice: Why it matters, and what to do.
+        rows: Each of them, the worst first.
+        is_judged: Something is wrong; else it is only a ranking to look at.
+    """
+
+    kind: str
+    level: Level
+    title: str
+    advice: str
+    rows: list[Row] = field(default_factory=list)
+    is_judged: bool = True
+
+
+def counted(num: int, what: str, several: str = "") -> str:
+    """Return `1 picture`, `1,200 pictures`."""
+    return f"{num:,} {what if num == 1 else several or what + 's'}"
+
+
+def duplicate_findings(listing: Listing, exact: Sequence[Sequence[int]], near: Sequence[Pair]) -> list[Finding]:
+    """Return the sets of pictures that are the same, by what they spoil: the test, the labels, or nothing much.
+
+    Args:
+        listing: The data set.
+        exact: Sets of equal files.
+        near: Pairs that show the same photograph; of equal files the first stands for all.
+    """
+    found = {(by, kind): [] for by in _DUPLICATES for kind in ("exact", "near")}  # type: dict[tuple[str, str], list[Row]]
+    for members in exact:
+        found[_spoils(listing, members), "exact"].append(Row(list(members), _places(listing, members), len(members)))
+    copies = {members[0]: members for members in exact}
+    best: dict[int, Pair] = {}
+    for pair in near:
+        for i in pair[:2]:
+            best[i] = max(best.get(i, pair), pair, key=lambda p: p.correlation)
+    for joined in connected([pair[:2] for pair in near], len(listing.paths)):
+        members = sorted(i for first in joined for i in copies.get(first, [first]))
+        pair = max((best[i] for i in joined), key=lambda p: p.correlation)
+        about = [f"alike by {pair.correlation:.2f}"] + ["mirrored"] * pair.is_mirrored
+        about += [f"cropped to {pair.share:.2f}"] * (pair.share < 0.98)
+        note = f"{', '.join(about)}; {_places(listing, members)}"
+        found[_spoils(listing, members), "near"].append(Row(members, note, pair.correlation))
+    findings = []
+    for (by, kind), rows in found.items():
+        if rows:
+            level, where, advice = _DUPLICATES[by]
+            what = "files that are equal byte for byte" if kind == "exact" else "pictures of one photograph"
+            title = f"{counted(len(rows), 'set')} of {what} {where}"
+            findings.append(Finding(f"{by}_{kind}", level, title, advice, sorted(rows, key=lambda row: -row.value)))
+    return findings
+
+
+_DUPLICATES: dict[str, tuple[Level, str, str]] = {
+    "leak": (
+        "bad",
+        "lie in more than one split",
+        "A network that has seen a picture in training is not tested by it: its results come out too good. "
+        "Keep each set in one split.",
+    ),
+    "two_classes": (
+        "bad",
+        "lie in more than one class",
+        "At least one of the labels is wrong, or the picture shows both. Keep it in one class, or in none.",
+    ),
+    "copies": (
+        "note",
+        "lie in one class",
+        "Each copy counts as a picture of its own, in training and in validation that is set apart from it. "
+        "One of each is enough.",
+    ),
+}
+
+
+def _spoils(listing: Listing, members: Sequence[int]) -> str:
+    if len(np.unique(listing.split_of[members])) > 1:
+        return "leak"
+    return "two_classes" if len(np.unique(listing.class_of[members])) > 1 else "copies"
+
+
+def _places(listing: Listing, members: Sequence[int]) -> str:
+    splits = dict.fromkeys(listing.splits[listing.split_of[i]] for i in members)
+    classes = dict.fromkeys(listing.class_names[listing.class_of[i]] for i in members)
+    text = " and ".join(classes) if len(classes) > 1 else next(iter(classes))
+    return text if list(splits) == ["all"] else f"{text} in {' and '.join(splits)}"
+
+
+def shortcut_findings(shortcuts: Sequence[Shortcut]) -> list[Finding]:
+    """Return what gives away the class, and what the split."""
+    findings = []
+    for target, level, advice in _SHORTCUTS:
+        rows = [
+            Row([], f"{s.what} tells {s.name} from the rest: strength {s.strength:.2f} of 1", s.strength)
+            for s in shortcuts
+            if s.target == target
+        ]
+        if rows:
+            title = f"{counted(len(rows), 'property', 'properties')} of the files give{'s' * (len(rows) == 1)} away "
+            findings.append(Finding(f"shortcut_{target}", level, f"{title}the {target}", advice, rows))
+    return findings
+
+
+_SHORTCUTS: list[tuple[str, Level, str]] = [
+    (
+        "class",
+        "warning",
+        "A network learns whatever separates the classes most easily. If that is how pictures were made, not what they "
+        "show, it fails on pictures made otherwise. Mix sources within each class, or bring all to one form.",
+    ),
+    (
+        "split",
+        "note",
+        "The splits were made from different sources or at different times: results on one say little about the other, "
+        "unless that difference is what is to be tested.",
+    ),
+]
+
+
+def worst_first(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings sorted: the worst level first, within it as they came; rankings last."""
+    return sorted(findings, key=lambda finding: (not finding.is_judged, list(LEVELS).index(finding.level)))

@@ -1,0 +1,89 @@
+"""A 64-bit number for what a picture looks like, and all pairs of pictures whose numbers are near.
+
+The number says which of the 8 x 8 lowest frequencies of the small grey copy are above their median (pHash: Zauner,
+Implementation and Benchmarking of Perceptual Image Hash Functions, 2010; the same bits on a picture of 32 x 32 pixels
+are `imagehash.phash`). That of the mirror image follows from it: its odd horizontal frequencies change their sign.
+"""
+
+# Shapes: N pictures.
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetune.system.machine import num_cores
+
+Hashes = NDArray[np.uint64]
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+MAX_EXACT = 100_000  # pictures of which each is held against each
+RADIUS_OF_BANDS = 7
+_ROWS, _COLUMNS = 32, 4096  # of a block, which stays in a core's cache
+
+
+def hashes(grey: NDArray[np.uint8]) -> tuple[Hashes, Hashes]:
+    """Return the hashes of pictures (N, S, S) and of their mirror images."""
+    frequencies, places = np.arange(8), 2 * np.arange(grey.shape[1]) + 1
+    cosines = np.cos(np.pi * frequencies[:, None] * places / (2 * grey.shape[1])).astype(np.float32)  # (8, S)
+    found = []
+    for first in range(0, len(grey), 4096):
+        low = cosines @ grey[first : first + 4096].astype(np.float32) @ cosines.T  # (n, 8, 8)
+        mirrored = low * (1 - 2 * (frequencies % 2))
+        found.append((_bits(low), _bits(mirrored)))
+    if not found:
+        return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+    return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
+
+
+def _bits(low: NDArray[np.float32]) -> Hashes:
+    flat = low.reshape(len(low), 64)
+    return np.packbits(flat > np.median(flat, axis=1, keepdims=True), axis=1).view(">u8")[:, 0].astype(np.uint64)
+
+
+def near_pairs(left: Hashes, right: Hashes, radius: int) -> Pairs:
+    """Return all i < j with left[i] and right[j] at most `radius` bits apart, sorted.
+
+    Up to `MAX_EXACT` pictures every pair is looked at, in blocks over all cores. Of more, only those are that agree in
+    one of eight bands of 8 bits, which finds all pairs of up to `RADIUS_OF_BANDS` bits, and no more is looked for.
+    """
+    if len(left) > MAX_EXACT:
+        pairs = list(_by_bands(left, right, min(radius, RADIUS_OF_BANDS)))
+    else:
+        with ThreadPoolExecutor(num_cores()) as threads:
+            pairs = list(threads.map(lambda i: _of_rows(left, right, radius, i), range(0, len(left), _ROWS)))
+    if not pairs:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    i, j = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    order = np.unique(i * len(left) + j)  # a pair may agree in several bands
+    return order // len(left), order % len(left)
+
+
+def _of_rows(left: Hashes, right: Hashes, radius: int, first: int) -> Pairs:
+    rows = left[first : first + _ROWS, None]
+    difference = np.empty((len(rows), _COLUMNS), np.uint64)
+    distance = np.empty((len(rows), _COLUMNS), np.uint8)
+    found: list[Pairs] = []
+    for start in range(first, len(right), _COLUMNS):
+        columns = right[None, start : start + _COLUMNS]
+        num = columns.shape[1]
+        np.bitwise_xor(rows, columns, out=difference[:, :num])
+        np.bitwise_count(difference[:, :num], out=distance[:, :num])
+        flat = np.flatnonzero(distance[:, :num] <= radius)
+        i, j = first + flat // num, start + flat % num
+        found.append((i[i < j], j[i < j]))
+    return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
+
+
+def _by_bands(left: Hashes, right: Hashes, radius: int) -> Iterator[Pairs]:
+    for band in range(8):
+        keys = [(side >> np.uint64(8 * band)) & np.uint64(255) for side in (left, right)]
+        for key in range(256):
+            rows, columns = (np.flatnonzero(k == key) for k in keys)
+            for first in range(0, len(rows), _ROWS):
+                some = rows[first : first + _ROWS]
+                distance = np.bitwise_count(left[some, None] ^ right[columns])
+                a, b = np.nonzero(distance <= radius)
+                i, j = some[a], columns[b]
+                yield i[i < j], j[i < j]

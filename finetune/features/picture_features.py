@@ -1,0 +1,76 @@
+"""What a network with weights, but without a head, makes of picture files; outside of any training."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from finetune.data.decode import decode
+from finetune.data.transforms import ResizeMode, eval_transform
+from finetune.models.backbones import build, normalization
+from finetune.models.fx import fuse_batch_norm
+from finetune.models.stages import head_name
+from finetune.models.weights import start
+from finetune.system.machine import num_cores
+
+# Shapes: B pictures at once, D features.
+
+_NUM_AT_ONCE = 64
+
+
+class Features(nn.Module):
+    """A network up to its head: (B, 3, H, W) uint8 to (B, D), in eval mode.
+
+    Args:
+        backbone: The network.
+        weights: What it starts from, as `--model.weights` takes it.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: str, weights: str) -> None:
+        super().__init__()
+        network = build(backbone, 2)
+        for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
+            self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
+        start(network, weights, backbone, self.mean, self.std)
+        network.set_submodule(head_name(network), nn.Identity())
+        self.network = fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)
+        self.eval()
+
+    @torch.inference_mode()
+    def forward(self, images: Tensor) -> Tensor:
+        x = (images.to(self.mean.dtype) - self.mean) / self.std
+        return self.network(x.contiguous(memory_format=torch.channels_last)).flatten(1)
+
+
+def picture_features(
+    network: Features, paths: Sequence[str], image_size: int, resize: ResizeMode = "shorter_side"
+) -> Iterator[np.ndarray]:
+    """Yield the features of each picture, (D,) float32, prepared as in evaluation; the next are read meanwhile.
+
+    Args:
+        network: On a GPU if there is one.
+        paths: Pictures that can be read.
+        image_size: Side in pixels of what the network sees.
+        resize: How a picture is brought to it.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network.to(device)
+    transform = eval_transform(image_size, resize)
+
+    def prepared(path: str) -> np.ndarray:
+        # Twice the size is what a JPEG is decoded at anyway, where it is that large.
+        return transform(image=decode(path, shorter_side=2 * image_size))["image"]
+
+    with ThreadPoolExecutor(min(num_cores(), 16)) as threads:
+        parts = [paths[first : first + _NUM_AT_ONCE] for first in range(0, len(paths), _NUM_AT_ONCE)]
+        waiting = [threads.submit(prepared, path) for path in parts[0]] if parts else []
+        for following in [*parts[1:], []]:
+            images = np.stack([future.result() for future in waiting])
+            waiting = [threads.submit(prepared, path) for path in following]
+            batch = torch.from_numpy(images).permute(0, 3, 1, 2).to(device)
+            yield from network(batch).float().cpu().numpy()

@@ -1,0 +1,132 @@
+"""`finetune check`: what it says of a folder with faults, and of a sound one."""
+
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+from browser import dom_after, needs_browser
+from PIL import Image
+
+from finetune.system.messages import WrongUsage
+
+
+def run(cli, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli("check", *arguments)
+    return int(ended.value.code)
+
+
+def found(folder):
+    content = json.loads((folder / "check.json").read_text())
+    return {finding["kind"]: finding for finding in content["findings"]}
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Photographs, in a way: 12 in each of two classes in two splits, all different."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / "set" / split / name).mkdir(parents=True)
+            for i in range(12):
+                pixels = Image.fromarray(rng.integers(0, 256, (9, 12, 3)).astype(np.uint8)).resize((160, 120), 3)
+                pixels.save(tmp_path / "set" / split / name / f"{i}.jpg", quality=90)
+    return tmp_path / "set"
+
+
+def test_a_sound_set_is_clean(cli, pictures, tmp_path, capsys):
+    assert run(cli, pictures) == 0
+    assert found(tmp_path) == {} and "nothing was found wrong" in capsys.readouterr().out
+    assert "Nothing was found wrong" in (tmp_path / "check.html").read_text()
+
+
+def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, pictures, tmp_path, capsys):
+    a = pictures / "train/a"
+    (a / "0.jpg").write_bytes((a / "0.jpg").read_bytes()[:900])
+    (a / "1.jpg").write_bytes(b"<html>not found</html>")
+    (a / "2.jpg").write_bytes(b"<html>not found</html>")
+    (a / "dangling.jpg").symlink_to("nowhere")
+    Image.open(a / "3.jpg").save(a / "3.jpg", "PNG")
+    Image.new("RGB", (160, 120), "teal").save(a / "4.jpg")
+    Image.new("RGB", (160, 120), "teal").save(a / "5.jpg")  # equal, but no copy of a picture
+    Image.open(a / "6.jpg").crop((0, 0, 160, 50)).save(a / "6.jpg")
+    Image.open(a / "7.jpg").convert("CMYK").save(a / "7.jpg")
+    shutil.copy(a / "8.jpg", pictures / "test/a/copied.jpg")
+    Image.open(a / "9.jpg").resize((110, 82)).save(pictures / "test/b/smaller.jpg")
+    shutil.copy(a / "10.jpg", pictures / "train/b/copied.jpg")
+    (pictures / "train/A ").mkdir()
+    (pictures / "train/c").mkdir()
+    Image.open(a / "11.jpg").rotate(90, expand=True).save(pictures / "train/c/only.jpg")
+    before = {path: os.lstat(path).st_mtime_ns for path in pictures.rglob("*")}
+    assert run(cli, pictures, "--lists", "lists") == 1
+    names = {kind: sorted(file for row in f["rows"] for file in row["files"]) for kind, f in found(tmp_path).items()}
+    assert names["unreadable"] == ["train/a/0.jpg", "train/a/1.jpg", "train/a/2.jpg", "train/a/dangling.jpg"]
+    assert names["other_type"] == ["train/a/3.jpg"] and names["blank"] == ["train/a/4.jpg", "train/a/5.jpg"]
+    assert names["wide_or_tall"] == ["train/a/6.jpg"] and names["odd_mode"] == ["train/a/7.jpg"]
+    assert names["leak_exact"] == ["test/a/copied.jpg", "train/a/8.jpg"]
+    assert names["leak_near"] == ["test/b/smaller.jpg", "train/a/9.jpg"]
+    assert names["two_classes_exact"] == ["train/a/10.jpg", "train/b/copied.jpg"]
+    assert {"alike_names", "empty_class", "one_split", "tiny_class"} <= names.keys() and "copies_exact" not in names
+    assert before == {path: os.lstat(path).st_mtime_ns for path in pictures.rglob("*")}
+    assert (tmp_path / "lists/blank.txt").read_text().splitlines() == [str(a / "4.jpg"), str(a / "5.jpg")]
+    out = capsys.readouterr().out
+    assert out.index("bad") < out.index("warning") < out.index("note") and "train/a/8.jpg = test/a/copied.jpg" in out
+
+
+def test_names_are_shown_and_listed_whatever_they_hold(cli, tmp_path, capsys):
+    names = (b"<b>&amp;'\"", b"a b", b"new\nline", b"\xff\xfe")
+    for name in names:
+        folder = os.fsencode(tmp_path / "set") + b"/" + name
+        os.makedirs(folder)
+        for i in range(2):
+            with open(folder + b"/" + name + b"%d.jpg" % i, "wb") as file:
+                file.write(b"")
+    assert run(cli, tmp_path / "set", "--lists", "lists") == 1
+    assert "can't be listed" in capsys.readouterr().out
+    page = (tmp_path / "check.html").read_text("utf-8")
+    assert "&lt;b&gt;&amp;amp;" in page and "<b>" not in page and "new\\nline" in page and "\\udcff" in page
+    listed = (tmp_path / "lists/unreadable.txt").read_bytes().splitlines()
+    assert len(listed) == 6 and all(os.path.exists(path) for path in listed)
+
+
+@pytest.mark.parametrize("make", ["nothing", "a file", "empty", "loose"])
+def test_what_is_no_data_set_is_wrong_usage(cli, tmp_path, make):
+    folder = tmp_path / "set"
+    if make == "a file":
+        folder.write_bytes(b"")
+    elif make != "nothing":
+        folder.mkdir()
+    if make == "loose":
+        Image.new("RGB", (30, 30)).save(folder / "x.png")
+    with pytest.raises(WrongUsage, match="does not exist|is a file|no class folders"):
+        cli("check", folder)
+    assert not (tmp_path / "check.html").exists()
+
+
+def test_one_picture_and_no_picture_are_findings(cli, tmp_path):
+    (tmp_path / "set/a").mkdir(parents=True)
+    assert run(cli, tmp_path / "set") == 1 and {"one_class", "empty_class"} <= found(tmp_path).keys()
+    Image.new("RGB", (30, 30), "red").save(tmp_path / "set/a/x.png")
+    assert run(cli, tmp_path / "set") == 1 and {"one_class", "blank"} <= found(tmp_path).keys()
+
+
+def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):
+    with pytest.raises(WrongUsage, match="not both"):
+        cli("check", pictures, "--weights", "x.pt", "--ckpt_path", "y.ckpt")
+    with pytest.raises(WrongUsage, match="no weights file"):
+        cli("check", pictures, "--weights", "x.pt")
+
+
+@needs_browser
+def test_the_page_sorts_its_rows_and_has_no_errors(cli, pictures, tmp_path):
+    for i in range(3):
+        (pictures / f"train/a/{i}.jpg").write_bytes(b"x" * (3 - i))
+    run(cli, pictures)
+    script = "document.querySelector('#unreadable').parentElement.querySelector('th button').click();"
+    click_again = script + script
+    for clicks, order in ((script, "012"), (click_again, "210")):
+        dom = dom_after((tmp_path / "check.html").read_text("utf-8"), clicks, tmp_path)
+        assert "".join(re.findall(r'data-value="train/a/(\d)\.jpg"', dom)) == order

@@ -1,0 +1,24 @@
+"""Chromium, where there is one: what a page looks like to scripts and on a screen."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+def _run(folder: Path, *options: str) -> str:
+    common = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
+    profile = f"--user-data-dir={folder / 'chromium'}"
+    command = [str(CHROMIUM), *common, profile, "--virtual-time-budget=3000", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def dom_after(page: str, script: str, folder: Path) -> str:
+    """Return the page's document after a script has run at its end."""
+    file = folder / "scripted.html"
+    file.write_text(page.replace("</body>", f"<script>{script}</script></body>"), "utf-8")
+    return _run(folder, "--dump-dom", file.as_uri())
