@@ -6,6 +6,8 @@ This module imports nothing heavy, so that `finetune --help` answers at once.
 import contextlib
 import gc
 import importlib
+import itertools
+import json
 import os
 import re
 import signal
@@ -14,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from finetune import __version__
 from finetune.distributed.ranks import end_with_first_process
+from finetune.system.lean_imports import import_less
 from finetune.system.messages import did_you_mean
 from finetune.system.terminal import let_go, outlive_terminal
 from finetune.system.unraised import take_unraisable
@@ -37,8 +40,15 @@ OWN = {
         "Measure a fit: pictures per second, and where its time goes",
     ),
     "cache": ("finetune.commands.cache:cache", "List or remove decoded pictures and features that are kept"),
+    "report": (
+        "finetune.commands.report:report",
+        "Write the page of a run: result, classes, mistakes, how to repeat it",
+    ),
     "sheet": ("finetune.commands.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
+
+# command: the option whose values are said without its name, one or several, before all others
+POSITIONAL = {"report": "runs"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -91,6 +101,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> None:
     """Run the command that `arguments` begin with."""
+    import_less(has_plots=False)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help", "help"):
         print(_help())
@@ -126,6 +137,10 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command == "benchmark":  # its flags are those of fit, and some more
         function(arguments)
         return
+    if command in POSITIONAL:
+        values = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+        named = [f"--{POSITIONAL[command]}", json.dumps(values)] if values else []
+        arguments = [*named, *arguments[len(values) :]]
     auto_cli(
         function, args=list(arguments), prog=f"finetune {command}", parser_class=OneLineErrorParser, as_positional=False
     )
