@@ -6,6 +6,8 @@ This module imports nothing heavy, so that `finetune --help` answers at once.
 import contextlib
 import gc
 import importlib
+import itertools
+import json
 import os
 import re
 import signal
@@ -14,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from finetune import __version__
 from finetune.distributed.ranks import end_with_first_process
+from finetune.system.lean_imports import import_less
 from finetune.system.messages import did_you_mean
 from finetune.system.terminal import let_go, outlive_terminal
 from finetune.system.unraised import take_unraisable
@@ -38,6 +41,10 @@ OWN = {
     ),
     "check": ("finetune.commands.check:check", "Say what is wrong with a folder of pictures before hours are spent"),
     "cache": ("finetune.commands.cache:cache", "List or remove decoded pictures and features that are kept"),
+    "report": (
+        "finetune.commands.report:report",
+        "Write the page of a run: result, classes, mistakes, how to repeat it",
+    ),
     "sheet": ("finetune.commands.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
 
@@ -92,6 +99,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> None:
     """Run the command that `arguments` begin with."""
+    import_less(has_plots=False)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help", "help"):
         print(_help())
@@ -127,7 +135,10 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command == "benchmark":  # its flags are those of fit, and some more
         function(arguments)
         return
-    # `check FOLDER` is what anybody would type; others have no argument that goes without saying.
+    if command == "report":  # RUN or RUN_A RUN_B: what is said before all options
+        runs = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+        arguments = [*(["--runs", json.dumps(runs)] if runs else []), *arguments[len(runs) :]]
+    # `check FOLDER` is what anybody would type; others have none, or several.
     has_folder = command == "check"
     name = f"finetune {command}"
     auto_cli(function, args=list(arguments), prog=name, parser_class=OneLineErrorParser, as_positional=has_folder)

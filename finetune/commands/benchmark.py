@@ -49,6 +49,7 @@ class BenchmarkCLI(FinetuneCLI):
         config = self._get(self.config_init, "trainer")
         config["default_root_dir"], config["logger"] = self.folder, None
         options = self.config["fit"]
+        options.report = False
         if options.repeats < 1:
             self.parser.error(f"repeats must be at least 1, not {options.repeats}")
         self.recorder = Recorder(options.repeats)

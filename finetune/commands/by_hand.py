@@ -46,8 +46,10 @@ def by_hand(
     if dtype not in _DTYPES:
         raise WrongUsage(f"--dtype {dtype} is not known; valid are: {', '.join(_DTYPES)}")
     replicas = parse_devices(devices)
-    figure = _figure()  # matplotlib may be missing: now is the time to find out
     check_target(output, "--output")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
     done: list[Epoch] = []
     for epoch in train(replicas, batch_size, lr, epochs, root=Path(root), dtype=_DTYPES[dtype], seed=seed):
         done.append(epoch)
@@ -93,11 +95,3 @@ def draw_curve(figure: "Figure", epochs: Sequence[Epoch], settings: str, output:
     axes.plot(numbers, accuracies, color=_BLUE, marker="o", markersize=5, clip_on=False)
     axes.annotate(f"{accuracies[-1]:.4f}", (numbers[-1], accuracies[-1]), ha="center", color=_BLUE, **above)
     figure.savefig(output, format="png", dpi=120)
-
-
-def _figure() -> "Figure":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise WrongUsage("the accuracy curve needs matplotlib: pip install 'finetune[plot]'") from error
-    return Figure(figsize=(7, 4), layout="constrained")

@@ -1,6 +1,8 @@
 """`finetune fit`: go on where `--resume` or `--ckpt_path` says, train, then test the best checkpoint."""
 
 import logging
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +60,16 @@ def fit(
             log.info(text)
         if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
             run.choose()  # its processes get a copy of the run, the parent keeps the original
-    overview.tell(trainer, model, datamodule, first)
+    run.about = {"command": _command(), **overview.tell(trainer, model, datamodule, first)}
     datamodule.is_fitted = True  # said here: processes that are spawned have a copy
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.fit(model, datamodule=datamodule, **kwargs)
     trainer.ckpt_path = None
     _finish(trainer, model, datamodule, run, options)
+
+
+def _command() -> str:
+    return shlex.join(["finetune", *sys.argv[1:]])  # as `run_lightning` has set it
 
 
 def _finish(
@@ -89,3 +95,18 @@ def _finish(
         trainer.test(model, datamodule=data, ckpt_path=best, verbose=False)
     if trainer.is_global_zero:
         print(f"run in {run.path}", flush=True)
+        if options.report:
+            _report(run, data)
+
+
+def _report(run: Run, data: ImageDataModule) -> None:
+    """Write the run's page: what fails here takes nothing from the run."""
+    from finetune.commands.report import page_of, reader  # with matplotlib, which takes half a second
+    from finetune.training.augmented_sheet import write_augmented
+
+    assert run.path is not None
+    try:
+        write_augmented(data, run.file("augmented.webp"))
+        print(f"report in {page_of(run.path, reader(data.splits.get('test')))}", flush=True)
+    except (OSError, ValueError) as error:
+        log.warning("the report could not be written: %s; `finetune report %s` tries again", error, run.path)

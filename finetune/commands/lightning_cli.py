@@ -86,6 +86,9 @@ class FinetuneCLI(LightningCLI):
                 "--test_after_fit", type=bool, default=True, help="Test the best checkpoint, if there is a test split."
             )
             parser.add_argument(
+                "--report", type=bool, default=True, help="Write report.html, a page of what came out of the run."
+            )
+            parser.add_argument(
                 "--checkpoint_every_n_steps",
                 type=int | None,
                 default=None,

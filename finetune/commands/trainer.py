@@ -15,7 +15,9 @@ from finetune.distributed.mesh_strategy import MeshStrategy
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
+from finetune.runs.live_report import LiveReport
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import PredictionWriter
@@ -67,9 +69,12 @@ def complete(
         config["precision"] = options.trainer.precision = precision
     callbacks: list[Any] = [RunFolder(run, parser, options), Results(run), Skipped(run), StopAtOnce()]
     if run.command == "fit":
-        callbacks += [LearningRateMonitor(), Checkpoints(run, options.checkpoint_every_n_steps)]
+        callbacks += [LearningRateMonitor(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run)]
+        callbacks += [LiveReport(run)] if options.report else []
     if run.command == "predict":
         callbacks.append(PredictionWriter(run, options.output, options.top_k))
+    if run.command in ("fit", "test"):
+        callbacks.append(PredictionWriter(run))
     own = _listed(config["callbacks"])
     if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in own):
         callbacks.append(PicturesBar())

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from finetune.data.transforms import eval_transform
+from finetune.inference.class_activation import class_activation
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
@@ -49,3 +50,9 @@ class Predictor:
         images = np.stack([self.prepare(picture) for picture in pictures])
         with torch.no_grad():
             return self._model(torch.from_numpy(images).permute(0, 3, 1, 2)).softmax(dim=1).numpy()
+
+    def activation(self, images: np.ndarray, classes: Sequence[int]) -> np.ndarray | None:
+        """Return where the network saw a class in each prepared picture (N, h, w, 3); see `class_activation`."""
+        with torch.no_grad():
+            x = self._model.normalized(torch.from_numpy(images).permute(0, 3, 1, 2))
+        return class_activation(self._model.network, x, classes)

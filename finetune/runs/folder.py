@@ -1,7 +1,9 @@
 """A run is a folder: `<root>/<command>/version_N` with config, metrics, checkpoints, results and predictions."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from jsonargparse import ArgumentParser, Namespace
@@ -16,11 +18,13 @@ class Run:
     Attributes:
         path: The run's folder; None until `choose`.
         began_from: The checkpoint of another run that this one went on from, if it did.
+        about: What a fit began with, for about.json; None where nothing is known of it.
     """
 
     def __init__(self, root: str | Path, command: str, path: Path | None = None) -> None:
         self.root, self.command, self.path = Path(root), command, path
         self.began_from: str | None = None
+        self.about: dict[str, Any] | None = None
 
     def choose(self) -> Path:
         """Make a new version of the folder; two runs that begin at once get one each."""
@@ -67,7 +71,7 @@ def _version(folder: Path) -> int:
 
 
 class RunFolder(pl.Callback):
-    """Lets rank 0 choose the run's folder, hands it to the others, and writes `config.yaml` into it."""
+    """Lets rank 0 choose the run's folder, hands it to the others, and writes `config.yaml` and `about.json`."""
 
     def __init__(self, run: Run, parser: ArgumentParser, config: Namespace) -> None:
         self.run, self.parser, self.config = run, parser, config
@@ -85,6 +89,8 @@ class RunFolder(pl.Callback):
         if trainer.is_global_zero and (is_new or stage == "fit"):
             began = f"# It began from {self.run.began_from}\n" if self.run.began_from else ""
             replace_text(self.run.file("config.yaml"), began + self.text())
+            if self.run.about is not None:
+                replace_text(self.run.file("about.json"), json.dumps(self.run.about, indent=2) + "\n")
 
     def text(self) -> str:
         """Return what goes into config.yaml."""

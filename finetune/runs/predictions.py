@@ -1,4 +1,4 @@
-"""One row for each picture, in the order of the input, whatever the number of devices; none is kept in memory."""
+"""One row for each picture of predict or test, in the order of the input, on any devices; none is kept in memory."""
 
 import csv
 import json
@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 from torch import Tensor
 
+from finetune.data.splits import Split
 from finetune.distributed.batch_share import is_counted
 from finetune.runs.folder import Run
 from finetune.system.files import check_target, replacing
@@ -24,6 +25,8 @@ from finetune.system.messages import WrongUsage
 log = logging.getLogger(__name__)
 
 _DIGITS = 7
+_MANY = 50  # classes: beyond them the rows of `test` hold the five best
+FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 # What becomes of a file name that is not UTF-8: its own bytes, JSON's \udcXX for each of them, or question marks.
 _NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet": "replace"}
@@ -32,11 +35,13 @@ _NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet"
 class PredictionWriter(pl.Callback):
     """Writes predictions as they come: each device its contiguous part of the list, rank 0 then joins the parts.
 
+    Those of `test` have a column `label` besides, the class that each picture is of.
+
     The parts are files beside the target. Where writing fails, what this process wrote stays, and the
     error names it.
 
     Args:
-        run: The run; `predictions.csv` goes into its folder.
+        run: The run; `predictions.csv`, or `test_predictions.csv`, goes into its folder.
         output: Another file to write, its suffix .csv, .jsonl or .parquet says how.
         top_k: Give the k most probable classes and their probabilities, best first, instead of a column for each class.
     """
@@ -50,29 +55,38 @@ class PredictionWriter(pl.Callback):
             check_target(output, "--output")
         if top_k is not None and top_k < 1:
             raise WrongUsage(f"--top_k must be at least 1, got {top_k}")
-        self.run, self.output, self.top_k = run, output, top_k
+        self.run, self.output, self.top_k, self.split = run, output, top_k, "predict"
         self.counts: Counter[str | None] = Counter()
         self._part: IO[str] | None = None
         self._has_begun = False
 
     @property
     def target(self) -> Path:
-        return Path(self.output) if self.output else self.run.file("predictions.csv")
+        return Path(self.output) if self.output else self.run.file(FILES[self.split])
 
     @property
     def suffix(self) -> str:
         return self.target.suffix.lower()
 
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        names: list[str] = pl_module.class_names  # type: ignore[assignment]
+        self.split, self.top_k = "test", 5 if len(names) > _MANY else None
+        self._begin(trainer, names)
+
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         names: list[str] = pl_module.class_names  # type: ignore[assignment]
         if self.top_k is not None and self.top_k > len(names):
             raise WrongUsage(f"--top_k {self.top_k}: there are only {len(names)} classes")
+        if trainer.is_global_zero:
+            log.info("predicting %d pictures", len(trainer.datamodule.splits["predict"].paths))  # type: ignore[attr-defined]
+        self._begin(trainer, names)
+
+    def _begin(self, trainer: pl.Trainer, names: list[str]) -> None:
         extra = [f"p_{name}" for name in names]
         if self.top_k is not None:
             extra = [f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")]
-        self.columns = ["path", "class", "probability", *extra, "error"]
-        if trainer.is_global_zero:
-            log.info("predicting %d pictures", len(trainer.datamodule.splits["predict"].paths))  # type: ignore[attr-defined]
+        label = ["label"] if self.split == "test" else []
+        self.columns = ["path", *label, "class", "probability", *extra, "error"]
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self._has_begun = True  # before the file is there: a signal may come between its birth and the next line
         part = self._part_path(trainer.global_rank)
@@ -84,14 +98,16 @@ class PredictionWriter(pl.Callback):
         assert self._part is not None
         if not is_counted(trainer):
             return
-        paths = trainer.datamodule.splits["predict"].paths  # type: ignore[attr-defined]
-        rows = list(self._rows(outputs, paths, pl_module.class_names))  # type: ignore[arg-type]
+        given = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
+        rows = list(self._rows(outputs, given, pl_module.class_names))  # type: ignore[arg-type]
         self.counts.update(row["class"] for row in rows)  # None for one that can't be read
         with self._kept(trainer):
             if self.suffix == ".csv":
                 csv.DictWriter(self._part, self.columns, lineterminator="\n").writerows(rows)
             else:
                 self._part.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+    on_test_batch_end = on_predict_batch_end  # type: ignore[assignment]
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert self._part is not None
@@ -106,7 +122,10 @@ class PredictionWriter(pl.Callback):
         if trainer.is_global_zero:
             with self._kept(trainer, *range(1, trainer.world_size)):
                 self._join([self._part_path(rank) for rank in range(trainer.world_size)])
-            self._summary(sum(counts, Counter()))
+            if self.split == "predict":
+                self._summary(sum(counts, Counter()))
+
+    on_test_end = on_predict_end
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._part is not None:
@@ -126,13 +145,15 @@ class PredictionWriter(pl.Callback):
             told = f"{self.target} could not be written: {error.strerror or error}"
             raise OSError(f"{told}; the rows so far are kept in {parts}") from error
 
-    def _rows(self, outputs: dict[str, Any], paths: Sequence[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def _rows(self, outputs: dict[str, Any], given: Split, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         probabilities: Tensor = outputs["probabilities"].cpu()
         order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
         good = dict(zip(outputs["index"].tolist(), zip(probabilities.tolist(), order, strict=True), strict=True))
         errors = dict(outputs["bad"])
         for index in sorted([*good, *errors]):
-            row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": paths[index]}
+            row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": given.paths[index]}
+            if self.split == "test":
+                row["label"] = names[given.labels[index]]
             if index in errors:
                 yield row | {"error": errors[index]}
                 continue

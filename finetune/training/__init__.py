@@ -4,8 +4,8 @@
 `lr_schedulers` how that changes, `fused_optimizers` make the update one pass over memory. `metrics` are exact on any
 number of devices, `dropout` is the same on any. `precision` is the arithmetic, `compile` the network in faster forms.
 Before training `first_pass` tries whether the network can take such pictures, and `overview` tells what is read and
-what is doubtful about it; `progress_bar` shows how it goes. `checkpoint_settings` takes a classifier's arguments out
-of a checkpoint.
+what is doubtful about it; `progress_bar` shows how it goes, `augmented_sheet` draws what it saw.
+`checkpoint_settings` takes a classifier's arguments out of a checkpoint.
 
 A loss, an average of weights, a schedule, a search for a rate go here; a callback lies with its subject.
 """

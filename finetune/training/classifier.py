@@ -190,17 +190,21 @@ class Classifier(pl.LightningModule):
         self.train_accuracy.reset()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self._evaluation_step(batch, self.val_metrics)
+        self._evaluate(batch, self.val_metrics)
 
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self._evaluation_step(batch, self.test_metrics)
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        return self._evaluate(batch, self.test_metrics)
 
-    def _evaluation_step(self, batch: dict[str, Any], metrics: SplitMetrics) -> None:
-        images, labels = batch["image"], batch["label"]
-        if len(labels) or is_sharded(self.trainer):
-            logits = self(images)
-        if len(labels) and is_counted(self.trainer):
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        return self._evaluate(batch)
+
+    def _evaluate(self, batch: dict[str, Any], metrics: SplitMetrics | None = None) -> dict[str, Any]:
+        """Return `index` (B,), `probabilities` (B, K) and `bad` [(index, error)] of a batch, and measure it."""
+        labels, is_needed = batch["label"], len(batch["label"]) or is_sharded(self.trainer)
+        logits = self(batch["image"]) if is_needed else torch.empty(0, len(self.class_names), device=self.device)
+        if metrics is not None and len(labels) and is_counted(self.trainer):
             metrics.update(logits, labels, self._loss_sum(logits, labels), self.class_weight[labels].sum())
+        return {"index": batch["index"], "probabilities": double(logits).softmax(dim=1), "bad": batch["bad"]}
 
     def on_validation_epoch_end(self) -> None:
         self._log_metrics("val", self.val_metrics)
@@ -211,12 +215,6 @@ class Classifier(pl.LightningModule):
     def _log_metrics(self, split: str, metrics: SplitMetrics) -> None:
         values, self.confusion_matrix = metrics.take(self.class_names)
         self.log_dict({f"{split}/{name}": value for name, value in values.items()})
-
-    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """Return `index` (B,), `probabilities` (B, K) and `bad` [(index, error)] of a batch."""
-        needed = len(batch["image"]) or is_sharded(self.trainer)
-        logits = self(batch["image"]) if needed else torch.empty(0, len(self.class_names), device=self.device)
-        return {"index": batch["index"], "probabilities": double(logits).softmax(dim=1), "bad": batch["bad"]}
 
     @as_wrong_usage("model.optimizer or model.scheduler")
     def configure_optimizers(self) -> Any:

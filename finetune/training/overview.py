@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -23,19 +24,37 @@ _FEW = 2  # pictures of a class from which nothing general can be learned
 _FEW_TO_TEST = 30  # below them the standard error of an accuracy may be above 9 points
 
 
-def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_path: object = None) -> None:
-    """Say, on the first device alone, what is read, what learns, and on what; then each doubt in a line."""
+def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_path: object = None) -> dict[str, Any]:
+    """Say, on the first device alone, what is read, what learns, and on what; then each doubt in a line.
+
+    Returns:
+        That and the pictures of each class and split in numbers, to be kept; nothing on other devices.
+    """
     if not trainer.is_global_zero:
-        return
-    for line in (_pictures(data), _network(model, ckpt_path), _machine(trainer, data)):
+        return {}
+    lines, doubtful = [_pictures(data), _network(model, ckpt_path), _machine(trainer, data)], list(doubts(data))
+    doubtful += filter(None, [first_look(data.splits, data.root)])
+    for line in lines:
         log.info("%s", line)
     for split, so in (("val", ", and best.ckpt is the last"), ("test", "")):
         if split in data.splits and getattr(trainer, f"limit_{split}_batches") == 0:
             log.info("%s is not looked at, since trainer.limit_%s_batches is 0%s", split, split, so)
-    for doubt in (*doubts(data), first_look(data.splits, data.root)):
-        if doubt:
-            log.warning("%s", doubt)
+    for doubt in doubtful:
+        log.warning("%s", doubt)
     warn_of_dark_samples(data.splits["train"].paths)
+    origins = {name: split.origin for name, split in data.splits.items()}
+    splits = {
+        name: {"origin": origins[name], "counts": _counts(data, name)}
+        for name in ("train", "val", "test")
+        if name in origins
+    }
+    return {
+        "root": str(data.root),
+        "splits": splits,
+        "lines": lines,
+        "doubts": doubtful,
+        "fingerprint": data.fingerprint,
+    }
 
 
 def doubts(data: ImageDataModule) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """`finetune by-hand` as a user meets it: its lines, its picture, its mistakes."""
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -121,16 +120,6 @@ def test_help(capsys):
     out = capsys.readouterr().out
     assert caught.value.code == 0 and out.startswith("usage: finetune by-hand ")
     assert "two replicas on the CPU" in " ".join(out.split())
-
-
-def test_missing_matplotlib_is_told_before_anything_else(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(SystemExit) as caught:
-        main(["by-hand"])
-    assert caught.value.code == 2
-    assert "needs matplotlib: pip install 'finetune[plot]'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_leaves_the_curve_so_far(tmp_path, monkeypatch, capsys):

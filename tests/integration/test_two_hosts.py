@@ -32,6 +32,7 @@ FIT = [
     *("fit", "--resume", "--data.image_size", "28", "--data.batch_size", "6", "--data.num_workers", "0"),
     *("--model.backbone", "small_cnn", "--model.weights", "null", "--trainer.max_epochs", "2"),
     *("--trainer.accelerator", "cpu", "--trainer.precision", "64-true", "--trainer.enable_progress_bar", "false"),
+    *("--report", "false"),
     "--trainer.callbacks+=test_two_hosts.Witness",
 ]
 

@@ -61,6 +61,7 @@ BASE = [
     *("--trainer.precision", "32-true", "--trainer.enable_model_summary", "false"),
 ]
 FIT = ["--model.weights", "null", "--model.backbone", "small_cnn", "--trainer.log_every_n_steps", 1]
+FIT += ["--report", "false"]
 
 
 class Scenario(NamedTuple):

@@ -32,7 +32,7 @@ FIT = [
     *("fit", "--resume", "--checkpoint_every_n_steps", 3, "--data.root", DATA, "--data.image_size", 32),
     *("--data.batch_size", 12, "--data.val_fraction", 0.1, "--model.weights", "null", "--trainer.max_epochs", EPOCHS),
     *("--trainer.accelerator", "cpu", "--trainer.log_every_n_steps", 1, "--trainer.enable_progress_bar", "false"),
-    *("--model.scheduler", "finetune.WarmupCosine"),
+    *("--model.scheduler", "finetune.WarmupCosine", "--report", "false"),
 ]
 MOBILENET = ("--model.backbone", "mobilenet_v3_small")  # batch norm, dropout, and small checkpoints
 EFFICIENTNET = ("--model.backbone", "efficientnet_b0", "--trainer.max_epochs", 2)

@@ -1,0 +1,47 @@
+"""Where a network looked: class activation maps, from one forward pass.
+
+A network that averages its last maps over the picture and multiplies by the head says class k with the mean over all
+places of `weight[k] · maps[place]`: that product, place by place, is where the class was seen (Zhou et al. 2016,
+arXiv:1512.04150). For such networks Grad-CAM gives the same map up to a factor. Others have none here.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from finetune.models.stages import head
+
+# Shapes: B pictures, C channels, u x v places of the last maps, K classes.
+
+
+def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> np.ndarray | None:
+    """Return how much each place spoke for a class, or None for a network that does not average maps for its head.
+
+    Args:
+        network: In evaluation mode.
+        x: What the network takes (B, 3, h, w).
+        classes: The class to look for in each picture, B.
+
+    Returns:
+        (B, u, v) in [0, 1], where 1 is the place that spoke most for it, 0 one that did not or spoke against it.
+    """
+    maps: list[Tensor] = []
+    inputs: list[Tensor] = []
+    pools = [module for module in network.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
+    linear = head(network)
+    hooks = [pool.register_forward_pre_hook(lambda _, given: maps.append(given[0])) for pool in pools[-1:]]
+    hooks.append(linear.register_forward_pre_hook(lambda _, given: inputs.append(given[0])))
+    try:
+        with torch.no_grad():
+            network(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(maps) != 1 or len(inputs) != 1 or inputs[0].shape != maps[0].shape[:2]:
+        return None
+    if not torch.allclose(inputs[0], maps[0].mean(dim=(2, 3)), rtol=1e-3, atol=1e-5):  # bf16 rounds more: float32 here
+        return None
+    spoken = torch.einsum("bc,bcuv->buv", linear.weight.detach()[list(classes)], maps[0]).clamp_min(0)
+    return (spoken / spoken.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(maps[0].dtype).tiny)).numpy()

@@ -1,0 +1,135 @@
+"""Charts as SVG to lie inside a page, whose colours they take: light, dark or on paper."""
+
+import io
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import escape
+
+from finetune.system.cache_dir import cache_dir
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Colours that stand in the drawing for the page's own: text, lines of the grid, and what is drawn, in turn.
+_STANDING_IN = {
+    "#010101": "--ink",
+    "#020202": "--line",
+    "#030303": "--accent",
+    "#040404": "--warning",
+    "#050505": "--good",
+}
+_INK, _LINE, *_DRAWN = _STANDING_IN
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: small, searchable, in the page's font
+    "svg.hashsalt": "finetune",  # the same chart is the same text
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "axes.prop_cycle": f"cycler('color', {_DRAWN})",
+}
+
+# Shapes: N points of a line.
+
+
+def curves(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x: str,
+    y: str,
+    about: str,
+    mark: tuple[float, str] | None = None,
+    is_log: bool = False,
+) -> str:
+    """Return lines over one axis.
+
+    Args:
+        lines: Name of each and its x and y, N each.
+        x: What the axis shows.
+        y: What the other shows.
+        about: The chart in a sentence, for who can't see it.
+        mark: A place on the x axis, and what is there.
+        is_log: Whether the y axis is logarithmic.
+    """
+    with _chart(about) as (axes, made):
+        for (name, (places, values)), style in zip(lines.items(), ("-", "--", ":", "-.") * len(lines), strict=False):
+            axes.plot(places, values, style, label=name, marker="o" if len(values) == 1 else "")
+        axes.set(xlabel=x, ylabel=y, yscale="log" if is_log else "linear")
+        if x == "epoch":
+            axes.locator_params(axis="x", integer=True)
+        if mark is not None:
+            axes.axvline(mark[0], color=_INK, linewidth=0.8, linestyle=":")
+            axes.annotate(
+                mark[1], (mark[0], 1), xycoords=("data", "axes fraction"), ha="right", va="bottom", fontsize=9
+            )
+        if len(lines) > 1:
+            axes.legend()
+    return made[0]
+
+
+def reliability_chart(bins: Mapping[str, Sequence[tuple[float, float, int]]], about: str) -> str:
+    """Return how often what was said with some confidence was right; on the diagonal it is as often as it says.
+
+    Args:
+        bins: By name, each bin's mean confidence, share that is right, and number of pictures.
+        about: The chart in a sentence.
+    """
+    with _chart(about, square=True) as (axes, made):
+        axes.plot([0, 1], [0, 1], color=_LINE, linestyle="--")
+        for name, found in bins.items():
+            confidence, right, num = np.array(found).reshape(-1, 3).T
+            size = 12 + 160 * np.sqrt(num / max(1, num.max(initial=1)))
+            axes.scatter(confidence, right, s=size, alpha=0.7, label=name)
+            axes.plot(confidence, right, linewidth=1)
+        axes.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1.03), ylim=(0, 1.03))
+        if len(bins) > 1:
+            axes.legend(markerscale=0.5, loc="upper left")
+    return made[0]
+
+
+@contextmanager
+def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]]]:
+    # matplotlib keeps a list of fonts: with what else we keep, since the user's settings may be read-only.
+    os.environ.setdefault("MPLCONFIGDIR", str(cache_dir() / "matplotlib"))
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    made: list[str] = []
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(4.2, 4.0) if square else (5.6, 3.2), layout="constrained")
+        yield figure.add_subplot(), made
+        content = io.StringIO()
+        nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        figure.savefig(content, format="svg", transparent=True, metadata=nothing)
+    made.append(_inline(content.getvalue(), about))
+
+
+def _inline(svg: str, about: str) -> str:
+    """Return an SVG document as an element of a page: named, as wide as there is room, in the page's colours."""
+    svg = svg[svg.index("<svg") :]
+    for standing_in, variable in _STANDING_IN.items():
+        svg = svg.replace(standing_in, f"var({variable})")
+    svg = re.sub(r"<(metadata|defs)>\s*<(style|rdf).*?</\1>\s*", "", svg, flags=re.DOTALL)  # rules for all of a page
+    svg = re.sub(r"font-family: [^;\"]*|(?<=px) 'DejaVu Sans'[^;\"]*", "font-family: inherit", svg)
+    used, own = set(re.findall(r"#([\w.]+)", svg)), blake2b(svg.encode(), digest_size=4).hexdigest()
+    svg = re.sub(r' id="([\w.]+)"', lambda found: found[0] if found[1] in used else "", svg)
+    svg = re.sub(r'(?<= id=")|(?<="#)|(?<=url\(#)', f"c{own}-", svg)  # several charts on a page
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(about)}" class="chart" ', 1)

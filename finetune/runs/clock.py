@@ -1,0 +1,69 @@
+"""seconds.json: where the time of a run went."""
+
+import json
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+
+from finetune.runs.folder import Run
+from finetune.system.files import replace_text
+
+PHASES = {
+    "preparing": "until the first step: finding pictures, reading weights, what is computed once",
+    "training": "steps, and writing checkpoints",
+    "validating": "measuring the validation pictures after each epoch",
+    "testing": "measuring the test pictures",
+}
+
+
+class Clock(pl.Callback):
+    """Counts the seconds of a run's phases, on the first device; a resumed run adds to those before.
+
+    Args:
+        run: The run; `seconds.json` goes into its folder at each epoch's end.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.seconds = run, dict.fromkeys(PHASES, 0.0)
+        self._phase, self._since = "preparing", time.monotonic()
+
+    def _enter(self, phase: str) -> None:
+        now = time.monotonic()
+        if self._phase:
+            self.seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        path = self.run.file("seconds.json")
+        if path.exists():  # of the run that this one goes on with
+            before = json.loads(path.read_text("utf-8"))
+            self.seconds = {phase: before.get(phase, 0.0) + now for phase, now in self.seconds.items()}
+        self._enter("training")
+
+    def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.state.fn == "fit":
+            self._enter("validating")
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.state.fn == "fit":
+            self._enter("training")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._enter("training")
+        self._write(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._enter("")
+
+    def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._enter("testing")
+
+    def on_test_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._enter("")
+        self._write(trainer)
+
+    def _write(self, trainer: pl.Trainer) -> None:
+        if trainer.is_global_zero:
+            rounded = {phase: round(seconds, 3) for phase, seconds in self.seconds.items()}
+            replace_text(self.run.file("seconds.json"), json.dumps(rounded, indent=2) + "\n")

@@ -1,0 +1,151 @@
+"""Several runs side by side: what came out of each, how they learned, and on which pictures two of them differ."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finetune.runs.charts import curves
+from finetune.runs.highlights import Lens, Shown, shown
+from finetune.runs.model_card import interval, percent
+from finetune.runs.record import RunRecord
+from finetune.runs.statistics import mcnemar
+from finetune.system.files import replace_text
+from finetune.system.html_page import link_to, render
+
+_NUM_SHOWN = 24
+_SETTINGS = (
+    ("model", "backbone"),
+    ("model", "weights"),
+    ("model", "freeze"),
+    ("model", "head_init"),
+    ("data", "init_args", "root"),
+    ("data", "init_args", "image_size"),
+    ("data", "init_args", "batch_size"),
+    ("trainer", "max_epochs"),
+    ("trainer", "precision"),
+    ("seed_everything",),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs on the same test pictures.
+
+    Attributes:
+        both: Pictures that both get right.
+        only_a: Places, among the first one's pictures, of those that it alone gets right.
+        only_b: Of those that the second alone does.
+        neither: Pictures that both get wrong.
+        p: How likely two equally good ones differ at least so much.
+    """
+
+    both: int
+    only_a: np.ndarray
+    only_b: np.ndarray
+    neither: int
+    p: float
+
+
+def paired(a: RunRecord, b: RunRecord) -> Pair | str:
+    """Hold two runs against each other on the pictures that both were tested on, or say why that can't be done."""
+    if a.answers is None or b.answers is None:
+        run = a if a.answers is None else b
+        return f"{run.name} has no test_predictions.csv: `finetune test` on its checkpoint writes one"
+    names, place = a.answers.class_names, {path: i for i, path in enumerate(b.answers.paths)}
+    if names != b.answers.class_names:
+        return "they have other classes"
+    common = [(i, place[path]) for i, path in enumerate(a.answers.paths) if path in place]
+    if not common or len(common) < max(len(a.answers.paths), len(b.answers.paths)):
+        return f"they were tested on other pictures: {len(common)} are the same"
+    of_a, of_b = (np.array(side) for side in zip(*common, strict=True))
+    if (a.answers.labels[of_a] != b.answers.labels[of_b]).any():
+        return "pictures of the same name are of other classes"
+    right_a, right_b = a.answers.is_right[of_a], b.answers.is_right[of_b]
+    only_a, only_b = of_a[right_a & ~right_b], of_a[right_b & ~right_a]
+    both, neither = int((right_a & right_b).sum()), int((~right_a & ~right_b).sum())
+    return Pair(both, only_a, only_b, neither, mcnemar(len(only_a), len(only_b)))
+
+
+def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path) -> str:
+    """Write a page on which runs stand side by side.
+
+    Args:
+        runs: At least two.
+        lens: How to look at test pictures; None shows none.
+        target: The page.
+
+    Returns:
+        What it says, in a sentence.
+    """
+    pair = paired(*runs) if len(runs) == 2 else None
+    sentence = _sentence(runs, pair)
+    differing: list[tuple[str, str, list[Shown]]] = []
+    if isinstance(pair, Pair) and lens is not None and (answers := runs[0].answers) is not None:
+        for k, chosen in enumerate((pair.only_a, pair.only_b)):
+            order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][:_NUM_SHOWN].tolist()
+            told = f"{len(chosen)} pictures; those of which {runs[0].name} was surest come first."
+            differing.append((f"Only {runs[k].name} is right", told, shown(answers, order, lens, has_overlay=False)))
+    replace_text(
+        target,
+        render(
+            "runs/comparison.html",
+            title="Runs side by side",
+            sentence=sentence,
+            rows=list(_rows(runs)),
+            names=[run.name for run in runs],
+            charts=list(_charts(runs)),
+            pair=pair if isinstance(pair, Pair) else None,
+            differing=differing,
+            address=lambda path: link_to(path, target) if Path(path).is_file() else "",
+        ),
+        errors="replace",
+    )
+    return sentence
+
+
+def _sentence(runs: Sequence[RunRecord], pair: Pair | str | None) -> str:
+    if isinstance(pair, Pair):
+        a, b = (run.name for run in runs)
+        num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
+        told = f"Of the {num} test pictures {a} alone gets {len(pair.only_a)} right, {b} alone {len(pair.only_b)}"
+        if pair.p >= 0.05:
+            return f"{told}: no difference can be told (McNemar's exact test, p = {pair.p:.2g})."
+        better = a if len(pair.only_a) > len(pair.only_b) else b
+        return f"{told}: {better} is better on pictures like these (McNemar's exact test, p = {pair.p:.2g})."
+    if isinstance(pair, str):
+        return f"They can't be compared picture by picture: {pair}."
+    return f"{len(runs)} runs; two at a time are held against each other picture by picture."
+
+
+def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
+    yield "test accuracy", [_accuracy(run) for run in runs]
+    for name in ("f1", "loss", "calibration_error"):
+        values = [run.result.get(f"test/{name}") for run in runs]
+        if any(value is not None for value in values):
+            yield f"test {name.replace('_', ' ')}", ["" if value is None else f"{value:.4f}" for value in values]
+    yield "seconds", [f"{sum(run.seconds.values()):.0f}" if run.seconds else "" for run in runs]
+    yield "best epoch", [str(run.best_epoch or "") for run in runs]
+    for keys in _SETTINGS:
+        values = [run.setting(*keys) for run in runs]
+        if any(value != values[0] for value in values):
+            yield keys[-1], [str(value) for value in values]
+    prints = [str(run.about.get("fingerprint", "")) for run in runs]
+    if len(set(prints)) > 1:
+        yield "training pictures", [print_[:12] for print_ in prints]
+
+
+def _accuracy(run: RunRecord) -> str:
+    matrix: list[list[int]] = run.result.get("confusion_matrix") or []
+    num, right = sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
+    return f"{percent(right / num)} ({interval(right, num)})" if num else "not tested"
+
+
+def _charts(runs: Sequence[RunRecord]) -> Iterator[str]:
+    for what in ("val/accuracy", "val/loss", "train/loss_epoch"):
+        lines: dict[str, Any] = {run.name: run.line(what) for run in runs if run.line(what)[0]}
+        if lines:
+            name = what.removesuffix("_epoch").replace("val/", "validation ").replace("train/", "training ")
+            yield curves(lines, "epoch", name, f"{name} of {', '.join(lines)} by epoch")

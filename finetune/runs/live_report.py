@@ -1,0 +1,38 @@
+"""report.html while training goes on: rewritten after an epoch, as often as that costs next to nothing."""
+
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+
+from finetune.runs.folder import Run
+
+_PATIENCE = 20.0  # seconds of training before the first page: a run that is over by then gets its page at the end
+_SHARE = 0.01  # of the time
+
+
+class LiveReport(pl.Callback):
+    """Rewrites the run's page after an epoch, on the first device.
+
+    Args:
+        run: The run; `report.html` goes into its folder.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self._cost, self._since = run, _SHARE * _PATIENCE, 0.0
+
+    def on_train_start(self, *_: Any) -> None:
+        self._since = time.monotonic()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        # Not at an epoch's end itself: its numbers are logged after all callbacks.
+        began = time.monotonic()
+        if not trainer.is_global_zero or _SHARE * (began - self._since) < self._cost:
+            return
+        from finetune.runs.html_report import write_report  # with matplotlib, which takes half a second
+        from finetune.runs.record import read_run
+
+        assert self.run.path is not None
+        write_report(read_run(self.run.path), None, {}, is_running=True)
+        self._since = time.monotonic()
+        self._cost = self._since - began

@@ -1,0 +1,88 @@
+"""How to repeat a run, and a model card to paste: Markdown after Mitchell et al. 2019 (arXiv:1810.03993)."""
+
+from typing import Any
+
+from finetune.runs.record import RunRecord
+from finetune.runs.statistics import wilson
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def interval(num_right: float, num: int) -> str:
+    """Return a 95 % interval in words, `82.6 to 87.6 %`."""
+    low, high = wilson(num_right, num)
+    return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+
+def weights_and_licence(run: RunRecord) -> str:
+    """Return what training started from and whose terms hold for it, in a sentence."""
+    weights = run.setting("model", "weights")
+    if run.about.get("began_from"):
+        return f"the checkpoint {run.about['began_from']}: its terms hold"
+    if weights is None:
+        return "random weights: nobody else's terms hold"
+    if str(weights).endswith((".pt", ".pth", ".safetensors", ".ckpt")):
+        return f"the file {weights}: whoever gave it to you says on which terms"
+    return (
+        f"torchvision's {weights} weights, learned from ImageNet: torchvision's code is under the BSD 3-Clause "
+        "licence, and its authors leave it to you whether ImageNet's terms allow your use"
+    )
+
+
+def model_card(run: RunRecord) -> str:
+    """Return the card as Markdown; what only a person can know is left to be filled in."""
+    result, about = run.result, run.about
+    names = result.get("class_names") or list(about.get("splits", {}).get("train", {}).get("counts", {}))
+    size, backbone = (run.setting("data", "init_args", "image_size"), run.setting("model", "backbone"))
+    lines = [
+        f"# {run.name}",
+        "",
+        f"An image classifier of {len(names)} classes: {', '.join(names)}.",
+        f"Network: {backbone}, which sees {size} x {size} pixels of a picture (RGB). It began with",
+        f"{weights_and_licence(run)}.",
+        "",
+        "## Meant for",
+        "",
+        "(say what it is used for, by whom)",
+        "",
+        "## Not meant for",
+        "",
+        "- Pictures of anything but these classes: it always says one of them.",
+        "- Decisions about people, unless somebody has measured it for that.",
+        "",
+        "## Measured on",
+        "",
+        *_measured(run, names),
+        "",
+        "## Trained on",
+        "",
+        *(f"- {line}" for line in _trained(about)),
+        "",
+        "## Limits",
+        "",
+        "- The numbers hold for pictures like the test pictures; other cameras, places or times were not measured.",
+        *(f"- {doubt}" for doubt in about.get("doubts", ())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _measured(run: RunRecord, names: list[str]) -> list[str]:
+    matrix = run.result.get("confusion_matrix")
+    if not matrix:
+        return ["No test pictures: nothing was measured on pictures that no choice was made by."]
+    num, right = sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
+    rows = [f"{num} test pictures of {run.about.get('root', 'the data set')}.", "", "| | recall | 95 % interval |"]
+    rows += ["| --- | --- | --- |", f"| all (accuracy) | {percent(right / max(1, num))} | {interval(right, num)} |"]
+    for i, (name, row) in enumerate(zip(names, matrix, strict=True)):
+        share = percent(row[i] / sum(row)) if sum(row) else "none"
+        rows.append(f"| {name} | {share} | {interval(row[i], sum(row))} |")
+    return rows
+
+
+def _trained(about: dict[str, Any]) -> list[str]:
+    train = about.get("splits", {}).get("train", {}).get("counts", {})
+    told = ", ".join(f"{name} {num}" for name, num in list(train.items())[:20])
+    more = f" and {len(train) - 20} more classes" if len(train) > 20 else ""
+    return [f"{sum(train.values())} pictures: {told}{more}", f"fingerprint {about.get('fingerprint') or 'unknown'}"]

@@ -1,0 +1,118 @@
+"""A run's folder read back: what it was told, how it learned, what it says of the test pictures."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from finetune.runs.answers import Answers, read_answers
+from finetune.runs.metrics_csv import read_metrics
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run's folder holds; what it does not hold is empty.
+
+    Attributes:
+        path: The folder.
+        about: about.json: the command, and what the run began with.
+        config: config.yaml, plain values.
+        config_text: The same as it stands there.
+        metrics: Rows of metrics.csv.
+        seconds: seconds.json.
+        result: test.json.
+        answers: test_predictions.csv.
+        skipped: Lines of skipped.txt.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    config: dict[str, Any]
+    config_text: str
+    metrics: list[dict[str, str]]
+    seconds: dict[str, float]
+    result: dict[str, Any]
+    answers: Answers | None
+    skipped: list[str]
+
+    @property
+    def name(self) -> str:
+        """The folder's name; of a version, its place as well: `demo/fit/version_0`."""
+        parts = self.path.resolve().parts
+        return "/".join(parts[-3:] if parts[-1].startswith("version_") else parts[-1:])
+
+    def setting(self, *keys: str) -> Any:
+        """Return one of the config's values, None where it is not there."""
+        value: Any = self.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def line(self, name: str, over: str = "epoch") -> tuple[list[float], list[float]]:
+        """Return how a metric went: at which step or in which epoch, counted from one, and its values."""
+        rows = [row for row in self.metrics if row.get(name)]
+        places = [float(row[over]) + 1 for row in rows] if over == "epoch" else [float(row[over]) for row in rows]
+        return places, [float(row[name]) for row in rows]
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the metrics whose names begin so."""
+        return [name for name in (self.metrics[0] if self.metrics else ()) if name.startswith(prefix)]
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The epoch of best.ckpt, counted from one: the best accuracy, of equal ones the least loss."""
+        epochs, accuracies = self.line("val/accuracy")
+        if not epochs:
+            return None
+        losses = self.line("val/loss")[1]
+        return int(max(zip(accuracies, (-loss for loss in losses), epochs, strict=True), key=lambda row: row[:2])[2])
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read the folder of a run of `fit` or `test`.
+
+    Raises:
+        FileNotFoundError: It is no run's folder.
+        ValueError: A file in it is damaged.
+    """
+    if not (path / "config.yaml").is_file():
+        raise FileNotFoundError(f"{str(path)!r} is not the folder of a run: it has no config.yaml")
+    config_text = (path / "config.yaml").read_text("utf-8")
+    result = _json(path / "test.json")
+    rows = path / "test_predictions.csv"
+    names: Sequence[str] = result.get("class_names", ())
+    skipped = path / "skipped.txt"
+    return RunRecord(
+        path,
+        _json(path / "about.json"),
+        _yaml(path / "config.yaml", config_text),
+        config_text,
+        read_metrics(path / "metrics.csv"),
+        _json(path / "seconds.json"),
+        result,
+        read_answers(rows, names) if rows.is_file() and names else None,
+        skipped.read_text("utf-8", "surrogateescape").splitlines() if skipped.is_file() else [],
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: it holds no names")
+    return found
+
+
+def _yaml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    return found if isinstance(found, dict) else {}

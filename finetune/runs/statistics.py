@@ -1,0 +1,72 @@
+"""What counts of right answers say: intervals, a paired test, curves over confidence; NumPy alone."""
+
+import math
+
+import numpy as np
+
+# Shapes: N pictures, T thresholds.
+
+_Z = 1.959964  # of a 95 % interval
+
+
+def wilson(num_right: float, num: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share; (0, 1) of nothing.
+
+    Source: Wilson 1927, as in Agresti and Coull 1998 (The American Statistician 52), who advise it for any number.
+    """
+    if num == 0:
+        return 0.0, 1.0
+    share, z2 = num_right / num, _Z**2
+    centre, scale = (share + z2 / (2 * num)) / (1 + z2 / num), 1 / (1 + z2 / num)
+    half = _Z * scale * math.sqrt(share * (1 - share) / num + z2 / (4 * num**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """Return how likely two equally good classifiers differ at least so much on the same pictures (exact, two-sided).
+
+    Args:
+        only_a: Pictures that the first alone gets right.
+        only_b: Those that the second alone does.
+
+    Source: McNemar 1947; the exact form is a binomial test of the pictures on which they differ.
+    """
+    num, fewer = only_a + only_b, min(only_a, only_b)
+    tail = sum(math.comb(num, k) for k in range(fewer + 1))
+    return min(1.0, 2 * tail / 2**num)
+
+
+def reliability(confidence: np.ndarray, is_right: np.ndarray, num_bins: int = 10) -> list[tuple[float, float, int]]:
+    """Return mean confidence, share that is right and number of pictures of each bin of confidence that has any.
+
+    Args:
+        confidence: Probability of the class that was said, (N,).
+        is_right: Whether it is the right one, (N,) bool.
+        num_bins: Equal parts of [0, 1].
+    """
+    bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
+    found = [(confidence[bins == b], is_right[bins == b]) for b in range(num_bins)]
+    return [(float(c.mean()), float(r.mean()), len(c)) for c, r in found if len(c)]
+
+
+def precision_recall(score: np.ndarray, is_positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return thresholds, precision and recall, (T,) each, the highest first: said is what scores at least so much.
+
+    Args:
+        score: Probability of the positive class, (N,).
+        is_positive: Whether the picture is of it, (N,) bool.
+    """
+    order = np.argsort(-score, kind="stable")
+    score, hits = score[order], np.cumsum(is_positive[order])
+    last = np.append(score[1:] != score[:-1], True)  # of pictures with equal scores all are said, or none
+    said = np.arange(1, len(score) + 1)
+    return score[last], (hits / said)[last], (hits / max(1, int(is_positive.sum())))[last]
+
+
+def coverage(confidence: np.ndarray, is_right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the share of pictures answered, most confident first, and the accuracy on them, (T,) each."""
+    order = np.argsort(-confidence, kind="stable")
+    confidence, hits = confidence[order], np.cumsum(is_right[order])
+    last = np.append(confidence[1:] != confidence[:-1], True)
+    answered = np.arange(1, len(confidence) + 1)
+    return (answered / len(confidence))[last], (hits / answered)[last]

@@ -1,0 +1,30 @@
+"""augmented.webp: training pictures as evaluation prepares them, and as the first epochs see them."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from finetune.data.datamodule import ImageDataModule
+from finetune.data.samplers import SHEET, run_seed, some_of
+from finetune.system.files import replacing
+
+_ROWS, _EPOCHS, _SIDE, _GAP = 6, 5, 96, 4
+
+
+def write_augmented(data: ImageDataModule, target: Path) -> None:
+    """Write a sheet with a training picture in each row: first as in evaluation, then of the first epochs in turn."""
+    num = len(data.splits["train"].labels)
+    training, evaluation = data.pictures("train", train=True, reads=1), data.pictures("train", reads=1)
+    step = _SIDE + _GAP
+    paper = np.full((min(_ROWS, num) * step - _GAP, (1 + _EPOCHS) * step - _GAP, 3), 255, np.uint8)
+    for row, index in enumerate(sorted(some_of(num, _ROWS, SHEET, run_seed()))):
+        items = [evaluation[int(index)], *(training[epoch, int(index)] for epoch in range(_EPOCHS))]
+        for column, item in enumerate(items):
+            if item["image"] is not None:
+                y, x = row * step, column * step
+                shrunk = cv2.resize(item["image"], (_SIDE, _SIDE), interpolation=cv2.INTER_AREA)
+                paper[y : y + _SIDE, x : x + _SIDE] = shrunk
+    with replacing(target) as file:
+        Image.fromarray(paper).save(file, format="WebP", quality=80)

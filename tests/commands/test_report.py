@@ -1,0 +1,99 @@
+"""`finetune report`, on runs of `finetune fit` as they are."""
+
+import csv
+import json
+import shutil
+
+import pytest
+from colours import QUICK
+
+from finetune.cli import main
+from finetune.inference.predictor import Predictor
+
+FIT = [option for option in QUICK if option != "--report"][:-1]
+
+
+@pytest.fixture(scope="module")
+def fitted(colours, tmp_path_factory):
+    """Two runs of a moment; the first with its page."""
+    root = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for seed in ("0", "1"):
+            with pytest.raises(SystemExit) as end:
+                main(["fit", "--data.root", str(colours), *FIT, "--seed_everything", seed])
+            assert end.value.code == 0
+    return root
+
+
+def test_fit_leaves_what_the_page_is_made_of(fitted):
+    run = fitted / "runs/fit/version_0"
+    names = {path.name for path in run.iterdir()}
+    assert {"report.html", "about.json", "seconds.json", "test_predictions.csv", "augmented.webp"} <= names
+    about = json.loads((run / "about.json").read_text())
+    counts = [sum(about["splits"][split]["counts"].values()) for split in ("train", "val", "test")]
+    assert counts == [53, 7, 30] and set(about["splits"]["test"]["counts"].values()) == {10}
+    assert about["command"].startswith("finetune fit --data.root") and len(about["lines"]) == 3
+    text = (run / "report.html").read_text()
+    assert "named rightly" in text and "data:image/webp" in text and "where it looked is not shown" in text
+
+
+def test_rows_are_what_the_checkpoint_says(fitted):
+    run = fitted / "runs/fit/version_0"
+    with open(run / "test_predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 30 and [row["path"] for row in rows] == sorted(row["path"] for row in rows)
+    assert all(row["label"] == row["path"].split("/")[-2] for row in rows)
+    right = sum(row["label"] == row["class"] for row in rows)
+    result = json.loads((run / "test.json").read_text())
+    assert right / 30 == pytest.approx(result["test/accuracy"])
+    predictor = Predictor(run / "checkpoints/best.ckpt")
+    from finetune.data.decode import decode
+
+    for row, p in zip(rows[:5], predictor([decode(row["path"]) for row in rows[:5]]), strict=True):
+        assert [float(row[f"p_{name}"]) for name in ("blue", "green", "red")] == pytest.approx(p.tolist(), abs=1e-5)
+
+
+def test_again_and_elsewhere(fitted, cli, capsys, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(fitted / "runs/fit/version_0", moved)
+    (moved / "report.html").unlink()
+    cli("report", moved)
+    out = capsys.readouterr().out
+    assert "of 30 test pictures are named rightly" in out and out.endswith(f"report in {moved}/report.html\n")
+    assert (moved / "report.html").stat().st_size > 20_000
+
+
+def test_two_runs_side_by_side(fitted, cli, capsys, tmp_path):
+    runs = [fitted / f"runs/fit/version_{i}" for i in range(2)]
+    cli("report", *runs, "--output", "new/page.html")
+    assert "McNemar's exact test" in capsys.readouterr().out
+    assert "seed_everything" in (tmp_path / "new/page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        ([], 2, "the following arguments are required: runs"),
+        (["nowhere"], 1, "'nowhere' is not the folder of a run"),
+        (["RUN", "RUN"], 2, "several different ones"),
+        (["RUN", "OTHER", "--output", "."], 2, "--output . is a folder"),
+        (["RUN", "--otput", "x"], 2, "otput"),
+    ],
+)
+def test_wrong_usage_is_told_in_a_line(fitted, capsys, arguments, code, told):
+    places = {"RUN": str(fitted / "runs/fit/version_0"), "OTHER": str(fitted / "runs/fit/version_1")}
+    with pytest.raises(SystemExit) as end:
+        main(["report", *(places.get(a, a) for a in arguments)])
+    error = capsys.readouterr().err
+    assert end.value.code == code and told in error and error.count("\n") == 1
+
+
+def test_a_page_that_can_not_be_written_takes_nothing_from_the_run(cli, colours, monkeypatch, capsys, tmp_path, caplog):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("finetune.commands.report.write_report", full)
+    cli("fit", "--data.root", colours, *FIT)
+    assert "finetune report runs/fit/version_0` tries again" in caplog.text + capsys.readouterr().err
+    assert (tmp_path / "runs/fit/version_0/test.json").exists()

@@ -1,0 +1,54 @@
+"""Class activation maps: they add up to what the network says, and lie where the picture is."""
+
+import numpy as np
+import pytest
+import torch
+
+from finetune.inference.class_activation import class_activation
+from finetune.models.backbones import build
+from finetune.models.stages import head
+
+
+def wake(network: torch.nn.Module) -> None:
+    """Give an untrained network maps that are not all but zero: batch norm takes a batch's own statistics once."""
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = None
+        network.train()(torch.randn(8, 3, 64, 64))
+    network.eval()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0", "regnet_y_400mf"])
+def test_it_is_the_head_place_by_place(name):
+    torch.manual_seed(0)
+    network, x, classes = build(name, 3).eval(), torch.randn(2, 3, 64, 64), [2, 0]
+    wake(network)
+    found = class_activation(network, x, classes)
+    assert found is not None and found.shape == (2, 2, 2) and found.min() >= 0 and found.max() == pytest.approx(1)
+    kept = []
+    handle = [m for m in network.modules() if isinstance(m, torch.nn.AdaptiveAvgPool2d)][-1].register_forward_hook(
+        lambda module, given, out: kept.append(given[0])
+    )
+    with torch.no_grad():
+        logits = network(x)
+    handle.remove()
+    linear = head(network)
+    by_hand = torch.stack(
+        [(linear.weight[k][:, None, None] * maps).sum(0) for k, maps in zip(classes, kept[0], strict=True)]
+    ).detach()
+    # Averaged over all places and with the bias it is the logit: that is what makes it the class's own map.
+    said = by_hand.mean(dim=(1, 2)) + linear.bias[classes].detach()
+    torch.testing.assert_close(said, logits[range(2), classes], rtol=1e-4, atol=1e-4)
+    positive = by_hand.clamp_min(0)
+    np.testing.assert_allclose(found, positive / positive.amax(dim=(1, 2), keepdim=True), atol=1e-4)
+    other = class_activation(network, x, [0, 2])
+    assert not np.allclose(found, other)  # another class, another map
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_b_16", "convnext_tiny", "lenet"])
+def test_other_networks_have_none(name):
+    size = {"vit_b_16": 224, "lenet": 28}.get(name, 64)
+    network = build(name, 3).eval()
+    assert class_activation(network, torch.randn(1, 3, size, size), [0]) is None
+    assert not any(module._forward_pre_hooks for module in network.modules())

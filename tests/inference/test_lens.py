@@ -1,0 +1,59 @@
+"""Pictures as a checkpoint's network sees them, and what spoke for a class in them."""
+
+import cv2
+import numpy as np
+import pytest
+
+from finetune.inference import lens as module
+from finetune.inference.lens import lens
+
+
+class Eyes:
+    """A predictor that sees a picture's middle, and a class in its upper left."""
+
+    has_maps = True
+
+    def prepare(self, picture: np.ndarray, side: int = 32) -> np.ndarray:
+        return cv2.resize(picture, (side, side))
+
+    def activation(self, images: np.ndarray, classes) -> np.ndarray | None:
+        assert images.shape[1:] == (32, 32, 3) and len(images) == len(classes)
+        spoken = np.zeros((len(images), 4, 4))
+        spoken[:, 0, 0] = 1
+        return spoken if self.has_maps else None
+
+
+@pytest.fixture
+def picture(tmp_path) -> str:
+    path = str(tmp_path / "x.png")
+    cv2.imwrite(path, np.full((300, 400, 3), (10, 120, 240), np.uint8))
+    return path
+
+
+def test_a_picture_in_the_size_asked_for(picture, tmp_path):
+    look = lens(Eyes())
+    seen = look.see(picture, 48)
+    assert seen.shape == (48, 48, 3) and (seen == (240, 120, 10)).all()  # RGB
+    (tmp_path / "no.png").write_bytes(b"<html>")
+    assert look.see(str(tmp_path / "no.png"), 48) is None and look.see("gone.png", 48) is None
+
+
+def test_colour_where_it_spoke_and_grey_elsewhere(picture):
+    (over,) = lens(Eyes()).overlay([picture], [1], 64)
+    corner, rest = over[2, 2].astype(int), over[48:, 48:].astype(int)
+    assert np.ptp(corner) > 40 and (np.ptp(rest, axis=2) == 0).all()
+    deaf = Eyes()
+    deaf.has_maps = False
+    assert lens(deaf).overlay([picture], [1], 64) is None
+
+
+def test_few_at_once_are_the_same_as_one_by_one(picture, monkeypatch):
+    whole = lens(Eyes()).overlay([picture] * 5, [0] * 5, 40)
+    monkeypatch.setattr(module, "_AT_ONCE", 2)
+    np.testing.assert_array_equal(lens(Eyes()).overlay([picture] * 5, [0] * 5, 40), whole)
+
+
+def test_pictures_that_are_no_files():
+    pixels = {"test/0": np.full((20, 20, 3), 7, np.uint8)}
+    look = lens(Eyes(), pixels.__getitem__)
+    assert (look.see("test/0", 16) == 7).all() and look.see("test/1", 16) is None

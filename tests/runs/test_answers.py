@@ -1,0 +1,41 @@
+"""test_predictions.csv, written by a fit and read back."""
+
+import numpy as np
+import pytest
+from run_folders import NAMES, write_run
+
+from finetune.runs.answers import read_answers
+
+LABELS = [0, 0, 1, 2]
+SAID = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.5, 0.3], [0.3, 0.4, 0.3]])
+
+
+def test_what_was_written_is_read(tmp_path):
+    answers = read_answers(write_run(tmp_path / "run", LABELS, SAID) / "test_predictions.csv", NAMES)
+    assert answers.labels.tolist() == LABELS and answers.predicted.tolist() == [0, 1, 1, 1]
+    assert answers.is_right.tolist() == [True, False, True, False]
+    np.testing.assert_array_equal(answers.probabilities, SAID)
+    np.testing.assert_array_equal(answers.confidence, SAID.max(axis=1))
+    assert answers.unread == ["broken.png"] and len(answers.paths) == 4
+
+
+def test_the_most_confident_of_a_cell_comes_first(tmp_path):
+    said = np.array([[0.4, 0.6], [0.1, 0.9], [0.2, 0.8], [0.7, 0.3]])
+    run = write_run(tmp_path / "run", [0, 0, 0, 0], said, ["a", "b"])
+    answers = read_answers(run / "test_predictions.csv", ["a", "b"])
+    assert answers.of(0, 1).tolist() == [1, 2, 0]
+    assert answers.of(1, 0).tolist() == []
+
+
+@pytest.mark.parametrize("names", [["other"], []])
+def test_another_runs_file_is_refused(tmp_path, names):
+    run = write_run(tmp_path / "run", LABELS, SAID)
+    with pytest.raises(ValueError, match=r"test_predictions\.csv does not go with this run's classes"):
+        read_answers(run / "test_predictions.csv", names)
+
+
+def test_the_best_five_of_very_many_classes(tmp_path):
+    path = tmp_path / "test_predictions.csv"
+    path.write_text("path,label,class,probability,class_2,probability_2,error\nx.png,b,a,0.6,b,0.3,\n")
+    answers = read_answers(path, ["a", "b"])
+    assert answers.probabilities is None and answers.confidence.tolist() == [0.6]

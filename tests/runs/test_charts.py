@@ -1,0 +1,43 @@
+"""Charts as elements of a page: well-formed, in the page's colours, told to who can't see them."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+
+from finetune.runs.charts import curves, reliability_chart
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def check(svg: str) -> ElementTree.Element:
+    element = ElementTree.fromstring(svg)
+    assert element.get("role") == "img" and element.get("aria-label")
+    assert "var(--ink)" in svg and not re.search(r"[: ]#[0-9a-f]{6}\b", svg)  # no colour of its own
+    assert "<style" not in svg and "http" not in svg.replace("http://www.w3.org/", "")
+    ids = re.findall(r' id="([^"]+)"', svg)
+    assert len(ids) == len(set(ids)) and all(f"#{name}" in svg for name in ids)
+    return element
+
+
+def test_lines():
+    lines = {"a <b>": ([1, 2, 3], [0.5, 0.4, 0.1]), "second": ([1, 3], [1, 2])}
+    svg = curves(lines, "epoch", "loss", 'falls, as it "should"', mark=(2, "best.ckpt"))
+    element = check(svg)
+    assert element.get("aria-label") == 'falls, as it "should"'
+    words = ["".join(text.itertext()) for text in element.iter(f"{SVG}text")]
+    assert {"epoch", "loss", "a <b>", "second", "best.ckpt"} <= set(words)
+    assert {word for word in words if re.fullmatch(r"[\d.]+", word) and float(word) in (1, 2, 3)} >= {"1", "2", "3"}
+    assert curves(lines, "epoch", "loss", "x") == curves(lines, "epoch", "loss", "x")  # the same chart, the same text
+
+
+def test_places_of_points():
+    (line,) = re.findall(r'<path d="([^"]+)" clip-path', curves({"": ([0, 1, 2], [0, 1, 0])}, "step", "y", "x"))[-1:]
+    x, y = np.array(re.findall(r"([\d.]+) ([\d.]+)", line), float).T
+    assert x[1] - x[0] == np.round(x[2] - x[1], 4) or abs((x[1] - x[0]) - (x[2] - x[1])) < 1e-3
+    assert y[0] == y[2] and y[1] < y[0]  # up is less
+
+
+def test_reliability():
+    element = check(reliability_chart({"as said": [(0.55, 0.5, 10), (0.95, 0.9, 200)], "none": []}, "trust"))
+    assert "as said" in ["".join(text.itertext()) for text in element.iter(f"{SVG}text")]

@@ -1,0 +1,70 @@
+"""Runs side by side: counted by hand, and told apart only where they differ."""
+
+import numpy as np
+import pytest
+from run_folders import write_run
+
+from finetune.runs.comparison import Pair, paired, write_comparison
+from finetune.runs.highlights import Lens
+from finetune.runs.record import read_run
+
+LABELS = [0] * 10 + [1] * 10
+
+
+def said(wrong: list[int]) -> np.ndarray:
+    labels = np.array(LABELS)
+    labels[wrong] = 1 - labels[wrong]
+    return np.where(np.eye(2)[labels] == 1, 0.8, 0.2)
+
+
+def two(tmp_path, wrong_a: list[int], wrong_b: list[int]):
+    pictures = tmp_path / "pictures"
+    runs = [
+        read_run(write_run(tmp_path / name, LABELS, said(wrong), ["x", "y"], pictures))
+        for name, wrong in (("a", wrong_a), ("b", wrong_b))
+    ]
+    return runs
+
+
+def look() -> Lens:
+    return Lens(lambda path, side: np.full((side, side, 3), 9, np.uint8), lambda paths, classes, side: None)
+
+
+def test_pictures_that_one_alone_gets_right(tmp_path):
+    a, b = two(tmp_path, [0, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
+    pair = paired(a, b)
+    assert isinstance(pair, Pair)
+    assert (pair.both, pair.only_a.tolist(), pair.only_b.tolist(), pair.neither) == (8, list(range(2, 12)), [0], 1)
+    assert pair.p == pytest.approx(2 * 12 / 2**11)  # one of eleven, or none, and the same on the other side
+    told = write_comparison([a, b], look(), tmp_path / "page.html")
+    assert told.endswith("a is better on pictures like these (McNemar's exact test, p = 0.012).")
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<figure class") == 11 and "only a right" in text and "pictures/002.png" in text
+
+
+def test_no_difference_is_told_as_none(tmp_path):
+    a, b = two(tmp_path, [0, 1, 2], [3, 4])
+    assert "no difference can be told" in write_comparison([a, b], None, tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.replace("/003.png", "/other.png"), "they were tested on other pictures: 19 are the same"),
+        (lambda text: text.replace("003.png,x", "003.png,y"), "pictures of the same name are of other classes"),
+        (None, "has no test_predictions.csv"),
+    ],
+)
+def test_what_can_not_be_held_against_each_other(tmp_path, change, told):
+    a, b = two(tmp_path, [0], [1])
+    path = b.path / "test_predictions.csv"
+    path.write_text(change(path.read_text())) if change else path.unlink()
+    assert told in write_comparison([a, read_run(b.path)], look(), tmp_path / "page.html")
+
+
+def test_three_runs_have_a_column_each(tmp_path):
+    runs = [*two(tmp_path, [0], [1]), read_run(write_run(tmp_path / "c", LABELS, said([]), ["x", "y"]))]
+    write_comparison(runs, None, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert all(f'<th scope="col">{name}</th>' in text for name in "abc")
+    assert "100.0 % (83.9 to 100.0 %)" in text and "95.0 % (76.4 to 99.1 %)" in text

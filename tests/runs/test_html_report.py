@@ -1,0 +1,124 @@
+"""The page of a run: its numbers are the run's, its links lead somewhere, and names can't break it."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from browser import dom_after, needs_browser
+from run_folders import NAMES, write_run
+
+from finetune.runs.highlights import Lens
+from finetune.runs.html_report import headline, write_report
+from finetune.runs.record import read_run
+
+LABELS = [0] * 6 + [1] * 3 + [2] * 3
+
+
+def said() -> np.ndarray:
+    """Nine of twelve right; two of the first class taken for the second, one of the third for the first."""
+    rng = np.random.default_rng(0)
+    right = np.eye(3)[[0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 0]]
+    mixed = 0.5 * right + 0.5 * rng.dirichlet(np.ones(3) * 5, len(right)) * 0.9
+    return mixed / mixed.sum(axis=1, keepdims=True)
+
+
+def look(side_of_overlay: bool = True) -> Lens:
+    def see(path: str, side: int) -> np.ndarray | None:
+        return None if path.endswith("011.png") else np.full((side, side, 3), 99, np.uint8)
+
+    def overlay(paths, classes, side):
+        return [np.full((side, side, 3), 8 * k, np.uint8) for k in classes] if side_of_overlay else None
+
+    return Lens(see, overlay)
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids, self.links, self.images, self.tags = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append(tag)
+        self.ids += [given["id"]] if "id" in given else []
+        self.links += [given["href"]] if tag == "a" else []
+        self.images += [given] if tag == "img" else []
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "runs" / "version_0", LABELS, said(), pictures=tmp_path / "pictures", doubts=["so few"])
+
+
+def test_the_numbers_are_the_runs(run):
+    record = read_run(run)
+    assert headline(record).startswith(
+        "9 of 12 test pictures are named rightly: 75.0 % (95 % interval 46.8 to 91.1 %)."
+    )
+    assert "Always saying blue <b> would be right on 50.0 %" in headline(record)
+    assert record.best_epoch == 2  # of two equal accuracies the one with the lower loss
+    text = write_report(record, look(), {"torch": "2.0"}).read_text("utf-8")
+    assert "of epoch 2" in text and "so few" in text and "torch 2.0" in text and "finetune fit --config a.yaml" in text
+    row = re.search(r"<tr><td>blue &lt;b&gt;</td>.*?</tr>", text, re.DOTALL)[0]
+    assert re.findall(r"[\d.]+ %", row)[:1] == ["66.7 %"] and "80.0 %" in row and "green &amp; red (2)" in row
+
+
+def test_every_link_leads_somewhere(run):
+    text = write_report(read_run(run), look(), {}).read_text("utf-8")
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids)) and "<b>" not in text
+    for link in page.links:
+        assert link[1:] in page.ids if link.startswith("#") else (run / link).is_file(), link
+    assert {f"#cell-{i}-{j}" for i, j in ((0, 0), (0, 1), (1, 1), (2, 2), (2, 0))} <= set(page.links)
+    assert all(image["alt"] and image["src"].startswith("data:image/webp;base64,") for image in page.images)
+    cell = text[text.index('id="cell-0-1"') :]
+    assert cell[: cell.index("</section>")].count("<figure") == 2
+    assert "no longer there" in text  # the one that can't be seen
+    assert text.count("where the network saw") > 5
+    assert "where it looked is not shown" in write_report(read_run(run), look(False), {}).read_text("utf-8")
+
+
+def test_a_run_with_nothing_but_its_config_has_a_page(run):
+    for name in ("about.json", "metrics.csv", "test.json", "test_predictions.csv", "seconds.json"):
+        (run / name).unlink()
+    text = write_report(read_run(run), None, {}, is_running=True).read_text("utf-8")
+    assert "Nothing has been measured" in text and 'http-equiv="refresh"' in text
+
+
+def test_without_a_test_split_the_validation_is_told_as_such(run):
+    (run / "test.json").unlink()
+    assert headline(read_run(run)).startswith("75.0 % of the validation pictures are named rightly after epoch 2")
+
+
+def test_very_many_classes_have_a_list_of_pairs(tmp_path):
+    names = [f"class {i}" for i in range(30)]
+    p = np.full((60, 30), 0.01)
+    p[np.arange(60), np.arange(60) // 2] = 0.7
+    p[0] = 0.01
+    p[0, 29] = 0.7
+    run = write_run(tmp_path / "run", [i // 2 for i in range(60)], p, names)
+    text = write_report(read_run(run), look(), {}).read_text("utf-8")
+    assert "class 0 taken for class 29: 1" in text and 'class="matrix"' not in text
+
+
+def test_a_damaged_file_is_named(run):
+    (run / "test.json").write_text("{")
+    with pytest.raises(ValueError, match=r"test\.json is damaged"):
+        read_run(run)
+
+
+@needs_browser
+def test_a_cell_opens_its_pictures_in_a_browser(run, tmp_path):
+    text = write_report(read_run(run), look(), {}).read_text("utf-8")
+    script = """
+        const cell = document.getElementById("cell-0-1"), before = getComputedStyle(cell).display;
+        document.querySelector("a[href='#cell-0-1']").click();
+        setTimeout(() => document.body.dataset.found = before + " " + getComputedStyle(cell).display, 100);
+    """
+    assert 'data-found="none block"' in dom_after(text, script, tmp_path)
+
+
+def test_names_of_classes_are_as_they_are(run):
+    assert NAMES[0] == "blue <b>" and "<b>" not in write_report(read_run(run), None, {}).read_text("utf-8")

@@ -1,0 +1,49 @@
+"""The page of a run that goes on: there after a while, and never at more than a hundredth of the time."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from run_folders import write_run
+
+from finetune.runs import html_report, live_report
+from finetune.runs.folder import Run
+from finetune.runs.live_report import LiveReport
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    path = write_run(tmp_path / "run", [0, 1], np.eye(2), ["a", "b"])
+    for name in ("test.json", "test_predictions.csv"):
+        (path / name).unlink()
+    return Run(tmp_path, "fit", path)
+
+
+def test_it_takes_a_hundredth_of_the_time(run, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(live_report.time, "monotonic", lambda: clock.now)
+    written = []
+
+    def write(record, lens, versions, is_running):
+        assert is_running and lens is None
+        written.append(clock.now)
+        clock.now += 1.5  # what it costs
+
+    monkeypatch.setattr(html_report, "write_report", write)
+    callback, trainer = LiveReport(run), SimpleNamespace(is_global_zero=True)
+    callback.on_train_start(trainer)
+    for _ in range(100):
+        clock.now += 10
+        callback.on_train_epoch_start(trainer)
+    assert written[0] == 20
+    assert np.diff(written).min() >= 150 and len(written) >= 6
+
+
+def test_the_page_says_that_more_is_to_come(run, monkeypatch):
+    callback = LiveReport(run)
+    callback._cost = 0.0
+    callback.on_train_start()
+    callback.on_train_epoch_start(SimpleNamespace(is_global_zero=False))
+    assert not run.file("report.html").exists()
+    callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
+    assert "Still running" in run.file("report.html").read_text("utf-8")

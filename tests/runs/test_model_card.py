@@ -1,0 +1,40 @@
+"""The card: what was measured, on what, and whose terms hold."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from run_folders import write_run
+
+from finetune.runs.model_card import interval, model_card, percent, weights_and_licence
+from finetune.runs.record import read_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    p = np.array([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9]])
+    return read_run(write_run(tmp_path / "try", [0, 0, 1], p, ["a", "b"], doubts=["few pictures"]))
+
+
+def test_numbers_of_the_run(run):
+    card = model_card(run)
+    assert card.startswith("# try\n") and "An image classifier of 2 classes: a, b." in card
+    assert f"| all (accuracy) | 66.7 % | {interval(2, 3)} |" in card
+    assert f"| a | 50.0 % | {interval(1, 2)} |" in card and f"| b | 100.0 % | {interval(1, 1)} |" in card
+    assert "- few pictures" in card and "8 pictures: a 4, b 4" in card and "f00d" in card
+
+
+def test_without_a_test_it_says_so(run):
+    assert "No test pictures" in model_card(replace(run, result={}))
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [(None, "random weights"), ("DEFAULT", "torchvision's DEFAULT weights"), ("a/b.safetensors", "the file a/b.saf")],
+)
+def test_whose_terms_hold(run, weights, told):
+    assert weights_and_licence(replace(run, config={"model": {"weights": weights}})).startswith(told)
+
+
+def test_words_for_shares():
+    assert percent(0.8524) == "85.2 %" and interval(0, 0) == "0.0 to 100.0 %"

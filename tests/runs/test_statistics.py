@@ -1,0 +1,52 @@
+"""Intervals, tests and curves, against SciPy, scikit-learn and counting by hand."""
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+from sklearn.metrics import precision_recall_curve
+
+from finetune.runs.statistics import coverage, mcnemar, precision_recall, reliability, wilson
+
+
+@pytest.mark.parametrize(("num_right", "num"), [(0, 1), (1, 1), (0, 30), (17, 20), (682, 800), (9_999, 10_000)])
+def test_intervals_are_scipys(num_right, num):
+    expected = binomtest(num_right, num).proportion_ci(method="wilson")
+    assert wilson(num_right, num) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    # Not the textbook's normal one, which is a point at 0 and at 1.
+    assert np.subtract(*wilson(num_right, num)[::-1]) > 1e-4
+
+
+def test_of_nothing_all_is_possible():
+    assert wilson(0, 0) == (0, 1)
+
+
+@pytest.mark.parametrize(("a", "b"), [(0, 0), (1, 0), (0, 5), (3, 3), (40, 21), (700, 610)])
+def test_the_paired_test_is_binomial(a, b):
+    expected = binomtest(a, a + b).pvalue if a + b else 1.0
+    assert mcnemar(a, b) == mcnemar(b, a) == pytest.approx(expected, rel=1e-9)
+
+
+def test_bins_of_confidence():
+    confidence = np.array([0.55, 0.5, 0.95, 1.0, 0.91])
+    right = np.array([True, False, True, True, False])
+    assert reliability(confidence, right) == [
+        (pytest.approx(0.525), pytest.approx(0.5), 2),
+        (pytest.approx(2.86 / 3), pytest.approx(2 / 3), 3),
+    ]
+
+
+def test_precision_and_recall_are_scikit_learns():
+    rng = np.random.default_rng(0)
+    score = np.round(rng.random(200), 2)  # many are equal
+    positive = rng.random(200) < score
+    thresholds, precision, recall = precision_recall(score, positive)
+    expected = precision_recall_curve(positive, score)
+    np.testing.assert_allclose(precision, expected[0][:-1][::-1])
+    np.testing.assert_allclose(recall, expected[1][:-1][::-1])
+    np.testing.assert_allclose(thresholds, expected[2][::-1])
+
+
+def test_the_most_confident_are_answered_first():
+    share, accuracy = coverage(np.array([0.6, 0.9, 0.8, 0.8]), np.array([False, True, False, True]))
+    np.testing.assert_allclose(share, [0.25, 0.75, 1])  # those of 0.8 together
+    np.testing.assert_allclose(accuracy, [1, 2 / 3, 0.5])

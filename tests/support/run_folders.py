@@ -1,0 +1,85 @@
+"""The folder of a run, made by hand: what a report reads, without training."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import yaml
+from PIL import Image
+
+NAMES = ["blue <b>", "green & red", "ünder"]  # as folders may be called
+
+
+def write_run(
+    folder: Path,
+    labels: list[int],
+    probabilities: np.ndarray,
+    names: list[str] = NAMES,
+    pictures: Path | None = None,
+    **settings: object,
+) -> Path:
+    """Write a run's files.
+
+    Args:
+        folder: The run's.
+        labels: The class of each of N test pictures.
+        probabilities: What was said of each, (N, K).
+        names: The K classes.
+        pictures: Where the test pictures are drawn; None where there are none.
+        settings: More of about.json.
+    """
+    folder.mkdir(parents=True)
+    num_classes, predicted = len(names), probabilities.argmax(axis=1)
+    confusion = np.zeros((num_classes, num_classes), int)
+    np.add.at(confusion, (labels, predicted), 1)
+    result = {"test/accuracy": float((predicted == labels).mean()), "test/calibration_error": 0.04}
+    more = {"class_names": names, "confusion_matrix": confusion.tolist()}
+    (folder / "test.json").write_text(json.dumps(result | more))
+    config = {"seed_everything": 7, "model": {"backbone": "resnet18", "weights": None}}
+    config |= {"data": {"init_args": {"root": "pictures", "image_size": 32}}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    counts = dict.fromkeys(names, 4)
+    splits = {"train": {"origin": "its train folder", "counts": counts}, "test": {"origin": "", "counts": counts}}
+    about = {
+        "command": "finetune fit --config a.yaml",
+        "root": "pictures",
+        "splits": splits,
+        "lines": ["training: on 1"],
+    }
+    (folder / "about.json").write_text(json.dumps({**about, "doubts": [], "fingerprint": "f00d", **settings}))
+    (folder / "seconds.json").write_text(
+        json.dumps({"preparing": 1.5, "training": 10.0, "validating": 0, "testing": 2})
+    )
+    rows = [
+        {"step": 3, "epoch": 0, "val/loss": 0.9, "val/accuracy": 0.5, "lr-SGD/head": 0.1},
+        {"step": 3, "epoch": 0, "train/loss_epoch": 1.1, "train/accuracy": 0.4},
+        {"step": 7, "epoch": 1, "val/loss": 0.6, "val/accuracy": 0.75, "lr-SGD/head": 0.05},
+        {"step": 7, "epoch": 1, "train/loss_epoch": 0.7, "train/accuracy": 0.6},
+        {"step": 11, "epoch": 2, "val/loss": 0.7, "val/accuracy": 0.75, "lr-SGD/head": 0.01},
+        {"step": 11, "epoch": 2, "train/loss_epoch": 0.5, "train/accuracy": 0.7},
+    ]
+    _write_csv(folder / "metrics.csv", list(dict.fromkeys(key for row in rows for key in row)), rows)
+    paths = [str((pictures or folder / "gone") / f"{i:03d}.png") for i in range(len(labels))]
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+        for path, label in zip(paths, labels, strict=True):
+            pixels = np.full((40, 48, 3), 30, np.uint8)
+            pixels[:, :, label % 3] = 200
+            Image.fromarray(pixels).save(path)
+    answers = [
+        {"path": path, "label": names[label], "class": names[k], "probability": p[k], "error": ""}
+        | {f"p_{name}": value for name, value in zip(names, p, strict=True)}
+        for path, label, k, p in zip(paths, labels, predicted.tolist(), probabilities.tolist(), strict=True)
+    ]
+    columns = ["path", "label", "class", "probability", *(f"p_{name}" for name in names), "error"]
+    answers.append({"path": "broken.png", "label": names[0], "error": "truncated"})
+    _write_csv(folder / "test_predictions.csv", columns, answers)
+    return folder
+
+
+def _write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,44 @@
+"""The sheet of what training sees: the very pixels, and the same for the same seed."""
+
+import numpy as np
+from PIL import Image
+from small_fits import data
+
+from finetune.data.dataset import ImageDataset
+from finetune.training import augmented_sheet
+from finetune.training.augmented_sheet import write_augmented
+
+
+def test_rows_are_pictures_and_columns_epochs(colours, tmp_path, monkeypatch):
+    asked = []
+    get = ImageDataset.__getitem__
+
+    def remembered(self, key):
+        asked.append(key)
+        return get(self, key)
+
+    monkeypatch.setattr(ImageDataset, "__getitem__", remembered)
+    pictures = data(colours)
+    write_augmented(pictures, tmp_path / "a.webp")
+    indices = asked[::6]
+    assert len(set(indices)) == 6 and asked == [
+        key for i in indices for key in (i, *((epoch, i) for epoch in range(augmented_sheet._EPOCHS)))
+    ]
+    with Image.open(tmp_path / "a.webp") as opened:
+        sheet = np.asarray(opened)
+    assert sheet.shape == (6 * 100 - 4, 6 * 100 - 4, 3)
+    # Noise is averaged out: the mean colour of each is that of its class, as evaluation prepares it.
+    for row, index in enumerate(indices):
+        expected = get(pictures.pictures("train"), index)["image"].mean(axis=(0, 1))
+        np.testing.assert_allclose(sheet[row * 100 : row * 100 + 96, :96].mean(axis=(0, 1)), expected, atol=8)
+    write_augmented(pictures, tmp_path / "b.webp")
+    assert (tmp_path / "a.webp").read_bytes() == (tmp_path / "b.webp").read_bytes()
+
+
+def test_very_few_pictures_make_a_small_sheet(colours, tmp_path):
+    pictures = data(colours)
+    split = pictures.splits["train"]
+    pictures.splits["train"] = type(split)(split.read, split.labels[:2], split.paths)
+    write_augmented(pictures, tmp_path / "a.webp")
+    with Image.open(tmp_path / "a.webp") as sheet:
+        assert sheet.height == 2 * 100 - 4
