@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -20,6 +21,7 @@ class MetricsCSV(Logger):
         super().__init__()
         self.run = run
         self._columns: list[str] = []
+        self._last: dict[str, Any] = {}
 
     @property
     def name(self) -> str:
@@ -40,6 +42,9 @@ class MetricsCSV(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         row: dict[str, Any] = {"step": step, **metrics}
+        if row == self._last:  # written ahead
+            return
+        self._last = row
         path = self.run.file("metrics.csv")
         new = [name for name in row if name not in self._columns]
         if new:
@@ -48,6 +53,17 @@ class MetricsCSV(Logger):
             replace_text(path, _csv(rows, self._columns, header=True))
         with open(path, "a", newline="", encoding="utf-8") as file:
             file.write(_csv([row], self._columns, header=False))
+
+    def write_ahead(self, trainer: pl.Trainer, is_epoch_end: bool) -> None:
+        """Write the row that Lightning will log behind a checkpoint before it: a kill between would lose it for good.
+
+        All devices call it, in `on_train_batch_end` or `on_train_epoch_end`, where all else has logged.
+        """
+        connector, step = trainer._logger_connector, trainer.fit_loop.epoch_loop._batches_that_stepped
+        metrics = connector.metrics["log"] if is_epoch_end or connector.should_update_logs else {}
+        if metrics:
+            row = {name: value.item() for name, value in metrics.items()}
+            self.log_metrics({**row, "epoch": trainer.current_epoch}, step - is_epoch_end)
 
     @rank_zero_only
     def rewind(self, global_step: int) -> None:

@@ -9,6 +9,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.folder import Run
 from finetune.runs.lightning_callbacks import enter_epoch, keep_patience, limits
+from finetune.runs.metrics_csv import MetricsCSV
 from finetune.system.files import link
 from finetune.system.messages import WrongUsage
 
@@ -70,6 +71,7 @@ class Checkpoints(Checkpoint):
         self._is_due |= _ends(trainer)
         signum = self.signal.agreed(trainer)
         if self._is_due or signum:
+            _write_ahead(trainer)
             self._save(trainer, "last")
         if signum:
             trainer._logger_connector.on_batch_end()
@@ -115,6 +117,7 @@ class Checkpoints(Checkpoint):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _check_finite(trainer, "train/loss_epoch")
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            _write_ahead(trainer, is_epoch_end=True)
             self._save(trainer, "last")
         if self.best_score is None and trainer.is_global_zero:
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
@@ -151,6 +154,12 @@ def _ends(trainer: pl.Trainer) -> bool:
     """Return whether this step is the run's last one."""
     is_stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
     return is_stopped or 0 <= trainer.max_steps <= trainer.global_step
+
+
+def _write_ahead(trainer: pl.Trainer, is_epoch_end: bool = False) -> None:
+    for logger in trainer.loggers:
+        if isinstance(logger, MetricsCSV):
+            logger.write_ahead(trainer, is_epoch_end)
 
 
 def _check_finite(trainer: pl.Trainer, *names: str) -> None:

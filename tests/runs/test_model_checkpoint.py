@@ -4,9 +4,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from colours import QUICK
 
 from finetune.runs.folder import Run
+from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.model_checkpoint import Checkpoints
 
 
@@ -60,3 +63,29 @@ def test_nothing_is_best_before_a_validation(callback):
 def test_every_no_steps_makes_no_sense(tmp_path, num):
     with pytest.raises(ValueError, match=f"--checkpoint_every_n_steps must be at least 1, got {num}"):
         Checkpoints(Run(tmp_path, "fit"), num)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """What each row holds: columns are added to those before."""
+    return [{name: value for name, value in row.items() if value} for row in read_metrics(path)]
+
+
+def test_what_a_checkpoint_has_done_is_in_metrics_csv_before_it(colours, cli, tmp_path, monkeypatch):
+    """A kill right behind the checkpoint would lose the row, which the resumed run does not write again."""
+    fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 2, "--trainer.log_every_n_steps", 1]
+    fit += ["--test_after_fit", "false"]
+    cli(*fit)
+    seen = []
+
+    def save(trainer, path, *arguments, original=pl.Trainer.save_checkpoint):
+        original(trainer, path, *arguments)
+        if path.name == "last.ckpt":
+            seen.append((trainer.global_step, rows_of(path.parents[1] / "metrics.csv")))
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
+    cli(*fit, "--checkpoint_every_n_steps", 1)
+    runs = [rows_of(tmp_path / f"runs/fit/version_{i}/metrics.csv") for i in range(2)]
+    assert runs[0] == runs[1]  # and none is there twice
+    assert [step for step, _ in seen] == list(range(1, 9))
+    for step, written in seen:
+        assert written == [row for row in runs[1] if int(row["step"]) < step]
