@@ -66,7 +66,7 @@ def complete(
     if run.command == "fit":
         callbacks += [LearningRateMonitor(), Checkpoints(run, options.checkpoint_every_n_steps)]
     if run.command == "predict":
-        callbacks.append(PredictionWriter(run, options.output, options.top_k))
+        callbacks.append(PredictionWriter(run, options.output, options.top_k, options.abstain_below))
     own = _listed(config["callbacks"])
     if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in own):
         callbacks.append(PicturesBar())
