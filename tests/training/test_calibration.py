@@ -157,6 +157,19 @@ def test_weights_that_moved_since_the_validation_have_no_calibration(two, tmp_pa
     assert read_calibration(read_checkpoint(tmp_path / "inside.ckpt")) == Calibration()
 
 
+def test_a_run_that_goes_on_ends_with_the_calibration_of_one_that_was_left_alone(two, cli, tmp_path):
+    options = [*QUICK, "--data.image_size", 28, "--data.val_fraction", 0.4, "--model.backbone", "small_cnn"]
+    options += ["--data.root", two, "--threshold", "f1", "--test_after_fit", "false"]
+    cli("fit", *options, "--trainer.max_epochs", 3, "--trainer.default_root_dir", "whole")
+    cli("fit", *options, "--trainer.max_epochs", 1, "--trainer.default_root_dir", "parts")
+    cli("fit", *options, "--trainer.max_epochs", 3, "--trainer.default_root_dir", "parts", "--resume")
+    whole, parts = (
+        read_calibration(read_checkpoint(tmp_path / f"{name}/fit/version_0/checkpoints/last.ckpt"))
+        for name in ("whole", "parts")
+    )
+    assert whole == parts and whole.choice is not None and whole.num_pictures == 17
+
+
 def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
     options = ["--data.root", two, *QUICK, "--data.val_fraction", 0.4, "--threshold", "precision:0.99"]
     with (
