@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jsonargparse import Namespace
 from pytorch_lightning import Trainer
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
@@ -13,12 +14,15 @@ from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.signals import Interrupted
 from finetune.models.weights import read_weights
+from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.lightning_callbacks import check_averaging
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.resume import beginning, go_on, take_up
 from finetune.training import overview
+from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.classifier import Classifier
+from finetune.training.threshold import parse_aim
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,9 @@ def fit(
             log.info(text)
         if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
             run.choose()  # its processes get a copy of the run, the parent keeps the original
+    if options.threshold is not None:
+        model.calibrator.aim = parse_aim(options.threshold, model.class_names)
+        _check_validated(trainer, datamodule)
     run.about = {"command": _command(), **overview.tell(trainer, model, datamodule, first)}
     datamodule.is_fitted = True  # said here: processes that are spawned have a copy
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
@@ -93,10 +100,18 @@ def _finish(
         if not best.exists():
             raise ValueError(f"nothing was trained in {run.path}: a limit ended it before its first step")
         trainer.test(model, datamodule=data, ckpt_path=best, verbose=False)
+    calibration = read_calibration(read_checkpoint(best)) if best.exists() else Calibration()
     if trainer.is_global_zero:
+        for line in () if has_test else calibration.told(model.class_names):  # a test has said it
+            print(line, flush=True)
         print(f"run in {run.path}", flush=True)
         if options.report:
             _report(run, data)
+    if options.threshold is not None and not finished:
+        if calibration.aim is None:
+            raise ValueError(f"--threshold {options.threshold}: there was no validation, and so {best} has none")
+        if missed := calibration.missed(model.class_names):
+            raise ValueError(f"{missed}, so that {best} has none")
 
 
 def _report(run: Run, data: ImageDataModule) -> None:
@@ -110,3 +125,13 @@ def _report(run: Run, data: ImageDataModule) -> None:
         print(f"report in {page_of(run.path, reader(data.splits.get('test')))}", flush=True)
     except (OSError, ValueError) as error:
         log.warning("the report could not be written: %s; `finetune report %s` tries again", error, run.path)
+
+
+def _check_validated(trainer: Trainer, data: ImageDataModule) -> None:
+    """Make sure that a threshold can be chosen."""
+    if "val" not in data.splits or trainer.limit_val_batches == 0:
+        raise ValueError("--threshold is chosen on a validation split: --data.val_fraction 0.1 sets one apart of train")
+    counts = np.bincount(data.splits["val"].labels, minlength=2)
+    if not counts.all():
+        name = data.class_names[int(counts.argmin())]
+        raise ValueError(f"--threshold needs validation pictures of both classes, there is none of {name}")

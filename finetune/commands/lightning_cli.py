@@ -94,12 +94,25 @@ class FinetuneCLI(LightningCLI):
                 default=None,
                 help="Write last.ckpt every n optimizer steps, not only at the end of each epoch.",
             )
+            parser.add_argument(
+                "--threshold",
+                type=str | None,
+                default=None,
+                help="Say the first of two classes, or that in f1:CLASS, where it is as probable as is best on the "
+                "validation split for this: accuracy, f1, precision:0.95 or recall:0.99.",
+            )
         else:
             parser.set_defaults({"model.class_names": []})
             add_trust_flag(parser)
         if subcommand == "predict":
             parser.add_argument("--output", type=str | None, default=None, help="A .csv, .jsonl or .parquet file.")
             parser.add_argument("--top_k", type=int | None, default=None, help="Write only the k best classes.")
+            parser.add_argument(
+                "--abstain_below",
+                type=float | None,
+                default=None,
+                help="Say unsure instead of a class where none is as probable as that, from 0 to 1.",
+            )
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -45,20 +45,21 @@ def sheet(
     decoded = [decode(paths[int(i)]) for i in chosen]
     shown = np.stack([predictor.prepare(picture, _SIDE) for picture in decoded])
     names = predictor.class_names
-    captions = [caption(p, names, Path(paths[int(i)])) for p, i in zip(predictor(decoded), chosen, strict=True)]
+    predicted = predictor(decoded)
+    said = zip(predicted, predictor.decide(predicted), chosen, strict=True)
+    captions = [caption(p[k], names[k], names, Path(paths[int(i)])) for p, k, i in said]
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(output)) as file:
         draw_sheet(shown, captions, columns).save(file, format="PNG", optimize=True)
     print(f"sheet in {output}")
 
 
-def caption(probabilities: np.ndarray, class_names: list[str], path: Path) -> tuple[str, tuple[int, int, int]]:
+def caption(probability: float, said: str, class_names: list[str], path: Path) -> tuple[str, tuple[int, int, int]]:
     """Return the text below a picture and its colour."""
-    best = int(probabilities.argmax())
     colour = _GREY
     if path.parent.name in class_names:
-        colour = _GREEN if path.parent.name == class_names[best] else _RED
-    return f"{class_names[best]} {100 * probabilities[best]:.0f} %", colour
+        colour = _GREEN if path.parent.name == said else _RED
+    return f"{said} {100 * probability:.0f} %", colour
 
 
 def draw_sheet(

@@ -72,7 +72,7 @@ def complete(
         callbacks += [LearningRateMonitor(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run)]
         callbacks += [LiveReport(run)] if options.report else []
     if run.command == "predict":
-        callbacks.append(PredictionWriter(run, options.output, options.top_k))
+        callbacks.append(PredictionWriter(run, options.output, options.top_k, options.abstain_below))
     if run.command in ("fit", "test"):
         callbacks.append(PredictionWriter(run))
     own = _listed(config["callbacks"])

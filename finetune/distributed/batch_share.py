@@ -5,7 +5,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -36,6 +36,15 @@ def group_of_batch(trainer: pl.Trainer) -> Any:
 def is_sharded(trainer: pl.Trainer) -> bool:
     """Return whether the forward pass needs every device, also those without a picture."""
     return _mesh(trainer) is not None
+
+
+def own_buffers(trainer: pl.Trainer) -> None:
+    """Let each device have its own buffers.
+
+    DDP would broadcast them in the first evaluation batch too, which a device without pictures never has.
+    """
+    if isinstance(trainer.strategy, DDPStrategy):
+        trainer.strategy._ddp_kwargs["broadcast_buffers"] = False
 
 
 def zero_loss(module: nn.Module) -> Tensor:

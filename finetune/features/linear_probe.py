@@ -1,7 +1,7 @@
 """Features of pictures, computed once over all devices, and a head fitted on them before training starts."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.batch_share import is_counted, is_sharded
 from finetune.distributed.mesh_strategy import assign, reshard
 from finetune.features.logistic_regression import fit_probe
@@ -24,8 +25,7 @@ def probe_head(
     trainer: pl.Trainer,
     network: nn.Module,
     forward: Callable[[Tensor], Tensor],
-    loaders: Mapping[str, Callable[[], Iterable[dict[str, Any]]]],
-    num_views: int,
+    data: ImageDataModule,
     class_weight: Tensor,
 ) -> None:
     """Set the head to a logistic regression on the features of the training pictures, the same for any device count.
@@ -36,22 +36,22 @@ def probe_head(
         trainer: Of the devices that share the pictures.
         network: Whose head it is; only that changes.
         forward: From a batch's pictures to the logits through that head, as in evaluation.
-        loaders: Make the batches of train and, where there is one, of val; those of this device, in order.
-        num_views: Fixed views of each training picture, which count each.
+        data: Whose train and, where there is one, val these are; each fixed view of a training picture counts.
         class_weight: What classes count in training, (K,).
 
     Raises:
         ValueError: There is no training picture, on all devices.
     """
     linear = head(network)
-    x, y = head_inputs(trainer, forward, linear, loaders["train"]())
+    x, y = head_inputs(trainer, forward, linear, data.loader("train"))
     if not len(y):
         root = getattr(trainer.datamodule, "root", None)  # type: ignore[attr-defined]
         raise ValueError(f"head_init probe: none of the training pictures in {root} can be decoded")
-    val_x, val_y = head_inputs(trainer, forward, linear, loaders["val"]()) if "val" in loaders else (None, None)
+    has_val = "val" in data.splits
+    val_x, val_y = head_inputs(trainer, forward, linear, data.loader("val")) if has_val else (None, None)
     weights = class_weight.double().cpu().numpy()
     probe = (
-        fit_probe(x, y, len(weights), val_x, val_y, num_views=num_views, class_weights=weights)
+        fit_probe(x, y, len(weights), val_x, val_y, num_views=data.num_views or 1, class_weights=weights)
         if trainer.is_global_zero
         else None
     )

@@ -9,6 +9,7 @@ import torch
 from finetune.data.transforms import eval_transform
 from finetune.inference.class_activation import class_activation
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.training.calibration import read_calibration
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_first_pass
@@ -35,6 +36,7 @@ class Predictor:
         self._model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names
         self._model.load_state_dict(checkpoint["state_dict"])
         check_first_pass(self._model, self._image_size)
+        self._calibration = read_calibration(checkpoint)
         self.class_names: list[str] = self._model.class_names
 
     def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:
@@ -46,10 +48,15 @@ class Predictor:
         return eval_transform(side or self._image_size, self._resize)(image=picture)["image"]
 
     def __call__(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the probability of each class, (N, K) float32, for N pictures (H, W, 3) uint8 RGB of any sizes."""
+        """Return the probability of each class, (N, K) float64, for N pictures (H, W, 3) uint8 RGB of any sizes."""
         images = np.stack([self.prepare(picture) for picture in pictures])
         with torch.no_grad():
-            return self._model(torch.from_numpy(images).permute(0, 3, 1, 2)).softmax(dim=1).numpy()
+            logits = self._model(torch.from_numpy(images).permute(0, 3, 1, 2))
+        return self._calibration.probabilities(logits).numpy()
+
+    def decide(self, probabilities: np.ndarray) -> np.ndarray:
+        """Return the index of the class that is said (N,), by the checkpoint's threshold if it has one."""
+        return self._calibration.decide(torch.from_numpy(probabilities)).numpy()
 
     def activation(self, images: np.ndarray, classes: Sequence[int]) -> np.ndarray | None:
         """Return where the network saw a class in each prepared picture (N, h, w, 3); see `class_activation`."""

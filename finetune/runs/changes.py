@@ -16,6 +16,7 @@ _FIXED = (
 _HELD = (
     *("model.optimizer.", "model.scheduler.", "model.head_lr_multiplier", "model.class_weights"),
     *("model.weights", "model.head_init", "model.source_classes", "model.class_mapping"),
+    "threshold",  # best.ckpt may have one already
 )
 # What changes no result: where and how fast it runs, what it shows.
 _FREE = (

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _DIGITS = 7
 _MANY = 50  # classes: beyond them the rows of `test` hold the five best
 FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
+UNSURE = "unsure"  # instead of a class
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 # What becomes of a file name that is not UTF-8: its own bytes, JSON's \udcXX for each of them, or question marks.
 _NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet": "replace"}
@@ -44,9 +45,12 @@ class PredictionWriter(pl.Callback):
         run: The run; `predictions.csv`, or `test_predictions.csv`, goes into its folder.
         output: Another file to write, its suffix .csv, .jsonl or .parquet says how.
         top_k: Give the k most probable classes and their probabilities, best first, instead of a column for each class.
+        abstain_below: Where no class is as probable as that, say `unsure` instead of one, beside the same numbers.
     """
 
-    def __init__(self, run: Run, output: str | None = None, top_k: int | None = None) -> None:
+    def __init__(
+        self, run: Run, output: str | None = None, top_k: int | None = None, abstain_below: float | None = None
+    ) -> None:
         if output and Path(output).suffix.lower() not in SUFFIXES:
             raise WrongUsage(f"--output {output}: the suffix must be one of {' '.join(SUFFIXES)}")
         if output and Path(output).suffix.lower() == ".parquet":
@@ -55,7 +59,10 @@ class PredictionWriter(pl.Callback):
             check_target(output, "--output")
         if top_k is not None and top_k < 1:
             raise WrongUsage(f"--top_k must be at least 1, got {top_k}")
-        self.run, self.output, self.top_k, self.split = run, output, top_k, "predict"
+        if abstain_below is not None and not 0 <= abstain_below <= 1:
+            raise WrongUsage(f"--abstain_below must be from 0 to 1, got {abstain_below}")
+        self.run, self.output, self.top_k, self.abstain_below = run, output, top_k, abstain_below or 0.0
+        self.split = "predict"
         self.counts: Counter[str | None] = Counter()
         self._part: IO[str] | None = None
         self._has_begun = False
@@ -77,6 +84,8 @@ class PredictionWriter(pl.Callback):
         names: list[str] = pl_module.class_names  # type: ignore[assignment]
         if self.top_k is not None and self.top_k > len(names):
             raise WrongUsage(f"--top_k {self.top_k}: there are only {len(names)} classes")
+        if self.abstain_below and UNSURE in names:
+            raise ValueError(f"--abstain_below would say {UNSURE}, which is one of the classes: leave it out")
         if trainer.is_global_zero:
             log.info("predicting %d pictures", len(trainer.datamodule.splits["predict"].paths))  # type: ignore[attr-defined]
         self._begin(trainer, names)
@@ -148,7 +157,8 @@ class PredictionWriter(pl.Callback):
     def _rows(self, outputs: dict[str, Any], given: Split, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         probabilities: Tensor = outputs["probabilities"].cpu()
         order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
-        good = dict(zip(outputs["index"].tolist(), zip(probabilities.tolist(), order, strict=True), strict=True))
+        known = zip(probabilities.tolist(), outputs["class"].tolist(), order, strict=True)
+        good = dict(zip(outputs["index"].tolist(), known, strict=True))
         errors = dict(outputs["bad"])
         for index in sorted([*good, *errors]):
             row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": given.paths[index]}
@@ -157,8 +167,10 @@ class PredictionWriter(pl.Callback):
             if index in errors:
                 yield row | {"error": errors[index]}
                 continue
-            values, best = good[index]
-            row |= {"class": names[best[0]], "probability": round(values[best[0]], _DIGITS)}
+            values, said, best = good[index]
+            best = [said, *(k for k in best if k != said)]  # a threshold may say the less probable one
+            is_sure = max(values) >= self.abstain_below
+            row |= {"class": names[said] if is_sure else UNSURE, "probability": round(values[said], _DIGITS)}
             if self.top_k is None:
                 row |= {f"p_{name}": round(value, _DIGITS) for name, value in zip(names, values, strict=True)}
             else:

@@ -41,10 +41,15 @@ class Results(pl.Callback):
             "checkpoint": checkpoint,
             "class_names": pl_module.class_names,
             "confusion_matrix": pl_module.confusion_matrix,
+            "calibration": pl_module.calibration.as_plain(),
         }
         write_results(self.run.file(f"{split}.json"), {**values, **details})
-        for name in ("accuracy", "loss", "f1", "calibration_error"):
-            print(f"{split}/{name} {values[f'{split}/{name}']:.4f}", flush=True)
+        names = ("accuracy", "loss", "f1", "calibration_error_before_scaling", "calibration_error")
+        for name in (f"{split}/{n}" for n in names):
+            if name in values:
+                print(f"{name} {values[name]:.4f}", flush=True)
+        for line in pl_module.calibration.told(pl_module.class_names):
+            print(line, flush=True)
 
 
 class Skipped(pl.Callback):

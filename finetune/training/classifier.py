@@ -1,22 +1,19 @@
 """The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
-from torchmetrics.classification import MulticlassAccuracy
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed, total_steps
 from finetune.data.seen import hold_against
-from finetune.distributed.batch_share import batch_share, group_of_batch, is_counted, is_sharded, zero_loss
+from finetune.distributed.batch_share import batch_share, group_of_batch, is_counted, is_sharded, own_buffers, zero_loss
 from finetune.distributed.mesh_strategy import shard
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.features import feature_cache
@@ -26,12 +23,12 @@ from finetune.models.weights import class_list, read_weights, source_head, start
 from finetune.runs.checkpoint_io import check_model, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import param_groups
+from finetune.training.calibration import Calibration, Calibrator, read_calibration
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
 from finetune.training.lr_schedulers import StepOnPlateau, as_lightning_wants, with_total_steps
-from finetune.training.metrics import MeanLoss, SplitMetrics, balanced_weights, global_sums, restore_sums
-from finetune.training.precision import double
+from finetune.training.metrics import SplitMetrics, TrainMetrics, balanced_weights
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 
@@ -107,8 +104,9 @@ class Classifier(pl.LightningModule):
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
-        self.train_loss, self.train_accuracy = MeanLoss("train"), MulticlassAccuracy(num_classes, average="micro")
         self.val_metrics, self.test_metrics = SplitMetrics(num_classes, "val"), SplitMetrics(num_classes, "test")
+        self.train_metrics, self.calibrator = TrainMetrics(num_classes), Calibrator()
+        self.calibration = Calibration()  # of the weights as they are
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB, or of what the frozen part made of them."""
@@ -132,9 +130,7 @@ class Classifier(pl.LightningModule):
             read_weights(self.weights, self.backbone)  # downloads once on each machine, if it is to be downloaded
 
     def setup(self, stage: str) -> None:
-        if isinstance(self.trainer.strategy, DDPStrategy):
-            # DDP would broadcast them in the first evaluation batch too, which a device without pictures never has.
-            self.trainer.strategy._ddp_kwargs["broadcast_buffers"] = False
+        own_buffers(self.trainer)
         if stage == "fit" and batch_share(self.trainer)[1] > 1:
             share_statistics(self.network, self.always_eval, group_of_batch(self.trainer))
         if stage != "fit" or self.trainer.ckpt_path is not None:
@@ -162,11 +158,11 @@ class Classifier(pl.LightningModule):
         if self.head_init == "probe" and self.trainer.ckpt_path is None:
             from finetune.features.linear_probe import probe_head  # scipy takes a second to import
 
-            loaders: Any = {s: partial(self._data.loader, s) for s in ("train", "val") if s in self._data.splits}
-            probe_head(self.trainer, self.network, self.eval(), loaders, self._data.num_views or 1, self.class_weight)
+            probe_head(self.trainer, self.network, self.eval(), self._data, self.class_weight)
             self.train()
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        self.calibration = Calibration()  # the other was of the weights before this step
         images, labels = batch["image"], batch["label"]
         total_weight = self.trainer.strategy.reduce(self.class_weight[labels].sum(), reduce_op="sum")
         if len(labels) == 0 and total_weight == 0:
@@ -179,15 +175,12 @@ class Classifier(pl.LightningModule):
             # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
             loss = loss_sum * (self.trainer.world_size / total_weight)
         if len(labels) and is_counted(self.trainer):
-            self.train_loss.update(loss_sum, self.class_weight[labels].sum())
-            self.train_accuracy.update(logits.detach(), labels)
+            self.train_metrics.update(logits, labels, loss_sum, self.class_weight[labels].sum())
         self.log("train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True)
         return loss
 
     def on_train_epoch_end(self) -> None:
-        self.log_dict({"train/loss_epoch": self.train_loss.compute(), "train/accuracy": self.train_accuracy.compute()})
-        self.train_loss.reset()
-        self.train_accuracy.reset()
+        self.log_dict(self.train_metrics.take())
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self._evaluate(batch, self.val_metrics)
@@ -199,21 +192,28 @@ class Classifier(pl.LightningModule):
         return self._evaluate(batch)
 
     def _evaluate(self, batch: dict[str, Any], metrics: SplitMetrics | None = None) -> dict[str, Any]:
-        """Return `index` (B,), `probabilities` (B, K) and `bad` [(index, error)] of a batch, and measure it."""
+        """Return `index` (B,), `probabilities` (B, K), `class` (B,) and `bad` [(index, error)]; measure the batch."""
         labels, is_needed = batch["label"], len(batch["label"]) or is_sharded(self.trainer)
         logits = self(batch["image"]) if is_needed else torch.empty(0, len(self.class_names), device=self.device)
         if metrics is not None and len(labels) and is_counted(self.trainer):
-            metrics.update(logits, labels, self._loss_sum(logits, labels), self.class_weight[labels].sum())
-        return {"index": batch["index"], "probabilities": double(logits).softmax(dim=1), "bad": batch["bad"]}
+            loss_sum, weight = self._loss_sum(logits, labels), self.class_weight[labels].sum()
+            metrics.update(logits, labels, loss_sum, weight, self.calibration)
+            if self.trainer.state.fn == "fit":
+                self.calibrator.update(logits, labels)
+        p = self.calibration.probabilities(logits)
+        return {"index": batch["index"], "probabilities": p, "class": self.calibration.decide(p), "bad": batch["bad"]}
 
     def on_validation_epoch_end(self) -> None:
         self._log_metrics("val", self.val_metrics)
+        if self.trainer.state.fn == "fit":
+            self.calibration = self.calibrator.take()
+            self.log("val/temperature", self.calibration.temperature)
 
     def on_test_epoch_end(self) -> None:
         self._log_metrics("test", self.test_metrics)
 
     def _log_metrics(self, split: str, metrics: SplitMetrics) -> None:
-        values, self.confusion_matrix = metrics.take(self.class_names)
+        values, self.confusion_matrix = metrics.take(self.class_names, self.calibration)
         self.log_dict({f"{split}/{name}": value for name, value in values.items()})
 
     @as_wrong_usage("model.optimizer or model.scheduler")
@@ -228,17 +228,17 @@ class Classifier(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The metrics of the epoch so far: a checkpoint may lie inside it.
-        metrics = {name: global_sums(getattr(self, name)) for name in ("train_loss", "train_accuracy")}
-        checkpoint["finetune"] = {**origin(self.trainer), "train_metrics": metrics}
+        kept = {"train_metrics": self.train_metrics.sums(), "calibration": self.calibration.as_plain()}
+        checkpoint["finetune"] = {**origin(self.trainer), **kept}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_model(checkpoint, {"backbone": self.backbone, "class_names": self.class_names})
+        self.calibration = read_calibration(checkpoint)
         if self._trainer is not None:
             # Lightning does this after it has restored the weights: float64 would be rounded to float32 on its way.
             self.trainer.precision_plugin.convert_module(self)
             hold_against(checkpoint, self.trainer)
-            for name, state in checkpoint["finetune"]["train_metrics"].items():
-                restore_sums(getattr(self, name), state, is_first=self.trainer.is_global_zero)
+            self.train_metrics.restore(checkpoint["finetune"]["train_metrics"], self.trainer.is_global_zero)
 
     def _loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels, self.class_weight, reduction="sum", label_smoothing=self.label_smoothing)

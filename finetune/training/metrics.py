@@ -1,12 +1,9 @@
 """What is measured on a split: metrics with sum states only, so that every picture counts once on any devices."""
 
-import functools
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassConfusionMatrix,
@@ -15,21 +12,11 @@ from torchmetrics.classification import (
     MulticlassRecall,
 )
 
-from finetune.training.precision import WITHOUT_FLOAT64, double
+from finetune.training.calibration import Calibration
+from finetune.training.precise_sums import PreciseSums, global_sums, restore_sums
+from finetune.training.precision import double
 
-
-class PreciseSums(Metric):
-    """A metric of sums in float64. Where the model's device has no such, as Apple's, they stay on the CPU."""
-
-    full_state_update = False
-
-    def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> nn.Module:
-        @functools.wraps(fn)  # torchmetrics goes by the name
-        def moved(state: Tensor) -> Tensor:
-            is_kept = state.dtype == torch.float64 and fn(torch.zeros(1)).device.type in WITHOUT_FLOAT64
-            return state.cpu() if is_kept else fn(state)
-
-        return super()._apply(moved, exclude_state)
+_UNFITTED = Calibration()
 
 
 class CalibrationError(PreciseSums):
@@ -99,7 +86,7 @@ def balanced_weights(labels: np.ndarray, num_classes: int) -> Tensor:
 
 
 def split_metrics(num_classes: int) -> MetricCollection:
-    """Return the metrics of one evaluation split, fed with probabilities (B, K) and class indices (B,)."""
+    """Return what is measured of decisions on one evaluation split, fed with two times class indices (B,)."""
     return MetricCollection(
         {
             "accuracy": MulticlassAccuracy(num_classes, average="micro"),
@@ -107,45 +94,75 @@ def split_metrics(num_classes: int) -> MetricCollection:
             "precision": MulticlassPrecision(num_classes, average=None),
             "recall": MulticlassRecall(num_classes, average=None),
             "confusion_matrix": MulticlassConfusionMatrix(num_classes),
-            "calibration_error": CalibrationError(),
         }
     )
 
 
+class TrainMetrics(nn.Module):
+    """What is measured of training as it goes; the sums of an epoch so far lie in checkpoints."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.train_loss, self.train_accuracy = MeanLoss("train"), MulticlassAccuracy(num_classes, average="micro")
+
+    def update(self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor) -> None:
+        """Add a batch: logits (B, K), class indices (B,), the sum of its weighted losses and that of its weights."""
+        self.train_loss.update(loss_sum, weight)
+        self.train_accuracy.update(logits.detach(), labels)
+
+    def take(self) -> dict[str, Tensor]:
+        """Return numbers by name over all devices, and start again."""
+        values = {"train/loss_epoch": self.train_loss.compute(), "train/accuracy": self.train_accuracy.compute()}
+        for metric in (self.train_loss, self.train_accuracy):
+            metric.reset()
+        return values
+
+    def sums(self) -> dict[str, dict[str, Tensor]]:
+        """Return the states by metric over all devices."""
+        return {name: global_sums(metric) for name, metric in self.named_children()}  # type: ignore[arg-type]
+
+    def restore(self, sums: dict[str, dict[str, Tensor]], is_first: bool) -> None:
+        """Go on from `sums`."""
+        for name, state in sums.items():
+            restore_sums(getattr(self, name), state, is_first)
+
+
 class SplitMetrics(nn.Module):
-    """All that is measured on one evaluation split."""
+    """All that is measured on one evaluation split.
+
+    The loss is that of the logits as the network gives them. With a calibration, decisions and `calibration_error` are
+    those of `predict`, and `calibration_error_before_scaling` is that of the network's own probabilities.
+    """
 
     def __init__(self, num_classes: int, split: str) -> None:
         super().__init__()
         self.loss, self.metrics = MeanLoss(split), split_metrics(num_classes)
+        self.calibration_error, self.before_scaling = CalibrationError(), CalibrationError()
 
-    def update(self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor) -> None:
+    def update(
+        self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor, calibration: Calibration = _UNFITTED
+    ) -> None:
         """Add a batch: logits (B, K), class indices (B,), the sum of its weighted losses and that of its weights."""
         self.loss.update(loss_sum, weight)
-        self.metrics.update(logits.float().softmax(dim=1), labels)
+        scaled = own = logits.float().softmax(dim=1)
+        if calibration.num_pictures:
+            scaled = calibration.probabilities(logits)
+            self.before_scaling.update(own, labels)
+        self.calibration_error.update(scaled, labels)
+        self.metrics.update(calibration.decide(scaled).to(labels.device), labels)
 
-    def take(self, class_names: list[str]) -> tuple[dict[str, Tensor], list[list[int]]]:
+    def take(
+        self, class_names: list[str], calibration: Calibration = _UNFITTED
+    ) -> tuple[dict[str, Tensor], list[list[int]]]:
         """Return numbers by name and the confusion matrix (rows: the true class), over all devices, and start again."""
         values = {"loss": self.loss.compute(), **self.metrics.compute()}
-        self.loss.reset()
-        self.metrics.reset()
+        values["calibration_error"] = self.calibration_error.compute()
+        if calibration.num_pictures:
+            values["calibration_error_before_scaling"] = self.before_scaling.compute()
+        for metric in (self.loss, self.metrics, self.calibration_error, self.before_scaling):
+            metric.reset()
         confusion = values.pop("confusion_matrix").tolist()
         for name in ("precision", "recall"):
             per_class = values.pop(name)
             values |= {f"{name}/{c}": value for c, value in zip(class_names, per_class, strict=True)}
         return {name: value.float() for name, value in values.items()}, confusion
-
-
-def global_sums(metric: Metric) -> dict[str, Tensor]:
-    """Return the states of a metric over all devices; every device calls this at the same point."""
-    with metric.sync_context():
-        return {name: getattr(metric, name).detach().cpu().clone() for name in metric._defaults}
-
-
-def restore_sums(metric: Metric, sums: dict[str, Tensor], is_first: bool) -> None:
-    """Go on from `global_sums`: one device takes all of them, the others start at zero."""
-    metric.reset()
-    if is_first:
-        for name, value in sums.items():
-            setattr(metric, name, value.to(getattr(metric, name).device))
-        metric._update_count = 1

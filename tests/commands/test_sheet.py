@@ -17,7 +17,7 @@ from finetune.commands.sheet import caption, draw_sheet
 )
 def test_captions_are_coloured_by_what_the_folder_says(folder, colour):
     path = Path("test", folder, "1.png")
-    assert caption(np.array([0.984, 0.016]), ["hotdog", "not-hotdog"], path) == ("hotdog 98 %", colour)
+    assert caption(0.984, "hotdog", ["hotdog", "not-hotdog"], path) == ("hotdog 98 %", colour)
 
 
 def test_pictures_stand_in_rows_in_their_order():

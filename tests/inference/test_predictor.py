@@ -27,7 +27,7 @@ def test_probabilities_are_those_of_predict(checkpoint, colours, cli, tmp_path):
     predictor = Predictor(checkpoint)
     assert predictor.class_names == ["blue", "green", "red"] and len(rows) == 30
     found = predictor([decode(row["path"]) for row in rows])
-    assert found.dtype == np.float32 and found.shape == (30, 3)
+    assert found.dtype == np.float64 and found.shape == (30, 3)
     written = [[float(row[f"p_{name}"]) for name in predictor.class_names] for row in rows]
     # predict fuses batch norm into the convolutions, and writes seven digits
     np.testing.assert_allclose(found, written, rtol=0, atol=2e-6)

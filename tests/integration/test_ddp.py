@@ -71,6 +71,23 @@ def test_averaging_the_means_of_devices_is_caught(results):
     assert distance(load(results[1], "balanced"), load(results[3], "control_means")) > 1e-4
 
 
+def test_temperature_and_threshold_are_the_same_on_any_number_of_processes(results):
+    alone = load(results[1], "calibrated")
+    assert alone["num_pictures"] == 7 and alone["threshold"]["value"] is not None
+    assert abs(alone["temperature"] - 1) > 0.01
+    for world_size in (2, 3):
+        for rank in range(world_size):
+            found = load(results[world_size], "calibrated", rank)
+            assert found["temperature"] == pytest.approx(alone["temperature"], rel=1e-10)
+            assert found["num_pictures"] == 7
+            assert found["threshold"] == pytest.approx(alone["threshold"], rel=1e-10)
+
+
+def test_temperatures_of_each_device_s_own_share_are_caught(results):
+    alone, own = load(results[1], "calibrated"), load(results[2], "control_own_temperature")
+    assert abs(own["temperature"] / alone["temperature"] - 1) > 1e-4
+
+
 @pytest.mark.parametrize("num", NUM_EVALUATED)
 def test_every_picture_counts_once(results, num):
     name = f"evaluated_{num}"

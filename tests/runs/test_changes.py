@@ -36,6 +36,11 @@ def changed(**values: Any) -> dict[str, Any]:
     return now
 
 
+def test_a_run_keeps_the_aim_of_its_threshold_since_best_may_have_one():
+    told, held = compared(changed(threshold="f1"), changed(threshold="recall:0.9"), False, False)
+    assert held == {"threshold": "f1"} and told.startswith('threshold stays "f1", not "recall:0.9"')
+
+
 def test_the_same_is_not_worth_a_word():
     assert compared(BEFORE, BEFORE, False, False) == ("", {})
     assert compared({}, BEFORE, False, False) == ("", {})  # a run whose config.yaml is gone

@@ -20,6 +20,7 @@ from finetune.data.samplers import share
 from finetune.runs import predictions
 from finetune.runs.folder import Run
 from finetune.runs.predictions import SUFFIXES, PredictionWriter
+from finetune.system.messages import WrongUsage
 
 NAMES = ["hot dog", 'the "other", one', "größe", "=1+1"]  # as folders may be called
 
@@ -27,6 +28,11 @@ NAMES = ["hot dog", 'the "other", one', "größe", "=1+1"]  # as folders may be 
 def probabilities(num: int, num_classes: int = len(NAMES)) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(num, num_classes, generator=generator, dtype=torch.float64).softmax(dim=1)
+
+
+def outputs_of(index: torch.Tensor, probs: torch.Tensor, said: torch.Tensor | None = None) -> dict[str, Any]:
+    """What a step gives of good pictures; the most probable class is said unless `said` is another."""
+    return {"index": index, "probabilities": probs, "class": probs.argmax(dim=1) if said is None else said, "bad": []}
 
 
 def predict(
@@ -40,6 +46,8 @@ def predict(
     batch_size: int = 3,
     names: list[str] | None = None,
     monkeypatch: pytest.MonkeyPatch | None = None,
+    abstain_below: float | None = None,
+    said: torch.Tensor | None = None,
 ) -> Path:
     """Write what a network gave for each picture, each device its part, the last device first."""
     bad, model, counts = bad or {}, SimpleNamespace(class_names=names or NAMES), {}
@@ -60,17 +68,15 @@ def predict(
             datamodule=data,
             predicting=True,
         )
-        writer = PredictionWriter(run, str(output) if output else None, top_k)
+        writer = PredictionWriter(run, str(output) if output else None, top_k, abstain_below)
         writer.on_predict_start(trainer, model)
         indices = share(len(paths), rank, world_size)
         for start in range(0, len(share(len(paths), 0, world_size)), batch_size):  # the last batches may be empty
             batch = list(indices[start : start + batch_size])
             good = [i for i in batch if i not in bad]
-            outputs = {
-                "index": torch.tensor(good, dtype=torch.int64),
-                "probabilities": probs[good],
-                "bad": [(i, bad[i]) for i in batch if i in bad],
-            }
+            index = torch.tensor(good, dtype=torch.int64)
+            outputs = outputs_of(index, probs[good], None if said is None else said[good])
+            outputs["bad"] = [(i, bad[i]) for i in batch if i in bad]
             writer.on_predict_batch_end(trainer, model, outputs, None, 0)
         writer.on_predict_end(trainer, model)
     return writer.target
@@ -136,6 +142,65 @@ def test_the_most_probable_classes_best_first(run, top_k):
         keys = [("probability", "class"), *((f"probability_{i}", f"class_{i}") for i in range(2, top_k + 1))]
         assert [row[name] for _, name in keys] == [name for _, name in best]
         np.testing.assert_allclose([row[value] for value, _ in keys], [value for value, _ in best], atol=5.1e-8)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_below_a_probability_it_abstains_and_keeps_the_numbers(run, capsys, suffix, top_k):
+    probs, paths = probabilities(20), [f"{i}.png" for i in range(20)]
+    bad = {3: "3.png: can't be decoded: torn"}
+    limit = float(probs.max(dim=1).values.sort().values[8])  # one picture lies on it, and is sure
+    _, sure = read(predict(run, probs, paths, bad, run.root / f"sure{suffix}", top_k))
+    capsys.readouterr()
+    _, rows = read(predict(run, probs, paths, bad, run.root / f"out{suffix}", top_k, abstain_below=limit))
+    is_unsure = [i not in bad and float(probs[i].max()) < limit for i in range(20)]
+    assert 7 <= sum(is_unsure) <= 8
+    for row, other, unsure in zip(rows, sure, is_unsure, strict=True):
+        assert row == (other | {"class": "unsure"} if unsure else other)
+    assert f"{sum(is_unsure)} unsure" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_devices_abstain_as_one_does(run, monkeypatch, capsys):
+    probs, paths = probabilities(13), [f"{i}.png" for i in range(13)]
+    files = []
+    for k in (1, 2, 3):
+        target = run.root / f"{k}.csv"
+        predict(run, probs, paths, output=target, world_size=k, monkeypatch=monkeypatch, abstain_below=0.6)
+        files.append((target.read_bytes(), capsys.readouterr().out.splitlines()[0]))
+    assert b",unsure," in files[0][0] and files[0] == files[1] == files[2]
+
+
+def test_abstaining_from_0_on_never_does_and_at_1_always(run):
+    probs, paths = probabilities(20), [f"{i}.png" for i in range(20)]
+    for limit, expected in ((0.0, set(NAMES)), (1.0, {"unsure"})):
+        _, rows = read(predict(run, probs, paths, abstain_below=limit))
+        assert {row["class"] for row in rows} <= expected
+
+
+@pytest.mark.parametrize("limit", [-0.1, 1.01, float("nan")])
+def test_a_probability_to_abstain_below_that_is_none(run, limit):
+    with pytest.raises(WrongUsage, match="--abstain_below must be from 0 to 1"):
+        PredictionWriter(run, abstain_below=limit)
+
+
+def test_a_class_called_unsure_leaves_no_word_for_abstaining(run):
+    names = ["sure", "unsure"]
+    with pytest.raises(ValueError, match="unsure, which is one of the classes"):
+        predict(run, probabilities(2, 2), ["a", "b"], names=names, abstain_below=0.9)
+    _, rows = read(predict(run, probabilities(2, 2), ["a", "b"], names=names))
+    assert {row["class"] for row in rows} <= set(names)
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_the_class_that_a_threshold_says_comes_first(run, top_k):
+    probs = torch.tensor([[0.3, 0.7], [0.9, 0.1]], dtype=torch.float64)
+    target = predict(run, probs, ["a", "b"], top_k=top_k, names=["x", "y"], said=torch.tensor([0, 0]))
+    _, rows = read(target)
+    assert [(row["class"], row["probability"]) for row in rows] == [("x", 0.3), ("x", 0.9)]
+    if top_k:
+        assert [(row["class_2"], row["probability_2"]) for row in rows] == [("y", 0.7), ("y", 0.1)]
+    else:
+        assert [(row["p_x"], row["p_y"]) for row in rows] == [(0.3, 0.7), (0.9, 0.1)]
 
 
 def test_equal_probabilities_go_to_the_first_class(run):
@@ -213,8 +278,7 @@ def test_memory_does_not_grow_with_the_rows(run):
     writer.on_predict_start(trainer, model)
     for i in range(0, 1000, 10):
         index = torch.arange(i, i + 10)
-        outputs = {"index": index, "probabilities": probabilities(10, 2), "bad": []}
-        writer.on_predict_batch_end(trainer, model, outputs, None, 0)
+        writer.on_predict_batch_end(trainer, model, outputs_of(index, probabilities(10, 2)), None, 0)
     assert sorted(writer.counts) == ["a", "b"] and not any(
         isinstance(value, (list, dict)) and len(value) > 10 for value in vars(writer).values()
     )
@@ -276,7 +340,7 @@ def test_a_disk_that_fills_up_before_keeps_the_rows_so_far(run, suffix):
         strategy=None, global_rank=0, world_size=1, is_global_zero=True, datamodule=data, predicting=True
     )
     writer.on_predict_start(trainer, model)
-    outputs = {"index": torch.arange(1000), "probabilities": probabilities(1000), "bad": []}
+    outputs = outputs_of(torch.arange(1000), probabilities(1000))
     with file_size_limit(20_000), pytest.raises(OSError, match="rows so far are kept in") as caught:
         writer.on_predict_batch_end(trainer, model, outputs, None, 0)
     writer.on_exception(trainer, model, caught.value)

@@ -21,7 +21,8 @@ def test_the_result_is_printed_and_written(tmp_path, capsys, split, accuracy):
     lines = capsys.readouterr().out.splitlines()
     assert f"{split}/accuracy {accuracy:.4f}" in lines
     assert [line.split()[0] for line in lines] == [
-        f"{split}/{n}" for n in ("accuracy", "loss", "f1", "calibration_error")
+        *(f"{split}/{n}" for n in ("accuracy", "loss", "f1", "calibration_error")),
+        "no",  # temperature
     ]
     written = json.loads(run.file(f"{split}.json").read_text())
     assert written[f"{split}/accuracy"] == pytest.approx(accuracy)

@@ -28,6 +28,8 @@ from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
 from finetune.runs.folder import Run
 from finetune.runs.predictions import PredictionWriter
+from finetune.training.temperature import Temperature
+from finetune.training.threshold import parse_aim
 
 NUM_EVALUATED = (1, 2, 11, 12, 13)
 MOVED: list[float] = []  # how far each training has moved the weights, at most
@@ -153,6 +155,12 @@ def summed_gradients(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
     return F.cross_entropy(model(batch["image"]), batch["label"]) * model.trainer.world_size
 
 
+def own_temperature(root: Path) -> dict[str, Any]:
+    """Control: each device fits the temperature of its own share."""
+    with patch.object(Temperature, "_sync_dist", lambda *_, **__: None):
+        return calibrated(root)
+
+
 def averaged_means(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
     """The usual way: each device's own mean, whatever its share."""
     if len(batch["label"]) == 0:
@@ -178,6 +186,17 @@ def evaluated(root: Path, out: Path, name: str, options: Callable[[], dict] = di
     writer = PredictionWriter(run, output=str(out / f"{name}.csv"))
     trainer(callbacks=[writer], **options()).predict(model, datamodule=data, return_predictions=False)
     return {"metrics": metrics, "confusion_matrix": model.confusion_matrix}
+
+
+def calibrated(root: Path) -> dict[str, Any]:
+    """What a fit finds on seven validation pictures, of which batches of four give the devices uneven shares."""
+    data = ImageFolderData(str(root), val_fraction=0.3, batch_size=4, image_size=32, num_workers=0)
+    pl.seed_everything(1, verbose=False)
+    with patch("finetune.training.classifier.build", small_network):
+        model = Classifier(data.class_names, weights=None, optimizer=lambda p: torch.optim.SGD(p, lr=0.3))
+    model.calibrator.aim = parse_aim("f1", data.class_names)
+    trainer(precision="64-true", max_epochs=2).fit(model, datamodule=data)
+    return model.calibration.as_plain() or {}
 
 
 def padded(root: Path) -> float:
@@ -229,6 +248,7 @@ def main() -> None:
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
         "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **RESNET),
+        "calibrated": lambda: calibrated(data_root / "two"),
         "activations": lambda: weights_after(data(num_views=2), "64-true", freeze="layer3", **RESNET),
     }
     if world_size == 2:
@@ -242,6 +262,7 @@ def main() -> None:
             "control_order": lambda: control(order_of_each_rank(), data(), "64-true", **small),
             "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
             "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", **RESNET),
+            "control_own_temperature": lambda: own_temperature(data_root / "two"),
             "control_padding": lambda: padded(data_root / "test13"),
         }
     if world_size == 3:

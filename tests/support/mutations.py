@@ -65,6 +65,20 @@ MUTATIONS = [
         "tests/integration/test_ddp.py -k balanced",
     ),
     Mutation(
+        "the temperature is that of all devices' pictures",
+        "training/temperature.py",
+        'dtype=torch.float64), dist_reduce_fx="sum")',
+        "dtype=torch.float64), dist_reduce_fx=lambda parts: parts[0])",
+        "tests/integration/test_ddp.py -k temperature_and",
+    ),
+    Mutation(
+        "a checkpoint's temperature is of its own weights",
+        "training/classifier.py",
+        "        self.calibration = Calibration()  # the other was of the weights before this step\n",
+        "",
+        "tests/training/test_calibration.py -k moved",
+    ),
+    Mutation(
         "dropout does not depend on the device",
         "training/dropout.py",
         'draw(self._layers, run_seed(), step, batch["index"])',

@@ -1,5 +1,6 @@
 """What the scenarios of several processes train with, and what they left."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ def draw_scenarios(data: Path, nums: Sequence[int]) -> Path:
     for name, kept in (("blue", 14), ("green", 8), ("red", 3)):
         for path in sorted((uneven / "train" / name).iterdir())[kept:]:
             path.unlink()
+    shutil.rmtree(draw_colours(data / "two", train=11) / "train/red")
     for num in nums:
         folder = draw_colours(data / f"test{num}", test=5)
         for path in sorted((folder / "test").rglob("*.png"))[num:]:

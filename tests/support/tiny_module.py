@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
+from finetune.training.calibration import Calibration
 from finetune.training.progress_bar import PicturesBar
 
 # Lightning's advice about what is meant here.
@@ -22,6 +23,7 @@ class Tiny(pl.LightningModule):
 
     class_names = ("a", "b")
     confusion_matrix = ((3, 1), (0, 4))
+    calibration = Calibration()
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,0 +1,39 @@
+"""Metrics whose states are sums in float64: added up over devices, kept in checkpoints and taken up again."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from finetune.training.precision import WITHOUT_FLOAT64
+
+
+class PreciseSums(Metric):
+    """A metric of sums in float64. Where the model's device has no such, as Apple's, they stay on the CPU."""
+
+    full_state_update = False
+
+    def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> nn.Module:
+        @functools.wraps(fn)  # torchmetrics goes by the name
+        def moved(state: Tensor) -> Tensor:
+            is_kept = state.dtype == torch.float64 and fn(torch.zeros(1)).device.type in WITHOUT_FLOAT64
+            return state.cpu() if is_kept else fn(state)
+
+        return super()._apply(moved, exclude_state)
+
+
+def global_sums(metric: Metric) -> dict[str, Tensor]:
+    """Return the states of a metric over all devices; every device calls this at the same point."""
+    with metric.sync_context():
+        return {name: getattr(metric, name).detach().cpu().clone() for name in metric._defaults}
+
+
+def restore_sums(metric: Metric, sums: dict[str, Tensor], is_first: bool) -> None:
+    """Go on from `global_sums`: one device takes all of them, the others start at zero."""
+    metric.reset()
+    if is_first:
+        for name, value in sums.items():
+            setattr(metric, name, value.to(getattr(metric, name).device))
+        metric._update_count = 1

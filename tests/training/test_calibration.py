@@ -1,0 +1,280 @@
+"""A calibration from the validation split to what is predicted, tested and drawn: the checkpoint alone carries it."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from colours import QUICK
+from small_fits import SMALL, data, fit
+
+from finetune import Classifier
+from finetune.data.decode import decode
+from finetune.inference.predictor import Predictor
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.system.messages import WrongUsage
+from finetune.training import calibration
+from finetune.training.calibration import Calibration, Calibrator, read_calibration
+from finetune.training.temperature import Temperature
+from finetune.training.threshold import Aim, Choice, parse_aim
+
+NAMES = ["blue", "green"]
+
+
+@pytest.fixture(scope="module")
+def two(colours, tmp_path_factory) -> Path:
+    """The colours' folder with two classes alone."""
+    root = tmp_path_factory.mktemp("two") / "two"
+    shutil.copytree(colours, root, ignore=shutil.ignore_patterns("red"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def checkpoint(two, tmp_path_factory) -> Path:
+    """Of a short fit with a validation split and an aim."""
+    pictures = data(two, val_fraction=0.4, image_size=28)
+    pl.seed_everything(0, verbose=False)
+    model = Classifier(NAMES, "small_cnn", weights=None)
+    model.calibrator.aim = parse_aim("recall:0.9:green", NAMES)
+    path = tmp_path_factory.mktemp("fit") / "some.ckpt"
+    fit(model, pictures, max_epochs=2).save_checkpoint(path)
+    return path
+
+
+def changed(path: Path, target: Path, value: object) -> Path:
+    """The same checkpoint with another calibration."""
+    content = read_checkpoint(path)
+    content["finetune"]["calibration"] = value
+    torch.save(content, target)
+    return target
+
+
+def predicted(cli, tmp_path: Path, path: Path, pictures: Path) -> list[dict[str, str]]:
+    cli("predict", "--ckpt_path", path, "--data.predict", pictures, "--output", tmp_path / "out.csv")
+    with open(tmp_path / "out.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def log_ratios(rows: list[dict[str, str]]) -> np.ndarray:
+    return np.array([np.log(float(row["p_blue"])) - np.log(float(row["p_green"])) for row in rows])
+
+
+def test_it_is_what_fits_the_checkpoint_s_own_validation_logits(checkpoint, two, tmp_path):
+    found = read_calibration(read_checkpoint(checkpoint))
+    pictures = data(two, val_fraction=0.4)
+    val = pictures.splits["val"]
+    bare = Predictor(changed(checkpoint, tmp_path / "bare.ckpt", None))
+    p = bare([decode(path) for path in val.paths])
+    metric = Temperature()
+    metric.update(torch.from_numpy(p).log(), torch.from_numpy(val.labels))
+    assert found.num_pictures == len(val.labels) == 17
+    # Batch norm is fused into convolutions in a fit's validation: logits differ by rounding.
+    assert found.temperature == pytest.approx(metric.compute().item(), rel=1e-4)
+    assert abs(found.temperature - 1) > 0.01  # else the tests below would say nothing
+    assert found.choice is not None and found.choice.value is not None and found.choice.reached >= 0.9
+    scaled = Predictor(checkpoint)([decode(path) for path in val.paths])
+    is_said = scaled[:, 1] >= found.choice.value
+    assert found.choice.reached == pytest.approx(is_said[val.labels == 1].mean())
+
+
+def test_predict_scales_and_decides_by_the_checkpoint_alone(checkpoint, two, cli, tmp_path):
+    found = read_calibration(read_checkpoint(checkpoint))
+    rows = predicted(cli, tmp_path, checkpoint, two / "test")
+    bare = predicted(cli, tmp_path, changed(checkpoint, tmp_path / "bare.ckpt", None), two / "test")
+    # Seven digits are written of probabilities near a half.
+    np.testing.assert_allclose(log_ratios(rows), log_ratios(bare) / found.temperature, rtol=0, atol=2e-6)
+    assert np.abs(log_ratios(rows) - log_ratios(bare)).max() > 1e-4  # the control
+    assert found.choice is not None and found.choice.value is not None
+    for row in rows:
+        assert row["class"] == NAMES[float(row["p_green"]) >= found.choice.value]
+        assert row["probability"] == row[f"p_{row['class']}"]
+    predictor = Predictor(checkpoint)
+    p = predictor([decode(row["path"]) for row in rows])
+    np.testing.assert_allclose(p[:, 1], [float(row["p_green"]) for row in rows], rtol=0, atol=2e-6)
+    assert [NAMES[k] for k in predictor.decide(p)] == [row["class"] for row in rows]
+
+
+def test_test_reports_the_error_before_and_after_and_what_a_threshold_decides(checkpoint, two, cli, tmp_path, capsys):
+    given = {"temperature": 0.25, "num_pictures": 16, "threshold": None}
+    threshold = {"measure": "f1", "least": None, "positive": 1, "value": 1.0, "reached": 0.5}  # green is never said
+    results = {}
+    for name, value in {
+        "bare": None,
+        "scaled": given,
+        "never": {**given, "threshold": threshold},
+    }.items():
+        capsys.readouterr()
+        path = changed(checkpoint, tmp_path / f"{name}.ckpt", value)
+        cli("test", "--ckpt_path", path, "--trainer.default_root_dir", tmp_path / name)
+        results[name] = json.loads(next((tmp_path / name).rglob("test.json")).read_text())
+        results[name]["lines"] = capsys.readouterr().out.splitlines()
+    bare, scaled, never = results["bare"], results["scaled"], results["never"]
+    before, after = "test/calibration_error_before_scaling", "test/calibration_error"
+    assert before not in bare and bare["calibration"] is None
+    assert any(line.startswith("no temperature was fitted") for line in bare["lines"])
+    assert scaled[before] == pytest.approx(bare[after], abs=1e-6) and abs(scaled[after] - bare[after]) > 1e-3
+    assert scaled["calibration"] == given
+    assert f"{before} {scaled[before]:.4f}" in scaled["lines"] and f"{after} {scaled[after]:.4f}" in scaled["lines"]
+    assert "probabilities at temperature 0.250, fitted on the 16 validation pictures" in scaled["lines"]
+    for name in ("test/accuracy", "test/loss", "test/f1", "confusion_matrix"):
+        assert scaled[name] == bare[name]
+    assert never["confusion_matrix"] == [[10, 0], [10, 0]] and never["test/accuracy"] == 0.5
+    assert never["test/loss"] == bare["test/loss"] and never[after] == scaled[after]
+    assert "green is said from 1 on, which gives f1 0.5 on the 16 validation pictures" in never["lines"]
+
+
+def test_fit_says_what_it_chose_and_keeps_it(two, cli, tmp_path, capsys):
+    options = ["--data.root", two, *QUICK, "--data.val_fraction", 0.4, "--threshold", "f1:green"]
+    cli("fit", *options)
+    out = capsys.readouterr().out
+    kept = read_calibration(read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"))
+    assert kept.aim == Aim("f1", None, 1)
+    assert kept.told(NAMES)[0] in out and kept.told(NAMES)[1] in out and "green is said from" in out
+    assert "threshold: f1:green" in (tmp_path / "runs/fit/version_0/config.yaml").read_text()
+    assert "val/temperature" in (tmp_path / "runs/fit/version_0/metrics.csv").read_text()
+
+
+def test_without_a_validation_split_nothing_is_fitted_and_that_is_said(two, cli, tmp_path, capsys, checkpoint):
+    options = ["--data.root", two, *QUICK, "--data.val_fraction", 0, "--data.image_size", 28]
+    cli(
+        "fit", *options, "--model.backbone", "small_cnn", "--model.weights", checkpoint
+    )  # whose temperature is not inherited
+    assert "no temperature was fitted, for want of a validation split" in capsys.readouterr().out
+    for name in ("best", "last"):
+        path = tmp_path / f"runs/fit/version_0/checkpoints/{name}.ckpt"
+        assert read_calibration(read_checkpoint(path)) == Calibration()
+
+
+def test_weights_that_moved_since_the_validation_have_no_calibration(two, tmp_path):
+    pictures = data(two, val_fraction=0.4)
+    trainer = fit(Classifier(NAMES, **SMALL), pictures, max_epochs=2, max_steps=3)  # two steps an epoch
+    trainer.save_checkpoint(tmp_path / "inside.ckpt")
+    assert read_calibration(read_checkpoint(tmp_path / "inside.ckpt")) == Calibration()
+
+
+def test_a_run_that_goes_on_ends_with_the_calibration_of_one_that_was_left_alone(two, cli, tmp_path):
+    options = [*QUICK, "--data.image_size", 28, "--data.val_fraction", 0.4, "--model.backbone", "small_cnn"]
+    options += ["--data.root", two, "--threshold", "f1", "--test_after_fit", "false"]
+    cli("fit", *options, "--trainer.max_epochs", 3, "--trainer.default_root_dir", "whole")
+    cli("fit", *options, "--trainer.max_epochs", 1, "--trainer.default_root_dir", "parts")
+    cli("fit", *options, "--trainer.max_epochs", 3, "--trainer.default_root_dir", "parts", "--resume")
+    whole, parts = (
+        read_calibration(read_checkpoint(tmp_path / f"{name}/fit/version_0/checkpoints/last.ckpt"))
+        for name in ("whole", "parts")
+    )
+    assert whole == parts and whole.choice is not None and whole.num_pictures == 17
+
+
+def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
+    options = ["--data.root", two, *QUICK, "--data.val_fraction", 0.4, "--threshold", "precision:0.99"]
+    with (
+        patch.object(calibration, "choose", lambda *_: Choice(None, 0.75)),
+        pytest.raises(ValueError, match="no threshold gives blue a precision of 0.99: the most .* is 0.75, so that"),
+    ):
+        cli("fit", *options)
+    run = tmp_path / "runs/fit/version_0"
+    assert (run / "test.json").exists() and read_calibration(read_checkpoint(run / "checkpoints/best.ckpt")).aim
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--data.val_fraction", 0, "--threshold", "f1"], "chosen on a validation split"),
+        (["--trainer.limit_val_batches", 0, "--threshold", "f1"], "chosen on a validation split"),
+        (["--threshold", "f1:red"], "no class 'red'; there are blue and green"),
+    ],
+)
+def test_a_threshold_that_can_t_be_chosen_is_told_before_training(two, cli, tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        cli("fit", "--data.root", two, *QUICK, *options)
+    assert not (tmp_path / "runs/fit").exists()
+
+
+def test_three_classes_and_an_aim_that_is_none(colours, two, cli):
+    with pytest.raises(ValueError, match="two classes, these are 3"):
+        cli("fit", "--data.root", colours, *QUICK, "--threshold", "f1")
+    with pytest.raises(WrongUsage, match="--threshold f2: give accuracy, f1"):
+        cli("fit", "--data.root", two, *QUICK, "--threshold", "f2")
+
+
+def test_one_validation_picture_and_pictures_of_one_class():
+    for labels in ([0], [1, 1, 1]):
+        fits = Calibrator()
+        fits.aim = Aim("f1", None, 0)
+        fits.update(torch.tensor([[2.0, -1.0]]).repeat(len(labels), 1), torch.tensor(labels))
+        found = fits.take()
+        assert 0.1 < found.temperature < 10 and found.num_pictures == len(labels)
+        assert found.choice == Choice(None, None) and "of one class" in found.missed(NAMES)
+        assert read_calibration(stranger(found.as_plain())) == found
+        assert found.decide(torch.tensor([[0.7, 0.3], [0.2, 0.8]])).tolist() == [0, 1]
+
+
+def test_it_starts_again_after_each_validation():
+    fits = Calibrator()
+    for logits in (torch.tensor([[9.0, 0.0]]), torch.tensor([[0.5, 0.0]])):
+        fits.update(logits.repeat(20, 1), torch.arange(20) % 2)
+        last = fits.take()
+    fresh = Calibrator()
+    fresh.update(torch.tensor([[0.5, 0.0]]).repeat(20, 1), torch.arange(20) % 2)
+    assert fresh.take() == last and last.num_pictures == 20
+
+
+def test_logits_that_are_no_numbers_fit_nothing():
+    fits = Calibrator()
+    fits.update(torch.full((3, 2), torch.nan), torch.zeros(3, dtype=torch.int64))
+    assert fits.take() == Calibration()
+
+
+def stranger(value: object, names: tuple[str, ...] = ("a", "b")) -> dict:
+    return {"finetune": {"calibration": value}, "hyper_parameters": {"class_names": list(names)}}
+
+
+def test_what_is_written_is_read_and_earlier_versions_had_nothing():
+    assert read_calibration({"finetune": {}}) == read_calibration(stranger(None)) == Calibration()
+    for written in (
+        Calibration(1.5, 16),
+        Calibration(1.5, 16, Aim("recall", 0.99, 1), Choice(0.25, 1.0)),
+        Calibration(1.5, 16, Aim("precision", 0.99, 0), Choice(None, 0.5)),
+        Calibration(1.5, 16, Aim("accuracy", None, 0), Choice(None, None)),
+    ):
+        assert read_calibration(stranger(written.as_plain())) == written
+
+
+GOOD = {"measure": "recall", "least": 0.9, "positive": 0, "value": 0.5, "reached": 1.0}
+TEMPERATURES = [float("nan"), float("inf"), -1.0, 0.0, 1e-300, True, 1, "1.0", None, [1.0] * 10_000, torch.ones(())]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *([], "T", 1.5, {}, {"temperature": 1.0}, {"temperature": 1.0, "num_pictures": 1, "threshold": None, "x": 1}),
+        *({"temperature": t, "num_pictures": 1, "threshold": None} for t in TEMPERATURES),
+        *({"temperature": 1.0, "num_pictures": n, "threshold": None} for n in (0, -1, 1.0, "1", None, 2**70)),
+        *(
+            {"temperature": 1.0, "num_pictures": 1, "threshold": GOOD | change}
+            for change in (
+                *({"measure": m} for m in ("f1", "f2", None, [], {"a": 1})),
+                *({"least": v} for v in (None, 2.0, "0.9", float("nan"))),
+                *({"positive": v} for v in (2, -1, True, None, 0.0)),
+                *({"value": v} for v in (1.5, -0.1, float("nan"), "0.5")),
+                *({"reached": v} for v in (None, 1.5, float("nan"))),
+                {"more": 1},
+            )
+        ),
+    ],
+)
+def test_what_no_fit_of_ours_has_written_is_refused_in_a_short_line(value):
+    with pytest.raises(ValueError, match="not as `finetune fit` writes them: its") as caught:
+        read_calibration(stranger(value))
+    assert len(str(caught.value)) < 200
+
+
+def test_a_threshold_among_three_classes_is_refused():
+    written = Calibration(1.5, 16, Aim("recall", 0.99, 1), Choice(0.25, 1.0)).as_plain()
+    with pytest.raises(ValueError, match="of other than two classes"):
+        read_calibration(stranger(written, ("a", "b", "c")))
