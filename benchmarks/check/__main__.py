@@ -73,7 +73,7 @@ def faults(source: Path, num: int, seed: int) -> list[dict]:
 
 
 def labels(source: Path, weights: str, num: int, seed: int) -> dict:
-    """Return how well the ranking finds moved labels: AUROC over all pictures would need all; of the first 100."""
+    """Return how well the ranking finds moved labels: over all pictures, and among the first 100."""
     from finetune.data.datasets.listing import list_pictures
     from finetune.features.label_errors import out_of_fold
     from finetune.features.picture_features import Features, picture_features
