@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.check.plant import COPIES, FAULTS, copied
 from benchmarks.common.documents import ROOT, fill
 from benchmarks.common.records import load, save, where_and_when
-from finetune.data.perceptual_hash import MAX_EXACT, near_pairs
+from finetune.data.checking.perceptual_hash import MAX_EXACT, near_pairs
 
 RECORDS = ROOT / "benchmarks/check/check.json"
 # In which finding each fault is to be.

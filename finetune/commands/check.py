@@ -10,14 +10,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from finetune.data.check_page import write_json, write_lists, write_page
-from finetune.data.checks import class_findings, file_findings, folder_findings
+from finetune.data.checking.check_page import write_json, write_lists, write_page
+from finetune.data.checking.checks import class_findings, file_findings, folder_findings
+from finetune.data.checking.duplicates import is_blank, larger_crops, near_duplicates
+from finetune.data.checking.exact_duplicates import equal_files
+from finetune.data.checking.findings import Finding, counted, duplicate_findings, shortcut_findings, worst_first
+from finetune.data.checking.picture_facts import Facts, gathered, look_at
+from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.datasets.listing import Listing, list_pictures
-from finetune.data.duplicates import is_blank, larger_crops, near_duplicates
-from finetune.data.exact_duplicates import equal_files
-from finetune.data.findings import Finding, counted, duplicate_findings, shortcut_findings, worst_first
-from finetune.data.picture_facts import Facts, gathered, look_at
-from finetune.data.shortcuts import shortcuts
 from finetune.system.files import check_target
 from finetune.system.html_page import shown
 from finetune.system.messages import WrongUsage, as_wrong_usage, reason

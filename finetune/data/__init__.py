@@ -8,10 +8,8 @@ within `limits`; `image_cache` keeps decoded ones in a `memmap`, `identity` says
 all data modules, `data_settings` looks at what it is asked for, `depth` warns of pictures that would train as black
 ones.
 
-What is wrong with them: `picture_facts` looks at each once, `checks` judges files and classes, `exact_duplicates` and
-`duplicates` find copies, the latter by `perceptual_hash`, `shortcuts` what gives a class away; these are `findings`,
-which `check_page` writes. `first_look` is the part of it that every fit does.
+What may be wrong with them is looked for by the package `checking`.
 
 What makes, changes or mixes pictures goes here (mixup too, with its labels), as a function of (seed, epoch, index):
-the result must not depend on the devices. So does what looks for broken or double ones.
+the result must not depend on the devices.
 """

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.data.checking.duplicates import Pair
+from finetune.data.checking.findings import Finding, Row, counted
 from finetune.data.datasets.listing import Listing
-from finetune.data.duplicates import Pair
-from finetune.data.findings import Finding, Row, counted
 from finetune.features.logistic_regression import fit_probe
 
 NUM_SHOWN = 100

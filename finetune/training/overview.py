@@ -9,9 +9,9 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from finetune.data.checking.first_look import first_look
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.depth import warn_of_dark_samples
-from finetune.data.first_look import first_look
 from finetune.data.splits import SET_APART
 from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from finetune.data import perceptual_hash
-from finetune.data.duplicates import connected, is_blank, near_duplicates
-from finetune.data.perceptual_hash import hashes, near_pairs
-from finetune.data.picture_facts import gathered, look_at
+from finetune.data.checking import perceptual_hash
+from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
+from finetune.data.checking.perceptual_hash import hashes, near_pairs
+from finetune.data.checking.picture_facts import gathered, look_at
 
 
 def drawing(seed: int, width: int = 300, height: int = 220) -> Image.Image:

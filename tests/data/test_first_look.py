@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from finetune import ImageFolderData
-from finetune.data.exact_duplicates import equal_files
-from finetune.data.first_look import first_look
+from finetune.data.checking.exact_duplicates import equal_files
+from finetune.data.checking.first_look import first_look
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from finetune.data.perceptual_hash import hashes, near_pairs
-from finetune.data.picture_facts import Facts
+from finetune.data.checking.perceptual_hash import hashes, near_pairs
+from finetune.data.checking.picture_facts import Facts
 
 RADIUS = 16  # bits
 MIN_DETAIL = 0.7  # correlation

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from finetune.data.checking.findings import LEVELS, Finding
+from finetune.data.checking.picture_facts import small_copy
 from finetune.data.datasets.listing import Listing
-from finetune.data.findings import LEVELS, Finding
-from finetune.data.picture_facts import small_copy
 from finetune.system.files import replace_text, replacing
 from finetune.system.html_page import link_to, render, shown, thumbnail
 from finetune.system.machine import num_cores
@@ -36,7 +36,7 @@ def write_page(path: Path, listing: Listing, findings: Sequence[Finding], second
     with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS)) as threads:
         pictures = dict(zip(sorted(wanted), threads.map(picture, sorted(wanted)), strict=True))
     text = render(
-        "data/check.html",
+        "data/checking/check.html",
         title=f"Check of {shown(listing.root.name or listing.root)}",
         root=listing.root,
         findings=findings,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.data.picture_facts import Facts
+from finetune.data.checking.picture_facts import Facts
 
 _NUM_QUANTILES = 12
 _MIN_PICTURES = 20  # on either side: a strength of fewer is chance

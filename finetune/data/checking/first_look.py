@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.decode import READERS
-from finetune.data.exact_duplicates import equal_files
 from finetune.data.splits import Split
 
 _NUM_OPENED = 20_000  # about a second; of more files some are looked at, evenly spaced

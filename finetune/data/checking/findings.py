@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from finetune.data.checking.duplicates import Pair, connected
+from finetune.data.checking.shortcuts import Shortcut
 from finetune.data.datasets.listing import Listing
-from finetune.data.duplicates import Pair, connected
-from finetune.data.shortcuts import Shortcut
 
 Level = Literal["bad", "warning", "note"]
 LEVELS: dict[Level, str] = {

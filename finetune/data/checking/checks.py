@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from finetune.data.checking.duplicates import is_blank
+from finetune.data.checking.findings import Finding, Level, Row, counted
+from finetune.data.checking.picture_facts import Facts, kind_of_name
 from finetune.data.datasets.listing import Listing
-from finetune.data.duplicates import is_blank
-from finetune.data.findings import Finding, Level, Row, counted
-from finetune.data.picture_facts import Facts, kind_of_name
 
 _WIDE = 2.0  # longer over shorter side: the square in the middle then leaves out half of the picture or more
 _FEW = 10  # pictures of a class
