@@ -18,6 +18,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.lightning_callbacks import check_averaging
 from finetune.runs.model_checkpoint import Checkpoints
+from finetune.runs.record import read_run
 from finetune.runs.resume import beginning, go_on, take_up
 from finetune.training import overview
 from finetune.training.calibration import Calibration, read_calibration
@@ -104,9 +105,13 @@ def _finish(
     if trainer.is_global_zero:
         for line in () if has_test else calibration.told(model.class_names):  # a test has said it
             print(line, flush=True)
+        if best.exists() and (told := read_run(best.parents[1]).best):
+            print(f"best.ckpt is of epoch {told[0]}: the highest val/accuracy, {told[1]:.4f}", flush=True)
         print(f"run in {run.path}", flush=True)
         if options.report:
             _report(run, data)
+        if best.exists():
+            print(f"next: finetune predict --ckpt_path {shlex.quote(str(best))} --data.predict PICTURES", flush=True)
     if options.threshold is not None and not finished:
         if calibration.aim is None:
             raise ValueError(f"--threshold {options.threshold}: there was no validation, and so {best} has none")

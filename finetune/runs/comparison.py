@@ -9,9 +9,8 @@ import numpy as np
 
 from finetune.runs.charts import curves
 from finetune.runs.highlights import Lens, Shown, shown
-from finetune.runs.model_card import interval, percent
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import mcnemar
+from finetune.runs.statistics import interval, mcnemar, percent
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
@@ -127,7 +126,7 @@ def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
         if any(value is not None for value in values):
             yield f"test {name.replace('_', ' ')}", ["" if value is None else f"{value:.4f}" for value in values]
     yield "seconds", [f"{sum(run.seconds.values()):.0f}" if run.seconds else "" for run in runs]
-    yield "best epoch", [str(run.best_epoch or "") for run in runs]
+    yield "best epoch", [str(run.best[0] if run.best else "") for run in runs]
     for keys in _SETTINGS:
         values = [run.setting(*keys) for run in runs]
         if any(value != values[0] for value in values):

@@ -11,9 +11,9 @@ from finetune.runs.answers import Answers
 from finetune.runs.charts import curves, reliability_chart
 from finetune.runs.clock import PHASES
 from finetune.runs.highlights import NUM_SHOWN, Lens, kinds, most_of_cells, shown
-from finetune.runs.model_card import interval, model_card, percent, weights_and_licence
+from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import coverage, precision_recall, reliability
+from finetune.runs.statistics import coverage, interval, outcome, percent, precision_recall, reliability
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
@@ -65,18 +65,14 @@ def headline(run: RunRecord) -> str:
     """Return the result in a sentence or two."""
     matrix = run.result.get("confusion_matrix")
     if matrix:
-        num, right = sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
-        largest = max(range(len(matrix)), key=lambda i: sum(matrix[i]))
+        num, largest = sum(map(sum, matrix)), max(range(len(matrix)), key=lambda i: sum(matrix[i]))
+        always = percent(sum(matrix[largest]) / max(1, num))
         return (
-            f"{right:,} of {num:,} test pictures are named rightly: {percent(right / max(1, num))} "
-            f"(95 % interval {interval(right, num)}). "
-            f"Always saying {run.result['class_names'][largest]} would be right on "
-            f"{percent(sum(matrix[largest]) / max(1, num))}."
+            f"{outcome(matrix, 'test')}. Always saying {run.result['class_names'][largest]} would be right on {always}."
         )
-    epochs, accuracies = run.line("val/accuracy")
-    if epochs:
+    if run.best:
         return (
-            f"{percent(max(accuracies))} of the validation pictures are named rightly after epoch {run.best_epoch}, "
+            f"{percent(run.best[1])} of the validation pictures are named rightly after epoch {run.best[0]}, "
             "the best of them. That is the highest of several, and so a little too high: nothing was tested."
         )
     return "Nothing has been measured on pictures that were not trained on."
@@ -86,8 +82,8 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
     for line in run.about.get("lines", ()):
         what, _, text = line.partition(": ")
         yield what, text
-    if run.best_epoch:
-        yield "best.ckpt", f"of epoch {run.best_epoch}: the highest val/accuracy, of equal ones the lowest val/loss"
+    if run.best:
+        yield "best.ckpt", f"of epoch {run.best[0]}: the highest val/accuracy, of equal ones the lowest val/loss"
     if run.setting("seed_everything") is not None:
         yield "seed", str(run.setting("seed_everything"))
     if run.about.get("fingerprint"):
@@ -97,7 +93,7 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
 
 
 def _learning(run: RunRecord) -> Iterator[str]:
-    best = (run.best_epoch, "best.ckpt") if run.best_epoch else None
+    best = (run.best[0], "best.ckpt") if run.best else None
     for what in ("loss", "accuracy"):
         train = "train/loss_epoch" if what == "loss" else "train/accuracy"
         lines = {name: run.line(key) for name, key in (("training", train), ("validation", f"val/{what}"))}

@@ -3,17 +3,7 @@
 from typing import Any
 
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import wilson
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def interval(num_right: float, num: int) -> str:
-    """Return a 95 % interval in words, `82.6 to 87.6 %`."""
-    low, high = wilson(num_right, num)
-    return f"{100 * low:.1f} to {100 * high:.1f} %"
+from finetune.runs.statistics import interval, percent
 
 
 def weights_and_licence(run: RunRecord) -> str:

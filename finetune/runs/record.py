@@ -62,13 +62,14 @@ class RunRecord:
         return [name for name in (self.metrics[0] if self.metrics else ()) if name.startswith(prefix)]
 
     @property
-    def best_epoch(self) -> int | None:
-        """The epoch of best.ckpt, counted from one: the best accuracy, of equal ones the least loss."""
+    def best(self) -> tuple[int, float] | None:
+        """The epoch of best.ckpt, counted from one, and its val/accuracy: the highest, of equal ones the least loss."""
         epochs, accuracies = self.line("val/accuracy")
         if not epochs:
             return None
-        losses = self.line("val/loss")[1]
-        return int(max(zip(accuracies, (-loss for loss in losses), epochs, strict=True), key=lambda row: row[:2])[2])
+        losses = [-loss for loss in self.line("val/loss")[1]]
+        accuracy, _, epoch = max(zip(accuracies, losses, epochs, strict=True), key=lambda row: row[:2])
+        return int(epoch), accuracy
 
 
 def read_run(path: Path) -> RunRecord:

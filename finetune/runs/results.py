@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 
 from finetune.runs.folder import Run
+from finetune.runs.statistics import outcome
 from finetune.system.files import replace_text
 from finetune.system.messages import be_quiet
 
@@ -48,6 +49,7 @@ class Results(pl.Callback):
         for name in (f"{split}/{n}" for n in names):
             if name in values:
                 print(f"{name} {values[name]:.4f}", flush=True)
+        print(outcome(pl_module.confusion_matrix, "test" if split == "test" else "validation"), flush=True)
         for line in pl_module.calibration.told(pl_module.class_names):
             print(line, flush=True)
 

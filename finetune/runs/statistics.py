@@ -1,6 +1,7 @@
 """What counts of right answers say: intervals, a paired test, curves over confidence; NumPy alone."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,6 +21,23 @@ def wilson(num_right: float, num: int) -> tuple[float, float]:
     centre, scale = (share + z2 / (2 * num)) / (1 + z2 / num), 1 / (1 + z2 / num)
     half = _Z * scale * math.sqrt(share * (1 - share) / num + z2 / (4 * num**2))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def interval(num_right: float, num: int) -> str:
+    """Return `wilson` in words, `82.6 to 87.6 %`."""
+    low, high = wilson(num_right, num)
+    return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def outcome(confusion: Sequence[Sequence[int]], what: str) -> str:
+    """Return in a sentence how many pictures are named rightly; a row of `confusion` is what they are."""
+    num, right = sum(map(sum, confusion)), sum(row[i] for i, row in enumerate(confusion))
+    share = percent(right / max(1, num))
+    return f"{right:,} of {num:,} {what} pictures are named rightly: {share} (95 % interval {interval(right, num)})"
 
 
 def mcnemar(only_a: int, only_b: int) -> float:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
-from finetune.runs.model_card import interval, model_card, percent, weights_and_licence
+from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.record import read_run
+from finetune.runs.statistics import interval
 
 
 @pytest.fixture
@@ -34,7 +35,3 @@ def test_without_a_test_it_says_so(run):
 )
 def test_whose_terms_hold(run, weights, told):
     assert weights_and_licence(replace(run, config={"model": {"weights": weights}})).startswith(told)
-
-
-def test_words_for_shares():
-    assert percent(0.8524) == "85.2 %" and interval(0, 0) == "0.0 to 100.0 %"

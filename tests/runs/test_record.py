@@ -28,7 +28,7 @@ def test_what_is_not_there_is_empty(run):
             path.unlink()
     record = read_run(run)
     assert record.about == record.result == record.seconds == {} and record.metrics == record.skipped == []
-    assert record.answers is None and record.best_epoch is None and record.line("val/loss") == ([], [])
+    assert record.answers is None and record.best is None and record.line("val/loss") == ([], [])
 
 
 @pytest.mark.parametrize(("name", "content"), [("test.json", "[1]"), ("about.json", "{"), ("config.yaml", "a: [")])

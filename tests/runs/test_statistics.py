@@ -5,7 +5,16 @@ import pytest
 from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_curve
 
-from finetune.runs.statistics import coverage, mcnemar, precision_recall, reliability, wilson
+from finetune.runs.statistics import (
+    coverage,
+    interval,
+    mcnemar,
+    outcome,
+    percent,
+    precision_recall,
+    reliability,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(("num_right", "num"), [(0, 1), (1, 1), (0, 30), (17, 20), (682, 800), (9_999, 10_000)])
@@ -50,3 +59,10 @@ def test_the_most_confident_are_answered_first():
     share, accuracy = coverage(np.array([0.6, 0.9, 0.8, 0.8]), np.array([False, True, False, True]))
     np.testing.assert_allclose(share, [0.25, 0.75, 1])  # those of 0.8 together
     np.testing.assert_allclose(accuracy, [1, 2 / 3, 0.5])
+
+
+def test_words_for_shares():
+    assert percent(0.8524) == "85.2 %" and interval(0, 0) == "0.0 to 100.0 %"
+    told = outcome([[1_000, 20], [11, 300]], "test")
+    assert told == "1,300 of 1,331 test pictures are named rightly: 97.7 % (95 % interval 96.7 to 98.4 %)"
+    assert outcome([[0, 0], [0, 0]], "val").startswith("0 of 0 val pictures are named rightly: 0.0 %")

@@ -54,7 +54,7 @@ SPLITS = {"decode": "train", "train": "train", "validate": "val", "test": "test"
 LINES = re.compile(  # what a run may say
     r"|(pictures|network|training): .*|predicting \d.*|test has \d+ pictures only: .*"
     r"|epoch \d.*|decoded \d.*|the pictures of .* are decoded anew .*|finetune: error: .*|stopp(ed by|ing after) .*"
-    r"|(test|run in|predictions)\b.*|\d+ pictures.*"
+    r"|(test|run in|predictions|probabilities at|no temperature|best.ckpt is|next)\b.*|\d+ (of \d+ \w+ )?pictures.*"
 )
 BASE = [
     *("--data.image_size", 28, "--data.batch_size", 6, "--trainer.accelerator", "cpu"),
