@@ -27,8 +27,6 @@ def test_the_result_is_printed_and_written(tmp_path, capsys, split, accuracy):
     ]
     named = "test" if split == "test" else "validation"
     assert lines[-2].startswith(f"7 of 8 {named} pictures are named rightly: 87.5 %")
-        f"7 of 8 {'test' if split == 'test' else 'validation'} pictures are named rightly: 87.5 %"
-    )
     written = json.loads(run.file(f"{split}.json").read_text())
     assert written[f"{split}/accuracy"] == pytest.approx(accuracy)
     assert written["class_names"] == ["a", "b"] and written["confusion_matrix"] == [[3, 1], [0, 4]]
