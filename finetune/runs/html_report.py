@@ -13,7 +13,7 @@ from finetune.runs.clock import PHASES
 from finetune.runs.highlights import NUM_SHOWN, Lens, kinds, most_of_cells, shown
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import coverage, interval, outcome, percent, precision_recall, reliability
+from finetune.runs.statistics import coverage, interval, outcome, percent, precision_recall, reliability, unscaled
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
@@ -158,13 +158,16 @@ def _judgement(run: RunRecord) -> Iterator[tuple[str, str]]:
     answers = run.answers
     if answers is None or not len(answers.labels):
         return
-    error = run.result.get("test/calibration_error")
-    text = f"calibration error {error:.3f}" if error is not None else "confidence beside accuracy"
-    about = "On the line it is right as often as it says; below it, it is too sure. Larger dots are more pictures."
-    yield (
-        reliability_chart({"": reliability(answers.confidence, answers.is_right)}, f"{text}. {about}"),
-        f"{text}. {about}",
-    )
+    bins = {"as said": reliability(answers.confidence, answers.is_right)}
+    errors = [run.result.get(f"test/calibration_error{name}") for name in ("", "_before_scaling")]
+    text = "" if errors[0] is None else f"Calibration error {errors[0]:.3f}"
+    temperature = (run.result.get("calibration") or {}).get("temperature", 1.0)
+    if errors[1] is not None and answers.probabilities is not None:
+        before = unscaled(answers.probabilities, temperature)
+        bins |= {"before scaling": reliability(before[np.arange(len(before)), answers.predicted], answers.is_right)}
+        text += f", {errors[1]:.3f} before scaling by the temperature {temperature:.3f}"
+    text += ". On the line it is right as often as it says; below it, it is too sure. Larger dots are more pictures."
+    yield reliability_chart(bins, text.lstrip(". ")), text.lstrip(". ")
     share, accuracy = coverage(answers.confidence, answers.is_right)
     text = (
         "If it only answers where it is surest: the share of pictures that it answers, and how many of these are right."

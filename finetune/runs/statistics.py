@@ -67,6 +67,13 @@ def reliability(confidence: np.ndarray, is_right: np.ndarray, num_bins: int = 10
     return [(float(c.mean()), float(r.mean()), len(c)) for c, r in found if len(c)]
 
 
+def unscaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """Return what probabilities (N, K) were before logits were divided by a temperature."""
+    logits = temperature * np.log(np.maximum(probabilities, 1e-12))
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return odds / odds.sum(axis=1, keepdims=True)
+
+
 def precision_recall(score: np.ndarray, is_positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return thresholds, precision and recall, (T,) each, the highest first: said is what scores at least so much.
 

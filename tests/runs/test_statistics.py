@@ -13,6 +13,7 @@ from finetune.runs.statistics import (
     percent,
     precision_recall,
     reliability,
+    unscaled,
     wilson,
 )
 
@@ -66,3 +67,10 @@ def test_words_for_shares():
     told = outcome([[1_000, 20], [11, 300]], "test")
     assert told == "1,300 of 1,331 test pictures are named rightly: 97.7 % (95 % interval 96.7 to 98.4 %)"
     assert outcome([[0, 0], [0, 0]], "val").startswith("0 of 0 val pictures are named rightly: 0.0 %")
+
+
+def test_before_a_temperature():
+    logits = np.random.default_rng(0).normal(0, 3, (20, 4))
+    softmax = [np.exp(z) / np.exp(z).sum(axis=1, keepdims=True) for z in (logits, logits / 1.7)]
+    np.testing.assert_allclose(unscaled(softmax[1], 1.7), softmax[0], rtol=1e-9)
+    assert np.isfinite(unscaled(np.eye(3), 0.2)).all()
