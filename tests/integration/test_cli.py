@@ -223,7 +223,10 @@ def test_every_run_has_a_folder_of_its_own(fitted):
     for version in ("version_0", "version_1"):
         run = fitted / "runs/fit" / version
         files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name != ".lock")
-        assert files == ["checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv", "test.json"]
+        assert files == [
+            *("about.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv"),
+            *("seconds.json", "test.json", "test_predictions.csv"),
+        ]
     with open(fitted / "runs/fit/version_0/metrics.csv") as file:
         rows = list(csv.DictReader(file))
     assert {"step", "epoch", "train/loss_epoch", "val/accuracy", "test/accuracy", "lr-SGD/head"} <= set(rows[0])
