@@ -1,6 +1,7 @@
 """Files written whole or not at all, by one process at a time; what a killed one left of them."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,8 +36,8 @@ def replacing(target: Path) -> Iterator[Path]:
     Readers, a full disk and a kill see the old file or the new one, never a part: what was written is on the disk
     before it gets its name.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # of an earlier process with this number
+    # Not the process number: containers that share a disk have the same ones.
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         with open(temporary, "rb+") as file:
@@ -70,7 +71,12 @@ def replace_text(path: Path, text: str, errors: str = "strict") -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked."""
+    """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked.
+
+    One process at a time does it: what killed ones left beside the target goes.
+    """
+    for leftover in unfinished(target):
+        leftover.unlink(missing_ok=True)
     with replacing(target) as temporary:
         try:
             os.link(source, temporary)

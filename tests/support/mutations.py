@@ -116,7 +116,7 @@ MUTATIONS = [
     Mutation(
         "a checkpoint is whole or absent",
         "system/files.py",
-        'temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")',
+        'temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")',
         "temporary = target",
         "tests/runs/test_checkpoint_io.py",
     ),

@@ -87,7 +87,7 @@ def test_linked_is_the_same_whatever_was_there(tmp_path, monkeypatch, can_link):
     source, target = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
     source.write_bytes(b"new")
     target.write_bytes(b"old")
-    (tmp_path / f".best.ckpt.{os.getpid()}.tmp").write_bytes(b"of an earlier process with this number")
+    (tmp_path / ".best.ckpt.0123abcd.tmp").write_bytes(b"of a process that was killed")
     if not can_link:
 
         def refuse(*_) -> None:
@@ -111,3 +111,13 @@ def test_who_waits_for_another_is_told(tmp_path):
         assert process.stdout.readline() == "up\n"
         time.sleep(0.5)
     assert process.communicate(timeout=60)[0] == "True\n"
+
+
+def test_two_that_write_one_file_at_once_each_write_it_whole(tmp_path, monkeypatch):
+    target = tmp_path / "x"
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in two containers
+    with replacing(target) as first, replacing(target) as second:
+        first.write_text("first")
+        second.write_text("second")
+        assert first != second
+    assert target.read_text() == "first" and list(tmp_path.iterdir()) == [target]
