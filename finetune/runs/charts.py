@@ -31,6 +31,7 @@ _STYLE: Any = {
     "svg.hashsalt": "finetune",  # the same chart is the same text
     "font.family": "sans-serif",
     "font.size": 10,
+    "text.parse_math": False,  # a class may be called $x$
     "text.color": _INK,
     "axes.labelcolor": _INK,
     "axes.edgecolor": _LINE,

@@ -31,6 +31,12 @@ def test_lines():
     assert curves(lines, "epoch", "loss", "x") == curves(lines, "epoch", "loss", "x")  # the same chart, the same text
 
 
+def test_names_are_no_formulas():
+    svg = curves({r"$\frac$": ([1, 2], [1, 2]), "$x$": ([1, 2], [2, 1])}, "recall of $y", "y", "x")
+    words = ["".join(text.itertext()) for text in check(svg).iter(f"{SVG}text")]
+    assert {r"$\frac$", "$x$", "recall of $y"} <= set(words)
+
+
 def test_places_of_points():
     (line,) = re.findall(r'<path d="([^"]+)" clip-path', curves({"": ([0, 1, 2], [0, 1, 0])}, "step", "y", "x"))[-1:]
     x, y = np.array(re.findall(r"([\d.]+) ([\d.]+)", line), float).T
