@@ -62,7 +62,7 @@ def test_the_search_finds_each_pair_once_and_bands_do_too(monkeypatch):
     for radius, most in ((9, 10_000), (7, 10), (9, 10)):
         monkeypatch.setattr(perceptual_hash, "MAX_EXACT", most)
         wanted = np.argwhere(np.triu(distance <= (radius if most > 10 else 7), 1))
-        i, j = near_pairs(left, left, radius)
+        i, j = near_pairs(left, left, radius, 99)
         assert np.array_equal(np.column_stack([i, j]), wanted) and len(wanted) >= 160
 
 
