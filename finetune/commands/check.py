@@ -172,4 +172,5 @@ def _watched(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
                 progress.start()
                 is_shown = True
     finally:
-        progress.stop()
+        if is_shown:  # else it would leave an empty line
+            progress.stop()
