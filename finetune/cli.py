@@ -85,9 +85,7 @@ def main(args: Sequence[str] | None = None) -> None:
             sys.exit(141)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
             raise
-        from finetune.distributed.signals import is_first_process
-
-        if is_first_process() or code < 128:
+        if code < 128 or _is_first_process():
             let_go()
             print(message if code > 128 else f"finetune: error: {message}", file=sys.stderr)
         elif not {"RANK", "SLURM_PROCID"} & os.environ.keys():
@@ -189,9 +187,8 @@ def _exit_code(error: BaseException) -> int:
 
 def _one_line(error: BaseException) -> str | None:
     """Return what to tell a user, or None for an error that is ours and deserves a traceback."""
-    from finetune.distributed.signals import Interrupted
-
-    if isinstance(error, Interrupted):
+    signals = sys.modules.get("finetune.distributed.signals")  # imports torch: who has not got it can't have raised it
+    if isinstance(error, getattr(signals, "Interrupted", ())):
         return str(error)
     error = _raised(error)
     text = str(error)
@@ -220,6 +217,12 @@ def _one_line(error: BaseException) -> str | None:
     elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"
     return " ".join(text.split()) or type(error).__name__
+
+
+def _is_first_process() -> bool:
+    from finetune.distributed.signals import is_first_process  # who was stopped by it has it already
+
+    return is_first_process()
 
 
 def _leave_process_group() -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.check.plant import COPIES, FAULTS, copied
 from benchmarks.common.documents import ROOT, fill
 from benchmarks.common.records import load, save, where_and_when
+from finetune.data.checking.duplicates import RADIUS
 from finetune.data.checking.perceptual_hash import MAX_EXACT, near_pairs
 
 RECORDS = ROOT / "benchmarks/check/check.json"
@@ -103,7 +104,7 @@ def search(num: int) -> dict:
     values = np.random.default_rng(0).integers(0, 2**63, num).astype(np.uint64)
     began = time.perf_counter()
     for others in (values, values[::-1].copy()):
-        near_pairs(values, others, 16)
+        near_pairs(values, others, RADIUS, 64)
     return {"about": "search", "what": f"{num:,} hashes", "seconds": round(time.perf_counter() - began, 1)}
 
 

@@ -1,5 +1,6 @@
 """`finetune check`: what is wrong with a data set, before hours are spent on it."""
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -108,6 +109,8 @@ def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str
         image_size, resize = (checkpoint["datamodule_hyper_parameters"][name] for name in ("image_size", "resize"))
     if weights is None:
         return None
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to what reads pictures
     from finetune.features.picture_features import Features  # with torch, which takes seconds
 
     return _Network(Features(backbone, weights), image_size, resize)
@@ -169,4 +172,5 @@ def _watched(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
                 progress.start()
                 is_shown = True
     finally:
-        progress.stop()
+        if is_shown:  # else it would leave an empty line
+            progress.stop()

@@ -110,6 +110,11 @@ def fit_probe(
     return Probe(head, bias, strength, table[best][2] if table else None, table)
 
 
+def fit_head(features: Array, labels: NDArray[np.integer], num_classes: int, strength: float) -> tuple[Array, Array]:
+    """Return weight (K, D) and bias (K,) at one strength, solved as far as fits that are only compared."""
+    return next(_path(features, labels, np.ones(num_classes), [strength], _TOLERANCE_OF_FOLDS))
+
+
 def _score(
     fit: tuple[Array, Array], x: Array, y: NDArray[np.integer], class_weights: Array
 ) -> tuple[float, float, int, int]:

@@ -69,7 +69,7 @@ def picture_features(
     with ThreadPoolExecutor(min(num_cores(), 16)) as threads:
         parts = [paths[first : first + _NUM_AT_ONCE] for first in range(0, len(paths), _NUM_AT_ONCE)]
         waiting = [threads.submit(prepared, path) for path in parts[0]] if parts else []
-        for following in [*parts[1:], []]:
+        for following in [*parts[1:], []][: len(parts)]:
             images = np.stack([future.result() for future in waiting])
             waiting = [threads.submit(prepared, path) for path in following]
             batch = torch.from_numpy(images).permute(0, 3, 1, 2).to(device)

@@ -4,6 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -118,6 +122,106 @@ def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):
         cli("check", pictures, "--weights", "x.pt", "--ckpt_path", "y.ckpt")
     with pytest.raises(WrongUsage, match="no weights file"):
         cli("check", pictures, "--weights", "x.pt")
+
+
+def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
+    """On colours it has learned, what was moved to another class comes first."""
+    fit = [
+        "--model.backbone",
+        "small_cnn",
+        "--model.weights",
+        "null",
+        "--trainer.max_epochs",
+        3,
+        "--data.num_workers",
+        0,
+    ]
+    cli("fit", "--data.root", colours, "--data.image_size", 28, "--data.batch_size", 12, *fit)
+    folder = shutil.copytree(colours, tmp_path / "set")
+    moved = sorted((folder / "train").glob("*/*"))[0]
+    other = next(path for path in sorted((folder / "train").iterdir()) if path != moved.parent)
+    moved.rename(other / "moved.png")
+    assert run(cli, folder, "--ckpt_path", tmp_path / "runs/fit/version_0/checkpoints/last.ckpt") in (0, 1)
+    assert found(tmp_path)["labels"]["rows"][0]["files"] == [f"train/{other.name}/moved.png"]
+    with pytest.raises(Exception, match="small_cnn|checkpoint"):
+        cli("check", folder, "--ckpt_path", __file__)
+
+
+def process(*arguments, **options):
+    return subprocess.Popen([sys.executable, "-m", "finetune", "check", *map(str, arguments)], text=True, **options)
+
+
+def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(pictures, tmp_path):
+    for i in range(3000):
+        os.link(pictures / "train/a/1.jpg", pictures / f"train/a/x{i}.jpg")
+    sitecustomize = "import finetune.data.checking.picture_facts as f, time, os\nlook = f.look\n"
+    sitecustomize += (
+        "def slow(path):\n    open('began', 'w').close(); time.sleep(0.02); return look(path)\nf.look = slow\n"
+    )
+    sitecustomize += "from finetune.cli import main\nmain()\n"
+    command = [sys.executable, "-c", sitecustomize, "check", str(pictures), "--output", "out"]
+    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "began").exists():
+        time.sleep(0.05)
+        assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 130 and "Traceback" not in err and out == ""
+    assert sorted(os.listdir(tmp_path)) == ["began", "set"]
+
+
+def test_a_reader_that_goes_away_is_no_error(pictures, tmp_path):
+    child = process(pictures, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    assert child.wait(60) in (0, 141) and child.stderr.read() == ""
+    child.stderr.close()
+    assert (tmp_path / "check.json").exists()
+
+
+def test_two_at_once_leave_one_whole_result(pictures, tmp_path):
+    children = [process(pictures, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [child.wait(60) for child in children] == [0, 0]
+    assert found(tmp_path) == {} and (tmp_path / "check.html").read_text().rstrip().endswith("</html>")
+    assert sorted(os.listdir(tmp_path)) == ["check.html", "check.json", "set"]
+
+
+def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at(cli, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr("finetune.commands.check.look_at", lambda paths: pytest.fail("looked"))
+    (tmp_path / "file").touch()
+    for option in ("--output", "--lists"):
+        with pytest.raises(WrongUsage, match="file"):
+            cli("check", pictures, option, tmp_path / "file/out")
+
+
+def test_a_folder_that_vanishes_meanwhile_is_a_finding(cli, pictures, tmp_path, monkeypatch):
+    from finetune.commands import check
+
+    def vanish(paths):
+        shutil.rmtree(pictures / "test")
+        return look_at(paths)
+
+    look_at = check.look_at
+    monkeypatch.setattr(check, "look_at", vanish)
+    assert run(cli, pictures) == 1
+    assert len(found(tmp_path)["unreadable"]["rows"]) == 24
+
+
+def test_a_copy_in_many_files_is_one_set(cli, pictures, tmp_path):
+    for i in range(3000):
+        os.link(pictures / "train/a/1.jpg", pictures / f"train/a/x{i}.jpg")
+    assert run(cli, pictures) == 1
+    (row,) = found(tmp_path)["copies_exact"]["rows"]
+    assert len(row["files"]) == 3001 and (tmp_path / "check.html").stat().st_size < 200_000
+
+
+def test_thousands_of_classes_are_told_in_few_lines(cli, tmp_path, capsys):
+    for i in range(3000):
+        folder = tmp_path / f"set/class {i:04}"
+        folder.mkdir(parents=True)
+        Image.fromarray(np.random.default_rng(i).integers(0, 256, (9, 9, 3)).astype(np.uint8)).save(folder / "x.png")
+    assert run(cli, tmp_path / "set") == 1
+    assert len(capsys.readouterr().out.splitlines()) < 12
+    assert len(found(tmp_path)["tiny_class"]["rows"]) == 3000
 
 
 @needs_browser

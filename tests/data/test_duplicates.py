@@ -1,24 +1,14 @@
-"""Copies of one photograph: hashes, the search for near ones, and what decides."""
+"""Copies of one photograph: what decides that two pictures are, and what many alike cost."""
+
+import time
 
 import numpy as np
 import pytest
+from drawings import drawing, facts_of
 from PIL import Image
 
-from finetune.data.checking import perceptual_hash
-from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
-from finetune.data.checking.perceptual_hash import hashes, near_pairs
+from finetune.data.checking.duplicates import best_fit, connected, is_blank, larger_crops, near_duplicates
 from finetune.data.checking.picture_facts import gathered, look_at
-
-
-def drawing(seed: int, width: int = 300, height: int = 220) -> Image.Image:
-    """A picture with large and small things in it."""
-    rng = np.random.default_rng(seed)
-    coarse = Image.fromarray(rng.integers(0, 256, (5, 7, 3)).astype(np.uint8)).resize((width, height), 3)
-    fine = Image.fromarray(rng.integers(0, 256, (height // 7, width // 7, 3)).astype(np.uint8)).resize(
-        (width, height), 3
-    )
-    return Image.blend(coarse, fine, 0.4)
-
 
 CHANGES = {
     "encoded": lambda p: p,
@@ -43,29 +33,6 @@ def test_changed_copies_are_found_and_others_are_not(tmp_path, change):
     assert all((pair.share < 0.99) == (change == "cropped") for pair in pairs)
 
 
-def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_picture():
-    grey = np.random.default_rng(0).integers(0, 256, (50, 48, 48)).astype(np.uint8)
-    plain, mirrored = hashes(grey)
-    again, back = hashes(grey[:, :, ::-1])
-    # Frequencies at the median itself may fall on either side by rounding.
-    assert np.bitwise_count(again ^ mirrored).max() <= 2 and np.bitwise_count(back ^ plain).max() <= 2
-    assert np.bitwise_count(plain ^ mirrored).min() > 10  # control: mirroring changes it
-
-
-def test_the_search_finds_each_pair_once_and_bands_do_too(monkeypatch):
-    rng = np.random.default_rng(0)
-    left = rng.integers(0, 2**63, 5000).astype(np.uint64)
-    for i in range(200):  # near ones, at 0 to 9 bits
-        flips = rng.choice(64, i % 10, replace=False).astype(np.uint64)
-        left[4000 + i] = left[i] ^ np.bitwise_xor.reduce(np.uint64(1) << flips, initial=np.uint64(0))
-    distance = np.bitwise_count(left[:, None] ^ left[None])
-    for radius, most in ((9, 10_000), (7, 10), (9, 10)):
-        monkeypatch.setattr(perceptual_hash, "MAX_EXACT", most)
-        wanted = np.argwhere(np.triu(distance <= (radius if most > 10 else 7), 1))
-        i, j = near_pairs(left, left, radius)
-        assert np.array_equal(np.column_stack([i, j]), wanted) and len(wanted) >= 160
-
-
 def test_blank_pictures_are_told_by_what_they_show(tmp_path):
     rng = np.random.default_rng(0)
     pictures = [np.full((60, 80, 3), 120), rng.integers(0, 9, (60, 80, 3)), np.asarray(drawing(0))]
@@ -79,3 +46,44 @@ def test_blank_pictures_are_told_by_what_they_show(tmp_path):
 def test_sets_are_what_edges_join():
     assert connected([(1, 4), (4, 7), (2, 3)], 9) == [[1, 4, 7], [2, 3]]
     assert connected([], 5) == []
+
+
+def test_a_part_is_found_only_where_features_name_the_pair(tmp_path):
+    paths = [str(tmp_path / f"{i}.png") for i in range(4)]
+    for i, picture in enumerate((drawing(0), drawing(0).crop((40, 30, 250, 184)), drawing(1), drawing(2))):
+        picture.save(paths[i])
+    facts = gathered(look_at(paths), 4)
+    assert near_duplicates(facts, np.arange(4)) == []
+    i, j = np.triu_indices(4, 1)
+    (pair,) = larger_crops(facts, i, j, [])
+    assert pair[:2] == (0, 1) and pair.share == pytest.approx(0.7, abs=0.05) and not pair.is_mirrored
+    assert larger_crops(facts, i, j, [pair]) == [pair]
+
+
+def test_the_fit_is_the_same_either_way_round():
+    whole, part = (
+        np.asarray(p.convert("L").resize((48, 48), 4)) for p in (drawing(3), drawing(3).crop((9, 5, 290, 212)))
+    )
+    ratio = (281 / 207) / (300 / 220)
+    there, back = best_fit(whole, part, ratio), best_fit(part, whole, 1 / ratio)
+    assert there == pytest.approx(back) and there[0] > 0.8 and there[1] < 1
+    assert best_fit(whole, whole, 1.0) == pytest.approx((1, 1))
+
+
+def test_many_copies_make_one_set_and_few_pairs():
+    """Each against each would be 300 squared."""
+    noise = np.random.default_rng(0).normal(0, 1, (300, 48, 48))
+    grey = np.clip(np.asarray(drawing(0).convert("L").resize((48, 48), 4)) + noise, 0, 255).astype(np.uint8)
+    pairs = near_duplicates(facts_of(grey), np.arange(300))
+    assert connected([pair[:2] for pair in pairs], 300) == [list(range(300))]
+    assert len(pairs) <= 4 * 2 * 300
+
+
+def test_gradients_are_alike_by_their_hashes_and_are_no_copies():
+    rng = np.random.default_rng(0)
+    y, x = np.mgrid[:48, :48] / 47
+    steep, way = rng.uniform(50, 200, (2000, 1, 1)), rng.uniform(0.9, 1, (2000, 1, 1))
+    grey = (20 + steep * (x + way * y) / 2).astype(np.uint8)
+    began = time.process_time()
+    assert near_duplicates(facts_of(grey), np.arange(2000)) == []
+    assert time.process_time() - began < 5  # to lay each pair over the other would take an hour

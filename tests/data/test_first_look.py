@@ -2,11 +2,9 @@
 
 import shutil
 
-import numpy as np
 import pytest
 
 from finetune import ImageFolderData
-from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.first_look import first_look
 
 
@@ -34,16 +32,3 @@ def test_copies_across_splits_and_what_is_no_picture(folder):
     assert "2 lie in two splits alike" in text and str(test[3]) in text
     assert "3 can't be read" in text and f"finetune check {folder}" in text
     assert len(text.splitlines()) == 1
-
-
-def test_equal_files_are_equal_to_the_last_byte(tmp_path):
-    body = np.random.default_rng(0).bytes(50_000)
-    contents = [body, body[:-1] + b"\0", body, b"\0" + body[1:], body[:-1], b"", b""]
-    paths = [str(tmp_path / str(i)) for i in range(len(contents))]
-    for path, content in zip(paths, contents, strict=True):
-        with open(path, "wb") as file:
-            file.write(content)
-    sizes = np.array([len(content) for content in contents])
-    assert equal_files(paths, sizes) == [[0, 2]]
-    assert equal_files(paths, sizes, np.array([0, 0, 0, 1, 1, 1, 1])) == []
-    assert equal_files(paths, sizes, np.array([0, 0, 1, 1, 1, 1, 1])) == [[0, 2]]

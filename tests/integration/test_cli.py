@@ -63,6 +63,14 @@ def test_help_lists_everything_and_loads_nothing(tmp_path):
     assert min(seconds) < 0.5
 
 
+def test_an_error_line_does_not_wait_for_torch(tmp_path):
+    code = "import sys; from finetune.cli import main\ntry: main(['check', 'nowhere'])\n"
+    code += "finally: print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "False\n")
+    assert result.stderr == "finetune: error: 'nowhere' does not exist\n"
+
+
 @pytest.mark.parametrize("command", list(LIGHTNING))
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as caught:

@@ -20,7 +20,8 @@ was measured on 4,676 photographs of food, garments, waste, flowers and aerial s
 # Shapes: N pictures, S pixels of a grey copy's side, P pairs.
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -28,13 +29,18 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from finetune.data.checking.perceptual_hash import hashes, near_pairs
+from finetune.data.checking.perceptual_hash import hashes, near_pairs, nearest
 from finetune.data.checking.picture_facts import Facts
+from finetune.system.machine import num_cores
 
 RADIUS = 16  # bits
 MIN_DETAIL = 0.7  # correlation
 MIN_DETAIL_OF_PARTS = 0.78
 _SURE = 4  # bits: as near as copies are that were not cropped
+_NUM_LIKE, _NUM_LAID = 64, 4  # of each picture by its hash alone, and to be laid over it
+_COPY = 0.95  # correlation above which no crop is looked for
+_MIN_ROUGH = 0.5  # correlation at half the side, before all shares are tried
+_NO_DETAIL = 0.5  # grey levels, about what rounding leaves: gradients and plain ground
 _MIN_SHAPE = 0.6  # correlation of 16 x 16 pixels as they lie, above which most crops are
 _MAX_COLOUR = 16  # grey levels between mean colours
 _MAX_ASPECT = 0.12  # natural logarithm of the ratio
@@ -63,40 +69,60 @@ def is_blank(facts: Facts) -> NDArray[np.bool_]:
 
 
 def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
-    """Return the pairs among the chosen pictures that show the same photograph."""
+    """Return pairs among the chosen pictures that show the same photograph, enough of them to join each set."""
     grey = facts.grey[chosen]
     plain, mirrored = hashes(grey)
     shapes = _shapes(grey)
-    found: dict[tuple[int, int], Pair] = {}
+    has_detail = np.array([_detail(g)[4:-4, 4:-4].std() > _NO_DETAIL for g in grey], bool)  # the rim is the blur's
+    found: list[Pair] = []
     for is_mirrored, others in ((False, plain), (True, mirrored)):
-        i, j = near_pairs(plain, others, RADIUS)
+        i, j = near_pairs(plain, others, RADIUS, _NUM_LIKE)
         distance = np.bitwise_count(plain[i] ^ others[j])
-        keep = distance <= _SURE
-        keep |= _are_alike(facts, chosen[i], chosen[j])
+        keep = (distance <= _SURE) | _are_alike(facts, chosen[i], chosen[j])
+        keep &= has_detail[i] & has_detail[j]
         i, j, distance = i[keep], j[keep], distance[keep]
         keep = _correlation(shapes, i, j, is_mirrored) > _MIN_SHAPE
-        for a, b in zip(i[keep].tolist(), j[keep].tolist(), strict=True):
-            ratio = facts.aspects[chosen[b]] / facts.aspects[chosen[a]]
-            fit, share = best_fit(grey[a], grey[b][:, ::-1] if is_mirrored else grey[b], ratio)
-            pair = Pair(int(chosen[a]), int(chosen[b]), round(fit, 3), is_mirrored, share)
-            if fit >= MIN_DETAIL and fit > getattr(found.get(pair[:2]), "correlation", 0):
-                found[pair[:2]] = pair
-    return sorted(found.values())
+        i, j, distance = i[keep], j[keep], distance[keep]
+        keep = nearest(i, distance, _NUM_LAID)
+        found += _same(facts, chosen[i[keep]], chosen[j[keep]], is_mirrored, _SHARES, MIN_DETAIL)
+    return _best(found)
 
 
 def larger_crops(facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], known: Sequence[Pair]) -> list[Pair]:
     """Return the known pairs and those of i and j, near by other signs, of which one shows a part of the other."""
-    found = {pair[:2]: pair for pair in known}
-    for a, b in zip(i.tolist(), j.tolist(), strict=True):
-        if (a, b) in found:
-            continue
-        ratio = facts.aspects[b] / facts.aspects[a]
-        for is_mirrored in (False, True):
-            other = facts.grey[b][:, ::-1] if is_mirrored else facts.grey[b]
-            fit, share = best_fit(facts.grey[a], other, ratio, _PARTS)
-            if fit >= MIN_DETAIL_OF_PARTS:
-                found[a, b] = Pair(a, b, round(fit, 3), is_mirrored, share)
-    return sorted(found.values())
+    pairs = {pair[:2] for pair in known}
+    is_new = np.array([pair not in pairs for pair in zip(i.tolist(), j.tolist(), strict=True)], bool)
+    found = [*known]
+    for is_mirrored in (False, True):
+        found += _same(facts, i[is_new], j[is_new], is_mirrored, _PARTS, MIN_DETAIL_OF_PARTS)
+    return _best(found)
+
+
+def _best(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return each pair once, as it fits best."""
+    best = {pair[:2]: pair for pair in sorted(pairs, key=lambda pair: pair.correlation)}
+    return sorted(best.values())
+
+
+def _same(
+    facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], is_mirrored: bool, shares: Sequence[float], least: float
+) -> list[Pair]:
+    """Return those of the pairs whose detail agrees by `least`."""
+    ratios = facts.aspects[j] / facts.aspects[i]
+
+    def fit(p: int) -> tuple[float, float]:
+        a, b = facts.grey[i[p]], facts.grey[j[p]][:, ::-1] if is_mirrored else facts.grey[j[p]]
+        rough = best_fit(_half(a), _half(b), ratios[p], shares[::2])
+        return best_fit(a, b, ratios[p], shares) if rough[0] > _MIN_ROUGH else rough
+
+    found = []
+    with ThreadPoolExecutor(num_cores()) as threads:
+        for first in range(0, len(i), 1024):  # what is under way ends first when we are stopped
+            some = range(first, min(first + 1024, len(i)))
+            for p, (agrees, share) in zip(some, threads.map(fit, some), strict=True):
+                if agrees >= least:
+                    found.append(Pair(int(i[p]), int(j[p]), round(agrees, 3), is_mirrored, share))
+    return found
 
 
 def best_fit(a: Image, b: Image, ratio: float, shares: Sequence[float] = _SHARES) -> tuple[float, float]:
@@ -108,19 +134,25 @@ def best_fit(a: Image, b: Image, ratio: float, shares: Sequence[float] = _SHARES
         a: One.
         b: The other.
         ratio: Width over height of b's picture, over that of a's.
-        shares: Of the larger picture's longer kept side that the part may have.
+        shares: Of the larger picture's longer kept side that the part may have, the largest first.
     """
     if not 0.8 < ratio < 1.25:
         ratio = 1.0  # squashed, not cropped
     best = (-1.0, 1.0)
-    for whole, part, r in ((a, b, ratio), (b, a, 1 / ratio)):
-        detail = _detail(whole)
-        for share in shares:
+    details = _detail(a), _detail(b)
+    for share in shares:
+        for detail, part, r in ((details[0], b, ratio), (details[1], a, 1 / ratio)):
             width, height = share * min(1.0, r), share * min(1.0, 1 / r)
-            size = round(width * whole.shape[1]), round(height * whole.shape[0])
+            size = round(width * part.shape[1]), round(height * part.shape[0])
             fit = cv2.matchTemplate(detail, _detail(cv2.resize(part, size, interpolation=cv2.INTER_AREA)), 5).max()
             best = max(best, (float(fit), share))
+            if share == 1 and best[0] > _COPY:
+                return best
     return best
+
+
+def _half(grey: Image) -> Any:
+    return cv2.resize(grey, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
 
 
 def _detail(grey: np.ndarray) -> NDArray[np.float32]:

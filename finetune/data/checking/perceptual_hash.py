@@ -42,25 +42,38 @@ def _bits(low: NDArray[np.float32]) -> Hashes:
     return np.packbits(flat > np.median(flat, axis=1, keepdims=True), axis=1).view(">u8")[:, 0].astype(np.uint64)
 
 
-def near_pairs(left: Hashes, right: Hashes, radius: int) -> Pairs:
-    """Return all i < j with left[i] and right[j] at most `radius` bits apart, sorted.
+def near_pairs(left: Hashes, right: Hashes, radius: int, most: int) -> Pairs:
+    """Return pairs i < j with left[i] and right[j] at most `radius` bits apart, sorted: of each i the `most` nearest.
 
     Up to `MAX_EXACT` pictures every pair is looked at, in blocks over all cores. Of more, only those are that agree in
     one of eight bands of 8 bits, which finds all pairs of up to `RADIUS_OF_BANDS` bits, and no more is looked for.
+    Pictures that all look alike would have N squared pairs; a few of each suffice to join them into one set.
     """
     if len(left) > MAX_EXACT:
-        pairs = list(_by_bands(left, right, min(radius, RADIUS_OF_BANDS)))
+        pairs = list(_by_bands(left, right, min(radius, RADIUS_OF_BANDS), most))
     else:
         with ThreadPoolExecutor(num_cores()) as threads:
-            pairs = list(threads.map(lambda i: _of_rows(left, right, radius, i), range(0, len(left), _ROWS)))
+            pairs = list(threads.map(lambda i: _of_rows(left, right, radius, most, i), range(0, len(left), _ROWS)))
     if not pairs:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     i, j = (np.concatenate(side) for side in zip(*pairs, strict=True))
     order = np.unique(i * len(left) + j)  # a pair may agree in several bands
-    return order // len(left), order % len(left)
+    i, j = order // len(left), order % len(left)
+    keep = nearest(i, np.bitwise_count(left[i] ^ right[j]), most)
+    return i[keep], j[keep]
 
 
-def _of_rows(left: Hashes, right: Hashes, radius: int, first: int) -> Pairs:
+def nearest(i: NDArray[np.int64], distance: NDArray[np.integer], most: int) -> NDArray[np.int64]:
+    """Return the places, sorted, of pairs that are among the `most` nearest of their i, the first of equal ones."""
+    if not len(i) or np.bincount(i - i.min()).max() <= most:
+        return np.arange(len(i))
+    key = (i - i.min()) * 65 + distance  # 64 bits at most
+    order = np.argsort(key.astype(np.uint16) if key.max() < 2**16 else key, kind="stable")  # of short ones much faster
+    rank = np.arange(len(i)) - np.searchsorted(i[order], i[order])
+    return np.sort(order[rank < most])
+
+
+def _of_rows(left: Hashes, right: Hashes, radius: int, most: int, first: int) -> Pairs:
     rows = left[first : first + _ROWS, None]
     difference = np.empty((len(rows), _COLUMNS), np.uint64)
     distance = np.empty((len(rows), _COLUMNS), np.uint8)
@@ -71,12 +84,12 @@ def _of_rows(left: Hashes, right: Hashes, radius: int, first: int) -> Pairs:
         np.bitwise_xor(rows, columns, out=difference[:, :num])
         np.bitwise_count(difference[:, :num], out=distance[:, :num])
         flat = np.flatnonzero(distance[:, :num] <= radius)
-        i, j = first + flat // num, start + flat % num
-        found.append((i[i < j], j[i < j]))
-    return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
+        found.append(_nearest_later(left, right, most, first + flat // num, start + flat % num))
+    i, j = (np.concatenate(side) for side in zip(*found, strict=True))
+    return _nearest_later(left, right, most, i, j)
 
 
-def _by_bands(left: Hashes, right: Hashes, radius: int) -> Iterator[Pairs]:
+def _by_bands(left: Hashes, right: Hashes, radius: int, most: int) -> Iterator[Pairs]:
     for band in range(8):
         keys = [(side >> np.uint64(8 * band)) & np.uint64(255) for side in (left, right)]
         for key in range(256):
@@ -85,5 +98,11 @@ def _by_bands(left: Hashes, right: Hashes, radius: int) -> Iterator[Pairs]:
                 some = rows[first : first + _ROWS]
                 distance = np.bitwise_count(left[some, None] ^ right[columns])
                 a, b = np.nonzero(distance <= radius)
-                i, j = some[a], columns[b]
-                yield i[i < j], j[i < j]
+                yield _nearest_later(left, right, most, some[a], columns[b])
+
+
+def _nearest_later(left: Hashes, right: Hashes, most: int, i: NDArray[np.int64], j: NDArray[np.int64]) -> Pairs:
+    is_later = i < j
+    i, j = i[is_later], j[is_later]
+    keep = nearest(i, np.bitwise_count(left[i] ^ right[j]), most)
+    return i[keep], j[keep]

@@ -5,7 +5,7 @@ rest: the shares of both that it gets right, less one, so 0 by guessing and 1 wi
 pictures other than those that the rule was made from, in quantiles of the property.
 """
 
-# Shapes: N pictures.
+# Shapes: N pictures, K labels.
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -63,34 +63,36 @@ def shortcuts(
     if not len(chosen):
         return found
     for what, values in properties(facts).items():
-        cells = _cells(values[chosen])
-        for label in range(len(names)):
-            value = strength(cells, labels[chosen] == label)
-            if value >= least:
-                found.append(Shortcut(target, names[label], what, round(value, 2)))
+        by_label = strengths(_cells(values[chosen]), labels[chosen], len(names))
+        for label in np.flatnonzero(by_label >= least).tolist():
+            found.append(Shortcut(target, names[label], what, round(float(by_label[label]), 2)))
     found.sort(key=lambda shortcut: -shortcut.strength)
     if target == "split" or len(names) == 2:  # of two labels the second says the same again
         found = list({shortcut.what: shortcut for shortcut in reversed(found)}.values())[::-1]
     return found
 
 
-def strength(cells: NDArray[np.integer], is_it: NDArray[np.bool_]) -> float:
-    """Return how well a property, cut in cells, tells some pictures from the rest; 0 where they are too few."""
-    if min(np.count_nonzero(is_it), np.count_nonzero(~is_it)) < _MIN_PICTURES:
-        return 0.0
+def strengths(cells: NDArray[np.integer], labels: NDArray[np.integer], num_labels: int) -> NDArray[np.float64]:
+    """Return how well a property, cut in cells, tells each label's pictures from the rest; 0 where they are too few."""
     is_first = np.random.default_rng(0).random(len(cells)) < 0.5
-    halves, num = (is_first, ~is_first), int(cells.max()) + 1
-    right = 0.0
-    for fitted, held_out in (halves, halves[::-1]):
-        shares = [_shares(cells[fitted & side], num) for side in (is_it, ~is_it)]
-        says = shares[0] > shares[1]
-        for side, wanted in ((is_it, True), (~is_it, False)):
-            right += float((says[cells[held_out & side]] == wanted).mean())
-    return max(0.0, right / 2 - 1)
+    num, size = int(cells.max()) + 1, num_labels * (int(cells.max()) + 1)
+    # Pictures of each label in each cell, (K, cells), and of all other labels.
+    of_label = [
+        np.bincount(labels[half] * num + cells[half], minlength=size).reshape(num_labels, num)
+        for half in (is_first, ~is_first)
+    ]
+    sides = [(counts, counts.sum(axis=0) - counts) for counts in of_label]
+    right = np.zeros(num_labels)
+    for fitted, (own, others) in zip(sides, sides[::-1], strict=True):
+        says = _shares(fitted[0]) > _shares(fitted[1])
+        right += (_shares(own) * says).sum(axis=1) + (_shares(others) * ~says).sum(axis=1)
+    num_own = np.bincount(labels, minlength=num_labels)
+    is_enough = np.minimum(num_own, len(cells) - num_own) >= _MIN_PICTURES
+    return np.where(is_enough, np.maximum(0.0, right / 2 - 1), 0.0)
 
 
-def _shares(cells: NDArray[np.integer], num: int) -> NDArray[np.float64]:
-    return np.bincount(cells, minlength=num) / max(1, len(cells))
+def _shares(counts: NDArray[np.integer]) -> NDArray[np.float64]:
+    return counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
 
 
 def _cells(values: NDArray) -> NDArray[np.integer]:

@@ -1,0 +1,105 @@
+"""What one look at a picture tells, against Pillow and against the decoder."""
+
+import os
+import struct
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+from drawings import drawing
+from PIL import Image
+
+from finetune.data.checking.picture_facts import SIDE, gathered, kind_of_name, look, look_at, small_copy
+from finetune.data.decode import decode
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "bmp", "gif", "tiff"])
+def test_facts_are_those_of_the_file(tmp_path, suffix):
+    path = str(tmp_path / f"a.{suffix}")
+    drawing(0).save(path)
+    seen, pixels = look(path), decode(path)
+    assert (seen.error, seen.kind, seen.size) == ("", kind_of_name(path), (220, 300))
+    assert (seen.num_bytes, seen.changed) == (os.stat(path).st_size, os.stat(path).st_mtime)
+    np.testing.assert_allclose(seen.colour, pixels.mean(axis=(0, 1)), atol=1)  # a JPEG is looked at smaller
+    grey = cv2.cvtColor(cv2.resize(pixels, (SIDE, SIDE), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY)
+    assert np.abs(seen.grey.astype(int) - grey).mean() < (2 if suffix == "jpg" else 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "wanted"),
+    [
+        ("RGB", "jpg", "RGB"),
+        ("L", "png", "L"),
+        ("RGBA", "png", "RGBA"),
+        ("CMYK", "jpg", "CMYK"),
+        ("I;16", "png", "I;16"),
+    ],
+)
+def test_what_pixels_are_is_in_pillows_words(tmp_path, mode, suffix, wanted):
+    path = str(tmp_path / f"a.{suffix}")
+    if mode == "I;16":
+        Image.fromarray(np.asarray(drawing(0).convert("L")).astype(np.uint16) << 8).save(path)
+    else:
+        drawing(0).convert(mode).save(path)
+    assert look(path).mode == wanted
+
+
+def test_pictures_that_move_say_so(tmp_path):
+    frames = [drawing(seed) for seed in range(3)]
+    for suffix in ("gif", "webp", "png"):
+        path = str(tmp_path / f"a.{suffix}")
+        frames[0].save(path, save_all=True, append_images=frames[1:])
+        assert look(path).mode.endswith(" animated")
+        frames[0].save(path)
+        assert not look(path).mode.endswith("animated")
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few hundred bytes that declares so many pixels."""
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(b"")),
+        (b"IEND", b""),
+    )
+    parts = [
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def test_what_can_not_be_read_is_said_in_words_and_takes_no_memory(tmp_path):
+    paths = [str(tmp_path / name) for name in ("gone.png", "bomb.png", "empty.jpg", "page.jpg", "cut.jpg", "fine.jpg")]
+    for path, content in ((paths[1], bomb(70_000, 70_000)), (paths[2], b""), (paths[3], b"<html>")):
+        with open(path, "wb") as file:
+            file.write(content)
+    drawing(0).save(paths[5])
+    with open(paths[5], "rb") as file, open(paths[4], "wb") as half:
+        half.write(file.read()[:2000])
+    os.mkfifo(tmp_path / "pipe.jpg")
+    paths.append(str(tmp_path / "pipe.jpg"))
+    facts = gathered(look_at(paths), len(paths))
+    words = ("No such file", "70000 x 70000 pixels are more", "is empty", "not a JPEG", "truncated", "", "pipe")
+    assert all(word in error for word, error in zip(words, facts.errors, strict=True)), facts.errors
+    assert facts.is_readable.tolist() == [not word for word in words]
+    assert facts.aspects.tolist() == pytest.approx([1] * 5 + [300 / 220] + [1])
+    assert facts.brightness[5] > 0 == facts.brightness[:5].max()
+    assert [small_copy(path, 144) is None for path in paths] == (~facts.is_readable).tolist()
+
+
+def test_a_picture_is_seen_upright_and_shown_no_smaller_than_wanted(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    drawing(0).save(tmp_path / "a.jpg", exif=exif, quality=95)
+    drawing(0).rotate(-90, expand=True).save(tmp_path / "b.jpg", quality=95)
+    grey = [look(str(tmp_path / name)).grey.astype(int) for name in ("a.jpg", "b.jpg")]
+    assert np.abs(grey[0] - grey[1]).mean() < 2
+    shown = small_copy(str(tmp_path / "a.jpg"), 100)
+    assert shown.shape[0] > shown.shape[1] >= 100
+
+
+def test_looks_come_in_the_order_of_the_paths(tmp_path):
+    paths = [str(tmp_path / f"{i}.png") for i in range(300)]  # more than are under way at once
+    for i, path in enumerate(paths):
+        Image.new("L", (i + 1, 5)).save(path)
+    assert gathered(look_at(paths), 300).sizes[:, 1].tolist() == list(range(1, 301))

@@ -1,0 +1,119 @@
+"""The ranking of doubtful labels: against scikit-learn, and what a picture's own label must not decide."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from finetune.data.checking.duplicates import Pair
+from finetune.data.datasets.listing import list_pictures
+from finetune.features import label_errors
+from finetune.features.label_errors import (
+    NUM_FOLDS,
+    STRENGTH,
+    folds_of,
+    label_findings,
+    neighbours,
+    out_of_fold,
+    ranked,
+)
+from finetune.features.logistic_regression import fit_head
+
+
+def blobs(num: int = 300, num_classes: int = 3, size: int = 8, spread: float = 1.0):
+    """Features around a centre for each class, and the classes."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(num) % num_classes
+    return 2 * rng.normal(size=(num_classes, size))[labels] + spread * rng.normal(size=(num, size)), labels
+
+
+def test_probabilities_are_scikit_learns_with_the_same_folds():
+    features, labels = blobs(spread=3)
+    groups = np.arange(300)
+    found, folds = out_of_fold(features, labels, groups, 3), folds_of(labels, groups)
+    for fold in range(NUM_FOLDS):
+        rest, held_out = folds != fold, folds == fold
+        x = features - features[rest].mean(axis=0)
+        x /= np.sqrt((x[rest] ** 2).sum(axis=1).mean())
+        # Its penalty is a half of the weights' squares against C times the sum of losses.
+        other = LogisticRegression(C=1 / (STRENGTH * rest.sum()), tol=1e-10, max_iter=10_000).fit(x[rest], labels[rest])
+        np.testing.assert_allclose(found[held_out], other.predict_proba(x[held_out]), atol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=1), 1)
+
+
+def test_no_picture_teaches_its_own_label(monkeypatch):
+    features, labels = blobs()
+    changed = labels.copy()
+    changed[7] = (labels[7] + 1) % 3
+    folds = folds_of(labels, np.arange(300))
+    monkeypatch.setattr(label_errors, "folds_of", lambda *_: folds)  # which are dealt by class
+    before, after = (out_of_fold(features, y, np.arange(300), 3) for y in (labels, changed))
+    assert np.array_equal(before[7], after[7]) and not np.array_equal(before, after)
+    heads = [fit_head(features, y, 3, STRENGTH) for y in (labels, changed)]  # the control: where it is taught, it shows
+    logits = [features[7] @ weight.T + bias for weight, bias in heads]
+    assert np.abs(logits[0] - logits[1]).max() > 0.1
+
+
+def test_planted_errors_come_first_where_classes_are_apart():
+    features, labels = blobs()
+    wrong = np.arange(0, 300, 20)
+    given = labels.copy()
+    given[wrong] = (labels[wrong] + 1) % 3
+    probabilities = out_of_fold(features, given, np.arange(300), 3)
+    order = ranked(probabilities, given)
+    own = probabilities[np.arange(300), given]
+    # By its formula the "self-confidence" of confident learning: the probability of the label that is given.
+    assert np.array_equal(own[order], np.sort(own))
+    is_wrong = np.isin(np.arange(300), wrong)
+    assert (own[is_wrong][:, None] < own[~is_wrong]).mean() > 0.98
+
+
+def test_copies_share_a_fold_and_folds_hold_each_class_evenly():
+    rng = np.random.default_rng(0)
+    labels, groups = rng.integers(0, 4, 400), rng.integers(0, 150, 400)
+    folds = folds_of(labels, groups)
+    assert all(len(np.unique(folds[groups == group])) == 1 for group in np.unique(groups))
+    alone = folds_of(labels, np.arange(400))
+    counts = np.array([np.bincount(alone[labels == label], minlength=NUM_FOLDS) for label in range(4)])
+    assert counts.max(axis=1).tolist() <= (counts.min(axis=1) + 1).tolist()
+
+
+def test_of_a_class_smaller_than_the_folds_nobody_is_doubted():
+    features, labels = blobs(34)
+    labels[30:] = 3
+    found = ranked(out_of_fold(features, labels, np.arange(34), 4), labels)
+    assert sorted(found) == list(range(30))
+
+
+def test_all_pictures_copies_of_one_are_no_error():
+    features, labels = blobs(12)
+    assert out_of_fold(features, labels, np.zeros(12, int), 3).tolist() == [[0.0] * 3] * 12
+
+
+def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_path):
+    features, labels = blobs(60)
+    features[59] = features[0]  # a copy of picture 0, in the class of 59
+    for i, label in enumerate(labels):
+        (tmp_path / "abc"[label]).mkdir(exist_ok=True)
+        (tmp_path / "abc"[label] / f"{i:02}.jpg").touch()
+    listing = list_pictures(tmp_path)
+    order = [int(path[-6:-4]) for path in listing.paths]  # listed class by class
+    i, j = sorted((order.index(0), order.index(59)))
+    (finding,) = label_findings(listing, np.arange(60), features[order], [Pair(i, j, 1.0, False, 1.0)])
+    assert not finding.is_judged and finding.rows[0].pictures == [order.index(59)]
+    assert finding.rows[0].note.startswith("c by its folder (0.0") and ", a by the others (" in finding.rows[0].note
+    values = [row.value for row in finding.rows]
+    assert values == sorted(values, reverse=True)
+    assert [*label_findings(listing, np.arange(20), features[order][:20], [])] == []  # one class alone
+
+
+@pytest.mark.parametrize("num", [1, 2, 40])
+def test_neighbours_are_those_of_all_angles(num):
+    x = np.random.default_rng(0).normal(size=(num, 6))
+    i, j = neighbours(x, 5)
+    wanted = set()
+    unit = x - x.mean(axis=0)
+    unit = unit / np.linalg.norm(unit, axis=1, keepdims=True).clip(1e-12)
+    for a in range(num):
+        near = [b for b in np.argsort(-(unit @ unit[a]), kind="stable").tolist() if b != a][:5]
+        wanted |= {(min(a, b), max(a, b)) for b in near}
+    assert {*zip(i.tolist(), j.tolist(), strict=True)} == wanted

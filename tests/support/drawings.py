@@ -1,0 +1,23 @@
+"""Pictures with large and small things in them, as photographs have, and what is known of given grey copies."""
+
+import numpy as np
+from PIL import Image
+
+from finetune.data.checking.picture_facts import Facts
+
+
+def drawing(seed: int, width: int = 300, height: int = 220) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    coarse, fine = (
+        Image.fromarray(rng.integers(0, 256, (*size, 3)).astype(np.uint8)).resize((width, height), 3)
+        for size in ((5, 7), (height // 7, width // 7))
+    )
+    return Image.blend(coarse, fine, 0.4)
+
+
+def facts_of(grey: np.ndarray, **changes) -> Facts:
+    """Facts of sound square pictures whose grey copies (N, S, S) are given; all else is the same for all."""
+    num = len(grey)
+    facts = {"errors": [""] * num, "kinds": ["JPEG"] * num, "modes": ["RGB"] * num, "sizes": np.full((num, 2), 100)}
+    facts |= {"num_bytes": np.full(num, 5000), "changed": np.zeros(num), "colours": np.full((num, 3), 99, np.float32)}
+    return Facts(**{**facts, "grey": grey, **changes})

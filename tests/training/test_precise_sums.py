@@ -1,0 +1,43 @@
+"""Sums over devices, taken up again: nothing is lost, nothing counted twice."""
+
+import pytest
+import torch
+
+from finetune.training.metrics import MeanLoss
+from finetune.training.precise_sums import global_sums, restore_sums
+
+
+def filled(*losses: float) -> MeanLoss:
+    metric = MeanLoss()
+    for loss in losses:
+        metric.update(torch.tensor(loss, dtype=torch.float64), torch.tensor(1.0))
+    return metric
+
+
+def test_sums_go_on_where_they_were():
+    whole, part, again = filled(1.0, 2.5, 4.0), filled(1.0, 2.5), filled(9.0)
+    restore_sums(again, global_sums(part), is_first=True)
+    again.update(torch.tensor(4.0), torch.tensor(1.0))
+    assert again.compute() == whole.compute() and global_sums(again) == global_sums(whole)
+
+
+def test_one_device_takes_them_and_the_others_start_at_zero():
+    sums = global_sums(filled(1.0, 3.0))
+    devices = [filled(7.0), filled(7.0)]
+    for rank, metric in enumerate(devices):
+        restore_sums(metric, sums, is_first=rank == 0)
+    assert sum(float(metric.weight) for metric in devices) == 2 and float(devices[1].sum) == 0
+
+
+def test_what_is_kept_is_a_copy():
+    metric = filled(1.0)
+    sums = global_sums(metric)
+    metric.update(torch.tensor(5.0), torch.tensor(1.0))
+    assert sums == global_sums(filled(1.0))
+
+
+@pytest.mark.parametrize("kind", ["half", "bfloat16", "float"])
+def test_a_model_of_another_precision_leaves_them_in_float64(kind):
+    metric = filled(1 / 3)
+    getattr(torch.nn.ModuleDict({"metric": metric}), kind)()
+    assert metric.sum.dtype == torch.float64 and float(metric.sum) == 1 / 3
