@@ -6,8 +6,6 @@ This module imports nothing heavy, so that `finetune --help` answers at once.
 import contextlib
 import gc
 import importlib
-import itertools
-import json
 import os
 import re
 import signal
@@ -130,12 +128,9 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     module, _, name = OWN[command][0].partition(":")
     with _ending_at_once():
         function = getattr(importlib.import_module(module), name)
-    if command == "benchmark":  # its flags are those of fit, and some more
+    if command in ("benchmark", "report"):  # the flags of fit, and some more; several folders without a flag
         function(arguments)
         return
-    if command == "report":  # RUN or RUN_A RUN_B: what is said before all options
-        runs = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
-        arguments = [*(["--runs", json.dumps(runs)] if runs else []), *arguments[len(runs) :]]
     # `check FOLDER` is what anybody would type; others have none, or several.
     has_folder = command == "check"
     name = f"finetune {command}"

@@ -1,6 +1,7 @@
 """`finetune fit`: go on where `--resume` or `--ckpt_path` says, train, then test the best checkpoint."""
 
 import logging
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -68,7 +69,7 @@ def fit(
     if options.threshold is not None:
         model.calibrator.aim = parse_aim(options.threshold, model.class_names)
         _check_validated(trainer, datamodule)
-    run.about = {"command": _command(), **overview.tell(trainer, model, datamodule, first)}
+    run.about = {"command": _command(), "folder": os.getcwd(), **overview.tell(trainer, model, datamodule, first)}
     datamodule.is_fitted = True  # said here: processes that are spawned have a copy
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.fit(model, datamodule=datamodule, **kwargs)
@@ -128,7 +129,7 @@ def _report(run: Run, data: ImageDataModule) -> None:
     try:
         write_augmented(data, run.file("augmented.webp"))
         print(f"report in {page_of(run.path, reader(data.splits.get('test')))}", flush=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of whatever draws or reads: the run itself is whole
         log.warning("the report could not be written: %s; `finetune report %s` tries again", error, run.path)
 
 

@@ -1,11 +1,12 @@
 """`finetune report`: what came out of a run, or of several side by side, on one page."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from finetune.commands.parser import OneLineErrorParser
 from finetune.data.splits import Split
 from finetune.inference.lens import lens
 from finetune.inference.predictor import Predictor
@@ -17,29 +18,33 @@ from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
 
 
-def report(runs: list[str], output: str = "comparison.html") -> None:
-    """Write report.html into a run's folder: the result, classes, pictures that it gets wrong, how to repeat it.
-
-    Several runs come side by side on one page, two of them also picture by picture.
-
-    Args:
-        runs: Folders of runs of `finetune fit` or `test`, said without the name of this option.
-        output: The page of several runs.
-    """
-    records = [read_run(Path(run)) for run in runs]
-    if len(records) == 1:
-        path = page_of(Path(runs[0]))
-        print(headline(records[0]))
-        print(f"report in {path}")
-        return
-    if len({record.path.resolve() for record in records}) < len(records) or not records:
+def report(arguments: Sequence[str]) -> None:
+    """Write the page of a run, or that on which several come side by side; see `finetune report --help`."""
+    parser = OneLineErrorParser(
+        prog="finetune report",
+        usage="finetune report RUN [RUN ...] [--output FILE.html]",
+        description="Writes report.html into a run's folder: the result, classes, pictures that it gets wrong, how to "
+        "repeat it. Several runs come side by side on one page, two of them also picture by picture.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run of `finetune fit` or `finetune test`.")
+    told = "The page to write (default: report.html in the run's folder; of several runs comparison.html)."
+    parser.add_argument("--output", metavar="FILE.html", help=told)
+    given = parser.parse_args(list(arguments))
+    runs, output = list(map(Path, given.runs)), given.output
+    records = [read_run(run) for run in runs]
+    if len({record.path.resolve() for record in records}) < len(records):
         raise WrongUsage("give one run's folder, or several different ones: finetune report RUN_A RUN_B")
-    check_target(output, "--output")
-    checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
-    look = lens(Predictor(checkpoint)) if checkpoint else None
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    print(write_comparison(records, look, Path(output)))
-    print(f"report in {output}")
+    target = Path(output or (runs[0] / "report.html" if len(runs) == 1 else "comparison.html"))
+    check_target(target, "--output" if output else "the page")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if len(records) == 1:
+        page_of(runs[0], target=target)
+        print(headline(records[0]))
+    else:
+        checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
+        look = lens(Predictor(checkpoint)) if checkpoint else None
+        print(write_comparison(records, look, target))
+    print(f"report in {target}")
 
 
 def reader(split: Split | None) -> Callable[[str], np.ndarray] | None:
@@ -50,21 +55,22 @@ def reader(split: Split | None) -> Callable[[str], np.ndarray] | None:
     return lambda path: split.read(index[path])
 
 
-def page_of(folder: Path, read: Callable[[str], np.ndarray] | None = None) -> Path:
+def page_of(folder: Path, read: Callable[[str], np.ndarray] | None = None, target: Path | None = None) -> Path:
     """Write the page of a run that has ended.
 
     Args:
         folder: The run's.
         read: Gives the picture of a path, where paths are no files.
+        target: The page; None is report.html in the folder.
     """
     record = read_run(folder)
     checkpoint = _checkpoint(record)
     if checkpoint is None:
-        return write_report(record, None, {})
+        return write_report(record, None, {}, target=target)
     origin: dict[str, Any] = read_checkpoint(checkpoint)["finetune"]
     versions = {"finetune": origin["version"], "torch": origin["torch"]}
     look = lens(Predictor(checkpoint), read) if record.answers else None
-    return write_report(record, look, versions)
+    return write_report(record, look, versions, target=target)
 
 
 def _checkpoint(run: RunRecord) -> Path | None:

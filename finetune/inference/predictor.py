@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import albumentations as A
 import numpy as np
 import torch
 
@@ -33,6 +34,7 @@ class Predictor:
         checkpoint = read_checkpoint(ckpt_path)
         data = checkpoint["datamodule_hyper_parameters"]
         self._image_size, self._resize = data["image_size"], data["resize"]
+        self._transforms: dict[int, A.Compose] = {}
         self._model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names
         self._model.load_state_dict(checkpoint["state_dict"])
         check_first_pass(self._model, self._image_size)
@@ -45,7 +47,10 @@ class Predictor:
         Returns:
             (side, side, 3) uint8.
         """
-        return eval_transform(side or self._image_size, self._resize)(image=picture)["image"]
+        size = side or self._image_size
+        if size not in self._transforms:  # making one takes longer than most pictures do
+            self._transforms[size] = eval_transform(size, self._resize)
+        return self._transforms[size](image=picture)["image"]
 
     def __call__(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
         """Return the probability of each class, (N, K) float64, for N pictures (H, W, 3) uint8 RGB of any sizes."""

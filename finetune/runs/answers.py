@@ -53,11 +53,11 @@ def read_answers(path: Path, class_names: Sequence[str]) -> Answers:
     columns = [f"p_{name}" for name in class_names]
     rows: list[dict[str, str]] = []
     unread: list[dict[str, str]] = []
-    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        for row in csv.DictReader(file):
-            (unread if row["error"] else rows).append(row)
-    is_whole = not rows or set(columns) <= rows[0].keys()
     try:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            for row in csv.DictReader(file):
+                (unread if row["error"] else rows).append(row)
+        is_whole = not rows or set(columns) <= rows[0].keys()
         return Answers(
             list(class_names),
             [row["path"] for row in rows],
@@ -69,5 +69,5 @@ def read_answers(path: Path, class_names: Sequence[str]) -> Answers:
             else None,
             [row["path"] for row in unread],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(f"{path} does not go with this run's classes, or is damaged: {error}") from error

@@ -47,6 +47,7 @@ _STYLE: Any = {
     "legend.frameon": False,
     "axes.prop_cycle": f"cycler('color', {_DRAWN})",
 }
+_LONGEST = 36  # letters of a legend: more would leave the chart no room
 
 # Shapes: N points of a line.
 
@@ -71,10 +72,11 @@ def curves(
     """
     with _chart(about) as (axes, made):
         for (name, (places, values)), style in zip(lines.items(), ("-", "--", ":", "-.") * len(lines), strict=False):
-            axes.plot(places, values, style, label=name, marker="o" if len(values) == 1 else "")
+            label = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"  # what is told apart is at the end
+            axes.plot(places, values, style, label=label, marker="o" if len(values) == 1 else "")
         axes.set(xlabel=x, ylabel=y, yscale="log" if is_log else "linear")
         if x == "epoch":
-            axes.locator_params(axis="x", integer=True)
+            axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # of one epoch: no parts of it
         if mark is not None:
             axes.axvline(mark[0], color=_INK, linewidth=0.8, linestyle=":")
             axes.annotate(
@@ -115,7 +117,7 @@ def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]
 
     made: list[str] = []
     with rc_context(_STYLE):
-        figure = Figure(figsize=(4.2, 4.0) if square else (5.6, 3.2), layout="constrained")
+        figure = Figure(figsize=(3.8, 3.6) if square else (4.4, 2.8), layout="constrained")
         yield figure.add_subplot(), made
         content = io.StringIO()
         nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}

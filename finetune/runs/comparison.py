@@ -80,13 +80,14 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
         What it says, in a sentence.
     """
     pair = paired(*runs) if len(runs) == 2 else None
-    sentence = _sentence(runs, pair)
+    names = _names(runs)
+    sentence = _sentence(names, pair)
     differing: list[tuple[str, str, list[Shown]]] = []
     if isinstance(pair, Pair) and lens is not None and (answers := runs[0].answers) is not None:
         for k, chosen in enumerate((pair.only_a, pair.only_b)):
             order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][:_NUM_SHOWN].tolist()
-            told = f"{len(chosen)} pictures; those of which {runs[0].name} was surest come first."
-            differing.append((f"Only {runs[k].name} is right", told, shown(answers, order, lens, has_overlay=False)))
+            told = f"{len(chosen)} pictures; those of which {names[0]} was surest come first."
+            differing.append((f"Only {names[k]} is right", told, shown(answers, order, lens, has_overlay=False)))
     replace_text(
         target,
         render(
@@ -94,8 +95,8 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
             title="Runs side by side",
             sentence=sentence,
             rows=list(_rows(runs)),
-            names=[run.name for run in runs],
-            charts=list(_charts(runs)),
+            names=names,
+            charts=list(_charts(runs, names)),
             pair=pair if isinstance(pair, Pair) else None,
             differing=differing,
             address=lambda path: link_to(path, target) if Path(path).is_file() else "",
@@ -105,9 +106,15 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
     return sentence
 
 
-def _sentence(runs: Sequence[RunRecord], pair: Pair | str | None) -> str:
+def _names(runs: Sequence[RunRecord]) -> list[str]:
+    """Return what each run is called: where two would be called alike, where they lie."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
+
+
+def _sentence(names: Sequence[str], pair: Pair | str | None) -> str:
     if isinstance(pair, Pair):
-        a, b = (run.name for run in runs)
+        a, b = names
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
         told = f"Of the {num} test pictures {a} alone gets {len(pair.only_a)} right, {b} alone {len(pair.only_b)}"
         if pair.p >= 0.05:
@@ -116,7 +123,7 @@ def _sentence(runs: Sequence[RunRecord], pair: Pair | str | None) -> str:
         return f"{told}: {better} is better on pictures like these (McNemar's exact test, p = {pair.p:.2g})."
     if isinstance(pair, str):
         return f"They can't be compared picture by picture: {pair}."
-    return f"{len(runs)} runs; two at a time are held against each other picture by picture."
+    return f"{len(names)} runs; two at a time are held against each other picture by picture."
 
 
 def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
@@ -142,9 +149,10 @@ def _accuracy(run: RunRecord) -> str:
     return f"{percent(right / num)} ({interval(right, num)})" if num else "not tested"
 
 
-def _charts(runs: Sequence[RunRecord]) -> Iterator[str]:
+def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
     for what in ("val/accuracy", "val/loss", "train/loss_epoch"):
-        lines: dict[str, Any] = {run.name: run.line(what) for run in runs if run.line(what)[0]}
+        found = [(name, run.line(what)) for name, run in zip(names, runs, strict=True)]
+        lines: dict[str, Any] = {name: line for name, line in found if line[0]}
         if lines:
-            name = what.removesuffix("_epoch").replace("val/", "validation ").replace("train/", "training ")
-            yield curves(lines, "epoch", name, f"{name} of {', '.join(lines)} by epoch")
+            about = what.removesuffix("_epoch").replace("val/", "validation ").replace("train/", "training ")
+            yield curves(lines, "epoch", about, f"{about} of {', '.join(lines)} by epoch")

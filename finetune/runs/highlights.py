@@ -74,12 +74,10 @@ def _in_turn(chosen: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return chosen[np.argsort(place, kind="stable")]
 
 
-def most_of_cells(answers: Answers) -> int:
-    """Return how many pictures of each cell can be shown: all, or so many that the page stays small."""
-    pairs = answers.labels * len(answers.class_names) + answers.predicted
-    counts = np.bincount(pairs)
-    most = int(counts.max(initial=0))
-    while most > 1 and np.minimum(counts, most).sum() > _MOST:
+def most_of_cells(counts: Sequence[int]) -> int:
+    """Return how many pictures of each cell can be shown, given how many each has: all, or fewer for a small page."""
+    most = max(counts, default=0)
+    while most > 1 and sum(min(count, most) for count in counts) > _MOST:
         most = most * 9 // 10
     return most
 

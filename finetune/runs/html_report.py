@@ -10,7 +10,7 @@ import numpy as np
 from finetune.runs.answers import Answers
 from finetune.runs.charts import curves, reliability_chart
 from finetune.runs.clock import PHASES
-from finetune.runs.highlights import NUM_SHOWN, Lens, kinds, most_of_cells, shown
+from finetune.runs.highlights import NUM_SHOWN, Lens, Shown, kinds, most_of_cells, shown
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import coverage, interval, outcome, percent, precision_recall, reliability, unscaled
@@ -21,18 +21,22 @@ _MANY = 25  # classes: a larger matrix can't be read, its fullest cells can
 _NUM_PAIRS = 40
 
 
-def write_report(run: RunRecord, lens: Lens | None, versions: dict[str, Any], is_running: bool = False) -> Path:
-    """Write `report.html` into a run's folder and return its path.
+def write_report(
+    run: RunRecord, lens: Lens | None, versions: dict[str, Any], is_running: bool = False, target: Path | None = None
+) -> Path:
+    """Write a run's page and return its path.
 
     Args:
         run: What the folder holds.
         lens: How to look at test pictures; None shows none.
         versions: Of what made the run, by name.
         is_running: Whether more is to come: the page then loads itself anew.
+        target: The page; None is report.html in the run's folder.
     """
-    target = run.path / "report.html"
+    target = target or run.path / "report.html"
     answers = run.answers
     augmented = run.path / "augmented.webp"
+    cells = list(_cells(answers, lens)) if answers else []
     replace_text(
         target,
         render(
@@ -45,8 +49,8 @@ def write_report(run: RunRecord, lens: Lens | None, versions: dict[str, Any], is
             charts=list(_learning(run)),
             seconds=[(phase, PHASES[phase], run.seconds[phase]) for phase in PHASES if run.seconds.get(phase)],
             classes=list(_classes(run)),
-            cells=list(_cells(answers, lens)) if answers else [],
-            most=most_of_cells(answers) if answers else 0,
+            cells=cells,
+            unseen=_unseen(run, lens, [picture for cell in cells for picture in cell["pictures"]]),
             matrix=_matrix(run) if 0 < len(run.result.get("class_names", ())) <= _MANY else None,
             kinds=list(_kinds(answers, lens)) if answers and lens else [],
             judgement=list(_judgement(run)),
@@ -59,6 +63,20 @@ def write_report(run: RunRecord, lens: Lens | None, versions: dict[str, Any], is
         errors="replace",
     )
     return target
+
+
+def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:
+    """Return why no test picture can be shown; nothing where some can."""
+    if run.answers is None or not run.answers.paths or any(picture.image for picture in pictures):
+        return ""
+    if lens is None:
+        return "The test pictures are not shown: the checkpoint that saw them is no longer there."
+    if not pictures:
+        return ""
+    return (
+        f"The test pictures can't be shown: {run.answers.paths[0]} and others are not there any more, or never were "
+        "files of their own, as those of Fashion-MNIST, which only the page that the fit itself wrote can show."
+    )
 
 
 def headline(run: RunRecord) -> str:
@@ -133,12 +151,13 @@ def _matrix(run: RunRecord) -> list[list[tuple[int, float]]]:
 
 
 def _cells(answers: Answers, lens: Lens | None) -> Iterator[dict[str, Any]]:
-    most, names = most_of_cells(answers), answers.class_names
+    names = answers.class_names
     pairs, counts = np.unique(answers.labels * len(names) + answers.predicted, return_counts=True)
     found = sorted(zip(counts.tolist(), pairs.tolist(), strict=True), key=lambda cell: (-cell[0], cell[1]))
     if len(names) > _MANY:
         wrong = [cell for cell in found if cell[1] // len(names) != cell[1] % len(names)]
         found = wrong[:_NUM_PAIRS]
+    most = most_of_cells([count for count, _ in found])
     for count, pair in found:
         label, predicted = divmod(pair, len(names))
         chosen = answers.of(label, predicted)[:most].tolist()

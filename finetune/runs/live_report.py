@@ -1,11 +1,16 @@
 """report.html while training goes on: rewritten after an epoch, as often as that costs next to nothing."""
 
+import logging
+import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytorch_lightning as pl
 
 from finetune.runs.folder import Run
+
+log = logging.getLogger(__name__)
 
 _PATIENCE = 20.0  # seconds of training before the first page: a run that is over by then gets its page at the end
 _SHARE = 0.01  # of the time
@@ -33,6 +38,13 @@ class LiveReport(pl.Callback):
         from finetune.runs.record import read_run
 
         assert self.run.path is not None
-        write_report(read_run(self.run.path), None, {}, is_running=True)
+        try:
+            record = read_run(self.run.path)
+            # A run that is prolonged has the result of a best.ckpt that may be another's by now.
+            write_report(replace(record, result={}, answers=None), None, {}, is_running=True)
+        except Exception as error:  # nothing that a page lacks is worth a training
+            log.warning("no page while this run goes on: %s", error)
+            self._cost = math.inf
+            return
         self._since = time.monotonic()
         self._cost = self._since - began

@@ -1,8 +1,10 @@
 """A run's folder read back: what it was told, how it learned, what it says of the test pictures."""
 
+import csv
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ class RunRecord:
 
     def line(self, name: str, over: str = "epoch") -> tuple[list[float], list[float]]:
         """Return how a metric went: at which step or in which epoch, counted from one, and its values."""
-        rows = [row for row in self.metrics if row.get(name)]
+        rows = [row for row in self.metrics if row.get(name) and row.get(over)]
         places = [float(row[over]) + 1 for row in rows] if over == "epoch" else [float(row[over]) for row in rows]
         return places, [float(row[name]) for row in rows]
 
@@ -81,20 +83,20 @@ def read_run(path: Path) -> RunRecord:
     """
     if not (path / "config.yaml").is_file():
         raise FileNotFoundError(f"{str(path)!r} is not the folder of a run: it has no config.yaml")
-    config_text = (path / "config.yaml").read_text("utf-8")
-    result = _json(path / "test.json")
+    config_text, config = _config(path / "config.yaml")
+    about, result = _json(path / "about.json"), _result(path / "test.json")
     rows = path / "test_predictions.csv"
     names: Sequence[str] = result.get("class_names", ())
     skipped = path / "skipped.txt"
     return RunRecord(
         path,
-        _json(path / "about.json"),
-        _yaml(path / "config.yaml", config_text),
+        about,
+        config,
         config_text,
-        read_metrics(path / "metrics.csv"),
+        _metrics(path / "metrics.csv"),
         _json(path / "seconds.json"),
         result,
-        read_answers(rows, names) if rows.is_file() and names else None,
+        _found(read_answers(rows, names), about.get("folder", "")) if rows.is_file() and names else None,
         skipped.read_text("utf-8", "surrogateescape").splitlines() if skipped.is_file() else [],
     )
 
@@ -111,9 +113,35 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _yaml(path: Path, text: str) -> dict[str, Any]:
+def _config(path: Path) -> tuple[str, dict[str, Any]]:
     try:
+        text = path.read_text("utf-8")
         found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return text, found if isinstance(found, dict) else {}
+
+
+def _result(path: Path) -> dict[str, Any]:
+    result = _json(path)
+    names, matrix = result.get("class_names", []), result.get("confusion_matrix") or []
+    rows = [names, *([matrix, *matrix] if isinstance(matrix, list) and matrix else [])]
+    if any(not isinstance(row, list) or len(row) != len(rows[0]) for row in rows):
+        raise ValueError(f"{path} is damaged: its confusion_matrix does not go with its class_names")
+    return result
+
+
+def _metrics(path: Path) -> list[dict[str, str]]:
+    try:
+        rows = read_metrics(path)
+        for value in {value for row in rows for value in row.values() if value}:
+            float(value)
+    except (TypeError, ValueError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    return rows
+
+
+def _found(answers: Answers, folder: str) -> Answers:
+    """Return the same, with pictures that lie relative to the folder in which the run was begun found from here."""
+    joined = [(path, os.path.join(folder, path)) for path in answers.paths]
+    return replace(answers, paths=[there if os.path.isfile(there) else path for path, there in joined])

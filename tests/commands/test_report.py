@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from colours import QUICK
@@ -71,6 +72,31 @@ def test_two_runs_side_by_side(fitted, cli, capsys, tmp_path):
     assert "seed_everything" in (tmp_path / "new/page.html").read_text()
 
 
+def test_the_page_of_one_run_goes_where_it_is_told_to(fitted, cli, capsys, tmp_path):
+    run = fitted / "runs/fit/version_0"
+    before = (run / "report.html").read_bytes()
+    cli("report", "--output", "new/page.html", run)
+    assert capsys.readouterr().out.endswith("report in new/page.html\n")
+    assert (tmp_path / "new/page.html").stat().st_size > 20_000 and (run / "report.html").read_bytes() == before
+
+
+def test_pictures_are_found_from_another_folder(fitted, cli, colours, monkeypatch, tmp_path):
+    monkeypatch.chdir(colours.parent)
+    cli("fit", "--data.root", colours.name, *FIT, "--report", "false", "--trainer.default_root_dir", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    cli("report", "runs/fit/version_0")
+    text = Path("runs/fit/version_0/report.html").read_text("utf-8")
+    assert text.count("data:image/webp") > 30 and "can&#39;t be shown" not in text
+
+
+def test_its_help_says_how_runs_are_named(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["report", "--help"])
+    told = capsys.readouterr().out
+    assert end.value.code == 0 and told.startswith("usage: finetune report RUN [RUN ...] [--output FILE.html]")
+    assert "--runs" not in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
@@ -78,6 +104,7 @@ def test_two_runs_side_by_side(fitted, cli, capsys, tmp_path):
         (["nowhere"], 1, "'nowhere' is not the folder of a run"),
         (["RUN", "RUN"], 2, "several different ones"),
         (["RUN", "OTHER", "--output", "."], 2, "--output . is a folder"),
+        (["--output", ".", "RUN"], 2, "--output . is a folder"),
         (["RUN", "--otput", "x"], 2, "otput"),
     ],
 )
@@ -89,9 +116,12 @@ def test_wrong_usage_is_told_in_a_line(fitted, capsys, arguments, code, told):
     assert end.value.code == code and told in error and error.count("\n") == 1
 
 
-def test_a_page_that_can_not_be_written_takes_nothing_from_the_run(cli, colours, monkeypatch, capsys, tmp_path, caplog):
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a library's own")])
+def test_a_page_that_can_not_be_written_takes_nothing_from_the_run(
+    cli, colours, monkeypatch, capsys, tmp_path, caplog, error
+):
     def full(*_, **__):
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr("finetune.commands.report.write_report", full)
     cli("fit", "--data.root", colours, *FIT)

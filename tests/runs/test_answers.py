@@ -39,3 +39,11 @@ def test_the_best_five_of_very_many_classes(tmp_path):
     path.write_text("path,label,class,probability,class_2,probability_2,error\nx.png,b,a,0.6,b,0.3,\n")
     answers = read_answers(path, ["a", "b"])
     assert answers.probabilities is None and answers.confidence.tolist() == [0.6]
+
+
+@pytest.mark.parametrize("content", ["path,label\nx.png,a\n", "path,label,class,probability,error\nx.png\n", "\n\n"])
+def test_a_file_without_its_columns_is_damaged(tmp_path, content):
+    path = tmp_path / "test_predictions.csv"
+    path.write_text(content + "x" * 200_000 + ",\n")
+    with pytest.raises(ValueError, match=r"test_predictions\.csv .* is damaged"):
+        read_answers(path, ["a", "b"])

@@ -47,3 +47,10 @@ def test_places_of_points():
 def test_reliability():
     element = check(reliability_chart({"as said": [(0.55, 0.5, 10), (0.95, 0.9, 200)], "none": []}, "trust"))
     assert "as said" in ["".join(text.itertext()) for text in element.iter(f"{SVG}text")]
+
+
+def test_one_epoch_has_no_parts():
+    element = check(curves({"": ([1], [0.5])}, "epoch", "loss", "x"))
+    words = ["".join(text.itertext()) for text in element.iter(f"{SVG}text")]
+    ticks = words[: words.index("epoch")]
+    assert "1" in ticks and all(float(tick) == int(float(tick)) for tick in ticks)

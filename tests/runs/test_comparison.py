@@ -68,3 +68,16 @@ def test_three_runs_have_a_column_each(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert all(f'<th scope="col">{name}</th>' in text for name in "abc")
     assert "100.0 % (83.9 to 100.0 %)" in text and "95.0 % (76.4 to 99.1 %)" in text
+
+
+def test_runs_of_one_name_are_told_apart_by_where_they_lie(tmp_path):
+    folders = [tmp_path / place / "runs/fit/version_0" for place in ("one", "two")]
+    runs = [
+        read_run(write_run(folder, LABELS, said(wrong), ["x", "y"], tmp_path / "p"))
+        for folder, wrong in zip(folders, ([0], [1]), strict=True)
+    ]
+    assert runs[0].name == runs[1].name
+    told = write_comparison(runs, None, tmp_path / "page.html")
+    assert all(str(folder) in told for folder in folders)
+    charts = (tmp_path / "page.html").read_text().split("How they learned")[1]
+    assert all(f"{str(folder)[-30:]}</text>" in charts for folder in folders)

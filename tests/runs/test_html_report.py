@@ -103,6 +103,35 @@ def test_very_many_classes_have_a_list_of_pairs(tmp_path):
     assert "class 0 taken for class 29: 1" in text and 'class="matrix"' not in text
 
 
+def test_very_many_classes_show_all_that_fit_of_the_cells_that_are_listed(tmp_path):
+    names, num = [f"class {i}" for i in range(60)], 2_000
+    labels = np.arange(num) % 60
+    predicted = np.where(np.arange(num) % 20 == 0, (labels + 1) % 60, labels)
+    p = 0.9 * np.eye(60)[predicted] + 0.1 / 60
+    run = write_run(tmp_path / "run", labels.tolist(), p, names)
+    text = write_report(read_run(run), look(False), {}).read_text("utf-8")
+    for cell in re.findall(r'<section class="cell".*?</section>', text, re.DOTALL):
+        assert cell.count("<figure") == int(re.search(r"taken for [^:]+: (\d+)</h3>", cell)[1]) > 30
+
+
+def test_why_no_picture_is_shown_is_told_once(run):
+    gone = Lens(lambda path, side: None, lambda *_: None)
+    text = write_report(read_run(run), gone, {}).read_text("utf-8")
+    assert "The test pictures can&#39;t be shown: " in text and "no longer there" not in text
+    assert "where it looked is not shown" not in text  # that would be said of the network
+    text = write_report(read_run(run), None, {}).read_text("utf-8")
+    assert "the checkpoint that saw them is no longer there" in text
+    assert "pictures can&#39;t be shown" not in write_report(read_run(run), look(), {}).read_text("utf-8")
+
+
+def test_a_page_elsewhere_finds_the_pictures(run, tmp_path):
+    target = tmp_path / "far" / "away.html"
+    target.parent.mkdir()
+    assert write_report(read_run(run), look(), {}, target=target) == target and not (run / "report.html").exists()
+    links = [link for link in Page(target.read_text("utf-8")).links if not link.startswith("#")]
+    assert links and all((target.parent / link).is_file() for link in links)
+
+
 def test_a_damaged_file_is_named(run):
     (run / "test.json").write_text("{")
     with pytest.raises(ValueError, match=r"test\.json is damaged"):

@@ -47,3 +47,21 @@ def test_the_page_says_that_more_is_to_come(run, monkeypatch):
     assert not run.file("report.html").exists()
     callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
     assert "Still running" in run.file("report.html").read_text("utf-8")
+
+
+def test_the_result_of_before_a_run_was_prolonged_is_left_out(tmp_path):
+    run = Run(tmp_path, "fit", write_run(tmp_path / "run", [0, 1], np.eye(2), ["a", "b"]))
+    callback = LiveReport(run)
+    callback._cost = 0.0
+    callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
+    text = run.file("report.html").read_text("utf-8")
+    assert "of the validation pictures are named rightly" in text and "test pictures are named rightly" not in text
+
+
+def test_a_page_that_can_not_be_written_ends_no_training(run, caplog):
+    run.file("report.html").mkdir()
+    callback = LiveReport(run)
+    callback._cost = 0.0
+    for _ in range(3):
+        callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
+    assert len(caplog.messages) == 1 and "no page while this run goes on" in caplog.text

@@ -1,5 +1,7 @@
 """What is read back of a run's folder."""
 
+import json
+
 import numpy as np
 import pytest
 from run_folders import write_run
@@ -31,9 +33,23 @@ def test_what_is_not_there_is_empty(run):
     assert record.answers is None and record.best is None and record.line("val/loss") == ([], [])
 
 
-@pytest.mark.parametrize(("name", "content"), [("test.json", "[1]"), ("about.json", "{"), ("config.yaml", "a: [")])
+DAMAGED = [
+    ("test.json", b"[1]"),
+    ("test.json", b'{"class_names": 3}'),
+    ("test.json", b'{"class_names": ["a", "b"], "confusion_matrix": [[1]]}'),
+    ("test.json", b'{"class_names": ["a"], "confusion_matrix": [2]}'),
+    ("about.json", b"{"),
+    ("config.yaml", b"a: ["),
+    ("config.yaml", b"a: \xff"),
+    ("metrics.csv", b"step,epoch,val/loss\n3,0,half\n"),
+    ("metrics.csv", b"step,epoch\n3,0,1,2\n"),
+    ("metrics.csv", b"step\xff\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGED)
 def test_damaged_files_are_named(run, name, content):
-    (run / name).write_text(content)
+    (run / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name} is damaged"):
         read_run(run)
 
@@ -41,3 +57,21 @@ def test_damaged_files_are_named(run, name, content):
 def test_another_folder_is_none(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is not the folder of a run: it has no config\.yaml"):
         read_run(tmp_path)
+
+
+def test_pictures_are_found_from_another_folder(run, tmp_path, monkeypatch):
+    about = json.loads((run / "about.json").read_text()) | {"folder": str(tmp_path)}
+    (run / "about.json").write_text(json.dumps(about))
+    rows = run / "test_predictions.csv"
+    rows.write_text(rows.read_text().replace(f"{run}/gone/", "pictures/"))
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/000.png").touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert read_run(run).answers.paths == [str(tmp_path / "pictures/000.png"), "pictures/001.png"]
+
+
+def test_a_metric_without_its_epoch_is_left_out(run):
+    with open(run / "metrics.csv", "a") as file:
+        file.write("12,,0.2,,,,\n")
+    assert read_run(run).line("val/loss")[0] == [1, 2, 3]
