@@ -90,7 +90,16 @@ class RunFolder(pl.Callback):
             began = f"# It began from {self.run.began_from}\n" if self.run.began_from else ""
             replace_text(self.run.file("config.yaml"), began + self.text())
             if self.run.about is not None:
-                replace_text(self.run.file("about.json"), json.dumps(self.run.about, indent=2) + "\n")
+                replace_text(self.run.file("about.json"), json.dumps(self._about(self.run.about), indent=2) + "\n")
+
+    def _about(self, about: dict[str, Any]) -> dict[str, Any]:
+        """Return what goes into about.json: how a run began stays in it, and each command that went on with it."""
+        path = self.run.file("about.json")
+        if not path.exists():
+            return about
+        first = json.loads(path.read_text("utf-8"))
+        kept = {name: first[name] for name in ("command", "lines") if name in first}
+        return about | kept | {"went_on_by": [*first.get("went_on_by", []), about.get("command", "")]}
 
     def text(self) -> str:
         """Return what goes into config.yaml."""

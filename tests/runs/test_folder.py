@@ -1,5 +1,6 @@
 """Run folders that never meet, and are the same on all devices."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,3 +120,11 @@ def test_a_rank_that_does_not_see_the_checkpoint_of_rank_0_is_stopped(tmp_path):
     callback(Run(tmp_path, "fit")).setup(resumed, None, "fit")
     with pytest.raises(OSError, match="on a shared disk"):
         callback(Run(tmp_path, "fit")).setup(trainer(1, said), None, "fit")
+
+
+def test_how_a_run_began_stays_in_about_json_when_others_go_on_with_it(run):
+    for command, line in (("first", "pretrained"), ("second", "last.ckpt"), ("third", "last.ckpt")):
+        run.about = {"command": command, "lines": [line], "root": command}
+        callback(run).setup(trainer(0, []), None, "fit")
+    told = json.loads(run.file("about.json").read_text())
+    assert told == {"command": "first", "lines": ["pretrained"], "root": "third", "went_on_by": ["second", "third"]}
