@@ -15,6 +15,8 @@ was measured on 4,676 photographs of food, garments, waste, flowers and aerial s
 - Parts down to a half of width and height, where features say which pictures are near: of 700 pairs of neighbours in
   486 photographs of garments none is above 0.60, but one that was laid mirrored over another reached 0.74. The median
   of parts of 0.9 to 0.6 is 0.70 to 0.86: about half of them are found.
+- Most pairs are told apart at half the side, by every second share: of 325 random parts that a full search finds two
+  are lost by it, of 448 crops to 0.93 to 0.97 none, and a twentieth of the pairs of different photographs goes on.
 """
 
 # Shapes: N pictures, S pixels of a grey copy's side, P pairs.
@@ -112,8 +114,11 @@ def _same(
 
     def fit(p: int) -> tuple[float, float]:
         a, b = facts.grey[i[p]], facts.grey[j[p]][:, ::-1] if is_mirrored else facts.grey[j[p]]
-        rough = best_fit(_half(a), _half(b), ratios[p], shares[::2])
-        return best_fit(a, b, ratios[p], shares) if rough[0] > _MIN_ROUGH else rough
+        rough, share = best_fit(_half(a), _half(b), ratios[p], shares[::2])
+        if rough < _MIN_ROUGH:
+            return rough, share
+        k = shares.index(share)
+        return best_fit(a, b, ratios[p], shares[max(0, k - 4) : k + 5])
 
     found = []
     with ThreadPoolExecutor(num_cores()) as threads:
