@@ -20,8 +20,7 @@ from finetune.data.checking.picture_facts import Facts, gathered, look_at
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.datasets.listing import Listing, list_pictures
 from finetune.system.files import check_target
-from finetune.system.html_page import shown
-from finetune.system.messages import WrongUsage, as_wrong_usage, reason
+from finetune.system.messages import WrongUsage, as_wrong_usage, reason, shown
 
 if TYPE_CHECKING:
     from finetune.data.transforms import ResizeMode

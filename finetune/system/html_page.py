@@ -7,7 +7,6 @@ dark, phone and paper, tables that sort.
 import base64
 import io
 import os
-import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,9 +15,9 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
+from finetune.system.messages import shown
+
 _TEMPLATES = Path(__file__).parents[1]
-# What a browser would not show as it is: control characters, line breaks, and bytes that are not UTF-8.
-_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def render(template: str, **values: Any) -> str:
@@ -37,11 +36,6 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["shown"] = shown
     return environment.get_template(template).render(**values)
-
-
-def shown(name: object) -> str:
-    """Return a name, of a file for one, as text on a line: what could not be seen in it is written as an escape."""
-    return _UNSHOWN.sub(lambda match: ascii(match[0])[1:-1], str(name))
 
 
 def link_to(path: str, page: str | Path) -> str:

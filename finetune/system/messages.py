@@ -2,10 +2,14 @@
 
 import difflib
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+
+# What is not shown as it is, on a page or a terminal: control characters, line breaks, and bytes that are not UTF-8.
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class WrongUsage(ValueError):
@@ -59,3 +63,8 @@ def be_quiet() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch")
+
+
+def shown(name: object) -> str:
+    """Return a name, of a file for one, as text on a line: what could not be seen in it is written as an escape."""
+    return _UNSHOWN.sub(lambda match: ascii(match[0])[1:-1], str(name))

@@ -1,5 +1,6 @@
 """What a fit says of its files before it reads them."""
 
+import os
 import shutil
 
 import pytest
@@ -32,3 +33,9 @@ def test_copies_across_splits_and_what_is_no_picture(folder):
     assert "2 lie in two splits alike" in text and str(test[3]) in text
     assert "3 can't be read" in text and f"finetune check {folder}" in text
     assert len(text.splitlines()) == 1
+
+
+def test_names_that_are_not_text_are_told_as_such(folder):
+    name = os.fsdecode(b"caf\xe9\n.png")
+    (folder / "train/blue" / name).write_bytes(b"broken")
+    assert "train/blue/caf\\udce9\\n.png for one" in told(folder)

@@ -12,7 +12,8 @@ from jinja2 import UndefinedError
 from PIL import Image
 
 from finetune.system import html_page
-from finetune.system.html_page import link_to, render, shown, thumbnail
+from finetune.system.html_page import link_to, render, thumbnail
+from finetune.system.messages import shown
 
 TABLE = """{% extends "system/html_page.html" %}{% block content %}<table class="sortable">
 <thead><tr><th>name</th><th>bytes</th><th data-sort="none">picture</th></tr></thead><tbody>{% for name, size in rows %}

@@ -11,8 +11,9 @@ from finetune.data.checking.findings import LEVELS, Finding
 from finetune.data.checking.picture_facts import small_copy
 from finetune.data.datasets.listing import Listing
 from finetune.system.files import replace_text, replacing
-from finetune.system.html_page import link_to, render, shown, thumbnail
+from finetune.system.html_page import link_to, render, thumbnail
 from finetune.system.machine import num_cores
+from finetune.system.messages import shown
 
 _MAX_ROWS, _MAX_PICTURES = 100, 8  # of a finding and of a row on the page, which holds all thumbnails
 _SIDE = 144  # pixels of a thumbnail's longer side

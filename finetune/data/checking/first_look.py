@@ -14,6 +14,7 @@ import numpy as np
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.decode import READERS
 from finetune.data.splits import Split
+from finetune.system.messages import shown
 
 _NUM_OPENED = 20_000  # about a second; of more files some are looked at, evenly spaced
 
@@ -35,11 +36,11 @@ def first_look(splits: Mapping[str, Split], root: str | None) -> str:
     leaks = equal_files(paths, sizes, split_of)
     found = []
     if leaks:
-        pair = " and ".join(paths[i] for i in (leaks[0][0], leaks[0][-1]))
+        pair = " and ".join(shown(paths[i]) for i in (leaks[0][0], leaks[0][-1]))
         found.append(f"{sum(map(len, leaks))} lie in two splits alike, {pair} for one")
     if len(broken):
-        found.append(f"{len(broken)} can't be read, {paths[int(broken[0])]} for one")
-    return f"of the pictures {', and '.join(found)} (finetune check {root} says which)" if found else ""
+        found.append(f"{len(broken)} can't be read, {shown(paths[int(broken[0])])} for one")
+    return f"of the pictures {', and '.join(found)} (finetune check {shown(root)} says which)" if found else ""
 
 
 def _size(path: str) -> int:
