@@ -110,9 +110,18 @@ def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str
         return None
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to what reads pictures
-    from finetune.features.picture_features import Features  # with torch, which takes seconds
+    import torch  # takes seconds
 
-    return _Network(Features(backbone, weights), image_size, resize)
+    from finetune.features.picture_features import Features
+
+    features = Features(backbone, weights)
+    try:
+        features(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
+    except Exception as error:  # a network may say in any way that a picture is too small
+        hint = "" if ckpt_path else ": another --image_size may do"
+        size = f"{image_size}x{image_size}"
+        raise WrongUsage(f"{backbone} can't take pictures of {size} pixels ({reason(error)}){hint}") from error
+    return _Network(features, image_size, resize)
 
 
 def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ class PictureSize(nn.Module):
         if images.shape[2:] != (self.side, self.side):
             raise ValueError(
                 f"this network takes pictures of {self.side}x{self.side} pixels, not {images.shape[2]}x"
-                f"{images.shape[3]}: set --data.image_size {self.side}"
+                f"{images.shape[3]}: image_size must be {self.side}"
             )
         return images
 

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from browser import dom_after, needs_browser
 from PIL import Image
 
@@ -234,3 +235,13 @@ def test_the_page_sorts_its_rows_and_has_no_errors(cli, pictures, tmp_path):
     for clicks, order in ((script, "012"), (click_again, "210")):
         dom = dom_after((tmp_path / "check.html").read_text("utf-8"), clicks, tmp_path)
         assert "".join(re.findall(r'data-value="train/a/(\d)\.jpg"', dom)) == order
+
+
+def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(cli, pictures, tmp_path, monkeypatch):
+    from finetune.models.backbones import build
+
+    torch.save(build("lenet", 3).state_dict(), tmp_path / "w.pt")
+    monkeypatch.setattr("finetune.commands.check.look_at", None)
+    told = r"^lenet can't take pictures of 40x40 pixels \(.*image_size must be 28\): another --image_size may do$"
+    with pytest.raises(WrongUsage, match=told):
+        cli("check", pictures, "--weights", tmp_path / "w.pt", "--backbone", "lenet", "--image_size", 40)

@@ -23,7 +23,7 @@ NAMES = ["blue", "green", "red"]
         ("alexnet", 32, "Output size is too small"),
         ("inception_v3", 64, "Kernel size can't be greater"),
         ("vgg11", 16, "Output size is too small"),
-        ("small_cnn", 32, "set --data.image_size 28"),
+        ("small_cnn", 32, "image_size must be 28"),
     ],
 )
 def test_a_size_that_a_network_can_not_take_is_told(colours, tmp_path, monkeypatch, capsys, backbone, size, reason):
