@@ -1,6 +1,7 @@
 """One row for each picture of predict or test, in the order of the input, on any devices; none is kept in memory."""
 
 import csv
+import io
 import json
 import logging
 import os
@@ -38,8 +39,8 @@ class PredictionWriter(pl.Callback):
 
     Those of `test` have a column `label` besides, the class that each picture is of.
 
-    The parts are files beside the target. Where writing fails, what this process wrote stays, and the
-    error names it.
+    The parts are files beside the target, save those of `test`, which the other devices send. Where writing fails,
+    what this process wrote stays, and the error names it.
 
     Args:
         run: The run; `predictions.csv`, or `test_predictions.csv`, goes into its folder.
@@ -96,6 +97,9 @@ class PredictionWriter(pl.Callback):
             extra = [f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")]
         label = ["label"] if self.split == "test" else []
         self.columns = ["path", *label, "class", "probability", *extra, "error"]
+        if self._is_sent(trainer):
+            self._part = io.StringIO(newline="")
+            return
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self._has_begun = True  # before the file is there: a signal may come between its birth and the next line
         part = self._part_path(trainer.global_rank)
@@ -120,19 +124,22 @@ class PredictionWriter(pl.Callback):
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert self._part is not None
+        sent = self._part.getvalue() if isinstance(self._part, io.StringIO) else ""
         with self._kept(trainer):
             self._part.close()
         self._part = None
-        counts: list[Any] = [None] * trainer.world_size
+        everywhere: list[Any] = [(self.counts, sent)] * trainer.world_size
         if trainer.world_size > 1:
-            dist.all_gather_object(counts, self.counts)  # also the barrier after which all parts are whole
-        else:
-            counts = [self.counts]
+            dist.all_gather_object(everywhere, (self.counts, sent))  # also the barrier after which all parts are whole
         if trainer.is_global_zero:
-            with self._kept(trainer, *range(1, trainer.world_size)):
-                self._join([self._part_path(rank) for rank in range(trainer.world_size)])
+            others = [] if self.split == "test" else range(1, trainer.world_size)
+            with self._kept(trainer, *others):
+                parts = [self._part_path(rank) for rank in (0, *others)]
+                with parts[0].open("a", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix]) as part:
+                    part.writelines(text for _, text in everywhere)
+                self._join(parts)
             if self.split == "predict":
-                self._summary(sum(counts, Counter()))
+                self._summary(sum((counts for counts, _ in everywhere), Counter()))
 
     on_test_end = on_predict_end
 
@@ -211,6 +218,10 @@ class PredictionWriter(pl.Callback):
         print(f"predictions in {self.target}", flush=True)
         if counts.total() == counts[None]:
             raise ValueError(f"none of the pictures can be read; {self.target} says why of each")
+
+    def _is_sent(self, trainer: pl.Trainer) -> bool:
+        """Return whether this process hands its rows to rank 0: a run's folder may be another machine's to write."""
+        return self.split == "test" and not trainer.is_global_zero
 
     def _part_path(self, rank: int) -> Path:
         return self.target.with_name(f".{self.target.name}.part{rank}")
