@@ -111,7 +111,15 @@ def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_tol
     caplog.clear()
     same = ["--config", "runs/fit/version_0/config.yaml"]
     given = yaml.safe_load((tmp_path / same[1]).read_text())
-    for name in ("ckpt_path", "resume", "allow_changes", "test_after_fit", "checkpoint_every_n_steps"):
+    for name in (
+        "ckpt_path",
+        "resume",
+        "allow_changes",
+        "test_after_fit",
+        "checkpoint_every_n_steps",
+        "report",
+        "threshold",
+    ):
         del given[name]  # `test` has them not
     (tmp_path / "same.yaml").write_text(yaml.safe_dump(given))
     given["model"]["backbone"], given["data"]["init_args"]["image_size"] = "lenet", 64
