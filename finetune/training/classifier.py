@@ -193,9 +193,9 @@ class Classifier(pl.LightningModule):
 
     def _evaluate(self, batch: dict[str, Any], metrics: SplitMetrics | None = None) -> dict[str, Any]:
         """Return `index` (B,), `probabilities` (B, K), `class` (B,) and `bad` [(index, error)]; measure the batch."""
-        labels, is_needed = batch["label"], len(batch["label"]) or is_sharded(self.trainer)
+        is_needed = len(batch["image"]) or is_sharded(self.trainer)
         logits = self(batch["image"]) if is_needed else torch.empty(0, len(self.class_names), device=self.device)
-        if metrics is not None and len(labels) and is_counted(self.trainer):
+        if metrics is not None and len(labels := batch["label"]) and is_counted(self.trainer):
             loss_sum, weight = self._loss_sum(logits, labels), self.class_weight[labels].sum()
             metrics.update(logits, labels, loss_sum, weight, self.calibration)
             if self.trainer.state.fn == "fit":
