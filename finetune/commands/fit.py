@@ -19,7 +19,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.lightning_callbacks import check_averaging
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.runs.record import read_run
+from finetune.runs.record import RunRecord, read_run
 from finetune.runs.resume import beginning, go_on, take_up
 from finetune.training import overview
 from finetune.training.calibration import Calibration, read_calibration
@@ -106,11 +106,13 @@ def _finish(
     if trainer.is_global_zero:
         for line in () if has_test else calibration.told(model.class_names):  # a test has said it
             print(line, flush=True)
-        if best.exists() and (told := read_run(best.parents[1]).best):
-            print(f"best.ckpt is of epoch {told[0]}: the highest val/accuracy, {told[1]:.4f}", flush=True)
+        record = read_run(best.parents[1])
+        if best.exists() and record.best:
+            epoch, accuracy = record.best
+            print(f"best.ckpt is of epoch {epoch}: the highest val/accuracy, {accuracy:.4f}", flush=True)
         print(f"run in {run.path}", flush=True)
         if options.report:
-            _report(run, data)
+            _report(run, record, data)
         if best.exists():
             print(f"next: finetune predict --ckpt_path {shlex.quote(str(best))} --data.predict PICTURES", flush=True)
     if options.threshold is not None and not finished:
@@ -120,7 +122,7 @@ def _finish(
             raise ValueError(f"{missed}, so that {best} has none")
 
 
-def _report(run: Run, data: ImageDataModule) -> None:
+def _report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
     """Write the run's page: what fails here takes nothing from the run."""
     from finetune.commands.report import page_of, reader  # with matplotlib, which takes half a second
     from finetune.training.augmented_sheet import write_augmented
@@ -128,7 +130,7 @@ def _report(run: Run, data: ImageDataModule) -> None:
     assert run.path is not None
     try:
         write_augmented(data, run.file("augmented.webp"))
-        print(f"report in {page_of(run.path, reader(data.splits.get('test')))}", flush=True)
+        print(f"report in {page_of(record, reader(data.splits.get('test')))}", flush=True)
     except Exception as error:  # of whatever draws or reads: the run itself is whole
         log.warning("the report could not be written: %s; `finetune report %s` tries again", error, run.path)
 

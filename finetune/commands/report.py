@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -10,7 +9,6 @@ from finetune.commands.parser import OneLineErrorParser
 from finetune.data.splits import Split
 from finetune.inference.lens import lens
 from finetune.inference.predictor import Predictor
-from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.comparison import write_comparison
 from finetune.runs.html_report import headline, write_report
 from finetune.runs.record import RunRecord, read_run
@@ -38,7 +36,7 @@ def report(arguments: Sequence[str]) -> None:
     check_target(target, "--output" if output else "the page")
     target.parent.mkdir(parents=True, exist_ok=True)
     if len(records) == 1:
-        page_of(runs[0], target=target)
+        page_of(records[0], target=target)
         print(headline(records[0]))
     else:
         checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
@@ -55,22 +53,19 @@ def reader(split: Split | None) -> Callable[[str], np.ndarray] | None:
     return lambda path: split.read(index[path])
 
 
-def page_of(folder: Path, read: Callable[[str], np.ndarray] | None = None, target: Path | None = None) -> Path:
+def page_of(record: RunRecord, read: Callable[[str], np.ndarray] | None = None, target: Path | None = None) -> Path:
     """Write the page of a run that has ended.
 
     Args:
-        folder: The run's.
+        record: What its folder holds.
         read: Gives the picture of a path, where paths are no files.
         target: The page; None is report.html in the folder.
     """
-    record = read_run(folder)
     checkpoint = _checkpoint(record)
     if checkpoint is None:
         return write_report(record, None, {}, target=target)
-    origin: dict[str, Any] = read_checkpoint(checkpoint)["finetune"]
-    versions = {"finetune": origin["version"], "torch": origin["torch"]}
-    look = lens(Predictor(checkpoint), read) if record.answers else None
-    return write_report(record, look, versions, target=target)
+    predictor = Predictor(checkpoint)
+    return write_report(record, lens(predictor, read) if record.answers else None, predictor.versions, target=target)
 
 
 def _checkpoint(run: RunRecord) -> Path | None:

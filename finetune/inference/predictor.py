@@ -24,6 +24,7 @@ class Predictor:
 
     Attributes:
         class_names: What each column of the probabilities is called.
+        versions: Of what made the checkpoint, by name.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -40,6 +41,7 @@ class Predictor:
         check_first_pass(self._model, self._image_size)
         self._calibration = read_calibration(checkpoint)
         self.class_names: list[str] = self._model.class_names
+        self.versions = {"finetune": checkpoint["finetune"]["version"], "torch": checkpoint["finetune"]["torch"]}
 
     def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:
         """Bring a picture (H, W, 3) uint8 RGB to the part and size that the network sees, or to another size.

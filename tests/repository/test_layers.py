@@ -56,7 +56,6 @@ ELSEWHERE = {
     "cli.py": "integration/test_cli.py",  # where all packages come together
     "commands/demo.py": "integration/test_demo.py",  # the whole job, command after command
     "runs/resume.py": "integration/test_resume.py",  # whether a run goes on shows in runs that were killed
-    "data/limits.py": "data/test_decode.py",  # two numbers, which the decoder holds to
 }
 
 
