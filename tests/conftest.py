@@ -21,6 +21,12 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(autouse=True)
+def no_seed_of_another_run() -> None:
+    """Forget the seed that a `fit` in this process left in the environment, be it a fixture's of a whole module."""
+    os.environ.pop("PL_GLOBAL_SEED", None)
+
+
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in three easy classes: 20 pictures each in train, 10 in test."""

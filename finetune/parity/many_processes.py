@@ -17,6 +17,7 @@ import yaml
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from finetune.data.samplers import run_seed
 from finetune.distributed.tensor_parallel import full_state, linear_names, shard_linear
 from finetune.parity import communication_volume
 from finetune.parity.data_parallel import synchronize
@@ -48,6 +49,7 @@ def by_lightning(strategy: str, network: str, job: Job) -> Trained:
     folder.mkdir()
     (folder / "classes.txt").write_text("\n".join(CLASS_NAMES))
     settings = {
+        "seed_everything": run_seed(),  # pictures come in the order that `draw_batches` has seen
         "data": {"class_path": "finetune.ImageFolderData", "init_args": {**job.data, "num_workers": 0}},
         "model": {
             "backbone": network,

@@ -19,7 +19,9 @@ def test_a_failing_fit_is_told_in_its_own_words(job):
         many_processes.by_lightning("ddp", "lenet", job)  # nobody wrote the pictures
 
 
-def test_a_fit_leaves_the_weights_of_its_process(job):
+@pytest.mark.parametrize("seed", ["0", "7"])
+def test_a_fit_leaves_the_weights_of_its_process(job, seed, monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", seed)  # a shell may have one, and both must mean it
     batches, start = one_process.draw_batches(job), one_process.start_of("lenet", job)
     found = many_processes.by_lightning("auto", "lenet", job)
     one = one_process.on_one_device(start, batches, torch.device("cpu"))
