@@ -1,8 +1,8 @@
-"""metrics.csv: a row for each step that logged, which a resumed run goes on with."""
+"""metrics.csv, a row for each epoch, and steps.csv, one for each step that logged: a resumed run goes on with both."""
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,25 @@ from pytorch_lightning.utilities import rank_zero_only
 from finetune.runs.folder import Run
 from finetune.system.files import replace_text
 
+_ORDER = {"train": 0, "val": 1}  # of the columns, before rates
+
+Rows = Sequence[Mapping[str, Any]]
+
 
 class MetricsCSV(Logger):
-    """Appends metrics to `metrics.csv`, a row for each step that logged; columns are added as they appear."""
+    """Appends all that a fit logs to `steps.csv`, and makes one row of each epoch in `metrics.csv`.
+
+    A row of `steps.csv` has the index of its step and Lightning's of its epoch, both from zero. One of `metrics.csv`
+    has the epoch counted from one, as it is printed, the steps that were taken by its end, and its seconds; then the
+    last value of the epoch of all that was logged, save that `train/loss` is the mean over the epoch.
+    """
 
     def __init__(self, run: Run) -> None:
         super().__init__()
         self.run = run
         self._columns: list[str] = []
         self._last: dict[str, Any] = {}
+        self._epoch: dict[str, Any] = {}  # what was logged since the last one's end
 
     @property
     def name(self) -> str:
@@ -42,10 +52,11 @@ class MetricsCSV(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         row: dict[str, Any] = {"step": step, **metrics}
-        if row == self._last:  # written ahead
+        if row == self._last or self.run.command != "fit":  # written ahead; test.json or val.json has it
             return
         self._last = row
-        path = self.run.file("metrics.csv")
+        self._epoch |= metrics
+        path = self.run.file("steps.csv")
         new = [name for name in row if name not in self._columns]
         if new:
             rows = read_metrics(path)
@@ -66,25 +77,51 @@ class MetricsCSV(Logger):
             self.log_metrics({**row, "epoch": trainer.current_epoch}, step - is_epoch_end)
 
     @rank_zero_only
+    def log_epoch(self, epoch: int, step: int, seconds: float) -> None:
+        """Write the row of an epoch, counted from one, of which everything is logged."""
+        values, self._epoch = self._epoch, {}
+        named = {"train/loss_epoch": "train/loss"}  # which is that of the last step that logged
+        values = {named.get(name, name): value for name, value in values.items() if name not in ("epoch", "train/loss")}
+        values = dict(sorted(values.items(), key=lambda item: _ORDER.get(item[0].partition("/")[0], len(_ORDER))))
+        row = {"epoch": epoch, "step": step, "seconds": round(seconds, 3), **values}
+        path = self.run.file("metrics.csv")
+        # A run that a limit ended inside an epoch, and that was prolonged, has a part of it already.
+        rows = [*(row for row in read_metrics(path) if int(row["epoch"]) < epoch), row]
+        replace_text(path, _csv(rows, list(dict.fromkeys(name for row in rows for name in row)), header=True))
+
+    @rank_zero_only
     def rewind(self, global_step: int) -> None:
         """Drop the rows of steps that a resumed run will do again: those from `global_step` on."""
-        path = self.run.file("metrics.csv")
-        rows = read_metrics(path)
-        if rows:
-            self._columns = list(rows[0])
-            kept = [row for row in rows if int(row["step"]) < global_step]
-            replace_text(path, _csv(kept, self._columns, header=True))
+        steps, epochs = self.run.file("steps.csv"), self.run.file("metrics.csv")
+        if epochs.exists() and not steps.exists():  # of an earlier version, which knew no other file
+            epochs.rename(steps)
+        kept = _keep(steps, lambda row: int(row["step"]) < global_step)
+        self._columns = list(kept[0]) if kept else []
+        ended = _keep(epochs, lambda row: int(row["step"]) <= global_step)
+        current = int(ended[-1]["epoch"]) if ended else 0  # Lightning's count, from zero
+        for row in kept:
+            if not row.get("epoch") or int(row["epoch"]) >= current:
+                self._epoch |= {name: value for name, value in row.items() if value and name != "step"}
 
 
 def read_metrics(path: str | Path) -> list[dict[str, str]]:
-    """Return the rows of a metrics.csv, none where there is no file; a half-written last row is left out."""
+    """Return the rows of a metrics.csv or steps.csv, none where there is no file, without a half-written last row."""
     if not Path(path).exists():
         return []
     lines = Path(path).read_text("utf-8").splitlines(keepends=True)
     return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
 
-def _csv(rows: list[dict[str, Any]], columns: list[str], header: bool) -> str:
+def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
+    """Drop the other rows of a file, and return those."""
+    rows = read_metrics(path)
+    kept = [row for row in rows if is_kept(row)]
+    if rows:
+        replace_text(path, _csv(kept, list(rows[0]), header=True))
+    return kept
+
+
+def _csv(rows: Rows, columns: list[str], header: bool) -> str:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     if header:

@@ -1,6 +1,7 @@
 """When checkpoints are written: always such that training can go on from them."""
 
 import math
+import time
 from typing import Any
 
 import pytorch_lightning as pl
@@ -35,6 +36,7 @@ class Checkpoints(Checkpoint):
         self._is_due = False
         self.limits: dict[str, Any] | None = None  # of a run that a callback has stopped, not a signal
         self._is_stop_held = False
+        self._epoch_began, self._is_extra_pass = 0.0, False
         self.stopped_by = 0  # the signal that all devices agree on once training has ended
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,6 +54,7 @@ class Checkpoints(Checkpoint):
         has_best = trainer.strategy.broadcast(self.run.checkpoint("best").exists())
         if not has_best:
             self.best_score = None  # that of another run, whose --ckpt_path this one began from
+        self._epoch_began = time.monotonic()  # of one that is entered in the middle
         enter_epoch(trainer)
         self.signal.join()
         self.signal.install()  # here, since Lightning installs its own just before
@@ -116,8 +119,12 @@ class Checkpoints(Checkpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _check_finite(trainer, "train/loss_epoch")
+        _write_ahead(trainer, is_epoch_end=True)
+        if not self._is_extra_pass:
+            for logger in _files(trainer):
+                seconds = time.monotonic() - self._epoch_began
+                logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            _write_ahead(trainer, is_epoch_end=True)
             self._save(trainer, "last")
         if self.best_score is None and trainer.is_global_zero:
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
@@ -126,6 +133,8 @@ class Checkpoints(Checkpoint):
         # What came since the last batch: `last.ckpt` is written and the epoch's metrics are logged by now.
         if signum := self.signal.agreed(trainer):
             raise Interrupted(signum)
+        self._epoch_began = time.monotonic()
+        self._is_extra_pass = trainer.fit_loop._skip_backward  # StochasticWeightAveraging's for batch norm
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.stopped_by = self.signal.agreed(trainer)
@@ -157,9 +166,12 @@ def _ends(trainer: pl.Trainer) -> bool:
 
 
 def _write_ahead(trainer: pl.Trainer, is_epoch_end: bool = False) -> None:
-    for logger in trainer.loggers:
-        if isinstance(logger, MetricsCSV):
-            logger.write_ahead(trainer, is_epoch_end)
+    for logger in _files(trainer):
+        logger.write_ahead(trainer, is_epoch_end)
+
+
+def _files(trainer: pl.Trainer) -> list[MetricsCSV]:
+    return [logger for logger in trainer.loggers if isinstance(logger, MetricsCSV)]
 
 
 def _check_finite(trainer: pl.Trainer, *names: str) -> None:

@@ -23,7 +23,7 @@ class RunRecord:
         about: about.json: the command, and what the run began with.
         config: config.yaml, plain values.
         config_text: The same as it stands there.
-        metrics: Rows of metrics.csv.
+        metrics: Rows of steps.csv; of a run of an earlier version those of metrics.csv, which had them.
         seconds: seconds.json.
         result: test.json.
         answers: test_predictions.csv.
@@ -86,6 +86,7 @@ def read_run(path: Path) -> RunRecord:
     config_text, config = _config(path / "config.yaml")
     about, result = _json(path / "about.json"), _result(path / "test.json")
     rows = path / "test_predictions.csv"
+    steps = path / "steps.csv"
     names: Sequence[str] = result.get("class_names", ())
     skipped = path / "skipped.txt"
     return RunRecord(
@@ -93,7 +94,7 @@ def read_run(path: Path) -> RunRecord:
         about,
         config,
         config_text,
-        _metrics(path / "metrics.csv"),
+        _metrics(steps if steps.is_file() else path / "metrics.csv"),
         _json(path / "seconds.json"),
         result,
         _found(read_answers(rows, names), about.get("folder", "")) if rows.is_file() and names else None,

@@ -96,12 +96,12 @@ def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, c
     os.utime(best, (last.stat().st_mtime - 9,) * 2)
     cli(*fit, "--resume")
     assert read_checkpoint(best)["global_step"] == read_checkpoint(last)["global_step"]
-    (row,) = [row for row in read_metrics(run / "metrics.csv") if row.get("test/loss")]
+    (row,) = [row for row in read_metrics(run / "steps.csv") if row.get("test/loss")]
     cli(*fit, *other)
-    (whole,) = [row for row in read_metrics("other/fit/version_1/metrics.csv") if row.get("test/loss")]
+    (whole,) = [row for row in read_metrics("other/fit/version_1/steps.csv") if row.get("test/loss")]
     assert (row["step"], row["epoch"], row["test/loss"]) == (whole["step"], whole["epoch"], whole["test/loss"])
     cli(*fit[:-1], 3, "--resume")
-    (row,) = [row for row in read_metrics(run / "metrics.csv") if row.get("test/loss")]  # that of before is gone
+    (row,) = [row for row in read_metrics(run / "steps.csv") if row.get("test/loss")]  # that of before is gone
     assert int(row["step"]) == read_checkpoint(last)["global_step"]
 
 

@@ -23,6 +23,7 @@ from colours import QUICK
 from finetune import __version__
 from finetune import cli as cli_module
 from finetune.cli import LIGHTNING, OWN, main, run
+from finetune.runs.metrics_csv import read_metrics
 
 
 def finetune(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -233,13 +234,17 @@ def test_every_run_has_a_folder_of_its_own(fitted):
         files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name != ".lock")
         assert files == [
             *("about.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv"),
-            *("seconds.json", "test.json", "test_predictions.csv"),
+            *("seconds.json", "steps.csv", "test.json", "test_predictions.csv"),
         ]
-    with open(fitted / "runs/fit/version_0/metrics.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_metrics(fitted / "runs/fit/version_0/steps.csv")
     assert {"step", "epoch", "train/loss_epoch", "val/accuracy", "test/accuracy", "lr-SGD/head"} <= set(rows[0])
     result = json.loads((fitted / "runs/fit/version_0/test.json").read_text())
     assert sum(map(sum, result["confusion_matrix"])) == 30
+    epochs = read_metrics(fitted / "runs/fit/version_0/metrics.csv")
+    assert [row["epoch"] for row in epochs] == [str(i + 1) for i in range(len(epochs))] != []
+    for row in epochs:
+        assert all(row.values()) and float(row["seconds"]) > 0
+        assert {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "lr-SGD/head"} <= set(row)
     assert any(row["test/accuracy"] and float(row["test/accuracy"]) == result["test/accuracy"] for row in rows)
 
 

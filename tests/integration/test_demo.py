@@ -52,7 +52,7 @@ def test_losses_of_the_sample_run_are_golden(few_pictures, cli, tmp_path):
     options = ["--model.weights", "null", "--trainer.accelerator", "cpu", "--trainer.max_steps", 10]
     options += ["--trainer.log_every_n_steps", 1, "--test_after_fit", "false", "--data.num_workers", 0]
     cli("fit", "--config", "sample.yaml", *options, "--trainer.precision", "64-true")
-    rows = read_metrics(tmp_path / "runs/fit/version_0/metrics.csv")
+    rows = read_metrics(tmp_path / "runs/fit/version_0/steps.csv")
     losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
     assert len(losses) == 10
     golden = [float(line) for line in GOLDEN.read_text().split()]

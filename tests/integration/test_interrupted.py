@@ -92,7 +92,7 @@ def trained(cli: Callable[..., None], data: Path, root: Path, stop: Any = None, 
 
 def last(root: Path) -> tuple[dict[str, Any], str]:
     (run,) = versions(root, "fit")
-    return torch.load(run / "checkpoints/last.ckpt", weights_only=True), (run / "metrics.csv").read_text()
+    return torch.load(run / "checkpoints/last.ckpt", weights_only=True), (run / "steps.csv").read_text()
 
 
 def same_weights(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Interrupted equals uninterrupted, bit for bit: weights, optimizer, schedule, Lightning's counters and metrics.csv."""
+"""Interrupted equals uninterrupted, bit for bit: weights, optimizer, schedule, Lightning's counters and its tables."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from colours import draw_colours
 from paths import ROOT
 
-EVERYTHING = ("weights", "optimizer", "scheduler", "loops", "metrics")
+EVERYTHING = ("weights", "optimizer", "scheduler", "loops", "steps", "epochs")
 STEPS_PER_EPOCH = 7
 
 

@@ -247,7 +247,7 @@ def test_every_picture_is_tested_once(results):
 
 
 def test_metrics_are_those_of_one_process(results):
-    hosts, alone = (read_metrics(version(results, way) / "metrics.csv") for way in ("hosts", "alone"))
+    hosts, alone = (read_metrics(version(results, way) / "steps.csv") for way in ("hosts", "alone"))
     assert len(hosts) == len(alone) > 0
     for row, row_alone in zip(hosts, alone, strict=True):
         assert row.keys() == row_alone.keys()
@@ -262,4 +262,4 @@ def test_only_the_first_host_writes(results):
         {str(path.relative_to(version(results, way))) for path in version(results, way).rglob("*")}
         for way in ("hosts", "alone")
     )
-    assert files == files_alone >= {"config.yaml", "metrics.csv", "test.json", "checkpoints/best.ckpt"}
+    assert files == files_alone >= {"config.yaml", "metrics.csv", "steps.csv", "test.json", "checkpoints/best.ckpt"}

@@ -81,7 +81,7 @@ def test_every_link_leads_somewhere(run):
 
 
 def test_a_run_with_nothing_but_its_config_has_a_page(run):
-    for name in ("about.json", "metrics.csv", "test.json", "test_predictions.csv", "seconds.json"):
+    for name in ("about.json", "steps.csv", "test.json", "test_predictions.csv", "seconds.json"):
         (run / name).unlink()
     text = write_report(read_run(run), None, {}, is_running=True).read_text("utf-8")
     assert "Nothing has been measured" in text and 'http-equiv="refresh"' in text

@@ -1,4 +1,4 @@
-"""metrics.csv goes on after a restart as if there had been none."""
+"""metrics.csv and steps.csv go on after a restart as if there had been none."""
 
 import csv
 
@@ -9,7 +9,7 @@ from finetune.runs.metrics_csv import MetricsCSV, read_metrics
 
 
 def rows(run: Run) -> list[dict[str, str]]:
-    with open(run.file("metrics.csv"), newline="", encoding="utf-8") as file:
+    with open(run.file("steps.csv"), newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -57,17 +57,17 @@ def test_a_run_killed_and_resumed_has_the_metrics_of_one_left_alone(tmp_path, sa
     log(alone, 0, 7)
     log(resumed, 0, max(killed_at, saved_at))  # killed later than the checkpoint was saved
     if killed_at >= saved_at:
-        with open(resumed.file("metrics.csv"), "a") as file:
+        with open(resumed.file("steps.csv"), "a") as file:
             file.write("9,0.12")  # in the middle of a row
     log(resumed, saved_at, 7)
-    assert read_metrics(resumed.file("metrics.csv")) == read_metrics(alone.file("metrics.csv"))
+    assert read_metrics(resumed.file("steps.csv")) == read_metrics(alone.file("steps.csv"))
 
 
 def test_a_half_written_last_row_is_left_out_wherever_it_breaks(run):
     logger = MetricsCSV(run)
     for step in range(3):
         logger.log_metrics({"loss": 0.125 + step, "val": 0.75}, step)
-    path = run.file("metrics.csv")
+    path = run.file("steps.csv")
     content, whole = path.read_text(), read_metrics(path)
     for length in range(len(content)):
         path.write_text(content[:length])
@@ -76,9 +76,9 @@ def test_a_half_written_last_row_is_left_out_wherever_it_breaks(run):
 
 
 def test_no_metrics_yet(run):
-    assert read_metrics(run.file("metrics.csv")) == []
+    assert read_metrics(run.file("steps.csv")) == []
     MetricsCSV(run).rewind(5)
-    assert not run.file("metrics.csv").exists()
+    assert not run.file("steps.csv").exists()
 
 
 def test_the_logger_says_where_it_is(run):
@@ -86,3 +86,79 @@ def test_the_logger_says_where_it_is(run):
     assert (logger.name, logger.version, logger.save_dir) == ("fit", "version_0", str(run.path))
     fresh = MetricsCSV(Run("runs", "test"))
     assert (fresh.name, fresh.version, fresh.save_dir) == ("test", "", "runs")
+
+
+def log_epochs(run: Run, first: int, last: int, killed_at: int | None = None) -> None:
+    """Steps from `first` to `last`, four an epoch, as Lightning logs them; the fourth epoch is not validated."""
+    logger = MetricsCSV(run)
+    logger.rewind(first)
+    for step in range(first, last):
+        epoch = step // 4
+        logger.log_metrics({"lr-SGD/head": 0.1 * step}, step)
+        logger.log_metrics({"train/loss": float(step), "epoch": epoch}, step)
+        if step == killed_at:
+            return
+        if step % 4 == 3:
+            if epoch != 3:
+                logger.log_metrics({"val/loss": epoch / 10, "val/accuracy": epoch / 5, "epoch": epoch}, step)
+            logger.log_metrics({"train/loss_epoch": step - 1.5, "train/accuracy": 0.5, "epoch": epoch}, step)
+            logger.log_epoch(epoch + 1, step + 1, 0.25)
+
+
+def test_an_epoch_is_one_full_row(run):
+    log_epochs(run, 0, 20)
+    first, _, _, unvalidated, last = read_metrics(run.file("metrics.csv"))
+    columns = ["epoch", "step", "seconds", "train/loss", "train/accuracy", "val/loss", "val/accuracy", "lr-SGD/head"]
+    assert list(first) == columns
+    assert all(first.values()) and all(last.values())
+    assert [float(value) for value in last.values()] == [5, 20, 0.25, 17.5, 0.5, 0.4, 0.8, pytest.approx(1.9)]
+    assert unvalidated["val/loss"] == unvalidated["val/accuracy"] == ""  # and not those of the epoch before
+
+
+@pytest.mark.parametrize(("saved_at", "killed_at"), [(0, 2), (4, 4), (4, 9), (6, 6), (6, 11), (12, 15), (15, 18)])
+def test_epochs_of_a_run_killed_and_resumed_are_those_of_one_left_alone(tmp_path, saved_at, killed_at):
+    alone, resumed = Run(tmp_path, "fit"), Run(tmp_path, "fit")
+    alone.choose(), resumed.choose()
+    log_epochs(alone, 0, 20)
+    log_epochs(resumed, 0, 20, killed_at)
+    log_epochs(resumed, saved_at, 20)
+    assert read_metrics(resumed.file("metrics.csv")) == read_metrics(alone.file("metrics.csv"))
+
+
+def test_what_was_logged_before_a_resume_inside_an_epoch_is_in_its_row(run):
+    logger = MetricsCSV(run)
+    logger.log_metrics({"val/loss": 0.5, "epoch": 0}, 1)  # validated in the middle of an epoch
+    resumed = MetricsCSV(run)
+    resumed.rewind(2)
+    resumed.log_metrics({"train/loss_epoch": 1.0, "epoch": 0}, 3)
+    resumed.log_epoch(1, 4, 0.25)
+    (row,) = read_metrics(run.file("metrics.csv"))
+    assert (row["val/loss"], row["train/loss"]) == ("0.5", "1.0")
+
+
+def test_a_run_that_a_limit_ended_inside_an_epoch_has_it_once_when_it_goes_on(run):
+    logger = MetricsCSV(run)
+    logger.log_metrics({"train/loss_epoch": 3.0, "epoch": 0}, 1)
+    logger.log_epoch(1, 2, 0.25)
+    resumed = MetricsCSV(run)
+    resumed.rewind(2)
+    resumed.log_metrics({"train/loss_epoch": 2.0, "epoch": 0}, 3)
+    resumed.log_epoch(1, 4, 0.5)
+    (row,) = read_metrics(run.file("metrics.csv"))
+    assert (row["step"], row["train/loss"]) == ("4", "2.0")
+
+
+def test_a_run_of_an_earlier_version_keeps_its_steps(run):
+    MetricsCSV(run).log_metrics({"train/loss": 0.5, "epoch": 0}, 0)
+    old = run.file("steps.csv").read_text()
+    run.file("steps.csv").rename(run.file("metrics.csv"))
+    MetricsCSV(run).rewind(1)
+    assert run.file("steps.csv").read_text() == old
+    assert not run.file("metrics.csv").exists()
+
+
+def test_a_test_has_its_result_in_a_file_of_its_own(tmp_path):
+    run = Run(tmp_path, "test")
+    run.choose()
+    MetricsCSV(run).log_metrics({"test/loss": 0.5}, 0)
+    assert not list(run.path.iterdir())

@@ -70,7 +70,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if value} for row in read_metrics(path)]
 
 
-def test_what_a_checkpoint_has_done_is_in_metrics_csv_before_it(colours, cli, tmp_path, monkeypatch):
+def test_what_a_checkpoint_has_done_is_in_steps_csv_before_it(colours, cli, tmp_path, monkeypatch):
     """A kill right behind the checkpoint would lose the row, which the resumed run does not write again."""
     fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 2, "--trainer.log_every_n_steps", 1]
     fit += ["--test_after_fit", "false"]
@@ -80,11 +80,11 @@ def test_what_a_checkpoint_has_done_is_in_metrics_csv_before_it(colours, cli, tm
     def save(trainer, path, *arguments, original=pl.Trainer.save_checkpoint):
         original(trainer, path, *arguments)
         if path.name == "last.ckpt":
-            seen.append((trainer.global_step, rows_of(path.parents[1] / "metrics.csv")))
+            seen.append((trainer.global_step, rows_of(path.parents[1] / "steps.csv")))
 
     monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
     cli(*fit, "--checkpoint_every_n_steps", 1)
-    runs = [rows_of(tmp_path / f"runs/fit/version_{i}/metrics.csv") for i in range(2)]
+    runs = [rows_of(tmp_path / f"runs/fit/version_{i}/steps.csv") for i in range(2)]
     assert runs[0] == runs[1]  # and none is there twice
     assert [step for step, _ in seen] == list(range(1, 9))
     for step, written in seen:

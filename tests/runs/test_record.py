@@ -41,9 +41,9 @@ DAMAGED = [
     ("about.json", b"{"),
     ("config.yaml", b"a: ["),
     ("config.yaml", b"a: \xff"),
-    ("metrics.csv", b"step,epoch,val/loss\n3,0,half\n"),
-    ("metrics.csv", b"step,epoch\n3,0,1,2\n"),
-    ("metrics.csv", b"step\xff\n"),
+    ("steps.csv", b"step,epoch,val/loss\n3,0,half\n"),
+    ("steps.csv", b"step,epoch\n3,0,1,2\n"),
+    ("steps.csv", b"step\xff\n"),
 ]
 
 
@@ -71,7 +71,13 @@ def test_pictures_are_found_from_another_folder(run, tmp_path, monkeypatch):
     assert read_run(run).answers.paths == [str(tmp_path / "pictures/000.png"), "pictures/001.png"]
 
 
+def test_a_run_of_an_earlier_version_has_its_steps_in_metrics_csv(run):
+    steps = read_run(run).metrics
+    (run / "steps.csv").rename(run / "metrics.csv")
+    assert read_run(run).metrics == steps != []
+
+
 def test_a_metric_without_its_epoch_is_left_out(run):
-    with open(run / "metrics.csv", "a") as file:
+    with open(run / "steps.csv", "a") as file:
         file.write("12,,0.2,,,,\n")
     assert read_run(run).line("val/loss")[0] == [1, 2, 3]

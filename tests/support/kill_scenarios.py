@@ -88,7 +88,7 @@ class Fit:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             runs = versions(self.root, "fit")
-            rows = read_metrics(runs[-1] / "metrics.csv") if runs else []
+            rows = read_metrics(runs[-1] / "steps.csv") if runs else []
             if rows and int(rows[-1]["step"]) >= step:
                 break
             time.sleep(0.005)
@@ -105,7 +105,8 @@ def state(root: Path) -> dict[str, Any]:
         "optimizer": checkpoint["optimizer_states"],
         "scheduler": checkpoint["lr_schedulers"],
         "loops": checkpoint["loops"],
-        "metrics": (run / "metrics.csv").read_text(),
+        "steps": (run / "steps.csv").read_text(),
+        "epochs": [{**row, "seconds": ""} for row in read_metrics(run / "metrics.csv")],
     }
 
 

@@ -59,7 +59,7 @@ def write_run(
         {"step": 11, "epoch": 2, "val/loss": 0.7, "val/accuracy": 0.75, "lr-SGD/head": 0.01},
         {"step": 11, "epoch": 2, "train/loss_epoch": 0.5, "train/accuracy": 0.7},
     ]
-    _write_csv(folder / "metrics.csv", list(dict.fromkeys(key for row in rows for key in row)), rows)
+    _write_csv(folder / "steps.csv", list(dict.fromkeys(key for row in rows for key in row)), rows)
     paths = [str((pictures or folder / "gone") / f"{i:03d}.png") for i in range(len(labels))]
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)

@@ -266,7 +266,7 @@ def test_a_last_batch_of_bad_pictures_alone_is_no_divergence(tmp_path, cli, monk
     options = ["--data.root", root, *QUICK, "--data.on_bad_image", "skip", "--data.batch_size", 4]
     fit = ["fit", *options, "--trainer.log_every_n_steps", 1]
     cli(*fit)
-    rows = read_metrics(tmp_path / "runs/fit/version_0/metrics.csv")
+    rows = read_metrics(tmp_path / "runs/fit/version_0/steps.csv")
     losses = [row["train/loss"] for row in rows if row.get("train/loss")]
     assert len(losses) == 4 and losses[3] == losses[2]  # Lightning repeats the last one
     zero = batch_share.zero_loss
