@@ -39,6 +39,10 @@ OWN = {
     ),
     "check": ("finetune.commands.check:check", "Say what is wrong with a folder of pictures before hours are spent"),
     "cache": ("finetune.commands.cache:cache", "List or remove decoded pictures and features that are kept"),
+    "export": (
+        "finetune.commands.export:export",
+        "Write a checkpoint as an ONNX or other file, held against it",
+    ),
     "report": (
         "finetune.commands.report:report",
         "Write the page of a run: result, classes, mistakes, how to repeat it",
@@ -131,8 +135,8 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command in ("benchmark", "report"):  # the flags of fit, and some more; several folders without a flag
         function(arguments)
         return
-    # `check FOLDER` is what anybody would type; others have none, or several.
-    has_folder = command == "check"
+    # `check FOLDER` and `export CHECKPOINT` are what anybody would type; others have none, or several.
+    has_folder = command in ("check", "export")
     name = f"finetune {command}"
     auto_cli(function, args=list(arguments), prog=name, parser_class=OneLineErrorParser, as_positional=has_folder)
 

@@ -21,6 +21,7 @@ from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import add_trust_flag, check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
+from finetune.inference.onnx_network import put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
@@ -156,6 +157,11 @@ class FinetuneCLI(LightningCLI):
         with as_wrong_usage("trainer"):
             trainer = super().instantiate_trainer(**completed)
         return make_ready(trainer)
+
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        if self.checkpoint is not None:
+            put_exported(self.model, self.checkpoint)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)

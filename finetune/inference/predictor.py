@@ -9,6 +9,7 @@ import torch
 
 from finetune.data.transforms import eval_transform
 from finetune.inference.class_activation import class_activation
+from finetune.inference.onnx_network import OnnxNetwork, put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.training.calibration import read_calibration
 from finetune.training.checkpoint_settings import model_settings
@@ -20,9 +21,13 @@ class Predictor:
     """A classifier out of a checkpoint, on the CPU, which prepares pictures as its training has evaluated them.
 
     Args:
-        ckpt_path: A checkpoint of `finetune fit`.
+        ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
 
     Attributes:
+        model: The classifier, in evaluation.
+        image_size: Side in pixels of what the network sees.
+        resize: How a picture is brought to that, as `data.resize` has it.
+        calibration: How its logits are read.
         class_names: What each column of the probabilities is called.
         versions: Of what made the checkpoint, by name.
 
@@ -34,13 +39,14 @@ class Predictor:
     def __init__(self, ckpt_path: str | Path) -> None:
         checkpoint = read_checkpoint(ckpt_path)
         data = checkpoint["datamodule_hyper_parameters"]
-        self._image_size, self._resize = data["image_size"], data["resize"]
+        self.image_size, self.resize = data["image_size"], data["resize"]
         self._transforms: dict[int, A.Compose] = {}
-        self._model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names
-        self._model.load_state_dict(checkpoint["state_dict"])
-        check_first_pass(self._model, self._image_size)
-        self._calibration = read_calibration(checkpoint)
-        self.class_names: list[str] = self._model.class_names
+        self.model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names
+        put_exported(self.model, checkpoint)
+        self.model.load_state_dict(checkpoint["state_dict"])
+        check_first_pass(self.model, self.image_size)
+        self.calibration = read_calibration(checkpoint)
+        self.class_names: list[str] = self.model.class_names
         self.versions = {"finetune": checkpoint["finetune"]["version"], "torch": checkpoint["finetune"]["torch"]}
 
     def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:
@@ -49,24 +55,29 @@ class Predictor:
         Returns:
             (side, side, 3) uint8.
         """
-        size = side or self._image_size
+        size = side or self.image_size
         if size not in self._transforms:  # making one takes longer than most pictures do
-            self._transforms[size] = eval_transform(size, self._resize)
+            self._transforms[size] = eval_transform(size, self.resize)
         return self._transforms[size](image=picture)["image"]
 
     def __call__(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
         """Return the probability of each class, (N, K) float64, for N pictures (H, W, 3) uint8 RGB of any sizes."""
-        images = np.stack([self.prepare(picture) for picture in pictures])
+        return self.classify(np.stack([self.prepare(picture) for picture in pictures]))
+
+    def classify(self, images: np.ndarray) -> np.ndarray:
+        """Return the probability of each class, (N, K) float64, for prepared pictures (N, h, w, 3) uint8 RGB."""
         with torch.no_grad():
-            logits = self._model(torch.from_numpy(images).permute(0, 3, 1, 2))
-        return self._calibration.probabilities(logits).numpy()
+            logits = self.model(torch.from_numpy(images).permute(0, 3, 1, 2))
+        return self.calibration.probabilities(logits).numpy()
 
     def decide(self, probabilities: np.ndarray) -> np.ndarray:
         """Return the index of the class that is said (N,), by the checkpoint's threshold if it has one."""
-        return self._calibration.decide(torch.from_numpy(probabilities)).numpy()
+        return self.calibration.decide(torch.from_numpy(probabilities)).numpy()
 
     def activation(self, images: np.ndarray, classes: Sequence[int]) -> np.ndarray | None:
         """Return where the network saw a class in each prepared picture (N, h, w, 3); see `class_activation`."""
+        if isinstance(self.model.network, OnnxNetwork):
+            return None  # only its answer can be had
         with torch.no_grad():
-            x = self._model.normalized(torch.from_numpy(images).permute(0, 3, 1, 2))
-        return class_activation(self._model.network, x, classes)
+            x = self.model.normalized(torch.from_numpy(images).permute(0, 3, 1, 2))
+        return class_activation(self.model.network, x, classes)

@@ -10,6 +10,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 import finetune
 from finetune.models.safe_load import load_safely
+from finetune.runs.exported_files import READABLE, read_exported
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.files import replacing, unfinished
 
@@ -34,7 +35,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise OSError(f"the checkpoint {target} could not be written: {error}") from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
-        return load_safely(path)
+        return _load(path)
 
 
 def origin(trainer: pl.Trainer) -> dict[str, Any]:
@@ -72,13 +73,19 @@ def check_model(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> None
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load one of our checkpoints on the CPU without running code from it.
+    """Load one of our checkpoints, or of the files that `finetune export` makes of them, without running code from it.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is no checkpoint of ours.
     """
-    checkpoint = load_safely(path)
+    checkpoint = _load(path)
     if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _KEYS:
         raise ValueError(f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights")
     return checkpoint
+
+
+def _load(path: str | Path) -> Any:
+    if Path(path).suffix == ".pt2":
+        raise ValueError(f"{str(path)!r} may run what it holds when it is read: give a .ckpt, .onnx or .safetensors")
+    return read_exported(path) if Path(path).suffix in READABLE else load_safely(path)

@@ -17,6 +17,7 @@ from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_lock import hold
 from finetune.system.files import link
+from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,10 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
     """
     newest = newest_with_checkpoint(root) if resume else None
     first = newest / "checkpoints/last.ckpt" if newest else ckpt_path
-    finished = "" if first is None else ended_by(read_checkpoint(first), trainer)
+    checkpoint = None if first is None else read_checkpoint(first)
+    if checkpoint and "exported" in checkpoint:
+        raise WrongUsage(f"{first} is an exported file, from which nothing can go on: give the checkpoint")
+    finished = ended_by(checkpoint, trainer) if checkpoint else ""
     if newest and finished and newest != (later := versions(root, "fit")[-1]):
         # That later one is meant, not the one finished before it.
         told = f"{newest} is finished, with {finished}, and {later} ended before its first checkpoint: a new run begins"

@@ -5,19 +5,9 @@ import csv
 import numpy as np
 import pytest
 import torch
-from small_fits import SMALL, data, fit
 
-from finetune import Classifier
 from finetune.data.decode import decode
 from finetune.inference.predictor import Predictor
-
-
-@pytest.fixture
-def checkpoint(colours, tmp_path):
-    pictures = data(colours, resize="squash")
-    torch.manual_seed(0)
-    fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")
-    return tmp_path / "some.ckpt"
 
 
 def test_probabilities_are_those_of_predict(checkpoint, colours, cli, tmp_path):

@@ -1,0 +1,118 @@
+"""The files of `finetune export`: what they hold beside a network, by which they are read as a checkpoint.
+
+Nothing of the machine goes in: no folder, no picture, of the weights that training began with only the name. Which
+pictures were seen goes in as hashes of their names, so that a test of the file can leave them out.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KEY = "finetune"  # of the text in a file's metadata
+READABLE = (".onnx", ".safetensors")
+_MODEL = ("class_names", "backbone", "label_smoothing", "class_weights")
+_DATA = ("image_size", "resize", "split_seed", "val_fraction", "test_fraction")
+_ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
+
+
+def packed(checkpoint: Mapping[str, Any]) -> str:
+    """Return as JSON what `test`, `predict` and `sheet` need of a checkpoint beside its network."""
+    model, data, origin = (checkpoint[k] for k in ("hyper_parameters", "datamodule_hyper_parameters", "finetune"))
+    seen, state, data_class = origin.get("seen"), checkpoint["state_dict"], str(origin.get("data_class"))
+    plain = {
+        "model": {name: model[name] for name in _MODEL} | {"weights": begun_with(checkpoint)},
+        "data": {name: data[name] for name in _DATA if name in data},
+        "origin": {name: origin.get(name) for name in _ORIGIN},
+        "data_class": data_class if data_class.startswith("finetune.") else "finetune.ImageFolderData",
+        "seen": seen and {**{name: _text(seen[name]) for name in ("names", "sizes")}, "num_train": seen["num_train"]},
+        "mean": state["mean"].flatten().tolist(),
+        "std": state["std"].flatten().tolist(),
+        "class_weight": state["class_weight"].tolist(),
+    }
+    return json.dumps(plain)
+
+
+def begun_with(checkpoint: Mapping[str, Any]) -> str | None:
+    """Return the name of the weights that training began with, of a file without its folder."""
+    weights = checkpoint["hyper_parameters"]["weights"]
+    return weights and PurePath(weights).name
+
+
+def read_exported(path: str | Path) -> dict[str, Any]:
+    """Read a file of `finetune export` as the checkpoint that it is of; its network is in `exported` or `state_dict`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is damaged, or not of ours.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    text, state = _onnx(path) if Path(path).suffix == ".onnx" else _safetensors(path)
+    if text is None:
+        raise ValueError(f"{str(path)!r} was not written by `finetune export`: it names no classes")
+    try:
+        plain = json.loads(text)
+        seen = plain["seen"] and {
+            "names": _tensor(plain["seen"]["names"], np.int64),
+            "sizes": _tensor(plain["seen"]["sizes"], np.int32),
+            "num_train": int(plain["seen"]["num_train"]),
+        }
+        # The network of an .onnx normalises by itself.
+        mean, std = (plain["mean"], plain["std"]) if state else ([0.0] * 3, [1.0] * 3)
+        state |= {name: torch.tensor(values).view(3, 1, 1) for name, values in (("mean", mean), ("std", std))}
+        state["class_weight"] = torch.tensor(plain["class_weight"])
+        origin = {**plain["origin"], "data_class": plain["data_class"], "seen": seen}
+        return {
+            "hyper_parameters": plain["model"],
+            "datamodule_hyper_parameters": plain["data"],
+            "finetune": {**origin, "precision": "32-true", "train_metrics": {}},
+            "state_dict": state,
+            "exported": str(path),
+            # What Lightning looks at in every checkpoint.
+            "epoch": 0,
+            "global_step": 0,
+            "pytorch-lightning_version": "2.6.4",
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{str(path)!r} is damaged: what it says of itself can't be read") from error
+
+
+def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
+    try:
+        import onnx
+    except ImportError as error:
+        raise ValueError("reading an .onnx file needs onnx and onnxruntime: pip install 'finetune[export]'") from error
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise ValueError(f"{str(path)!r} is damaged, or no .onnx file") from error
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+        raise ValueError(f"{str(path)!r} has its weights in other files, which `finetune export` never does")
+    return {prop.key: prop.value for prop in model.metadata_props}.get(KEY), {}
+
+
+def _safetensors(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            state = {f"network.{name}": file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return (file.metadata() or {}).get(KEY), state
+    except SafetensorError as error:
+        raise ValueError(f"{str(path)!r} is damaged, or no .safetensors file") from error
+
+
+def _text(tensor: Tensor) -> str:
+    return base64.b64encode(tensor.numpy().tobytes()).decode()
+
+
+def _tensor(text: str, dtype: type[np.generic]) -> Tensor:
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text, validate=True), dtype).copy())

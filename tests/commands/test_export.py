@@ -1,0 +1,126 @@
+"""`finetune export`, and its files where a checkpoint is expected."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from colours import QUICK
+
+from finetune.cli import main
+from finetune.data.decode import decode
+from finetune.inference import export_check
+from finetune.inference.predictor import Predictor
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, colours) -> Path:
+    """A run of `fit`, with its best exported in two formats."""
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        best = "runs/fit/version_0/checkpoints/best.ckpt"
+        pictures = ["--verify_on", str(colours / "test")]
+        for arguments in (
+            ["fit", "--data.root", str(colours), *QUICK],
+            ["export", best, *pictures],
+            ["export", best, "--format", "safetensors", *pictures],
+        ):
+            with pytest.raises(SystemExit) as ended:
+                main([str(argument) for argument in arguments])
+            assert ended.value.code == 0
+    return folder / "runs/fit/version_0"
+
+
+def test_it_says_what_was_written_and_how_well_it_agrees(run, cli, tmp_path, capsys):
+    cli("export", run / "checkpoints/best.ckpt", "--output", "new/some.onnx")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("new/some.onnx (") and first.endswith("some.onnx.json about it")
+    assert second.startswith("held against the network on 64 drawn pictures: the same classes, largest difference")
+    about = json.loads((tmp_path / "new/some.onnx.json").read_text())
+    assert about["class_names"] == ["blue", "green", "red"]
+    assert about["verified"]["num_pictures"] == 64 and about["verified"]["largest_difference"] <= 1e-4
+    assert str(tmp_path) not in json.dumps(about)
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["some.onnx", "some.onnx.json"]
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
+def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, cli, tmp_path, suffix):
+    for name, path in (("own", run / "checkpoints/best.ckpt"), ("file", run / f"checkpoints/best{suffix}")):
+        cli("predict", "--ckpt_path", path, "--data.predict", colours / "test", "--output", f"{name}.csv")
+        cli("test", "--ckpt_path", path, "--data.root", colours, "--trainer.default_root_dir", name)
+    rows = [list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines())) for name in ("own", "file")]
+    assert len(rows[0]) == 30 and [row["class"] for row in rows[0]] == [row["class"] for row in rows[1]]
+    for a, b in zip(*rows, strict=True):
+        assert float(a["p_red"]) == pytest.approx(float(b["p_red"]), abs=1e-5)
+    own, file = (json.loads((tmp_path / f"{name}/test/version_0/test.json").read_text()) for name in ("own", "file"))
+    assert own["confusion_matrix"] == file["confusion_matrix"] and own["calibration"] == file["calibration"]
+    assert own["test/loss"] == pytest.approx(file["test/loss"], abs=1e-5)
+
+
+def test_a_file_knows_what_it_has_seen(run, colours, cli):
+    with pytest.raises(ValueError, match="has seen .* in training"):
+        cli("test", "--ckpt_path", run / "checkpoints/best.onnx", "--data.root", colours / "train")
+
+
+def test_plain_onnxruntime_says_what_predict_says(run, colours):
+    session = onnxruntime.InferenceSession(run / "checkpoints/best.onnx", providers=["CPUExecutionProvider"])
+    predictor = Predictor(run / "checkpoints/best.ckpt")
+    picture = decode(str(next((colours / "test/red").iterdir())))
+    probabilities, _ = session.run(None, {"images": predictor.prepare(picture)[None]})
+    np.testing.assert_allclose(probabilities, predictor([picture]), rtol=0, atol=1e-5)
+
+
+def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
+    opened = export_check.opened
+    monkeypatch.setattr("finetune.commands.export.opened", lambda path: lambda x: opened(path)(x) * np.float32(0.9))
+    with pytest.raises(ValueError, match="was not kept, for it does not say what the network says: on 64 drawn"):
+        cli("export", run / "checkpoints/best.ckpt", "--format", "safetensors", "--output", "some.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "some.pt"], r"--output some\.pt: a file of --format onnx is a \.onnx"),
+        (["--output", "."], r"--output \.: a file of --format onnx"),
+        (["--verify_on", "gone"], "gone"),
+    ],
+)
+def test_wrong_usage_is_told_before_the_work(run, cli, tmp_path, arguments, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        cli("export", run / "checkpoints/best.ckpt", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exported_file_is_no_checkpoint_to_train_or_export(run, colours, cli):
+    with pytest.raises(ValueError, match="is an exported file: give the checkpoint"):
+        cli("export", run / "checkpoints/best.onnx", "--output", "other.onnx")
+    with pytest.raises(ValueError, match="is an exported file, from which nothing can go on"):
+        cli("fit", "--data.root", colours, *QUICK, "--ckpt_path", run / "checkpoints/best.onnx")
+
+
+@pytest.mark.parametrize(("missing", "command"), [("onnx", "export"), ("onnxruntime", "predict")])
+def test_a_missing_package_is_named_with_what_brings_it(run, colours, cli, monkeypatch, missing, command):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ValueError, match=r"pip install 'finetune\[export\]'"):
+        if command == "export":
+            cli("export", run / "checkpoints/best.ckpt", "--output", "some.onnx")
+        else:
+            cli("predict", "--ckpt_path", run / "checkpoints/best.onnx", "--data.predict", colours / "test")
+
+
+def test_the_lines_of_the_guide_run(run, colours, tmp_path):
+    guide = (Path(__file__).parents[2] / "docs/export.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.S)
+    for name in ("best.onnx", "best.onnx.json"):
+        (tmp_path / name).write_bytes((run / "checkpoints" / name).read_bytes())
+    (tmp_path / "picture.png").write_bytes(next((colours / "test/red").iterdir()).read_bytes())
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    said, probability = done.stdout.split()
+    assert said in ("blue", "green", "red") and 1 / 3 <= float(probability) <= 1

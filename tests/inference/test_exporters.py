@@ -1,0 +1,88 @@
+"""What is written computes what the network computes, holds nothing of this machine, and is one file."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torchvision import models
+
+from finetune.inference.end_to_end import EndToEnd
+from finetune.inference.exporters import WRITERS, write_onnx
+from finetune.models.backbones import build, normalization
+
+NETWORKS = [("resnet18", 64), ("mobilenet_v3_small", 64), ("efficientnet_b0", 64), ("convnext_tiny", 64)]
+NETWORKS += [("vit_b_16", 224), ("lenet", 28)]
+
+
+def module(name: str) -> EndToEnd:
+    torch.manual_seed(0)
+    network = build(name, 3)
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(part.weight)
+        if isinstance(part, nn.BatchNorm2d):
+            part.momentum = None
+            nn.init.uniform_(part.weight, 0.5, 1.5)
+    if any(isinstance(part, nn.BatchNorm2d) for part in network.modules()):
+        network.train()(torch.randn(16, 3, 64, 64))  # statistics as after training: a wrong folding would be seen
+    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in normalization(name))
+    return EndToEnd(network, mean, std, 1.5).eval()
+
+
+@pytest.mark.parametrize(("name", "size"), NETWORKS)
+def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
+    whole = module(name)
+    write_onnx(whole, size, "about", tmp_path / "some.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["some.onnx"]  # and no file of weights beside it
+    session = onnxruntime.InferenceSession(tmp_path / "some.onnx", providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    # Noise of several coarsenesses: of a network with random weights all fine noise looks the same.
+    coarse = [(rng.integers(0, 256, (1, k, k, 3), np.uint8), size // k) for k in (1, 2, 4)]
+    images = np.concatenate([noise.repeat(side, 1).repeat(side, 2) for noise, side in coarse])
+    with torch.no_grad():
+        own = [value.numpy() for value in whole(torch.from_numpy(images))]
+    spread = np.abs(own[1] - own[1][::-1]).max()
+    for num in (1, 3):
+        probabilities, logits = session.run(None, {"images": images[:num]})
+        assert probabilities.dtype == np.float32 and probabilities.shape == (num, 3)
+        np.testing.assert_allclose(probabilities, own[0][:num], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(logits, own[1][:num], rtol=0, atol=1e-4 * np.abs(own[1]).max())
+    assert spread > 1e-2  # the pictures differ by far more than what is allowed
+    assert session.get_modelmeta().custom_metadata_map == {"finetune": "about"}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_nothing_of_this_machine_is_in_a_file(tmp_path, kind):
+    suffix, write = WRITERS[kind]
+    path = tmp_path / f"some{suffix}"
+    write(module("lenet"), 28, "about", path)
+    content = path.read_bytes()
+    for place in (Path(__file__).parents[2], tmp_path, Path.home(), Path(os.__file__).parent, Path(torch.__path__[0])):
+        assert str(place).encode() not in content
+    assert b".py" not in content
+    assert b"about" in content
+
+
+def test_a_pt2_is_run_by_torch_alone(tmp_path):
+    whole = module("lenet")
+    WRITERS["torch"][1](whole, 28, "about", tmp_path / "some.pt2")
+    extra = {"finetune": ""}
+    program = torch.export.load(tmp_path / "some.pt2", extra_files=extra).module()
+    images = torch.randint(0, 256, (5, 28, 28, 3), dtype=torch.uint8)
+    for num in (1, 5):
+        torch.testing.assert_close(program(images[:num])[0], whole(images[:num])[0])
+    assert extra["finetune"] == "about"
+
+
+def test_safetensors_have_the_names_of_torchvision(tmp_path):
+    whole = module("resnet18")
+    WRITERS["safetensors"][1](whole, 64, "about", tmp_path / "some.safetensors")
+    network = models.resnet18(num_classes=3).eval()
+    network.load_state_dict(load_file(tmp_path / "some.safetensors"))
+    x = torch.rand(2, 3, 64, 64)
+    assert torch.equal(network(x), whole.network(x))

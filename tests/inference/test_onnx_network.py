@@ -1,0 +1,33 @@
+"""An exported file where a checkpoint is expected."""
+
+import numpy as np
+import pytest
+import torch
+
+from finetune.inference.end_to_end import EndToEnd
+from finetune.inference.exporters import write_onnx
+from finetune.inference.onnx_network import OnnxNetwork, open_session
+from finetune.inference.predictor import Predictor
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.exported_files import packed
+
+
+def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(calibrated, tmp_path):
+    own = Predictor(calibrated)
+    whole = EndToEnd(own.model.network, own.model.mean, own.model.std, own.calibration.temperature).eval()
+    write_onnx(whole, 32, packed(read_checkpoint(calibrated)), tmp_path / "some.onnx")
+    of_file = Predictor(tmp_path / "some.onnx")
+    assert isinstance(of_file.model.network, OnnxNetwork) and not list(of_file.model.network.parameters())
+    assert (of_file.class_names, of_file.image_size, of_file.resize) == (own.class_names, 32, "squash")
+    assert of_file.calibration == own.calibration and of_file.versions == own.versions
+    pictures = [np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)]
+    np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-6)
+    assert of_file.activation(np.stack([of_file.prepare(picture) for picture in pictures]), [0] * 4) is None
+    options = open_session(str(tmp_path / "some.onnx")).get_session_options()
+    assert options.intra_op_num_threads == torch.get_num_threads()
+
+
+def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path):
+    (tmp_path / "some.onnx").write_bytes(b"no model")
+    with pytest.raises(ValueError, match=r"some\.onnx' can't be run by onnxruntime: [^\n]+$"):
+        open_session(str(tmp_path / "some.onnx"))

@@ -1,0 +1,95 @@
+"""A file of `finetune export` is read as the checkpoint that it is of, and a stranger's is not trusted."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from colours import QUICK
+from onnx import TensorProto, helper
+from safetensors.torch import save_file
+
+from finetune.data.seen import unpacked
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.exported_files import KEY, packed, read_exported
+
+
+@pytest.fixture
+def checkpoint(colours, cli, tmp_path) -> dict:
+    weights = ["--model.label_smoothing", "0.1", "--test_after_fit", "false"]
+    cli("fit", "--data.root", colours, *QUICK, *weights)
+    return read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/best.ckpt")
+
+
+def write_safetensors(path: Path, about: str | None, state: dict | None = None) -> Path:
+    save_file(state or {"conv1.weight": torch.ones(2)}, path, {KEY: about} if about else None)
+    return path
+
+
+def write_onnx(path: Path, about: str | None, is_external: bool = False) -> Path:
+    value = helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])
+    if is_external:
+        value.data_location = TensorProto.EXTERNAL
+        value.external_data.add(key="location", value="/etc/passwd")
+    node = helper.make_node("Identity", ["w"], ["y"])
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    model = helper.make_model(helper.make_graph([node], "g", [], [output], [value]))
+    if about:
+        helper.set_model_props(model, {KEY: about})
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("write", [write_safetensors, write_onnx])
+def test_what_a_checkpoint_says_is_read_back(checkpoint, colours, tmp_path, write):
+    suffix = ".onnx" if write is write_onnx else ".safetensors"
+    text = packed(checkpoint)
+    assert str(tmp_path) not in text and str(colours) not in text
+    found = read_exported(write(tmp_path / f"some{suffix}", text))
+    for name in ("class_names", "backbone", "label_smoothing"):
+        assert found["hyper_parameters"][name] == checkpoint["hyper_parameters"][name]
+    for name in ("image_size", "resize", "split_seed"):
+        assert found["datamodule_hyper_parameters"][name] == checkpoint["datamodule_hyper_parameters"][name]
+    assert found["finetune"]["calibration"] == checkpoint["finetune"]["calibration"] != None  # noqa: E711
+    own, read = (unpacked(c["finetune"]["seen"]) for c in (checkpoint, found))
+    assert own.num_train == read.num_train > 0
+    assert np.array_equal(own.names, read.names) and np.array_equal(own.sizes, read.sizes)
+    # An .onnx normalises by itself.
+    mean = torch.zeros(3, 1, 1) if write is write_onnx else checkpoint["state_dict"]["mean"]
+    assert torch.equal(found["state_dict"]["mean"], mean)
+    assert ("network.conv1.weight" in found["state_dict"]) == (write is write_safetensors)
+
+
+def test_weights_of_a_folder_are_known_by_their_name_alone(checkpoint):
+    checkpoint["hyper_parameters"]["weights"] = "/home/somebody/secret/resnet18.pt"
+    assert json.loads(packed(checkpoint))["model"]["weights"] == "resnet18.pt"
+    assert "somebody" not in packed(checkpoint)
+
+
+def test_what_is_not_ours_or_damaged_is_told(tmp_path):
+    for write, suffix in ((write_safetensors, ".safetensors"), (write_onnx, ".onnx")):
+        with pytest.raises(ValueError, match="was not written by `finetune export`"):
+            read_exported(write(tmp_path / f"other{suffix}", None))
+        for about in ("{", "[]", "{}", '{"seen": {"names": "?"}}'):
+            with pytest.raises(ValueError, match="is damaged"):
+                read_exported(write(tmp_path / f"some{suffix}", about))
+        (tmp_path / f"text{suffix}").write_bytes(b"\xff\xff\xffno such file")
+        with pytest.raises(ValueError, match="is damaged, or no"):
+            read_exported(tmp_path / f"text{suffix}")
+        with pytest.raises(FileNotFoundError, match="there is no file"):
+            read_exported(tmp_path / f"gone{suffix}")
+
+
+def test_weights_in_another_file_are_refused(tmp_path):
+    path = write_onnx(tmp_path / "some.onnx", "{}", is_external=True)
+    assert onnx.load(path, load_external_data=False).graph.initializer[0].external_data[0].value == "/etc/passwd"
+    with pytest.raises(ValueError, match="has its weights in other files"):
+        read_exported(path)
+
+
+def test_a_pt2_is_never_read(tmp_path):
+    (tmp_path / "some.pt2").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="may run what it holds when it is read: give a"):
+        read_checkpoint(tmp_path / "some.pt2")
