@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 from scipy.special import log_softmax, logsumexp, softmax
@@ -180,19 +181,19 @@ def _solve(
         losses = importance * (logsumexp(logits, axis=1) - logits[rows, y])
         return float(losses.mean() + (penalty * w**2).sum() / 2)
 
-    logits = x @ w.T  # (N, K')
+    logits = _product(x, w.T)  # (N, K')
     value, norm = loss(logits, w), float("inf")
     for _ in range(_MAX_STEPS):
         p = softmax(logits, axis=1)
         residual = p.copy()
         residual[rows, y] -= 1
         residual *= importance[:, None]
-        gradient = residual.T @ x / len(x) + penalty * w
+        gradient = _product(residual.T, x) / len(x) + penalty * w
         norm, before = float(np.linalg.norm(gradient)), norm
         if norm <= tolerance or before / 2 < norm <= 10 * tolerance:  # solved, or as far as rounding lets it
             return w
         step = _newton_step(x, p, importance, penalty, gradient)
-        change, slope = x @ step.T, float((gradient * step).sum())
+        change, slope = _product(x, step.T), float((gradient * step).sum())
         # Halved until the loss falls; differences below rounding count as a fall, or the last steps would be refused.
         for t in 0.5 ** np.arange(40):
             trial = loss(logits + t * change, w + t * step)
@@ -207,15 +208,15 @@ def _newton_step(x: Array, p: Array, importance: Array, penalty: Array, gradient
 
     def hessian(v: Array) -> Array:
         v = v.reshape(gradient.shape)
-        u = p * (x @ v.T)
+        u = p * _product(x, v.T)
         u -= p * u.sum(axis=1, keepdims=True)
         u *= importance[:, None]
-        return (u.T @ x / len(x) + penalty * v).ravel()
+        return (_product(u.T, x) / len(x) + penalty * v).ravel()
 
     def precondition(v: Array) -> Array:
         return v / diagonal
 
-    diagonal = ((importance[:, None] * p * (1 - p)).T @ x**2 / len(x) + penalty).ravel()
+    diagonal = (_product((importance[:, None] * p * (1 - p)).T, x**2) / len(x) + penalty).ravel()
     size = (gradient.size, gradient.size)
     step, _ = cg(
         LinearOperator(size, hessian, dtype=np.float64),
@@ -225,3 +226,8 @@ def _newton_step(x: Array, p: Array, importance: Array, penalty: Array, gradient
         M=LinearOperator(size, precondition, dtype=np.float64),
     )
     return step.reshape(gradient.shape)
+
+
+def _product(a: Array, b: Array) -> Array:
+    """Return a @ b by torch: NumPy's threads spin while one waits for the other, and beside other programs it does."""
+    return (torch.from_numpy(a) @ torch.from_numpy(b)).numpy()
