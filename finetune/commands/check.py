@@ -3,13 +3,11 @@
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from finetune.data.checking.check_page import write_json, write_lists, write_page
 from finetune.data.checking.checks import class_findings, file_findings, folder_findings
@@ -21,14 +19,13 @@ from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.datasets.listing import Listing, list_pictures
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage, as_wrong_usage, reason, shown
+from finetune.system.progress import watched
 
 if TYPE_CHECKING:
     from finetune.data.transforms import ResizeMode
     from finetune.features.picture_features import Features
 
-_QUIET = 2.0  # seconds before a bar is shown
 _NUM_NEIGHBOURS = 5  # of each picture, that may show a part of it
-_T = TypeVar("_T")
 
 
 class _Network(NamedTuple):
@@ -45,7 +42,7 @@ def check(
     lists: str | None = None,
     weights: str | None = None,
     backbone: str = "resnet18",
-    image_size: int = 128,
+    image_size: int = 96,
     ckpt_path: str | None = None,
 ) -> None:
     """Say what is wrong with a data set: files, classes, copies across splits, likely label errors, shortcuts.
@@ -75,7 +72,7 @@ def check(
         with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):  # said before pictures are looked at
             network = _network(weights, backbone, image_size, ckpt_path)
         num = len(listing.paths)
-        facts = gathered(_watched(look_at(listing.paths), num, "looking at pictures"), num)
+        facts = gathered(watched(look_at(listing.paths), num, "looking at pictures"), num)
         findings = worst_first([*_findings(listing, facts, network)])
         seconds = time.perf_counter() - began
         Path(output).mkdir(parents=True, exist_ok=True)
@@ -136,7 +133,7 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
 
         paths = [listing.paths[int(i)] for i in chosen]
         parts = picture_features(network.features, paths, network.image_size, network.resize)
-        features = np.stack(list(_watched(parts, len(paths), "features")))
+        features = np.stack(list(watched(parts, len(paths), "what the network makes of them")))
         i, j = neighbours(features, _NUM_NEIGHBOURS)
         near = larger_crops(facts, chosen[i], chosen[j], near)
         yield from label_findings(listing, chosen, features.astype(np.float64), near)
@@ -165,20 +162,3 @@ def _tell(listing: Listing, findings: list[Finding]) -> None:
         print(f"  {finding.level if finding.is_judged else 'look':<8} {shown(finding.title + example)}")
     if not any(finding.is_judged for finding in findings):
         print("  nothing was found wrong")
-
-
-def _watched(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
-    """Yield items, with a bar on a terminal once it takes long."""
-    console = Console(stderr=True)
-    progress = Progress(console=console, transient=True)
-    task, began, is_shown = progress.add_task(what, total=num), time.monotonic(), False
-    try:
-        for item in items:
-            yield item
-            progress.advance(task)
-            if not is_shown and console.is_terminal and time.monotonic() - began > _QUIET:
-                progress.start()
-                is_shown = True
-    finally:
-        if is_shown:  # else it would leave an empty line
-            progress.stop()

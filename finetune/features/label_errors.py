@@ -17,6 +17,7 @@ from finetune.data.checking.duplicates import Pair, connected
 from finetune.data.checking.findings import Finding, Row, counted
 from finetune.data.datasets.listing import Listing
 from finetune.features.logistic_regression import fit_head
+from finetune.system.progress import watched
 
 NUM_SHOWN = 100
 NUM_FOLDS = 5
@@ -48,7 +49,7 @@ def out_of_fold(
     """
     folds = folds_of(labels, groups)
     found = np.zeros((len(labels), num_classes))
-    for fold in np.unique(folds):
+    for fold in watched(np.unique(folds), NUM_FOLDS, "labels that are improbable"):
         rest, held_out = folds != fold, folds == fold
         if not rest.any():  # all pictures are copies of one
             continue

@@ -1,9 +1,9 @@
 """Files, caches, the machine, messages: the ground floor, without torch and without anything else of ours.
 
 `messages` says what a user did wrong, `files` writes whole files or none, `cache_dir` is where caches lie, `machine`
-is what there is to compute with. `terminal` writes where nobody may be reading any more, `unraised` hears what Python
-can't raise, `lean_imports` leaves out what takes long to import and is not needed. `html_page` makes pages that are one
-file each.
+is what there is to compute with. `terminal` writes where nobody may be reading any more, `progress` says how far a long
+job is, `unraised` hears what Python can't raise, `lean_imports` leaves out what takes long to import and is not needed.
+`html_page` makes pages that are one file each.
 
 Here goes what any program would need.
 """

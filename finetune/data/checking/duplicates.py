@@ -15,15 +15,15 @@ was measured on 4,676 photographs of food, garments, waste, flowers and aerial s
 - Parts down to a half of width and height, where features say which pictures are near: of 700 pairs of neighbours in
   486 photographs of garments none is above 0.60, but one that was laid mirrored over another reached 0.74. Of 450
   random parts of 0.55 to 0.95 of photographs of food, garments and waste 325 reach 0.78, which are those named.
-- Most pairs are told apart at half the side, by every second share: two of the 325 are lost by it, of 448 crops to 0.93
-  to 0.97 none, and a twentieth of the pairs of different photographs goes on.
+- Most pairs are told apart at half the side, by every second share (`rough_fit`): two of the 325 are lost by it, of 448
+  crops to 0.93 to 0.97 none, and a twentieth of the pairs of different photographs goes on.
 """
 
 # Shapes: N pictures, S pixels of a grey copy's side, P pairs.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -33,7 +33,9 @@ from scipy.sparse.csgraph import connected_components
 
 from finetune.data.checking.perceptual_hash import hashes, near_pairs, nearest
 from finetune.data.checking.picture_facts import Facts
+from finetune.data.checking.rough_fit import rough_fits
 from finetune.system.machine import num_cores
+from finetune.system.progress import watched
 
 RADIUS = 16  # bits
 MIN_DETAIL = 0.7  # correlation
@@ -107,22 +109,23 @@ def _best(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _same(
-    facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], is_mirrored: bool, shares: Sequence[float], least: float
+    facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], is_mirrored: bool, shares: tuple[float, ...], least: float
 ) -> list[Pair]:
     """Return those of the pairs whose detail agrees by `least`."""
     ratios = facts.aspects[j] / facts.aspects[i]
+    ratios = np.where((ratios > 0.8) & (ratios < 1.25), ratios, 1.0)  # else squashed, not cropped
+    others = facts.grey[:, :, ::-1] if is_mirrored else facts.grey
+    rough, which = rough_fits((facts.grey, others), i, j, ratios, shares[::2], _BLUR)
+    i, j, ratios, which = (values[rough >= _MIN_ROUGH] for values in (i, j, ratios, which))
 
     def fit(p: int) -> tuple[float, float]:
-        a, b = facts.grey[i[p]], facts.grey[j[p]][:, ::-1] if is_mirrored else facts.grey[j[p]]
-        rough, share = best_fit(_half(a), _half(b), ratios[p], shares[::2])
-        if rough < _MIN_ROUGH:
-            return rough, share
-        k = shares.index(share)
-        return best_fit(a, b, ratios[p], shares[max(0, k - 4) : k + 5])
+        k = 2 * int(which[p])
+        return best_fit(facts.grey[i[p]], others[j[p]], ratios[p], shares[max(0, k - 4) : k + 5])
 
     found = []
     with ThreadPoolExecutor(num_cores()) as threads:
-        for first in range(0, len(i), 1024):  # what is under way ends first when we are stopped
+        # What is under way ends first when we are stopped.
+        for first in watched(range(0, len(i), 1024), -(-len(i) // 1024), "pictures laid over each other"):
             some = range(first, min(first + 1024, len(i)))
             for p, (agrees, share) in zip(some, threads.map(fit, some), strict=True):
                 if agrees >= least:
@@ -141,8 +144,6 @@ def best_fit(a: Image, b: Image, ratio: float, shares: Sequence[float] = _SHARES
         ratio: Width over height of b's picture, over that of a's.
         shares: Of the larger picture's longer kept side that the part may have, the largest first.
     """
-    if not 0.8 < ratio < 1.25:
-        ratio = 1.0  # squashed, not cropped
     best = (-1.0, 1.0)
     details = _detail(a), _detail(b)
     for share in shares:
@@ -154,10 +155,6 @@ def best_fit(a: Image, b: Image, ratio: float, shares: Sequence[float] = _SHARES
             if share == 1 and best[0] > _COPY:
                 return best
     return best
-
-
-def _half(grey: Image) -> Any:
-    return cv2.resize(grey, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
 
 
 def _detail(grey: np.ndarray) -> NDArray[np.float32]:

@@ -1,0 +1,53 @@
+"""All pairs at a glance: what OpenCV finds of each alone, at half the side."""
+
+import cv2
+import numpy as np
+import pytest
+from drawings import drawing
+
+from finetune.data.checking import rough_fit
+from finetune.data.checking.duplicates import best_fit
+from finetune.data.checking.rough_fit import rough_fits
+
+SHARES = (1.0, 0.88, 0.78, 0.69, 0.6, 0.53)
+BLUR = 1.5
+
+
+@pytest.fixture(scope="module")
+def grey():
+    """Eight drawings, then a part of each, as squashed copies."""
+    whole = [drawing(i, 300, 220) for i in range(8)]
+    parts = [image.crop((20, 10, 20 + 180 + 10 * i, 10 + 132 + 7 * i)) for i, image in enumerate(whole)]
+    return np.stack([np.asarray(image.convert("L").resize((48, 48), 4)) for image in whole + parts])
+
+
+def one_by_one(grey, i, j, ratios):
+    half = [cv2.resize(g, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA) for g in grey]
+    found = [best_fit(half[a], half[b], r, SHARES) for a, b, r in zip(i, j, ratios, strict=True)]
+    return np.array([fit for fit, _ in found]), np.array([share for _, share in found])
+
+
+@pytest.mark.parametrize("at_once", [7, 8192])
+def test_each_pair_fits_as_it_does_alone(grey, monkeypatch, at_once):
+    monkeypatch.setattr(rough_fit, "_AT_ONCE", at_once)
+    i, j = np.triu_indices(16, 1)
+    for ratios in (np.ones(len(i)), np.exp(0.04 * (np.arange(len(i)) % 5 - 2))):
+        fits, which = rough_fits((grey, grey), i, j, ratios, SHARES, BLUR)
+        wanted, share = one_by_one(grey, i, j, ratios)
+        np.testing.assert_allclose(fits, wanted, atol=0.04)  # whole grey levels there, fractions here
+        clear = wanted > 0.5
+        assert clear.sum() >= 8 and np.array_equal(np.array(SHARES)[which][clear], share[clear])
+    other, _ = rough_fits((grey, grey), i, j, np.full(len(i), 1.2), SHARES, BLUR)  # the control: proportions matter
+    assert np.abs(other - fits).max() > 0.2
+
+
+def test_what_has_no_detail_fits_nowhere():
+    grey = np.stack([np.full((48, 48), 90, np.uint8), np.asarray(drawing(1, 48, 48).convert("L"))])
+    fits, _ = rough_fits((grey, grey), np.array([0, 0, 1]), np.array([0, 1, 1]), np.ones(3), SHARES, BLUR)
+    assert fits[:2] == pytest.approx(0, abs=0.01) and fits[2] == pytest.approx(1, abs=1e-3)
+
+
+def test_of_no_pairs_there_are_none():
+    none = np.zeros(0, np.int64)
+    fits, which = rough_fits((np.zeros((2, 48, 48), np.uint8),) * 2, none, none, np.zeros(0), SHARES, BLUR)
+    assert len(fits) == len(which) == 0
