@@ -19,8 +19,8 @@ Planted = dict[str, list[list[str]]]  # kind: the files of each, beneath the roo
 Rng = np.random.Generator
 
 
-def copied(source: Path, target: Path, label_errors: int, num: int, seed: int) -> Planted:
-    """Copy a set with splits and plant `num` faults of each kind, and some wrong labels.
+def copied(source: Path, target: Path, num: int, seed: int) -> Planted:
+    """Copy a set with splits and plant `num` faults of each kind.
 
     Returns:
         Of each fault the file that bears it, of a copy the original too, as they lie beneath `target`.
@@ -47,13 +47,6 @@ def copied(source: Path, target: Path, label_errors: int, num: int, seed: int) -
             copy = _place(target, path, to, rng) / f"{kind}_{i}.jpg"
             change(path, copy, rng)
             found[kind].append([name(path), name(copy)])
-    found["label_error"] = []
-    for i in range(label_errors):
-        path = order.pop()
-        wrong = path.parent.with_name(SIMILAR[path.parent.name])
-        moved = wrong / f"moved_{i}{path.suffix}"
-        path.rename(moved)
-        found["label_error"].append([name(moved)])
     return found
 
 
