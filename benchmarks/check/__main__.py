@@ -3,8 +3,8 @@
     python -m benchmarks.check --hotdog FOLDER --sets FOLDER --weights resnet18.pt
 
 30 faults of each kind go into a copy of the hotdog photographs, each into a picture of its own; 30 labels of clothing
-and of trash are changed to a similar class, anew with each seed. Planting is seeded. Then the sets as they are, and the search among 100,000
-hashes. The results go to benchmarks/check/check.json and into docs/benchmarks.md.
+and of trash are changed to a similar class, anew with each seed. Planting is seeded. Then the sets as they are, and the
+search among 100,000 hashes. The results go to benchmarks/check/check.json and into docs/benchmarks.md.
 """
 
 import argparse

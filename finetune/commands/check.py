@@ -31,6 +31,7 @@ _NUM_NEIGHBOURS = 5  # of each picture, that may show a part of it
 class _Network(NamedTuple):
     """What features come from."""
 
+    name: str
     features: "Features"
     image_size: int
     resize: "ResizeMode"
@@ -76,8 +77,9 @@ def check(
         findings = worst_first([*_findings(listing, facts, network)])
         seconds = time.perf_counter() - began
         Path(output).mkdir(parents=True, exist_ok=True)
-        write_page(Path(output, "check.html"), listing, findings, seconds)
-        write_json(Path(output, "check.json"), listing, findings)
+        name = network.name if network else ""
+        write_page(Path(output, "check.html"), listing, findings, seconds, name)
+        write_json(Path(output, "check.json"), listing, findings, name)
         num_left_out = 0 if lists is None else write_lists(Path(lists), listing, findings)
     except OSError as error:
         raise WrongUsage(reason(error)) from error
@@ -118,7 +120,7 @@ def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str
         hint = "" if ckpt_path else ": another --image_size may do"
         size = f"{image_size}x{image_size}"
         raise WrongUsage(f"{backbone} can't take pictures of {size} pixels ({reason(error)}){hint}") from error
-    return _Network(features, image_size, resize)
+    return _Network(f"{backbone} of {weights} at {image_size} pixels", features, image_size, resize)
 
 
 def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Iterator[Finding]:

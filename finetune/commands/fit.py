@@ -125,12 +125,14 @@ def _finish(
 def _report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
     """Write the run's page: what fails here takes nothing from the run."""
     from finetune.commands.report import page_of, reader  # with matplotlib, which takes half a second
+    from finetune.runs.data_check import data_check
     from finetune.training.augmented_sheet import write_augmented
 
     assert run.path is not None
     try:
         write_augmented(data, run.file("augmented.webp"))
-        print(f"report in {page_of(record, reader(data.splits.get('test')))}", flush=True)
+        page = page_of(record, reader(data.splits.get("test")), check=data_check(record))
+        print(f"report in {page}", flush=True)
     except Exception as error:  # of whatever draws or reads: the run itself is whole
         log.warning("the report could not be written: %s; `finetune report %s` tries again", error, run.path)
 

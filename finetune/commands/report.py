@@ -10,6 +10,7 @@ from finetune.data.splits import Split
 from finetune.inference.lens import lens
 from finetune.inference.predictor import Predictor
 from finetune.runs.comparison import write_comparison
+from finetune.runs.data_check import DataCheck, data_check
 from finetune.runs.html_report import headline, write_report
 from finetune.runs.record import RunRecord, read_run
 from finetune.system.files import check_target
@@ -20,27 +21,32 @@ def report(arguments: Sequence[str]) -> None:
     """Write the page of a run, or that on which several come side by side; see `finetune report --help`."""
     parser = OneLineErrorParser(
         prog="finetune report",
-        usage="finetune report RUN [RUN ...] [--output FILE.html]",
+        usage="finetune report RUN [RUN ...] [--output FILE.html] [--check check.json]",
         description="Writes report.html into a run's folder: the result, classes, pictures that it gets wrong, how to "
         "repeat it. Several runs come side by side on one page, two of them also picture by picture.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run of `finetune fit` or `finetune test`.")
     told = "The page to write (default: report.html in the run's folder; of several runs comparison.html)."
     parser.add_argument("--output", metavar="FILE.html", help=told)
+    told = "What `finetune check` wrote of the run's data (default: check.json where the run was begun, if of them)."
+    parser.add_argument("--check", metavar="check.json", help=told)
     given = parser.parse_args(list(arguments))
     runs, output = list(map(Path, given.runs)), given.output
     records = [read_run(run) for run in runs]
     if len({record.path.resolve() for record in records}) < len(records):
         raise WrongUsage("give one run's folder, or several different ones: finetune report RUN_A RUN_B")
+    if given.check is not None and len(records) > 1:
+        raise WrongUsage("--check goes with one run: finetune report RUN --check check.json")
+    check = data_check(records[0], given.check) if len(records) == 1 else None
     target = Path(output or (runs[0] / "report.html" if len(runs) == 1 else "comparison.html"))
     check_target(target, "--output" if output else "the page")
     target.parent.mkdir(parents=True, exist_ok=True)
     if len(records) == 1:
-        page_of(records[0], target=target)
+        page_of(records[0], kept_reader(records[0]), target, check)
         print(headline(records[0]))
     else:
         checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
-        look = lens(Predictor(checkpoint)) if checkpoint else None
+        look = lens(Predictor(checkpoint), kept_reader(records[0])) if checkpoint else None
         print(write_comparison(records, look, target))
     print(f"report in {target}")
 
@@ -53,19 +59,42 @@ def reader(split: Split | None) -> Callable[[str], np.ndarray] | None:
     return lambda path: split.read(index[path])
 
 
-def page_of(record: RunRecord, read: Callable[[str], np.ndarray] | None = None, target: Path | None = None) -> Path:
+def kept_reader(record: RunRecord) -> Callable[[str], np.ndarray] | None:
+    """Return `reader` of a run's test pictures where they are no files, but still lie where the run has read them."""
+    answers, kind = record.answers, str(record.setting("data", "class_path"))
+    if answers is None or not (kind.startswith("finetune.") and kind.endswith(".FashionMNIST")):
+        return None  # the data classes of others, which a config may name, are not imported for a page
+    from finetune.data.datasets.fashion_mnist import test_split
+
+    try:
+        split = test_split(Path(record.about.get("folder", ""), record.about.get("root", "")))
+        index = {path: i for i, path in enumerate(split.paths)}
+        labels = split.labels[[index[path] for path in answers.paths]]
+    except (AssertionError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # gone, cut off, or another set
+        return None
+    return reader(split) if np.array_equal(labels, answers.labels) else None
+
+
+def page_of(
+    record: RunRecord,
+    read: Callable[[str], np.ndarray] | None = None,
+    target: Path | None = None,
+    check: DataCheck | None = None,
+) -> Path:
     """Write the page of a run that has ended.
 
     Args:
         record: What its folder holds.
         read: Gives the picture of a path, where paths are no files.
         target: The page; None is report.html in the folder.
+        check: What `finetune check` said of its data.
     """
     checkpoint = _checkpoint(record)
     if checkpoint is None:
-        return write_report(record, None, {}, target=target)
+        return write_report(record, None, {}, target=target, check=check)
     predictor = Predictor(checkpoint)
-    return write_report(record, lens(predictor, read) if record.answers else None, predictor.versions, target=target)
+    look = lens(predictor, read) if record.answers else None
+    return write_report(record, look, predictor.versions, target=target, check=check)
 
 
 def _checkpoint(run: RunRecord) -> Path | None:

@@ -10,6 +10,7 @@ import numpy as np
 from finetune.runs.answers import Answers
 from finetune.runs.charts import curves, reliability_chart
 from finetune.runs.clock import PHASES
+from finetune.runs.data_check import DataCheck
 from finetune.runs.highlights import NUM_SHOWN, Lens, Shown, kinds, most_of_cells, shown
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.record import RunRecord
@@ -22,7 +23,12 @@ _NUM_PAIRS = 40
 
 
 def write_report(
-    run: RunRecord, lens: Lens | None, versions: dict[str, Any], is_running: bool = False, target: Path | None = None
+    run: RunRecord,
+    lens: Lens | None,
+    versions: dict[str, Any],
+    is_running: bool = False,
+    target: Path | None = None,
+    check: DataCheck | None = None,
 ) -> Path:
     """Write a run's page and return its path.
 
@@ -32,6 +38,7 @@ def write_report(
         versions: Of what made the run, by name.
         is_running: Whether more is to come: the page then loads itself anew.
         target: The page; None is report.html in the run's folder.
+        check: What `finetune check` said of its pictures, if anybody asked it.
     """
     target = target or run.path / "report.html"
     answers = run.answers
@@ -57,6 +64,8 @@ def write_report(
             augmented=base64.b64encode(augmented.read_bytes()).decode() if augmented.is_file() else "",
             weights=weights_and_licence(run),
             card=model_card(run),
+            look=run.about.get("first_look"),
+            check=check,
             address=lambda path: link_to(path, target) if Path(path).is_file() else "",
             percent=percent,
         ),
@@ -73,9 +82,10 @@ def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:
         return "The test pictures are not shown: the checkpoint that saw them is no longer there."
     if not pictures:
         return ""
+    root = run.about.get("root", "its folder")
     return (
         f"The test pictures can't be shown: {run.answers.paths[0]} and others are not there any more, or never were "
-        "files of their own, as those of Fashion-MNIST, which only the page that the fit itself wrote can show."
+        f"files of their own: those of Fashion-MNIST are shown while the set lies in {root}."
     )
 
 

@@ -33,7 +33,8 @@ def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_pat
     if not trainer.is_global_zero:
         return {}
     lines, doubtful = [_pictures(data), _network(model, ckpt_path), _machine(trainer, data)], list(doubts(data))
-    doubtful += filter(None, [first_look(data.splits, data.root)])
+    look = first_look(data.splits, data.class_names, data.root)
+    doubtful += filter(None, [look.line()])
     for line in lines:
         log.info("%s", line)
     for split, so in (("val", ", and best.ckpt is the last"), ("test", "")):
@@ -53,6 +54,7 @@ def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_pat
         "splits": splits,
         "lines": lines,
         "doubts": doubtful,
+        "first_look": look.plain(),
         "fingerprint": data.fingerprint,
     }
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from colours import QUICK
+from data_files import write_unpacked
+from torchvision.datasets import FashionMNIST as Source
 
 from finetune.cli import main
 from finetune.inference.predictor import Predictor
+from finetune.system.messages import WrongUsage
 
 FIT = [option for option in QUICK if option != "--report"][:-1]
 
@@ -93,7 +96,8 @@ def test_its_help_says_how_runs_are_named(capsys):
     with pytest.raises(SystemExit) as end:
         main(["report", "--help"])
     told = capsys.readouterr().out
-    assert end.value.code == 0 and told.startswith("usage: finetune report RUN [RUN ...] [--output FILE.html]")
+    usage = "usage: finetune report RUN [RUN ...] [--output FILE.html] [--check check.json]"
+    assert end.value.code == 0 and told.startswith(usage)
     assert "--runs" not in told
 
 
@@ -127,3 +131,49 @@ def test_a_page_that_can_not_be_written_takes_nothing_from_the_run(
     cli("fit", "--data.root", colours, *FIT)
     assert "finetune report runs/fit/version_0` tries again" in caplog.text + capsys.readouterr().err
     assert (tmp_path / "runs/fit/version_0/test.json").exists()
+
+
+@pytest.fixture
+def clothes(tmp_path, monkeypatch, cli):
+    """A run on a Fashion-MNIST of 40 and 20 pictures, which are no files; its folder, and the root."""
+    write_unpacked(tmp_path / "clothes", 40, 20)
+    monkeypatch.setattr(Source, "mirrors", ["file:///nowhere/"])
+    cli("fit", "--data", "finetune.FashionMNIST", "--data.root", "clothes", *FIT)
+    return tmp_path / "runs/fit/version_0", tmp_path / "clothes"
+
+
+def test_pictures_that_are_no_files_are_shown_while_the_set_is_there(clothes, cli, monkeypatch, tmp_path):
+    run, root = clothes
+    first = (run / "report.html").read_text("utf-8")
+    monkeypatch.chdir(tmp_path / "clothes")  # the root was given from where the run was begun
+    cli("report", run)
+    again = (run / "report.html").read_text("utf-8")
+    assert again.count("data:image/webp") == first.count("data:image/webp") > 20
+    labels = root / "FashionMNIST/raw/t10k-labels-idx1-ubyte"
+    content = labels.read_bytes()
+    labels.write_bytes(content[:8] + content[8:][::-1])  # the control: pictures of another set are not shown
+    cli("report", run)
+    assert (run / "report.html").read_text("utf-8").count("data:image/webp") < 5
+    labels.unlink()
+    cli("report", run)
+    text = (run / "report.html").read_text("utf-8")
+    assert "those of Fashion-MNIST are shown while the set lies in clothes" in text and not labels.exists()
+
+
+def test_what_check_said_is_on_the_page(fitted, cli, colours, tmp_path, capsys):
+    run = fitted / "runs/fit/version_0"
+    with pytest.raises(SystemExit):
+        cli("check", colours, "--output", "checked")
+    cli("report", run, "--output", "page.html", "--check", "checked/check.json")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert 'href="checked/check.html"' in text and "looked at all of 90 pictures" in text
+    cli("report", run, "--output", "page.html")  # the control: nobody has named it, and the run was begun elsewhere
+    assert "checked/check.html" not in (tmp_path / "page.html").read_text("utf-8")
+    with pytest.raises(SystemExit):
+        cli("check", colours, "--output", fitted)
+    cli("report", run, "--output", "page.html")
+    assert "check.html shows the pictures" in (tmp_path / "page.html").read_text("utf-8")
+    for name in ("json", "html"):
+        (fitted / f"check.{name}").unlink()
+    with pytest.raises(WrongUsage, match="goes with one run"):
+        cli("report", run, fitted / "runs/fit/version_1", "--check", "checked/check.json")

@@ -1,7 +1,9 @@
 """What a fit says of its files before it reads them."""
 
+import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -14,14 +16,19 @@ def folder(colours, tmp_path):
     return shutil.copytree(colours, tmp_path / "colours")
 
 
+def look(folder):
+    data = ImageFolderData(str(folder), on_bad_image="skip")
+    return first_look(data.splits, data.class_names, str(folder))
+
+
 def told(folder):
-    return first_look(ImageFolderData(str(folder), on_bad_image="skip").splits, str(folder))
+    return look(folder).line()
 
 
 def test_a_sound_set_gets_no_line(folder):
     first, second = sorted((folder / "train").glob("*/*"))[:2]
     shutil.copy(first, second)  # in one split, which spoils no test
-    assert told(folder) == ""
+    assert told(folder) == "" and look(folder).plain() == {"num_files": 90, "num_opened": 90, "findings": []}
 
 
 def test_copies_across_splits_and_what_is_no_picture(folder):
@@ -39,3 +46,31 @@ def test_names_that_are_not_text_are_told_as_such(folder):
     name = os.fsdecode(b"caf\xe9\n.png")
     (folder / "train/blue" / name).write_bytes(b"broken")
     assert "train/blue/caf\\udce9\\n.png for one" in told(folder)
+
+
+def test_what_is_kept_is_the_worst_first_with_some_names(folder):
+    train, test = (sorted((folder / split).glob("*/*")) for split in ("train", "test"))
+    shutil.copy(train[0], test[3])
+    for path in train[1:15]:
+        path.write_bytes(b"<html>" if path != train[1] else b"")
+    kept = look(folder).plain()
+    assert kept["num_files"] == kept["num_opened"] == 90
+    assert [(f["kind"], f["level"]) for f in kept["findings"]] == [("leak_exact", "bad"), ("unreadable", "bad")]
+    leak, broken = kept["findings"]
+    assert sorted(leak["rows"][0]["files"]) == sorted(str(p.relative_to(folder)) for p in (train[0], test[3]))
+    assert broken["title"] == "14 pictures can't be read" and len(broken["rows"]) == 5
+    assert broken["rows"][0]["note"] == "the file is empty"
+    json.dumps(kept)
+
+
+def test_classes_are_looked_at_even_of_what_are_no_files(folder):
+    for path in sorted((folder / "train/blue").iterdir())[3:]:
+        path.unlink()
+    splits = ImageFolderData(str(folder)).splits
+    gone = {
+        name: replace(split, paths=[f"{name}/{i}" for i in range(len(split.paths))]) for name, split in splits.items()
+    }
+    found = first_look(gone, ["blue", "green", "red"], str(folder)).plain()
+    assert found["num_files"] == found["num_opened"] == 0
+    assert [f["kind"] for f in found["findings"]] == ["tiny_class", "unequal_classes"]
+    assert "blue: " in found["findings"][0]["rows"][0]["note"]

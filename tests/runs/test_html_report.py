@@ -1,6 +1,7 @@
 """The page of a run: its numbers are the run's, its links lead somewhere, and names can't break it."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from browser import dom_after, needs_browser
 from run_folders import NAMES, write_run
 
+from finetune.runs.data_check import DataCheck
 from finetune.runs.highlights import Lens
 from finetune.runs.html_report import headline, write_report
 from finetune.runs.record import read_run
@@ -151,3 +153,54 @@ def test_a_cell_opens_its_pictures_in_a_browser(run, tmp_path):
 
 def test_names_of_classes_are_as_they_are(run):
     assert NAMES[0] == "blue <b>" and "<b>" not in write_report(read_run(run), None, {}).read_text("utf-8")
+
+
+FOUND = {
+    "kind": "leak_exact",
+    "level": "bad",
+    "title": "2 sets of files <b>",
+    "advice": "",
+    "is_judged": True,
+    "rows": [{"files": ["train/a.jpg", "test/b.jpg"], "note": "a in train and test", "value": 2.0}],
+}
+
+
+def part(text: str) -> str:
+    """What the page says of the data's faults."""
+    return text[text.index('id="health"') : text.index('id="repeat"')]
+
+
+def looked(run, num_files: int, num_opened: int, findings: list, check=None) -> str:
+    look = {"num_files": num_files, "num_opened": num_opened, "findings": findings}
+    record = replace(read_run(run), about=read_run(run).about | {"first_look": look})
+    return part(write_report(record, None, {}, check=check).read_text("utf-8"))
+
+
+def test_what_was_found_before_training_is_told_and_what_was_not_looked_at(run):
+    text = looked(run, 2800, 2800, [FOUND])
+    assert "2 sets of files &lt;b&gt;" in text and "train/a.jpg = test/b.jpg" in text
+    assert "nothing was found" not in text
+    assert "2,800 files" in text and "the first bytes of all" in text
+    assert "Not looked at: damaged" in text and "finetune check pictures" in text
+    assert "nothing was found wrong by that" in looked(run, 90, 90, [])
+    assert "the first bytes of 20,000" in looked(run, 50_000, 20_000, [])
+
+
+def test_nothing_is_said_to_be_sound_that_nobody_looked_at(run):
+    text = part(write_report(read_run(run), None, {}).read_text("utf-8"))  # of an older version
+    assert "has not kept what was found" in text and "found wrong" not in text and "Not looked at" in text
+    assert "they are no files of their own" in looked(run, 0, 0, []) and "finetune check" not in looked(run, 0, 0, [])
+
+
+def test_a_check_is_shown_with_what_it_left_out_and_its_page_is_linked(run):
+    (run / "check.html").write_text("")
+    check = DataCheck(run / "check.json", "/set", "2026-01-02 03:04", "", 2800, [], "")
+    text = looked(run, 2800, 2800, [], check)
+    assert "On 2026-01-02 03:04" in text and "Nothing was found wrong." in text and 'href="check.html"' in text
+    assert "Labels and larger crops were not looked at" in text and "Not looked at: damaged" not in text
+    (run / "check.html").unlink()
+    ranked = FOUND | {"title": "9 pictures to look at", "is_judged": False}
+    check = replace(check, network="resnet18 of w.pt", findings=[ranked], doubt="Some more.")
+    text = looked(run, 2800, 2800, [], check)
+    assert "to look at</td>" in text and "Labels were ranked by resnet18 of w.pt" in text and "Some more." in text
+    assert "check.html" not in text

@@ -13,6 +13,7 @@ NAMES = ["blue <b>", "green & red", "ünder"]  # as folders may be called
 
 def write_run(
     folder: Path,
+    /,
     labels: list[int],
     probabilities: np.ndarray,
     names: list[str] = NAMES,

@@ -71,7 +71,7 @@ def test_many_classes_are_not_listed(colours, caplog):
     pictures = data(colours)
     pictures.class_names = [f"class {i}" for i in range(20)]
     split = pictures.splits["train"]
-    pictures.splits = {"train": type(split)(split.read, np.arange(30) % 20, split.paths, "folder train")}
+    pictures.splits = {"train": type(split)(split.read, np.arange(30) % 20, split.paths[:30], "folder train")}
     assert told(caplog, pictures)[0].endswith("; 20 classes in train: 1 to 2 pictures each")
 
 

@@ -4,10 +4,11 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from finetune.data.checking.findings import LEVELS, Finding
+from finetune.data.checking.findings import LEVELS, Finding, as_plain
 from finetune.data.checking.picture_facts import small_copy
 from finetune.data.datasets.listing import Listing
 from finetune.system.files import replace_text, replacing
@@ -20,8 +21,8 @@ _SIDE = 144  # pixels of a thumbnail's longer side
 _MAX_THREADS = 16
 
 
-def write_page(path: Path, listing: Listing, findings: Sequence[Finding], seconds: float) -> None:
-    """Write check.html: each finding with its pictures side by side."""
+def write_page(path: Path, listing: Listing, findings: Sequence[Finding], seconds: float, network: str = "") -> None:
+    """Write check.html: each finding with its pictures side by side; for `network` see `write_json`."""
     wanted = {i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.pictures[:_MAX_PICTURES]}
 
     def picture(i: int) -> dict[str, Any]:
@@ -50,31 +51,28 @@ def write_page(path: Path, listing: Listing, findings: Sequence[Finding], second
         class_names=listing.class_names,
         counts=listing.counts().tolist(),
         seconds=seconds,
+        network=network,
     )
     replace_text(path, text)
 
 
-def write_json(path: Path, listing: Listing, findings: Sequence[Finding]) -> None:
-    """Write check.json: all rows of all findings, with files named as they lie beneath the root."""
+def write_json(path: Path, listing: Listing, findings: Sequence[Finding], network: str = "") -> None:
+    """Write check.json: all rows of all findings, and of what, when and by what eyes; see `as_plain`.
+
+    Args:
+        path: The file.
+        listing: The data set.
+        findings: What is wrong with it.
+        network: Which network has looked at the labels, in words; "" for none.
+    """
     content = {
-        "root": str(listing.root),
+        "root": os.path.abspath(listing.root),
+        "date": datetime.now().isoformat(" ", "minutes"),
+        "network": network,
         "num_pictures": len(listing.paths),
         "classes": listing.class_names,
         "counts": {split: row.tolist() for split, row in zip(listing.splits, listing.counts(), strict=True)},
-        "findings": [
-            {
-                "kind": finding.kind,
-                "level": finding.level,
-                "title": finding.title,
-                "advice": finding.advice,
-                "is_judged": finding.is_judged,
-                "rows": [
-                    {"files": [listing.name(i) for i in row.pictures], "note": row.note, "value": float(row.value)}
-                    for row in finding.rows
-                ],
-            }
-            for finding in findings
-        ],
+        "findings": as_plain(findings, listing),
     }
     replace_text(path, json.dumps(content, indent=1) + "\n")  # ASCII: bytes that are not UTF-8 stay as escapes
 

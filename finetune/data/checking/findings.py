@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -51,6 +51,24 @@ class Finding:
 def counted(num: int, what: str, several: str = "") -> str:
     """Return `1 picture`, `1,200 pictures`."""
     return f"{num:,} {what if num == 1 else several or what + 's'}"
+
+
+def as_plain(findings: Sequence[Finding], listing: Listing, most: int | None = None) -> list[dict[str, Any]]:
+    """Return findings as check.json has them, with files named as they lie beneath the root, `most` rows of each."""
+    return [
+        {
+            "kind": finding.kind,
+            "level": finding.level,
+            "title": finding.title,
+            "advice": finding.advice,
+            "is_judged": finding.is_judged,
+            "rows": [
+                {"files": [listing.name(i) for i in row.pictures], "note": row.note, "value": float(row.value)}
+                for row in finding.rows[:most]
+            ],
+        }
+        for finding in findings
+    ]
 
 
 def duplicate_findings(listing: Listing, exact: Sequence[Sequence[int]], near: Sequence[Pair]) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""What a fit can know of its files in a moment: which can't be pictures, and which lie in two splits alike.
+"""What a fit can know of its pictures in a moment: which can't be read or lie in two splits, which classes are small.
 
 `finetune check` looks closer. This asks for all sizes, reads the first bytes of so many files, and 4 kB of those that
 have their size in common with one of another split: 2.5 seconds of the processor for 100,000 files, of which each
@@ -7,40 +7,91 @@ epoch decodes all, in hundreds of them.
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from finetune.data.checking.checks import class_findings
 from finetune.data.checking.exact_duplicates import equal_files
+from finetune.data.checking.findings import Finding, Row, as_plain, counted, duplicate_findings, worst_first
+from finetune.data.datasets.listing import Listing
 from finetune.data.decode import READERS
+from finetune.data.readers import PathList
 from finetune.data.splits import Split
+from finetune.data.walk import Beside
 from finetune.system.messages import shown
 
 _NUM_OPENED = 20_000  # about a second; of more files some are looked at, evenly spaced
+_NUM_KEPT = 5  # of each kind, as examples
 
 
-def first_look(splits: Mapping[str, Split], root: str | None) -> str:
-    """Return in a line what is wrong at first sight, "" if nothing is.
+@dataclass(frozen=True)
+class FirstLook:
+    """What was looked at, and what is wrong with it.
+
+    Attributes:
+        listing: The pictures of all splits.
+        num_files: How many of them are files.
+        num_opened: Of how many of these the first bytes were read.
+        findings: The worst first.
+    """
+
+    listing: Listing
+    num_files: int
+    num_opened: int
+    findings: list[Finding]
+
+    def line(self) -> str:
+        """Return in a line which files are wrong, "" if none is; `overview` tells of classes."""
+        rows = {finding.kind: finding.rows for finding in self.findings}
+        listing, found = self.listing, []
+        if leaks := rows.get("leak_exact"):
+            first = leaks[0].pictures
+            pair = " and ".join(shown(listing.paths[i]) for i in (first[0], first[-1]))
+            found.append(f"{sum(len(row.pictures) for row in leaks)} lie in two splits alike, {pair} for one")
+        if broken := rows.get("unreadable"):
+            found.append(f"{len(broken)} can't be read, {shown(listing.paths[broken[0].pictures[0]])} for one")
+        told = f"(finetune check {shown(listing.root)} says which)"
+        return f"of the pictures {', and '.join(found)} {told}" if found else ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return it for about.json, with some examples of each kind."""
+        findings = as_plain(self.findings, self.listing, _NUM_KEPT)
+        return {"num_files": self.num_files, "num_opened": self.num_opened, "findings": findings}
+
+
+def first_look(splits: Mapping[str, Split], class_names: Sequence[str], root: str | None) -> FirstLook:
+    """Look at what a fit is about to read.
 
     Args:
-        splits: Of a data module; pictures that are no files are left out.
-        root: The folder of the data set, for the advice.
+        splits: Of a data module; of pictures that are no files only the classes are looked at.
+        class_names: Of their labels.
+        root: The folder of the data set.
     """
-    paths = [path for split in splits.values() for path in split.paths]
+    paths = PathList(path for split in splits.values() for path in split.paths)
     split_of = np.repeat(np.arange(len(splits)), [len(split.paths) for split in splits.values()])
+    class_of = np.concatenate([split.labels for split in splits.values()])
+    folders = np.array([np.bincount(split.labels, minlength=len(class_names)) > 0 for split in splits.values()])
+    listing = Listing(
+        Path(root or ""), paths, list(splits), list(class_names), split_of, class_of, folders, Beside(skip=True)
+    )
     sizes = np.array([_size(path) for path in paths], np.int64)
     files = np.flatnonzero(sizes >= 0)
     looked_at = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
     broken = np.union1d(files[sizes[files] == 0], [i for i in looked_at.tolist() if not _is_picture(paths[i])])
-    sizes[broken.astype(int)] = -1  # empty ones, and error pages, are no copies of each other
-    leaks = equal_files(paths, sizes, split_of)
-    found = []
-    if leaks:
-        pair = " and ".join(shown(paths[i]) for i in (leaks[0][0], leaks[0][-1]))
-        found.append(f"{sum(map(len, leaks))} lie in two splits alike, {pair} for one")
+    broken = broken.astype(int)
+    notes = ["the file is empty" if sizes[i] == 0 else "it does not begin as a picture does" for i in broken]
+    sizes[broken] = -1  # empty ones, and error pages, are no copies of each other
+    findings = duplicate_findings(listing, equal_files(paths, sizes, split_of), [])
     if len(broken):
-        found.append(f"{len(broken)} can't be read, {shown(paths[int(broken[0])])} for one")
-    return f"of the pictures {', and '.join(found)} (finetune check {shown(root)} says which)" if found else ""
+        rows = [Row([i], note) for i, note in zip(broken.tolist(), notes, strict=True)]
+        title = f"{counted(len(rows), 'picture')} can't be read"
+        findings.append(Finding("unreadable", "bad", title, "fit ends at the first of them, or leaves them out.", rows))
+    findings += class_findings(listing)
+    return FirstLook(listing, len(files), len(looked_at), worst_first(findings))
 
 
 def _size(path: str) -> int:

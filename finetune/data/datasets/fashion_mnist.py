@@ -4,8 +4,6 @@ import hashlib
 from itertools import count
 from pathlib import Path
 
-import numpy as np
-
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, obtain, read
 from finetune.data.readers import GreyReader, PathList
@@ -22,22 +20,26 @@ class FashionMNIST(ImageDataModule):
         obtain(root)
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
-        source = {"train": read(root, "train"), "test": read(root, "test")}
         if not self.class_names:
             self.class_names = list(CLASS_NAMES)
-        pixels, labels = source["train"]
+        pixels, labels = read(root, "train")
         counters = [count() for _ in self.class_names]  # numbered by class, each is split evenly
         numbered = (f"{label}/{next(counters[label])}" for label in labels.tolist())
         rest, val = stratified(numbered, labels, (val_fraction,), split_seed)
         self.fingerprint = hashlib.sha256(pixels[rest].tobytes()).hexdigest()
-        everything = {
-            "train": ("train", rest, "its training pictures"),
-            "val": ("train", val, SET_APART),
-            "test": ("test", np.arange(len(source["test"][1])), "its test pictures"),
-        }
-        for split, (part, indices, origin) in everything.items():
+        for split, indices, origin in (("train", rest, "its training pictures"), ("val", val, SET_APART)):
             if len(indices):
-                pixels, labels = source[part]
-                names = PathList(f"{part}/{i}" for i in indices)
+                names = PathList(f"train/{i}" for i in indices)
                 self.splits[split] = Split(GreyReader(pixels[indices]), labels[indices], names, origin)
+        self.splits["test"] = test_split(root)
         self.seen = seen_by(self.splits["train"], self.splits.get("val"), skip=True)
+
+
+def test_split(root: Path) -> Split:
+    """Return the test pictures of files that are ready in `root`.
+
+    Raises:
+        RuntimeError: They are not there.
+    """
+    pixels, labels = read(root, "test")
+    return Split(GreyReader(pixels), labels, PathList(f"test/{i}" for i in range(len(labels))), "its test pictures")
