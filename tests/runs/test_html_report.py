@@ -179,10 +179,10 @@ def looked(run, num_files: int, num_opened: int, findings: list, check=None) -> 
 def test_what_was_found_before_training_is_told_and_what_was_not_looked_at(run):
     text = looked(run, 2800, 2800, [FOUND])
     assert "2 sets of files &lt;b&gt;" in text and "train/a.jpg = test/b.jpg" in text
-    assert "nothing was found" not in text
+    assert "Nothing was found" not in text
     assert "2,800 files" in text and "the first bytes of all" in text
     assert "Not looked at: damaged" in text and "finetune check pictures" in text
-    assert "nothing was found wrong by that" in looked(run, 90, 90, [])
+    assert "Nothing was found wrong by that" in looked(run, 90, 90, [])
     assert "the first bytes of 20,000" in looked(run, 50_000, 20_000, [])
 
 
