@@ -55,6 +55,8 @@ def data_check(run: RunRecord, given: str | None = None) -> DataCheck | None:
             return _read(run, path) if "folder" in run.about and path.is_file() else None
         except WrongUsage:  # nobody has named it: it may be anything
             return None
+    if "splits" not in run.about:
+        raise WrongUsage(f"--check: {shown(run.path)} has no about.json, which says what pictures it is of")
     if Path(given).is_dir():
         given = str(Path(given, "check.json"))
     if not Path(given).is_file():

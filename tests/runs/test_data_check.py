@@ -72,3 +72,11 @@ def test_a_folder_is_taken_for_the_file_in_it_and_a_missing_one_is_told(begun, t
     assert data_check(read_run(begun), str(tmp_path / "out")).num_pictures == 24
     with pytest.raises(WrongUsage, match=r"--check: no file .*nothing"):
         data_check(read_run(begun), str(tmp_path / "nothing"))
+
+
+def test_a_run_that_does_not_say_what_it_has_read_takes_none(begun, tmp_path):
+    path = write_check(tmp_path, tmp_path / "pictures")
+    (begun / "about.json").unlink()
+    assert data_check(read_run(begun)) is None
+    with pytest.raises(WrongUsage, match=r"run has no about\.json"):
+        data_check(read_run(begun), str(path))
