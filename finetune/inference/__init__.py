@@ -5,7 +5,8 @@ pictures on any number of devices, by a Trainer: `runs/predictions`.) `lens` loo
 where in them its network saw a class, by `class_activation`.
 
 `end_to_end` is the network as it leaves the tool, pixels in and probabilities out, of which `exporters` make files that
-`export_check` holds against the predictor; `onnx_network` puts such a file in the network's place again.
+`export_check` holds against the predictor, and `quantize` one in int8; `onnx_network` puts such a file in the network's
+place again.
 
 What serves a checkpoint goes here, another format into `exporters`; what corrects probabilities, too.
 """

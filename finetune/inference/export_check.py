@@ -59,10 +59,11 @@ def hold_against(predictor: Predictor, run: Run, images: np.ndarray) -> Agreemen
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf)))
         if found.shape == own[:num].shape:
             num_other = int((predictor.decide(found.astype(np.float64)) != predictor.decide(own[:num])).sum())
-    return Agreement(len(images), largest, num_other, _timed(predictor.classify, run, images))
+    return Agreement(len(images), largest, num_other, timed(predictor.classify, run, images))
 
 
-def _timed(first: Run, second: Run, images: np.ndarray) -> tuple[float, float]:
+def timed(first: Run, second: Run, images: np.ndarray) -> tuple[float, float]:
+    """Return the milliseconds that each takes for one of the pictures (N, h, w, 3): medians, taken in turns."""
     seconds: tuple[list[float], list[float]] = [], []
     for i in range(_ROUNDS):
         for run, taken in zip((first, second), seconds, strict=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from colours import QUICK
+from colours import QUICK, draw_colours
 
 from finetune.cli import main
 from finetune.data.decode import decode
@@ -113,6 +113,36 @@ def test_a_missing_package_is_named_with_what_brings_it(run, colours, cli, monke
             cli("export", run / "checkpoints/best.ckpt", "--output", "some.onnx")
         else:
             cli("predict", "--ckpt_path", run / "checkpoints/best.onnx", "--data.predict", colours / "test")
+
+
+def test_int8_is_measured_on_the_test_pictures_and_predicts(run, colours, cli, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("finetune.inference.quantize.timed", lambda *_: (2.0, 1.0))  # whatever this machine is
+    monkeypatch.setattr("finetune.inference.quantize.POINT", 1.0)
+    cli("export", run / "checkpoints/best.ckpt", "--quantize", "int8", "--output", "some.onnx", "--root", colours)
+    assert "int8 on 30 test pictures: accuracy 0." in capsys.readouterr().out
+    about = json.loads((tmp_path / "some.onnx.json").read_text())["quantized"]
+    assert about["num_pictures"] == 30 and about["milliseconds"] == [2.0, 1.0]
+    cli("predict", "--ckpt_path", "some.onnx", "--data.predict", colours / "test", "--output", "said.csv")
+    assert len((tmp_path / "said.csv").read_text().splitlines()) == 31
+    monkeypatch.setattr("finetune.inference.quantize.timed", lambda *_: (1.0, 2.0))
+    with pytest.raises(ValueError, match=r"the int8 file was not kept: it is no faster here: .* on 30 test pictures"):
+        cli("export", run / "checkpoints/best.ckpt", "--quantize", "int8", "--output", "b.onnx", "--root", colours)
+    assert not list(tmp_path.glob("*b.onnx*"))
+
+
+def test_int8_needs_the_pictures_of_the_run(run, cli, tmp_path):
+    int8 = ["export", run / "checkpoints/best.ckpt", "--quantize", "int8", "--output", tmp_path / "some.onnx"]
+    for arguments, message in (
+        (["--root", "gone"], "there is no folder gone: --quantize int8 needs them, with --root FOLDER"),
+        (["--format", "torch"], "--quantize int8 makes an .onnx, not --format torch"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            cli(*int8, *arguments)
+    draw_colours(tmp_path / "others", train=3, test=1)
+    for split in ("train", "test"):
+        (tmp_path / "others" / split / "red").rename(tmp_path / "others" / split / "yellow")
+    with pytest.raises(ValueError, match="others has other classes than the checkpoint"):
+        cli(*int8, "--root", tmp_path / "others")
 
 
 def test_the_lines_of_the_guide_run(run, colours, tmp_path):

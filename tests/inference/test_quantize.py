@@ -1,0 +1,75 @@
+"""int8 says nearly what float says, in seven bits, and what is of no use is told."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from small_fits import data
+
+from finetune.inference.end_to_end import EndToEnd
+from finetune.inference.export_check import opened
+from finetune.inference.exporters import write_onnx
+from finetune.inference.predictor import Predictor
+from finetune.inference.quantize import Loss, compare, in_batches, quantize
+
+
+@pytest.fixture
+def predictor(calibrated) -> Predictor:
+    return Predictor(calibrated)
+
+
+@pytest.fixture
+def floats(predictor, tmp_path):
+    module = EndToEnd(predictor.model.network, predictor.model.mean, predictor.model.std, 1.0).eval()
+    write_onnx(module, 32, "about", tmp_path / "floats.onnx")
+    return tmp_path / "floats.onnx"
+
+
+@pytest.fixture
+def images() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (60, 4, 4, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+
+
+def distance(floats, ints, images) -> float:
+    """How far probabilities are from each other, over how far those of the pictures are, in standard deviations."""
+    own, found = (opened(path)(images) for path in (floats, ints))
+    return float((own - found).std() / (own - own.mean(axis=0)).std())
+
+
+def test_int8_is_near_to_float(predictor, floats, images, tmp_path):
+    quantize(floats, tmp_path / "ints.onnx", iter([images[:20], images[20:40]]))
+    assert (
+        0 < distance(floats, tmp_path / "ints.onnx", images[40:]) < 0.5
+    )  # a MobileNet, with random weights: hardest of all
+    model = onnx.load(tmp_path / "ints.onnx")
+    assert {prop.key: prop.value for prop in model.metadata_props} == {"finetune": "about"}
+    weights = [numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT8]
+    assert weights and 60 <= max(np.abs(weight).max() for weight in weights) <= 64  # 7 bits with their sign
+    assert sorted(path.name for path in tmp_path.glob("*.onnx*")) == ["floats.onnx", "ints.onnx"]
+    # The control: ranges that were found on black pictures cut others off.
+    quantize(floats, tmp_path / "black.onnx", iter([np.zeros((4, 32, 32, 3), np.uint8)]))
+    assert distance(floats, tmp_path / "black.onnx", images[40:]) > 0.9
+
+
+def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images, colours, tmp_path):
+    test = data(colours, resize="squash").splits["test"]
+    quantize(floats, tmp_path / "ints.onnx", iter([images]))
+    found = compare(predictor, floats, tmp_path / "ints.onnx", test, np.arange(30))
+    prepared = np.concatenate(list(in_batches(predictor, test, np.arange(30), "some")))
+    said = [predictor.decide(opened(path)(prepared).astype(np.float64)) for path in (floats, tmp_path / "ints.onnx")]
+    assert found.num_pictures == 30 and found.num_other == (said[0] != said[1]).sum()
+    assert found.accuracy == tuple((one == test.labels).mean() for one in said)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "milliseconds", "reason"),
+    [
+        ((0.9, 0.89), (2.0, 1.0), ""),
+        ((0.9, 0.95), (2.0, 1.0), ""),
+        ((0.9, 0.88), (2.0, 1.0), "it loses more than a point of accuracy: 0.8800, where float has 0.9000"),
+        ((0.9, 0.9), (2.0, 2.5), "it is no faster here: 2.5 ms, where float takes 2.0 ms"),
+    ],
+)
+def test_what_speaks_against_it_is_told(accuracy, milliseconds, reason):
+    assert Loss(800, accuracy, 3, milliseconds).reason_against == reason
