@@ -9,7 +9,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,8 +19,9 @@ from torch import Tensor
 from finetune.data.splits import Split
 from finetune.distributed.batch_share import is_counted
 from finetune.runs.folder import Run
+from finetune.runs.parquet import check_pyarrow, write_parquet
 from finetune.system.files import check_target, replacing
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, shown
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class PredictionWriter(pl.Callback):
         if output and Path(output).suffix.lower() not in SUFFIXES:
             raise WrongUsage(f"--output {output}: the suffix must be one of {' '.join(SUFFIXES)}")
         if output and Path(output).suffix.lower() == ".parquet":
-            _pyarrow()
+            check_pyarrow()
         if output:
             check_target(output, "--output")
         if top_k is not None and top_k < 1:
@@ -65,6 +65,7 @@ class PredictionWriter(pl.Callback):
         self.run, self.output, self.top_k, self.abstain_below = run, output, top_k, abstain_below or 0.0
         self.split = "predict"
         self.counts: Counter[str | None] = Counter()
+        self._last: list[dict[str, Any]] = []  # row of this process
         self._part: IO[str] | None = None
         self._has_begun = False
 
@@ -114,6 +115,7 @@ class PredictionWriter(pl.Callback):
         given = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
         rows = list(self._rows(outputs, given, pl_module.class_names))  # type: ignore[arg-type]
         self.counts.update(row["class"] for row in rows)  # None for one that can't be read
+        self._last = rows[-1:] or self._last
         with self._kept(trainer):
             if self.suffix == ".csv":
                 csv.DictWriter(self._part, self.columns, lineterminator="\n").writerows(rows)
@@ -128,18 +130,21 @@ class PredictionWriter(pl.Callback):
         with self._kept(trainer):
             self._part.close()
         self._part = None
-        everywhere: list[Any] = [(self.counts, sent)] * trainer.world_size
+        everywhere: list[Any] = [(self.counts, sent, self._last)] * trainer.world_size
         if trainer.world_size > 1:
-            dist.all_gather_object(everywhere, (self.counts, sent))  # also the barrier after which all parts are whole
+            dist.all_gather_object(
+                everywhere, (self.counts, sent, self._last)
+            )  # also the barrier after which all parts are whole
         if trainer.is_global_zero:
             others = [] if self.split == "test" else range(1, trainer.world_size)
             with self._kept(trainer, *others):
                 parts = [self._part_path(rank) for rank in (0, *others)]
                 with parts[0].open("a", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix]) as part:
-                    part.writelines(text for _, text in everywhere)
+                    part.writelines(text for _, text, _ in everywhere)
                 self._join(parts)
             if self.split == "predict":
-                self._summary(sum((counts for counts, _ in everywhere), Counter()))
+                rows = [row for *_, last in everywhere for row in last]
+                self._summary(sum((counts for counts, *_ in everywhere), Counter()), rows[-1])
 
     on_test_end = on_predict_end
 
@@ -189,7 +194,7 @@ class PredictionWriter(pl.Callback):
     def _join(self, parts: list[Path]) -> None:
         if self.suffix == ".parquet":
             with replacing(self.target) as joined:
-                _write_parquet(joined, parts, self.columns)
+                write_parquet(joined, parts, self.columns)
         else:
             self._append(parts[0], parts[1:])
             parts[0].replace(self.target)
@@ -212,9 +217,12 @@ class PredictionWriter(pl.Callback):
                 os.truncate(first, num_bytes)
                 raise
 
-    def _summary(self, counts: Counter[str | None]) -> None:
+    def _summary(self, counts: Counter[str | None], row: dict[str, Any]) -> None:
         told = ", ".join(f"{n} {name or 'unreadable'}" for name, n in counts.most_common())
-        print(f"{counts.total()} pictures: {told}")
+        if counts.total() == 1:  # `row` is of it
+            probability = f", probability {row['probability']:.4f}" if row["class"] else ""
+            told = f"{shown(row['path'])}: {row['class'] or 'unreadable'}{probability}"
+        print(told if counts.total() == 1 else f"{counts.total()} pictures: {told}")
         print(f"predictions in {self.target}", flush=True)
         if counts.total() == counts[None]:
             raise ValueError(f"none of the pictures can be read; {self.target} says why of each")
@@ -229,22 +237,3 @@ class PredictionWriter(pl.Callback):
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n') else name
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise WrongUsage("a .parquet file needs pyarrow: pip install 'finetune[parquet]'") from error
-    return pyarrow
-
-
-def _write_parquet(target: Path, parts: list[Path], columns: list[str]) -> None:
-    pyarrow = _pyarrow()
-    is_text = {name: name in ("path", "error") or name.startswith("class") for name in columns}
-    schema = pyarrow.schema([(name, pyarrow.string() if text else pyarrow.float64()) for name, text in is_text.items()])
-    with pyarrow.parquet.ParquetWriter(target, schema) as writer:
-        for part in parts:
-            with open(part, encoding="utf-8") as lines:
-                while rows := [json.loads(line) for line in islice(lines, 10_000)]:
-                    writer.write_table(pyarrow.Table.from_pylist(rows, schema))

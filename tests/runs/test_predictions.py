@@ -226,6 +226,16 @@ def test_parts_of_devices_join_to_the_same_bytes(run, monkeypatch, capsys, num, 
     assert len(contents) <= 1 and len(summaries) == 1
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_picture_is_told_with_its_class_and_probability(run, monkeypatch, capsys, devices):
+    probs = torch.tensor([[0.1, 0.9]])
+    predict(run, probs, ["a.jpg"], names=["x", "y"], world_size=devices, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out.splitlines()[0] == "a.jpg: y, probability 0.9000"
+    with pytest.raises(ValueError, match="none of the pictures"):
+        predict(run, probs, ["a.jpg"], names=["x", "y"], bad={0: "broken"})
+    assert capsys.readouterr().out.splitlines()[0] == "a.jpg: unreadable"
+
+
 def test_the_summary_counts_each_class(run, capsys):
     probs = torch.eye(4, dtype=torch.float64)[[2, 0, 2, 2, 0, 1]]
     target = predict(run, probs, [f"{i}.png" for i in range(6)], {5: "torn"})
@@ -402,12 +412,6 @@ def test_more_classes_wanted_than_there_are(run):
     with pytest.raises(ValueError, match="--top_k 5: there are only 4 classes"):
         predict(run, probabilities(1), ["a.png"], top_k=5)
     assert list(run.path.iterdir()) == []
-
-
-def test_parquet_without_its_extra_says_what_to_install(run, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    with pytest.raises(ValueError, match=r"pip install 'finetune\[parquet\]'"):
-        PredictionWriter(run, "out.parquet")
 
 
 def test_counts_of_devices_are_added(run, monkeypatch, capsys):
