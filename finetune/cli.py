@@ -13,6 +13,9 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from finetune import __version__
+from finetune.commands.command_line import in_full_spelling, with_pictures
+from finetune.commands.help_pages import help_page
+from finetune.commands.short_words import WORDS
 from finetune.distributed.ranks import end_with_first_process
 from finetune.system.lean_imports import import_less
 from finetune.system.messages import did_you_mean
@@ -24,7 +27,7 @@ LIGHTNING = {
     "fit": "Train a classifier on a folder of labelled pictures, then test the best checkpoint",
     "validate": "Measure a checkpoint on the validation split",
     "test": "Measure a checkpoint on the test split",
-    "predict": "Classify pictures: --ckpt_path C --data.predict PICTURE, FOLDER, GLOB or LIST.txt",
+    "predict": "Classify pictures: CKPT and PICTURES, folders, globs or LIST.txt",
 }
 OWN = {
     "demo": ("finetune.commands.demo:demo", "Run the whole main job offline on drawn pictures, in a few minutes"),
@@ -105,16 +108,23 @@ def run(arguments: Sequence[str]) -> None:
         print(_help())
     elif command in ("-V", "--version", "version"):
         print(f"finetune {__version__}")
+    elif page := help_page(arguments):
+        print(page)
     elif command in LIGHTNING:
         if strange := [argument for argument in arguments if argument.encode(errors="ignore").decode() != argument]:
             raise ValueError(f"{os.fsencode(strange[0])!r} is not UTF-8, as configs and checkpoints are: rename it")
         if command != "fit" and "torch" not in sys.modules:
             # Threads that wait leave the cores to what reads pictures: a sixth faster. Training gains nothing from it.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        in_full = in_full_spelling(arguments)
         with _ending_at_once():
             from finetune.commands.lightning_cli import run_lightning
 
-        run_lightning(arguments)
+        if arguments[1:] == ["--help", "all"]:  # a data module's come with its class: these are those of a folder's
+            with contextlib.suppress(SystemExit):
+                run_lightning(in_full)
+            in_full = [command, "--data.help", "finetune.ImageFolderData"]
+        run_lightning(in_full, typed=arguments)
     elif command in OWN:
         run_own(command, arguments[1:])
     else:
@@ -129,6 +139,8 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
 
     from finetune.commands.parser import OneLineErrorParser
 
+    if command in WORDS:
+        arguments = with_pictures(in_full_spelling([command, *arguments]))[1:]
     module, _, name = OWN[command][0].partition(":")
     with _ending_at_once():
         function = getattr(importlib.import_module(module), name)
@@ -167,9 +179,9 @@ commands:
   finetune --version         the version
 
 for example:
+  finetune fit FOLDER --epochs 10
   finetune fit --config hotdog.yaml
-  finetune fit --config image_folder.yaml --data.root FOLDER
-  finetune predict --ckpt_path runs/fit/version_0/checkpoints/best.ckpt --data.predict FOLDER"""
+  finetune predict runs/fit/version_0 PICTURES"""
 
 
 def _raised(error: BaseException) -> BaseException:

@@ -1,11 +1,15 @@
 """What a user can say: a module for each command of our own, and what all commands share.
 
+Before torch is there, `command_line` brings what is typed to full flags: `given_arguments` takes it apart,
+`known_flags` looks whether there are such (`option_names`) and tells the nearest (`suggestions`), `short_words` has
+the short forms. `help_pages` is what `--help` shows.
+
 `lightning_cli` has the flags of fit, validate, test and predict, `trainer` what a Trainer is made of, `fit` what
-training is besides. `parser` tells of wrong flags, `config_files` finds configs by name, `default_rates` gives
-another optimizer its usual learning rate, `trust` says what a checkpoint may import. Our own: `benchmark` measures a
-fit, `by_hand` trains in parallel without a framework, `cache` lists what is kept, `check` says what is wrong with a
-data set, `demo` shows the whole job, `export` writes files for other programs, `parity` compares ways of using
-devices, `report` writes the page of a run, `sheet` draws predicted pictures on one page.
+training is besides. `parser` tells of wrong keys and values, `config_files` finds configs by name, `default_rates`
+gives another optimizer its usual learning rate, `trust` says what a checkpoint may import. Our own: `benchmark`
+measures a fit, `by_hand` trains in parallel without a framework, `cache` lists what is kept, `check` says what is
+wrong with a data set, `demo` shows the whole job, `export` writes files for other programs, `parity` compares ways of
+using devices, `report` writes the page of a run, `sheet` draws predicted pictures on one page.
 
 A new command is a module here and a row in `cli`. It reads flags, calls and prints; what it calls lies below.
 """

@@ -23,16 +23,16 @@ from finetune.system.messages import WrongUsage
 class BenchmarkCLI(FinetuneCLI):
     """Takes what `finetune fit` takes; the fit is measured, then given up, and leaves no more than its caches."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], typed: Sequence[str] = ()) -> None:
         with tempfile.TemporaryDirectory(prefix="finetune-benchmark-") as folder:
             self.folder = folder
-            super().__init__(["fit", *arguments[1:]])
+            super().__init__(["fit", *arguments[1:]], typed)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
             parser.description = "Measures a fit, with all its options, and where its time goes. Only caches stay."
-            parser.usage = "finetune benchmark [--repeats N] [--devices 1,2] [--output FILE.json] [options of fit]"
+            parser.usage = "finetune benchmark FOLDER [--repeats N] [--devices 1,2] [--output FILE] [options of fit]"
             parser.add_argument(
                 "--repeats",
                 type=int,
@@ -79,8 +79,7 @@ def benchmark(arguments: Sequence[str]) -> None:
     devices, output, rest = last_value(arguments, "--devices"), last_value(arguments, "--output"), list(arguments)
     if output is not None:
         check_target(output, "--output")
-        if not Path(output).absolute().parent.is_dir():
-            raise WrongUsage(f"there is no folder for --output {output}")
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
     if devices is None or {"-h", "--help"} & set(rest):
         run_lightning(["benchmark", *rest], BenchmarkCLI)
         return

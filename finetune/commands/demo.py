@@ -39,9 +39,7 @@ def demo(root: str = "runs/demo", seed: int = 0) -> None:
     sheet(str(finetuned.checkpoint("best")), "data/sample/target/test", str(finetuned.file("sheet.png")))
     for name, run in (("pretrained", source), ("fine-tuned", finetuned), ("from scratch", scratch)):
         print(f"{name}: {run.path}")
-    print(
-        f"\nnext:\n  finetune predict --ckpt_path {finetuned.checkpoint('best')} --data.predict data/sample/target/test"
-    )
+    print(f"\nnext:\n  finetune predict {finetuned.path} data/sample/target/test")
 
 
 def _fit(root: str, name: str, seed: int, config: str, *options: str) -> tuple[Run, str, str, str]:

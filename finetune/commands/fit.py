@@ -3,7 +3,6 @@
 import logging
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ def fit(
     ckpt_path: str | None,
     run: Run,
     options: Namespace,
+    typed: str,
     told: str = "",
     **kwargs: Any,
 ) -> None:
@@ -48,6 +48,7 @@ def fit(
         ckpt_path: The checkpoint to begin with, if any.
         run: Where all is written.
         options: The flags of `fit`.
+        typed: The command, for about.json.
         told: What was decided for the user, in words.
         kwargs: The others of `Trainer.fit`.
     """
@@ -69,16 +70,12 @@ def fit(
     if options.threshold is not None:
         model.calibrator.aim = parse_aim(options.threshold, model.class_names)
         _check_validated(trainer, datamodule)
-    run.about = {"command": _command(), "folder": os.getcwd(), **overview.tell(trainer, model, datamodule, first)}
+    run.about = {"command": typed, "folder": os.getcwd(), **overview.tell(trainer, model, datamodule, first)}
     datamodule.is_fitted = True  # said here: processes that are spawned have a copy
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.fit(model, datamodule=datamodule, **kwargs)
     trainer.ckpt_path = None
     _finish(trainer, model, datamodule, run, options)
-
-
-def _command() -> str:
-    return shlex.join(["finetune", *sys.argv[1:]])  # as `run_lightning` has set it
 
 
 def _finish(
@@ -114,7 +111,7 @@ def _finish(
         if options.report:
             _report(run, record, data)
         if best.exists():
-            print(f"next: finetune predict --ckpt_path {shlex.quote(str(best))} --data.predict PICTURES", flush=True)
+            print(f"next: finetune predict {shlex.quote(str(best.parents[1]))} PICTURES", flush=True)
     if options.threshold is not None and not finished:
         if calibration.aim is None:
             raise ValueError(f"--threshold {options.threshold}: there was no validation, and so {best} has none")

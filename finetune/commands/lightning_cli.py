@@ -3,6 +3,7 @@
 import inspect
 import logging
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from finetune.commands import config_files
+from finetune.commands.command_line import with_pictures
 from finetune.commands.default_rates import settle_rate
 from finetune.commands.fit import fit
 from finetune.commands.parser import OneLineErrorParser, last_value
+from finetune.commands.short_words import both
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import add_trust_flag, check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
@@ -41,8 +44,9 @@ class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
 class FinetuneCLI(LightningCLI):
     """LightningCLI with run folders, `--resume`, and checkpoints that say what the model is."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], typed: Sequence[str] = ()) -> None:
         self.run: Run
+        self.typed = typed or arguments
         self.checkpoint: dict[str, Any] | None = None
         super().__init__(
             Classifier,
@@ -54,7 +58,7 @@ class FinetuneCLI(LightningCLI):
             parser_class=OneLineErrorLightningParser,
             seed_everything_default=0,
             trainer_defaults=DEFAULTS,
-            args=config_files.resolve(arguments),
+            args=config_files.resolve(with_pictures(arguments)),
         )
 
     @staticmethod
@@ -121,7 +125,7 @@ class FinetuneCLI(LightningCLI):
         asks_for_help = any(a in ("-h", "--help") or re.match(r"--[\w.]+\.help\b", a) for a in args)
         if subcommand != "fit" and not asks_for_help:
             if ckpt_path is None:
-                parser.error(f"finetune {subcommand} needs --ckpt_path CHECKPOINT")
+                parser.error(f"finetune {subcommand} needs a checkpoint: {both(subcommand, 'ckpt_path')}")
             self.checkpoint = read_checkpoint(ckpt_path)
             self._subcommand_parsers[subcommand].set_defaults({"data": data_settings(self.checkpoint, args)})
         self.given = args
@@ -139,7 +143,7 @@ class FinetuneCLI(LightningCLI):
             return
         config = self.config[self.config.subcommand]
         if self.config.subcommand == "predict" and config.data.init_args.get("predict") is None:
-            self.parser.error("finetune predict needs --data.predict PICTURE, FOLDER, GLOB or LIST.txt")
+            self.parser.error(f"finetune predict needs pictures: {both('predict', 'data.predict')}")
         settings, data = model_settings(self.checkpoint), self.checkpoint["datamodule_hyper_parameters"]
         learned_with = {"class_names": settings["class_names"]}
         for name in ("image_size", "resize"):
@@ -172,7 +176,8 @@ class FinetuneCLI(LightningCLI):
 
     def fit(self, **kwargs: Any) -> None:
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
-        fit(self.trainer, run=self.run, options=self.config["fit"], told=self.rate_told, **kwargs)
+        typed = shlex.join(["finetune", *self.typed])
+        fit(self.trainer, run=self.run, options=self.config["fit"], typed=typed, told=self.rate_told, **kwargs)
 
 
 def _put(place: Any, settings: dict[str, Any], kind: type, group: str, args: Sequence[str]) -> list[str]:
@@ -195,14 +200,22 @@ def _put(place: Any, settings: dict[str, Any], kind: type, group: str, args: Seq
     return told
 
 
-def run_lightning(arguments: Sequence[str], kind: type[FinetuneCLI] = FinetuneCLI) -> FinetuneCLI:
-    """Run fit, validate, test or predict, or another kind of fit, and return what ran."""
+def run_lightning(
+    arguments: Sequence[str], kind: type[FinetuneCLI] = FinetuneCLI, typed: Sequence[str] = ()
+) -> FinetuneCLI:
+    """Run fit, validate, test or predict, or another kind of fit, and return what ran.
+
+    Args:
+        arguments: The command line in full.
+        kind: What runs it.
+        typed: The command line as typed, if that is another.
+    """
     be_quiet()
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
     handlers = {signum: signal.getsignal(signum) for signum in stopping()}
     install_stop_at_once()  # until training begins, where Checkpoints takes over
     try:
-        return kind(arguments)
+        return kind(arguments, typed)
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)

@@ -1,6 +1,5 @@
 """The parser of all commands: wrong flags and keys in one line with the nearest right one; what a command line says."""
 
-import difflib
 import importlib
 import inspect
 import re
@@ -13,6 +12,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from finetune import public_paths
+from finetune.commands.short_words import word_for
+from finetune.commands.suggestions import nearest_key
 
 _UNKNOWN = (
     re.compile(r"does not accept (?:nested )?option '(?P<key>[^']+)'"),
@@ -21,31 +22,6 @@ _UNKNOWN = (
     re.compile(r"[Kk]ey '(?P<key>[^']+)' is not expected"),
     re.compile(r"Unknown argument:? '?(?P<key>[^\s']+)'?"),
 )
-
-# What other tools call it, where the nearest spelling is something else or nothing: option -> what people say.
-_SAID = {
-    "trainer.max_epochs": "epochs epoch num_epochs n_epochs",
-    "trainer.max_steps": "steps num_steps iterations",
-    "trainer.devices": "gpus gpu num_gpus n_gpu device ngpus",
-    "trainer.accelerator": "cpu cuda mps",
-    "trainer.precision": "amp fp16 bf16 half",
-    "trainer.default_root_dir": "out output_dir out_dir logdir log_dir save_dir run_dir",
-    "trainer.callbacks": "patience early_stopping",
-    "output": "out o output_file",
-    "top_k": "k top topk",
-    "ckpt_path": "checkpoint ckpt weights_path",
-    "seed_everything": "seed",
-    "data.batch_size": "batch bs b",
-    "data.image_size": "size img_size imgsz input_size resolution crop_size",
-    "data.num_workers": "workers j",
-    "data.root": "path folder dir data_dir data_path dataset",
-    "data.class_names": "classes",
-    "model.backbone": "arch architecture network name model_name net",
-    "model.weights": "pretrained",
-    "model.optimizer": "opt optim",
-    "model.optimizer.lr": "lr learning_rate rate lr0",
-    "model.optimizer.weight_decay": "wd decay",
-}
 
 # A value that fits none of the types that a key may have.
 _KEY = re.compile(r'Parser key "([^"]+)":')
@@ -83,7 +59,9 @@ def explain(parser: ArgumentParser, message: str) -> str:
             return f"there is no option {key!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
     if (key := _KEY.match(message)) and (value := _VALUE.search(message)):
         types = dict.fromkeys(_CLASS.sub(_plain_type, expected) for expected in _EXPECTED.findall(message))
-        return f"{key[1]}: {value[1].strip()} is not valid" + (f"; expected {' or '.join(types)}" if types else "")
+        word = word_for(key[1])
+        option = f"{key[1]} (--{word})" if word else key[1]
+        return f"{option}: {value[1].strip()} is not valid" + (f"; expected {' or '.join(types)}" if types else "")
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = " ".join(lines)
     return text if len(text) < 500 else f"{text[:400]} … {text[-80:]}"
@@ -91,27 +69,6 @@ def explain(parser: ArgumentParser, message: str) -> str:
 
 def _plain_type(match: re.Match[str]) -> str:
     return match[2] or ("null" if match[1] == "NoneType" else match[1])
-
-
-def nearest_key(key: str, valid: list[str]) -> str | None:
-    """Return the valid dotted key that was probably meant by `key`: another word for it, or one spelt like it."""
-    key = key.replace("-", "_")
-    group, _, last = key.rpartition(".")
-    if key in valid:
-        return key
-    said = [option for option, words in _SAID.items() if last in words.split()]
-    # Within a class that a class_path names, keys are valid without their group.
-    said = [key for option in said for key in (option, option.rpartition(".")[2]) if key in valid]
-    if said:
-        return max(said, key=lambda option: option.startswith(f"{group}."))
-    matches = difflib.get_close_matches(key, valid, n=1, cutoff=0.75)
-    if matches:
-        return matches[0]
-    for candidates in ([name for name in valid if name.rpartition(".")[0] == group], valid):
-        by_last_part = {name.rpartition(".")[2]: name for name in candidates}
-        if matches := difflib.get_close_matches(last, list(by_last_part), n=1, cutoff=0.75):
-            return by_last_part[matches[0]]
-    return None
 
 
 def valid_keys(parser: ArgumentParser) -> list[str]:

@@ -18,7 +18,12 @@ _SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it
 
 
 def sheet(
-    ckpt_path: str, pictures: str, output: str = "sheet.png", num: int = 24, columns: int = 8, seed: int = 0
+    ckpt_path: str,
+    pictures: list[str] | str,
+    output: str = "sheet.png",
+    num: int = 24,
+    columns: int = 8,
+    seed: int = 0,
 ) -> None:
     """Draw a sheet of pictures with the class predicted for each and its probability.
 
@@ -27,7 +32,7 @@ def sheet(
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`.
-        pictures: Picture, folder, glob or text file with a path on each line.
+        pictures: Picture, folder, glob or text file with a path on each line, or several.
         output: The PNG file to write.
         num: Pictures on the sheet at most, chosen at random.
         columns: Pictures in a row.
@@ -41,6 +46,7 @@ def sheet(
     check_target(output, "--output")
     predictor = Predictor(ckpt_path)
     paths = files_to_predict(pictures)
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
     chosen = np.sort(some_of(len(paths), num, SHEET, seed))
     decoded = [decode(paths[int(i)]) for i in chosen]
     shown = np.stack([predictor.prepare(picture, _SIDE) for picture in decoded])
@@ -48,7 +54,6 @@ def sheet(
     predicted = predictor(decoded)
     said = zip(predicted, predictor.decide(predicted), chosen, strict=True)
     captions = [caption(p[k], names[k], names, Path(paths[int(i)])) for p, k, i in said]
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(output)) as file:
         draw_sheet(shown, captions, columns).save(file, format="PNG", optimize=True)
     print(f"sheet in {output}")

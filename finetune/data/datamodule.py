@@ -1,6 +1,7 @@
 """The base of all data modules: what a loader gives, from which pictures, to which device."""
 
 import math
+import os
 from abc import abstractmethod
 from functools import partial
 from pathlib import Path
@@ -50,7 +51,7 @@ class ImageDataModule(pl.LightningDataModule):
             stayed within 7 grey levels (mean absolute difference of a picture), at other sizes within 20.
         on_bad_image: `error` ends the run at a picture or folder that can't be read; `skip` leaves it out and lists it.
         class_names: The classes in order, if not sorted by name; every class folder must be one of them.
-        predict: Picture, folder, glob or text file with a path on each line, for `finetune predict`.
+        predict: Picture, folder, glob or text file with a path on each line, or several, for `finetune predict`.
     """
 
     default_root: ClassVar[str | None] = None
@@ -73,8 +74,9 @@ class ImageDataModule(pl.LightningDataModule):
         cache_size: int | None = None,
         on_bad_image: Literal["error", "skip"] = "error",
         class_names: list[str] | None = None,
-        predict: str | None = None,
+        predict: list[str] | str | None = None,
     ) -> None:
+        root = root and os.path.expanduser(root)
         super().__init__()
         check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers)
         check_shares(val_fraction, test_fraction, min_crop, num_views)
@@ -97,7 +99,7 @@ class ImageDataModule(pl.LightningDataModule):
             self.splits["predict"] = Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
         else:
             if self.root is None:
-                raise WrongUsage("no data: give the folder of the data set with --data.root FOLDER")
+                raise WrongUsage("no data: give the folder of your pictures: finetune fit FOLDER (--data.root FOLDER)")
             self.obtain(Path(self.root))
             self.scan(Path(self.root), val_fraction, test_fraction, split_seed)
 
@@ -141,8 +143,7 @@ class ImageDataModule(pl.LightningDataModule):
             if self.trainer is not None and is_limited:
                 num = limited(self.trainer, split, num, self.batch_size)
             key = partial(self.key, split) if given is None and self._has_views(split) else None
-            num_at_once = math.ceil(self.batch_size / world_size)
-            batches = EvalBatches(num, num_at_once, rank, world_size, key)
+            batches = EvalBatches(num, math.ceil(self.batch_size / world_size), rank, world_size, key)
         if given is not None:
             return DataLoader(given, batch_sampler=batches, collate_fn=default_convert, pin_memory=self._is_pinned())
         dataset = self.pictures(split, train or self._has_views(split))
@@ -246,4 +247,4 @@ class ImageDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> DataLoader:
         if "predict" in self.splits:
             return self.loader("predict", is_limited=True)
-        raise ValueError("no pictures to predict: give --data.predict PICTURE, FOLDER, GLOB or LIST.txt")
+        raise ValueError("no pictures to predict: finetune predict CKPT PICTURES (--data.predict)")

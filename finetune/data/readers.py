@@ -60,8 +60,17 @@ class GreyReader:
         return np.repeat(self.pixels[index][:, :, None], 3, axis=2)
 
 
-def files_to_predict(pattern: str) -> PathList:
-    """Return the pictures that a path means: one picture, a folder, a glob, or a .txt file with a path on each line."""
+def files_to_predict(pictures: str | Sequence[str]) -> PathList:
+    """Return the pictures that a path means: one picture, a folder, a glob, or a .txt file with a path on each line.
+
+    Of several such paths, all that they mean, in their order.
+    """
+    if isinstance(pictures, str):
+        return _files(os.path.expanduser(pictures))
+    return PathList(path for pattern in pictures for path in _files(os.path.expanduser(pattern)))
+
+
+def _files(pattern: str) -> PathList:
     if os.path.isdir(pattern):
         paths = PathList(find_pictures(pattern))
         missing = f"the folder {pattern!r} holds no pictures ({' '.join(sorted(IMAGE_SUFFIXES))})"

@@ -130,11 +130,10 @@ class PredictionWriter(pl.Callback):
         with self._kept(trainer):
             self._part.close()
         self._part = None
-        everywhere: list[Any] = [(self.counts, sent, self._last)] * trainer.world_size
+        mine = self.counts, sent, self._last
+        everywhere: list[Any] = [mine] * trainer.world_size
         if trainer.world_size > 1:
-            dist.all_gather_object(
-                everywhere, (self.counts, sent, self._last)
-            )  # also the barrier after which all parts are whole
+            dist.all_gather_object(everywhere, mine)  # also the barrier after which all parts are whole
         if trainer.is_global_zero:
             others = [] if self.split == "test" else range(1, trainer.world_size)
             with self._kept(trainer, *others):

@@ -63,7 +63,7 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
     if finished and not newest:
         raise ValueError(
             f"{first} leaves nothing to train, with {finished}: raise that limit, or measure the checkpoint by "
-            f"finetune test --ckpt_path {first}"
+            f"finetune test {first}"
         )
     return Beginning(newest, first, finished, _not_found(root) if resume and not newest else "")
 

@@ -35,8 +35,8 @@ def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsy
 
 def test_kept_activations_are_what_is_trained_on(cli, colours):
     freeze = ["--model.freeze", "conv2", "--data.crop_and_flip", "false", "--data.batch_size", "4"]
-    cli("benchmark", "--data.root", colours, *SMALL, *freeze, "--repeats", "1", "--output", "out.json")
-    found = json.loads(Path("out.json").read_text())
+    cli("benchmark", "--data.root", colours, *SMALL, *freeze, "--repeats", "1", "--out", "new/out.json")
+    found = json.loads(Path("new/out.json").read_text())  # whose folder is made
     assert found["about"]["cache"] == "features"
     assert not {"decode", "augment"} & found["seconds"].keys()
 
@@ -46,12 +46,13 @@ def test_kept_activations_are_what_is_trained_on(cli, colours):
     [
         (["--trainer.max_epochs", "1"], "the fit ended after 0 of 5 measurements.*--trainer.max_epochs"),
         (["--devices", "1,x"], "--devices takes numbers such as 1,2, not '1,x'"),
-        (["--output", "nowhere/out.json"], "there is no folder for --output nowhere/out.json"),
+        (["--output", "out.json/x.json"], "--output out.json/x.json: .*out.json is a file, not a folder"),
         (["--trainer.devices", "2", "--trainer.strategy", "ddp_spawn"], "take --trainer.strategy ddp"),
         (["--devices", "0"], "--devices takes numbers"),
     ],
 )
 def test_what_can_not_be_measured_is_told(cli, colours, options, message):
+    Path("out.json").touch()
     with pytest.raises(ValueError, match=message):
         cli("benchmark", "--data.root", colours, *SMALL, *options)
 

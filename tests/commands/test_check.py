@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +120,7 @@ def test_one_picture_and_no_picture_are_findings(cli, tmp_path):
 
 
 def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):
+    Path("y.ckpt").touch()
     with pytest.raises(WrongUsage, match="not both"):
         cli("check", pictures, "--weights", "x.pt", "--ckpt_path", "y.ckpt")
     with pytest.raises(WrongUsage, match="no weights file"):

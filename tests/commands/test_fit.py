@@ -11,6 +11,7 @@ from colours import QUICK
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.model_checkpoint import Checkpoints
+from finetune.system.messages import WrongUsage
 
 
 def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
@@ -111,7 +112,7 @@ def test_a_run_that_ends_before_its_first_step_is_told(colours, cli):
 
 
 def test_a_checkpoint_that_is_not_there_is_told_before_there_is_a_run(colours, cli, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nope.ckpt"):
+    with pytest.raises(WrongUsage, match="nope.ckpt"):
         cli("fit", "--data.root", colours, *QUICK, "--ckpt_path", "nope.ckpt")
     assert not (tmp_path / "runs").exists()
 
@@ -128,5 +129,5 @@ def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, capl
     assert capsys.readouterr().out.splitlines() == [
         "no temperature was fitted, for want of a validation split: probabilities are the network's own",
         "run in runs/fit/version_0",
-        "next: finetune predict --ckpt_path runs/fit/version_0/checkpoints/best.ckpt --data.predict PICTURES",
+        "next: finetune predict runs/fit/version_0 PICTURES",
     ]

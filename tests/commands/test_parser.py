@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
+from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.parser import OneLineErrorParser, explain, nearest_key, valid_keys
 
 
@@ -208,8 +209,10 @@ LIGHTNING = {
 # be_quiet of the command line would silence them; here they are errors.
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("arguments", LIGHTNING, ids=" ".join)
-def test_typos_on_the_real_command_line(cli, capsys, arguments):
-    line = failing(capsys, lambda: cli("fit", *arguments))
+def test_typos_as_the_parser_itself_tells_them(capsys, monkeypatch, tmp_path, arguments):
+    """Those that a first look leaves to it, and all in configs."""
+    monkeypatch.chdir(tmp_path)
+    line = failing(capsys, lambda: FinetuneCLI(["fit", *arguments]))
     assert LIGHTNING[arguments] in f"{line}\n"
     assert not Path("runs").exists()
 

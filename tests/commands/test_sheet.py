@@ -50,8 +50,9 @@ def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (tmp_path / "sheet.png").read_bytes() == b"before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sheet.png", "some.ckpt"]
+    (tmp_path / "text.ckpt").write_text("no checkpoint")
     with pytest.raises(ValueError, match="a sheet is a .png"):  # before the checkpoint is read
-        cli("sheet", "--ckpt_path", "none.ckpt", "--pictures", colours / "test", "--output", "new")
-    cli("sheet", "--ckpt_path", "some.ckpt", "--pictures", colours / "test", "--output", "new/folder/a.PNG")
+        cli("sheet", "text.ckpt", colours / "test", "--output", "new")
+    cli("sheet", "some.ckpt", colours / "test/red", colours / "test/blue", "--output", "new/folder/a.PNG")
     with Image.open(tmp_path / "new/folder/a.PNG") as paper:
         assert paper.format == "PNG"

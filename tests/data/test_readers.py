@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.readers import PathList
+from finetune.data.readers import PathList, files_to_predict
 
 LATIN1 = os.fsdecode(b"caf\xe9.png")  # no UTF-8: Python holds the byte as a surrogate
 NAMES = ["a.png", "", "ordner/größe.jpg", "写真/ホットドッグ.png", "🌭.png", LATIN1, "with space\nand line.png"]
@@ -84,3 +84,16 @@ def test_a_file_of_many_is_named_for_what_it_is(some, name, what):
     # The control: a picture with an archive behind it, as some programs write, is a picture.
     Path("both.any").write_bytes(Path("top.png").read_bytes() + Path(name).read_bytes())
     assert list(ImageFolderData(predict="both.any").splits["predict"].paths) == ["both.any"]
+
+
+def test_several_pictures_folders_and_globs_come_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("a/2.png", "a/1.png", "b/3.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    a, b = str(tmp_path / "a"), str(tmp_path / "b/3.jpg")
+    found = files_to_predict([b, a, "~/a/*.png"])
+    assert list(found) == [b, *[f"{a}/{i}.png" for i in (1, 2)] * 2]
+    assert list(files_to_predict("~/b/3.jpg")) == [b]
+    with pytest.raises(FileNotFoundError, match="absent"):
+        files_to_predict([b, "absent"])

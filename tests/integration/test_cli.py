@@ -37,15 +37,17 @@ def finetune(*arguments: object, cwd: Path, **environment: str) -> subprocess.Co
     ("command", "given", "expected"),
     [("predict", None, "passive"), ("test", None, "passive"), ("predict", "active", "active"), ("fit", None, None)],
 )
-def test_waiting_threads_leave_the_cores_to_what_reads_pictures(monkeypatch, command, given, expected):
+def test_waiting_threads_leave_the_cores_to_what_reads_pictures(monkeypatch, tmp_path, command, given, expected):
+    monkeypatch.chdir(tmp_path)
+    Path("x.ckpt").touch()
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.setitem(
-        sys.modules, "finetune.commands.lightning_cli", SimpleNamespace(run_lightning=lambda arguments: None)
+        sys.modules, "finetune.commands.lightning_cli", SimpleNamespace(run_lightning=lambda arguments, typed: None)
     )
     monkeypatch.delitem(sys.modules, "torch")  # as at the start of a process: torch reads it when it is imported
-    run([command])
+    run([command, *({"fit": ["--data.root", "x"], "predict": ["x.ckpt", "x.ckpt"]}.get(command, ["x.ckpt"]))])
     assert os.environ.get("OMP_WAIT_POLICY") == expected
 
 
@@ -77,19 +79,30 @@ def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
-    assert "--trainer.max_epochs" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"usage: finetune {command} " in shown and shown.count("\n") < 60
+    assert "--trainer.devices" in shown and "--trainer.accumulate_grad_batches" not in shown
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help", "all"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--trainer.accumulate_grad_batches" in shown and "--data.min_crop" in shown and shown.count("\n") > 500
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["fti"], "there is no command 'fti'; did you mean 'fit'?"),
-        (["fit", "--model.freez", "layer2"], "did you mean 'model.freeze'?"),
-        (["fit", "--data.rot", "x"], "there is no option 'rot'; did you mean 'root'?"),
-        (["fit", "--trainer.max_epochs", "two"], "trainer.max_epochs: two is not valid; expected int or null"),
-        (["fit", "--trainer.max_epoch", "2"], "did you mean 'trainer.max_epochs'?"),
+        (["fit", "--model.freez", "layer2"], "did you mean --freeze (--model.freeze)?"),
+        (["fit", "--data.rot", "x"], "no option --data.rot; did you mean finetune fit FOLDER (--data.root)?"),
+        (["fit", "--model.optimizer", "Adam", "--model.optimizer.lrr", "1", "--data.root", "x"], "did you mean 'lr'?"),
+        (
+            ["fit", "--data.root", "x", "--epochs", "two"],
+            "trainer.max_epochs (--epochs): two is not valid; expected int or",
+        ),
+        (["fit", "--trainer.max_epoch", "2"], "did you mean --epochs (--trainer.max_epochs)?"),
         (["fit", "--config", "hotdgo.yaml"], "hotdog.yaml"),
-        (["predict", "--data.predict", "x"], "needs --ckpt_path"),
+        (["predict", "--data.predict", "x"], "needs a checkpoint, or a run's folder: finetune predict CKPT PICTURES"),
         (["demo", "--sed", "1"], "did you mean 'seed'?"),
     ],
 )
@@ -280,6 +293,58 @@ def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
             assert sum(by_class.values()) == pytest.approx(1, abs=1e-6)
             assert row["class"] == max(by_class, key=lambda name: by_class[name])
     assert re.search(r"31 pictures: .*1 unreadable", capsys.readouterr().out)
+
+
+def test_a_run_and_pictures_named_by_position(fitted, colours, cli, tmp_path, capsys):
+    one, two, more = colours / "test/red/00.png", colours / "test/red/01.png", colours / "test/blue"
+    cli("predict", fitted / "runs/fit/version_0", one, two, more / "*.png", "--out", "new/o.csv", "--devices", "1")
+    with open(tmp_path / "new/o.csv") as file:
+        rows = [row["path"] for row in csv.DictReader(file)]
+    assert rows == [str(path) for path in (one, two, *sorted(more.glob("*.png")))]
+    capsys.readouterr()
+    cli("predict", fitted / "runs/fit/version_0", one, "--out", "one.csv")
+    with open(tmp_path / "one.csv") as file:
+        (row,) = csv.DictReader(file)
+    told = f"{one}: {row['class']}, probability {float(row['probability']):.4f}\npredictions in one.csv\n"
+    assert capsys.readouterr().out == told
+    expected = json.loads((fitted / "runs/fit/version_0/test.json").read_text())["test/accuracy"]
+    cli("test", fitted / "runs/fit/version_0", colours, "--workers", "0")
+    assert f"test/accuracy {expected:.4f}\n" in capsys.readouterr().out
+
+
+def test_many_pictures_reach_the_processes_of_other_devices(fitted, colours, tmp_path):
+    """The system takes no argument of more than 128 KiB; a shell's glob can be longer."""
+    folder = tmp_path / ("a" * 200) / ("b" * 200)
+    shutil.copytree(colours / "test/red", folder)
+    names = sorted(map(str, folder.iterdir())) * 32
+    assert len(" ".join(names)) > 2**17
+    line = ["predict", fitted / "runs/fit/version_0", *names, "--devices", 2, "--workers", 0, "--out", "o.csv"]
+    result = finetune(*line, "--trainer.accelerator", "cpu", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("320 pictures: ")
+
+
+def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
+    """On two devices, whose processes are started with the words in full."""
+    short = ["--size", 32, "--batch", 16, "--workers", 0, "--weights", "null", "--backbone", "mobilenet_v3_small"]
+    short += ["--epochs", 1, "--precision", "32-true", "--devices", 2, "--out", "short", "--seed", 3]
+    rest = ["--trainer.accelerator", "cpu", "--report", "false"]
+    typed = ["fit", colours, *short, *rest]
+    result = finetune(*typed, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    about = json.loads((tmp_path / "short/fit/version_0/about.json").read_text())
+    assert about["command"] == " ".join(map(str, ["finetune", *typed]))
+    more = ["--config", "image_folder.yaml", "--trainer.devices", 2, "--seed_everything", 3]
+    full = ["fit", "--data.root", colours, *QUICK, *more, "--trainer.default_root_dir", "full"]
+    assert finetune(*full, cwd=tmp_path).returncode == 0
+    a, b = (yaml.safe_load((tmp_path / name / "fit/version_0/config.yaml").read_text()) for name in ("short", "full"))
+    assert a["trainer"].pop("default_root_dir") == "short" and b["trainer"].pop("default_root_dir") == "full"
+    assert a == b
+    last = [
+        torch.load(tmp_path / name / "fit/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for name in ("short", "full")
+    ]
+    assert all(torch.equal(last[0][name], last[1][name]) for name in last[0])
 
 
 def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, capsys):

@@ -1,0 +1,178 @@
+"""A command line in full: short words as the flags that they stand for, what is named by position as flags, too.
+
+What comes out is what config.yaml would say, and comes out of itself again: Lightning starts the processes of other
+devices with it. All is looked at before torch is imported.
+"""
+
+import difflib
+import glob
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from finetune.commands.config_files import find, shipped
+from finetune.commands.given_arguments import Given, put_together, taken_apart
+from finetune.commands.known_flags import check_flags
+from finetune.commands.short_words import both, in_full
+from finetune.runs.run_checkpoint import checkpoint_of
+from finetune.system.messages import WrongUsage
+
+_PATHS = {"config", "ckpt_path", "output", "lists", "pictures", "weights", "data.root", "data.predict"}
+_PATHS |= {"data.init_args.root", "model.weights", "trainer.default_root_dir"}
+_WEIGHTS = {"weights", "model.weights"}
+_DEFAULT_CONFIG = "image_folder.yaml"  # of `finetune fit FOLDER`
+_PICTURES = {"predict": "data.predict", "sheet": "pictures"}
+
+
+def in_full_spelling(arguments: Sequence[str]) -> list[str]:
+    """Return the command line of a command that has short words, in full.
+
+    Raises:
+        WrongUsage: An option, or something that is named by position, is wrong.
+    """
+    command = arguments[0]
+    given = taken_apart(arguments[1:])
+    check_flags(command, given)
+    given.flags = [_flag_in_full(command, name, value) for name, value in given.flags]
+    if any(name in ("h", "help") or name.endswith(".help") for name, _ in given.flags):
+        given.positionals = []  # `--help all`
+    else:
+        given.positionals = [os.path.expanduser(text) for text in given.positionals]
+        _BY_POSITION[command](command, given)
+        for value in (value for name, value in given.flags if name == "config" and command not in ("sheet", "check")):
+            find(value or "")
+    return put_together(command, given)
+
+
+def with_pictures(arguments: Sequence[str]) -> list[str]:
+    """Return the command line with the pictures behind `--`, of which there may be many, as the flag that takes them.
+
+    They are no flag before: of what a process is started with, the system takes no argument of more than 128 KiB.
+    """
+    command, given = arguments[0], taken_apart(arguments[1:])
+    if command in _PICTURES and given.positionals:
+        paths, given.positionals = given.positionals, []
+        is_one = len(paths) == 1 and paths[0][0] not in "[-"  # which would begin a list
+        given.flags.append((_PICTURES[command], paths[0] if is_one else json.dumps(paths)))
+    return put_together(command, given)
+
+
+def _flag_in_full(command: str, name: str, value: str | None) -> tuple[str, str | None]:
+    full = in_full(command, name)
+    if value and full in _PATHS:
+        value = os.path.expanduser(value)
+    if value and (full == "ckpt_path" or (full in _WEIGHTS and os.sep in value)):  # not a name such as DEFAULT
+        value = _checkpoint(value)
+    return full, value
+
+
+def _checkpoint(path: str) -> str:
+    path, told = checkpoint_of(path)
+    if not os.path.exists(path):
+        raise WrongUsage(f"there is no checkpoint {path!r}{_nearest(path)}")
+    if told and all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")):
+        print(told, file=sys.stderr)
+    return path
+
+
+def _take_folder(command: str, given: Given) -> None:
+    """`fit FOLDER`: on any folder of pictures with the config for that, or as the root of a config's data."""
+    is_told = given.has("config", "data", "data.class_path")
+    if not given.positionals:
+        if not is_told and not given.has("data.root", "data.init_args", "data.init_args.root", "print_config"):
+            hint = f"finetune {command} FOLDER (--data.root FOLDER), or one of those shipped: --config hotdog.yaml"
+            raise WrongUsage(f"no data: give the folder of your pictures: {hint}")
+        return
+    folder = _only_one(f"finetune {command} FOLDER", given.positionals)
+    names = shipped()
+    if not Path(folder).is_dir() and (folder in names or f"{folder}.yaml" in names or folder.endswith(".yaml")):
+        raise WrongUsage(f"{folder} is no folder of pictures but a config: finetune {command} --config {folder}")
+    if not is_told:
+        _check_folder(folder)
+        given.flags.insert(0, ("config", str(names[_DEFAULT_CONFIG])))
+    _put(command, given, "data.root", folder)
+    given.positionals = []
+
+
+def _take_checkpoint_and_folder(command: str, given: Given) -> None:
+    _take_checkpoint(command, given)
+    if given.positionals:
+        folder = _only_one(f"finetune {command} CKPT FOLDER", given.positionals)
+        _check_folder(folder)
+        _put(command, given, "data.root", folder)
+        given.positionals = []
+
+
+def _take_checkpoint_and_pictures(command: str, given: Given) -> None:
+    flag = _PICTURES[command]
+    if len(given.positionals) == 1 and not given.has("ckpt_path", flag) and not _is_checkpoint(given.positionals[0]):
+        raise WrongUsage(f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT PICTURES")
+    _take_checkpoint(command, given)
+    if given.positionals and given.has(flag):
+        raise WrongUsage(f"pictures are given twice: by --{flag}, and {given.positionals[0]!r}")
+    if not given.positionals and not given.has(flag, "config", "data"):
+        kinds = "pictures, folders, globs or a LIST.txt"
+        raise WrongUsage(f"finetune {command} needs {kinds}: finetune {command} CKPT PICTURES (--{flag})")
+    for path in given.positionals:
+        if not os.path.exists(path) and not (glob.has_magic(path) and next(glob.iglob(path, recursive=True), None)):
+            raise WrongUsage(f"there is no picture, folder, list or glob {path!r} here{_nearest(path)}")
+
+
+def _take_one_folder(command: str, given: Given) -> None:
+    if given.positionals:
+        _only_one(f"finetune {command} FOLDER", given.positionals)
+
+
+_BY_POSITION: dict[str, Callable[[str, Given], None]] = {
+    "fit": _take_folder,
+    "benchmark": _take_folder,
+    "validate": _take_checkpoint_and_folder,
+    "test": _take_checkpoint_and_folder,
+    "predict": _take_checkpoint_and_pictures,
+    "sheet": _take_checkpoint_and_pictures,
+    "check": _take_one_folder,
+}
+
+
+def _take_checkpoint(command: str, given: Given) -> None:
+    if not given.has("ckpt_path"):
+        if not given.positionals:
+            raise WrongUsage(f"finetune {command} needs a checkpoint, or a run's folder: {both(command, 'ckpt_path')}")
+        given.flags.insert(0, ("ckpt_path", _checkpoint(given.positionals.pop(0))))
+
+
+def _is_checkpoint(path: str) -> bool:
+    return path.endswith(".ckpt") or os.path.isdir(os.path.join(path, "checkpoints"))
+
+
+def _only_one(usage: str, paths: list[str]) -> str:
+    if len(paths) > 1:
+        raise WrongUsage(f"one folder is needed, not {len(paths)} ({' '.join(map(repr, paths[:3]))}): {usage}")
+    return paths[0]
+
+
+def _check_folder(folder: str) -> None:
+    if not os.path.exists(folder):
+        raise WrongUsage(f"the data folder {folder!r} does not exist{_nearest(folder)}")
+    if not os.path.isdir(folder):
+        raise WrongUsage(f"{folder!r} is a file: give a folder of pictures")
+
+
+def _nearest(path: str) -> str:
+    """Return the end of a message: what is called nearly so, where it would be."""
+    folder, name = os.path.split(path.rstrip("/"))
+    try:
+        near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)
+    except OSError:
+        near = []
+    return f"; did you mean {os.path.join(folder, near[0])!r}?" if near else ""
+
+
+def _put(command: str, given: Given, name: str, value: str) -> None:
+    said = given.last(name)
+    if said is not None and said != value:
+        raise WrongUsage(f"{both(command, name)} is given twice: {value!r} and {said!r}")
+    if said is None:
+        given.flags.append((name, value))

@@ -1,0 +1,51 @@
+"""The names of all options, as the real parser has them: to judge a flag before torch, which takes seconds, is there.
+
+Frozen; `tests/commands/test_option_names.py` holds them against the parser, and prints what to put here.
+"""
+
+# The version of Lightning, whose options some of these are. Beside another one nothing is refused by them.
+LIGHTNING = "2.6"
+
+DATA = """
+augmentations batch_size cache_limit_gb cache_size class_names crop_and_flip image_size min_crop num_views num_workers
+on_bad_image predict resize root split_seed test_fraction val_fraction
+"""
+_MODEL = """
+backbone class_mapping class_weights compile decay_norm_and_bias freeze freeze_batch_norm head_init head_lr_multiplier
+label_smoothing layer_decay optimizer optimizer.lr optimizer.momentum optimizer.weight_decay scheduler
+scheduler_interval source_classes weights
+"""
+_TRAINER = """
+accelerator accumulate_grad_batches barebones benchmark callbacks check_val_every_n_epoch default_root_dir
+detect_anomaly deterministic devices enable_autolog_hparams enable_checkpointing enable_model_summary
+enable_progress_bar fast_dev_run gradient_clip_algorithm gradient_clip_val inference_mode limit_predict_batches
+limit_test_batches limit_train_batches limit_val_batches log_every_n_steps logger max_epochs max_steps max_time
+min_epochs min_steps model_registry num_nodes num_sanity_val_steps overfit_batches plugins precision profiler
+reload_dataloaders_every_n_epochs strategy sync_batchnorm use_distributed_sampler val_check_interval
+"""
+
+
+def _all(own: str, model: str = _MODEL) -> frozenset[str]:
+    groups = {"trainer": _TRAINER, "model": model, "data": DATA}
+    dotted = {f"{group}.{name}" for group, names in groups.items() for name in names.split()}
+    common = "config help print_config seed_everything ckpt_path trainer model data"
+    return frozenset({*dotted, *common.split(), *own.split()})
+
+
+_FIT = "allow_changes checkpoint_every_n_steps report resume test_after_fit threshold"
+_SHEET = "ckpt_path pictures output num columns seed"
+_CHECK = "output lists weights backbone image_size ckpt_path"
+_MEASURE = _all("trust_modules", f"{_MODEL} class_names")
+
+# command: the names of its options without dashes; those of classes that are named by a class_path are not there.
+OPTIONS = {
+    "fit": _all(_FIT),
+    "benchmark": _all(f"{_FIT} repeats devices output"),
+    "validate": _MEASURE,
+    "test": _MEASURE,
+    "predict": _MEASURE | {"output", "top_k", "abstain_below"},
+    "sheet": frozenset(["ckpt_path", "pictures", "output", "num", "columns", "seed", "config", "help", "print_config"]),
+    "check": frozenset(
+        ["output", "lists", "weights", "backbone", "image_size", "ckpt_path", "config", "help", "print_config"]
+    ),
+}

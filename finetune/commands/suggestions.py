@@ -1,0 +1,70 @@
+"""Which option was probably meant: what other tools call it, another spelling, a short word."""
+
+import difflib
+from collections.abc import Collection, Mapping
+
+# What other tools call it, where the nearest spelling is something else or nothing: option -> what people say.
+_SAID = {
+    "trainer.max_epochs": "epochs epoch num_epochs n_epochs",
+    "trainer.max_steps": "steps num_steps iterations",
+    "trainer.devices": "gpus gpu num_gpus n_gpu device ngpus",
+    "trainer.accelerator": "cpu cuda mps",
+    "trainer.precision": "amp fp16 bf16 half",
+    "trainer.default_root_dir": "out output_dir out_dir logdir log_dir save_dir run_dir",
+    "trainer.callbacks": "patience early_stopping",
+    "output": "out o output_file",
+    "top_k": "k top topk",
+    "ckpt_path": "checkpoint ckpt weights_path",
+    "seed_everything": "seed",
+    "data.batch_size": "batch bs b",
+    "data.image_size": "size img_size imgsz input_size resolution crop_size",
+    "data.num_workers": "workers j",
+    "data.root": "path folder dir data_dir data_path dataset",
+    "data.class_names": "classes",
+    "data.predict": "pictures picture images image files input source",
+    "pictures": "predict picture images image files input source",
+    "model.backbone": "arch architecture network name model_name net",
+    "model.weights": "pretrained",
+    "model.optimizer": "opt optim",
+    "model.optimizer.lr": "lr learning_rate rate lr0",
+    "model.optimizer.weight_decay": "wd decay",
+}
+
+
+def nearest_key(key: str, valid: list[str]) -> str | None:
+    """Return the valid dotted key that was probably meant by `key`: another word for it, or one spelt like it."""
+    key = key.replace("-", "_")
+    group, _, last = key.rpartition(".")
+    if key in valid:
+        return key
+    said = [option for option, words in _SAID.items() if last in words.split()]
+    # Within a class that a class_path names, keys are valid without their group.
+    said = [key for option in said for key in (option, option.rpartition(".")[2]) if key in valid]
+    if said:
+        return max(said, key=lambda option: option.startswith(f"{group}."))
+    matches = difflib.get_close_matches(key, valid, n=1, cutoff=0.75)
+    if matches:
+        return matches[0]
+    for candidates in ([name for name in valid if name.rpartition(".")[0] == group], valid):
+        by_last_part = {name.rpartition(".")[2]: name for name in candidates}
+        if matches := difflib.get_close_matches(last, list(by_last_part), n=1, cutoff=0.75):
+            return by_last_part[matches[0]]
+    return None
+
+
+def nearest_flag(key: str, words: Mapping[str, str], valid: Collection[str]) -> str | None:
+    """Return the full name of the option that was probably meant by a flag: by a short word, too.
+
+    Args:
+        key: The flag as typed, without its dashes.
+        words: The short words and the full names that they stand for.
+        valid: The full names of all options.
+    """
+    key = key.replace("-", "_").lower()
+    group, dot, last = key.rpartition(".")
+    if last in words:
+        return words[last]
+    of_group = [word for word, full in words.items() if full.startswith(f"{group}{dot}")]
+    if near := difflib.get_close_matches(last, of_group, n=1, cutoff=0.75):
+        return words[near[0]]
+    return nearest_key(key, sorted(valid))

@@ -1,0 +1,140 @@
+"""Short words, what is named by position, runs, `~` and globs become full flags, before torch is there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from finetune.commands.command_line import in_full_spelling, with_pictures
+from finetune.commands.config_files import shipped
+from finetune.system.messages import WrongUsage
+
+CONFIG = str(shipped()["image_folder.yaml"])
+BEST = "run/checkpoints/best.ckpt"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder with pictures, a run, and a run without a best checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (
+        "pictures/cat/a.jpg",
+        "pictures/cat/b.jpg",
+        "pictures/dog/-c.jpg",
+        BEST,
+        "early/checkpoints/last.ckpt",
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    Path("-x.jpg").touch()
+    Path("[a]").touch()
+
+
+IN_FULL = {
+    "fit pictures": f"fit --config {CONFIG} --data.root pictures",
+    "fit --epochs 3 pictures": f"fit --config {CONFIG} --trainer.max_epochs 3 --data.root pictures",
+    "fit --resume pictures": f"fit --config {CONFIG} --resume --data.root pictures",
+    "fit pictures --config hotdog.yaml": "fit --config hotdog.yaml --data.root pictures",
+    "fit absent -c hotdog.yaml": "fit --config hotdog.yaml --data.root absent",  # which it makes
+    "fit pictures --data finetune.SampleData": "fit --data finetune.SampleData --data.root pictures",
+    "fit --data.root pictures": "fit --data.root pictures",
+    "fit pictures --data.root pictures": f"fit --config {CONFIG} --data.root pictures",
+    "fit pictures --lr 1 --model.optimizer.lr 2": (
+        f"fit --config {CONFIG} --model.optimizer.lr 1 --model.optimizer.lr 2 --data.root pictures"
+    ),
+    "fit pictures --weights ./run --ckpt_path run": (
+        f"fit --config {CONFIG} --model.weights {BEST} --ckpt_path {BEST} --data.root pictures"
+    ),
+    "fit pictures --weights DEFAULT": f"fit --config {CONFIG} --model.weights DEFAULT --data.root pictures",
+    "fit --out=~/runs --data.root ~/pictures": "fit --trainer.default_root_dir HOME/runs --data.root HOME/pictures",
+    "fit --print_config": "fit --print_config",
+    "fit --trainer.callbacks.help EarlyStopping": "fit --trainer.callbacks.help EarlyStopping",
+    "benchmark pictures --devices 1,2 --out x.json": (
+        f"benchmark --config {CONFIG} --devices 1,2 --output x.json --data.root pictures"
+    ),
+    "test run": f"test --ckpt_path {BEST}",
+    "test run pictures --batch 3": f"test --ckpt_path {BEST} --data.batch_size 3 --data.root pictures",
+    "validate --ckpt_path run pictures": f"validate --ckpt_path {BEST} --data.root pictures",
+    "test run/checkpoints": f"test --ckpt_path {BEST}",
+    f"predict {BEST} pictures": f"predict --ckpt_path {BEST} -- pictures",
+    "predict run pictures/cat/a.jpg --out o.csv pictures/cat/b.jpg": (
+        f"predict --ckpt_path {BEST} --output o.csv -- pictures/cat/a.jpg pictures/cat/b.jpg"
+    ),
+    "predict ~/run ~/pictures": "predict --ckpt_path HOME/run/checkpoints/best.ckpt -- HOME/pictures",
+    "predict run pictures/*/*.jpg": f"predict --ckpt_path {BEST} -- pictures/*/*.jpg",
+    "predict --ckpt_path run --data.predict pictures": f"predict --ckpt_path {BEST} --data.predict pictures",
+    "predict run --pictures pictures": f"predict --ckpt_path {BEST} --data.predict pictures",
+    "predict run -- -x.jpg": f"predict --ckpt_path {BEST} -- -x.jpg",
+    "sheet run pictures --out s.png": f"sheet --ckpt_path {BEST} --output s.png -- pictures",
+    "sheet --ckpt_path run --pictures pictures": f"sheet --ckpt_path {BEST} --pictures pictures",
+    "check pictures --size 3": "check --image_size 3 -- pictures",
+    "check": "check",
+    "fit --help all": "fit --help",
+}
+
+
+@pytest.mark.parametrize("typed", IN_FULL)
+def test_what_is_typed_is_what_full_flags_say_and_comes_out_of_itself(typed, tmp_path):
+    expected = [word.replace("HOME", str(tmp_path)) for word in IN_FULL[typed].split()]
+    expected = [f"run{os.sep}checkpoints/best.ckpt" if word == BEST else word for word in expected]
+    once = in_full_spelling(typed.split())
+    assert once == expected
+    assert in_full_spelling(once) == once
+
+
+WRONG = {
+    "fit": "no data: give the folder of your pictures: finetune fit FOLDER (--data.root FOLDER), or one of those",
+    "fit pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
+    "fit -- -x.jpg": "'-x.jpg' is a file: give a folder of pictures",
+    "fit hotdog.yaml": "hotdog.yaml is no folder of pictures but a config: finetune fit --config hotdog.yaml",
+    "fit hotdog": "hotdog is no folder of pictures but a config: finetune fit --config hotdog",
+    "fit pictures run": "one folder is needed, not 2 ('pictures' 'run'): finetune fit FOLDER",
+    "fit pictures --data.root run": "finetune fit FOLDER (--data.root) is given twice: 'pictures' and 'run'",
+    "fit pictures --config hotdg.yaml": "there is no config 'hotdg.yaml' here, nor is one shipped; did you mean 'hotdo",
+    "fit pictures --weights ./pictures": "the folder ./pictures is no run",
+    "test": "finetune test needs a checkpoint, or a run's folder: finetune test CKPT (--ckpt_path)",
+    "test rum": "there is no checkpoint 'rum'; did you mean 'run'?",
+    "test run/checkpoints/bets.ckpt": "did you mean 'run/checkpoints/best.ckpt'?",
+    "test run pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
+    "test pictures run": "the folder pictures is no run",
+    "test run pictures pictures": "one folder is needed, not 2",
+    "predict run": "finetune predict needs pictures, folders, globs or a LIST.txt: finetune predict CKPT PICTURES",
+    "predict pictures/cat/a.jpg": "the checkpoint, or a run's folder, comes first: finetune predict CKPT PICTURES",
+    "predict run pictures/cat/d.jpg": "no picture, folder, list or glob 'pictures/cat/d.jpg' here; did you mean 'pictu",
+    "predict run pictures/*.gif": "there is no picture, folder, list or glob 'pictures/*.gif' here",
+    "predict run pictures --data.predict pictures": "pictures are given twice: by --data.predict, and 'pictures'",
+    "sheet run": "finetune sheet needs pictures",
+    "check a b": "one folder is needed, not 2",
+}
+
+
+@pytest.mark.parametrize("typed", WRONG)
+def test_a_mistake_is_told_in_a_line(typed):
+    with pytest.raises((WrongUsage, FileNotFoundError)) as caught:
+        in_full_spelling(typed.split())
+    assert WRONG[typed] in str(caught.value) and caught.value.exit_code == 2
+
+
+def test_a_run_without_a_best_checkpoint_says_so_once(capsys, monkeypatch):
+    assert in_full_spelling(["test", "early"]) == ["test", "--ckpt_path", "early/checkpoints/last.ckpt"]
+    assert capsys.readouterr().err == "early has no best checkpoint: early/checkpoints/last.ckpt it is\n"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    in_full_spelling(["test", "early"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("pictures", "value"),
+    [
+        (["a.jpg"], "a.jpg"),
+        (["a.jpg", "b, c.jpg"], '["a.jpg", "b, c.jpg"]'),
+        (["[a]"], '["[a]"]'),
+        (["-x.jpg"], '["-x.jpg"]'),
+    ],
+)
+def test_pictures_become_one_flag_of_the_parser(pictures, value):
+    line = with_pictures(["predict", "--ckpt_path", "x", "--", *pictures])
+    assert line == ["predict", "--ckpt_path", "x", "--data.predict", value]
+    assert with_pictures(["sheet", "--", *pictures])[1:] == ["--pictures", value]
+    assert with_pictures(line) == line

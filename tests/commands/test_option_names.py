@@ -1,0 +1,44 @@
+"""The frozen names are those of the real parser."""
+
+from importlib.metadata import version
+from inspect import signature
+from unittest.mock import patch
+
+import pytest
+from command_lines import own_options
+
+from finetune.commands.benchmark import BenchmarkCLI
+from finetune.commands.lightning_cli import FinetuneCLI
+from finetune.commands.option_names import DATA, LIGHTNING, OPTIONS
+from finetune.commands.parser import valid_keys
+from finetune.data.datamodule import ImageDataModule
+
+_PATHS = {"optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"}  # of a class that may be another
+
+
+def real(command: str) -> set[str]:
+    kind = BenchmarkCLI if command == "benchmark" else FinetuneCLI
+    with patch.object(FinetuneCLI, "parse_arguments", side_effect=InterruptedError), pytest.raises(InterruptedError):
+        cli = kind.__new__(kind)
+        cli.__init__([command])  # type: ignore[misc]
+    keys = {key.rstrip("+") for key in valid_keys(cli._subcommand_parsers["fit" if kind is BenchmarkCLI else command])}
+    keys = {key for key in keys if not key.endswith(".help") and key not in ("h", "c")}
+    return {key for key in keys if not key.startswith("model.optimizer.") or key.removeprefix("model.") in _PATHS}
+
+
+@pytest.mark.parametrize("command", ["fit", "benchmark", "validate", "test", "predict"])
+def test_of_lightning_s_commands(command):
+    keys = real(command)
+    lacking, more = sorted(keys - OPTIONS[command]), sorted(OPTIONS[command] - keys)
+    assert not lacking and not more, f"put into option_names.py: {lacking}; take out: {more}"
+
+
+@pytest.mark.parametrize("command", ["sheet", "check"])
+def test_of_our_own(command):
+    by_jsonargparse = {"config", "help", "print_config"}
+    assert OPTIONS[command] - by_jsonargparse == own_options(command) - {"folder"}
+
+
+def test_of_the_data_and_of_this_version_of_lightning():
+    assert set(DATA.split()) == set(signature(ImageDataModule).parameters)
+    assert version("pytorch-lightning").startswith(f"{LIGHTNING}.")

@@ -1,0 +1,68 @@
+"""The short words are frozen: what people have typed goes on meaning the same."""
+
+import pytest
+from command_lines import parse
+
+from finetune.commands.command_line import in_full_spelling
+from finetune.commands.option_names import OPTIONS
+from finetune.commands.short_words import POSITIONS, WORDS, both, in_full, word_for
+
+FROZEN = {
+    "fit": "backbone batch devices epochs freeze lr optimizer out precision seed size weights workers",
+    "benchmark": "backbone batch epochs freeze lr optimizer out precision seed size weights workers",
+    "validate": "batch devices out precision workers",
+    "test": "batch devices out precision workers",
+    "predict": "batch devices out pictures precision workers",
+    "sheet": "out",
+    "check": "out size",
+}
+
+
+def test_no_word_comes_or_goes_by_accident():
+    assert {command: " ".join(sorted(words)) for command, words in WORDS.items()} == FROZEN
+
+
+def test_words_stand_for_options_that_exist_and_hide_none():
+    for command, words in WORDS.items():
+        assert set(words.values()) <= OPTIONS[command]
+        assert not set(words) & OPTIONS[command], command
+        assert len(set(words.values())) == len(words)
+        assert set(POSITIONS[command]) - {"folder"} <= OPTIONS[command]
+
+
+VALUES = {
+    "epochs": "3",
+    "lr": "0.02",
+    "optimizer": "AdamW",
+    "size": "64",
+    "batch": "7",
+    "workers": "2",
+    "backbone": "resnet50",
+    "weights": "null",
+    "freeze": "layer2",
+    "devices": "2",
+    "precision": "bf16-mixed",
+    "seed": "5",
+    "out": "elsewhere",
+}
+
+
+@pytest.mark.parametrize("word", sorted(WORDS["fit"]))
+def test_both_spellings_are_one_setting(word, colours):
+    short, full = ["fit", str(colours), f"--{word}", VALUES[word]], ["fit", "--config", "image_folder.yaml"]
+    full += ["--data.root", str(colours), f"--{WORDS['fit'][word]}", VALUES[word]]
+    settings = parse(in_full_spelling(short)).as_dict()
+    expected, without = parse(full).as_dict(), parse(full[:-2]).as_dict()
+    for each in (settings, expected, without):
+        each.pop("config")
+    assert settings == expected
+    assert settings != without  # the word does something
+
+
+def test_messages_have_both():
+    assert both("fit", "trainer.max_epochs") == "--epochs (--trainer.max_epochs)"
+    assert both("fit", "data.root") == "finetune fit FOLDER (--data.root)"
+    assert both("fit", "data.min_crop") == "--data.min_crop"
+    assert both("predict", "output") == "--out (--output)"
+    assert in_full("fit", "epochs") == "trainer.max_epochs" and in_full("sheet", "epochs") == "epochs"
+    assert word_for("model.freeze") == "freeze" and word_for("data.min_crop") is None
