@@ -211,11 +211,11 @@ def _one_line(error: BaseException) -> str | None:
     if others is not None or isinstance(error, ConnectionResetError):  # while it handed over a batch
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
     if isinstance(error, MemoryError) or "ArrayMemoryError" in text or "DefaultCPUAllocator" in text:
-        return "out of memory: a smaller --data.batch_size or fewer --data.num_workers may help"
+        return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
     if "Caught " in text and "DataLoader worker" in text:  # a worker's error carries its traceback as text
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif type(error).__name__ == "OutOfMemoryError":
-        return "out of GPU memory: lower --data.batch_size or --data.image_size, or set --trainer.precision bf16-mixed"
+        return "out of GPU memory: a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
     elif "connectFullMesh" in text:
         rank, address = os.environ.get("RANK", "0"), text.rpartition("remote=")[2]
         reached = "it ended, or GLOO_SOCKET_IFNAME must name the network between them"

@@ -10,9 +10,13 @@ from paths import ROOT
 
 from finetune.cli import LIGHTNING, OWN
 from finetune.commands import config_files
+from finetune.commands.given_arguments import taken_apart
+from finetune.commands.known_flags import check_flags
 from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.parser import valid_keys
+from finetune.commands.short_words import WORDS
 from finetune.data.datamodule import ImageDataModule
+from finetune.system.messages import WrongUsage
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^finetune .+$", README, re.M)
@@ -43,17 +47,37 @@ def test_commands_exist_with_their_options(line):
     for option, value in zip(rest, [*rest[1:], ""], strict=True):
         if option.startswith("--"):
             name = option.removeprefix("--")
-            assert name in valid or name.startswith("data."), option  # the data module's depend on its class
+            is_word = name in WORDS.get(command, {})
+            assert is_word or name in valid or name.startswith("data."), option  # the data's depend on its class
         if option == "--config":
             assert value in config_files.shipped()
 
 
 def test_options_in_the_table_exist():
     valid = options_of("fit") | options_of("predict") | own_options("sheet") | own_options("by-hand")
-    valid |= own_options("check")
+    valid |= own_options("check") | {word for words in WORDS.values() for word in words}
     valid |= {f"data.{name}" for name in signature(ImageDataModule).parameters}
     shown = set(re.findall(r"--([a-z_.]+[a-z])", README)) - {"help"}
     assert shown - valid == set()
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "configs").glob("*.yaml"))]
+TYPED = re.compile(rf"\bfinetune ((?:{'|'.join(WORDS)})\b[^`|\n<]*)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_all_pages_show_options_that_exist(page):
+    """In code, in the lines that commands print, and in the headers of configs."""
+    text = re.sub(r"\\\n#? *", " ", page.read_text("utf-8"))
+    for line in TYPED.findall(text):
+        if "--" in line:
+            command, *rest = shlex.split(line.partition(")")[0], comments=True)
+            check_flags(command, taken_apart([*(argument for argument in rest if argument != "…"), "X"]))
+
+
+def test_control_a_wrong_option_on_a_page_is_found():
+    with pytest.raises(WrongUsage):
+        check_flags("fit", taken_apart(shlex.split(TYPED.findall("`finetune fit FOLDER --epoch 3`, and")[0])[1:]))
 
 
 def test_files_that_it_names_exist():

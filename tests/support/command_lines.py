@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from finetune.cli import OWN
+from finetune.commands import command_line
 from finetune.commands.lightning_cli import FinetuneCLI
 
 
@@ -41,6 +42,12 @@ def parse(arguments: list[str]) -> Any:
     with patch.dict(os.environ), patched, pytest.raises(Parsed):
         FinetuneCLI(arguments)
     return found[0]
+
+
+def parse_typed(arguments: list[str]) -> Any:
+    """Return the settings of `finetune …` as a person types it, whether or not its folder is here."""
+    with patch.object(command_line, "_check_folder"):
+        return parse(command_line.in_full_spelling(arguments))
 
 
 def own_options(command: str) -> set[str]:

@@ -74,7 +74,7 @@ def scan(
     root = Path(root)
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "does not exist"
-        raise FileNotFoundError(f"the data folder {str(root)!r} {what}; give one with --data.root FOLDER")
+        raise FileNotFoundError(f"the data folder {str(root)!r} {what}; give another FOLDER (--data.root)")
     split_dirs = split_folders(root) or {"all": root}
     if "all" not in split_dirs and "train" not in split_dirs and not class_names:
         found = " and ".join(repr(folder.name) for folder in split_dirs.values())
