@@ -23,6 +23,7 @@ _PATHS = {"config", "ckpt_path", "output", "lists", "pictures", "weights", "data
 _PATHS |= {"data.init_args.root", "model.weights", "trainer.default_root_dir"}
 _WEIGHTS = {"weights", "model.weights"}
 _DEFAULT_CONFIG = "image_folder.yaml"  # of `finetune fit FOLDER`
+_OF_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _PICTURES = {"predict": "data.predict", "sheet": "pictures"}
 
 
@@ -63,6 +64,10 @@ def _flag_in_full(command: str, name: str, value: str | None) -> tuple[str, str 
     full = in_full(command, name)
     if value and full in _PATHS:
         value = os.path.expanduser(value)
+    if value and full == "trainer.default_root_dir":
+        found = next(path for path in (Path(value).absolute(), *Path(value).absolute().parents) if path.exists())
+        if not found.is_dir():
+            raise WrongUsage(f"{both(command, full)} {value}: {found} is a file, not a folder")
     if value and (full == "ckpt_path" or (full in _WEIGHTS and os.sep in value)):  # not a name such as DEFAULT
         value = _checkpoint(value)
     return full, value
@@ -72,9 +77,15 @@ def _checkpoint(path: str) -> str:
     path, told = checkpoint_of(path)
     if not os.path.exists(path):
         raise WrongUsage(f"there is no checkpoint {path!r}{_nearest(path)}")
-    if told and all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")):
+    if path.lower().endswith(_OF_PICTURES):
+        raise WrongUsage(f"{path!r} is a picture: a checkpoint, or a run's folder, comes before the pictures")
+    if told and _is_first_process():
         print(told, file=sys.stderr)
     return path
+
+
+def _is_first_process() -> bool:
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def _take_folder(command: str, given: Given) -> None:

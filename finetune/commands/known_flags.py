@@ -3,15 +3,16 @@
 It refuses nothing that the real parser accepts: what depends on a class that the user names is left to that.
 """
 
+import re
 from importlib.metadata import version
 from typing import Any
 
 from finetune.commands.config_files import find
 from finetune.commands.given_arguments import ALONE, Given
-from finetune.commands.option_names import DATA, LIGHTNING, OPTIONS
+from finetune.commands.option_names import CHOICES, DATA, LIGHTNING, NUMBERS, OPTIMIZERS, OPTIONS
 from finetune.commands.short_words import WORDS, both, in_full
 from finetune.commands.suggestions import nearest_flag
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, did_you_mean
 
 
 def check_flags(command: str, given: Given) -> None:
@@ -31,8 +32,25 @@ def check_flags(command: str, given: Given) -> None:
         is_known = (full in OPTIONS[command] and typed.startswith("--")) or typed in ("-h", "-c")
         if is_known and value is None and name not in ALONE:
             raise WrongUsage(f"{both(command, full)} needs a value")
+        if is_known and value is not None and not (full.startswith("data.") and _may_have_own_data(command, given)):
+            _check_value(command, full, value)
         if not is_known and not _is_left_to_the_parser(command, typed, full, given):
             raise WrongUsage(f"finetune {command} has no option {typed}{_hint(command, full)}")
+
+
+def _check_value(command: str, full: str, value: str) -> None:
+    valid = CHOICES.get(full)
+    if valid and value not in valid:
+        raise WrongUsage(f"{both(command, full)} can't be {value!r}{did_you_mean(value, valid)}")
+    if full in NUMBERS and _NO_NUMBER.fullmatch(value) and value.lower() not in _WORDS:
+        raise WrongUsage(f"{both(command, full)} takes a number, such as 3 or 0.01, not {value!r}")
+    names = {name.lower(): name for name in OPTIMIZERS.split()}
+    if full == "model.optimizer" and value not in names.values() and (name := names.get(value.lower())):
+        raise WrongUsage(f"{both(command, full)} can't be {value!r}; did you mean {name!r}?")
+
+
+_NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # others are left to the parser
+_WORDS = ("null", "none", "true", "false", "inf", "nan")  # what YAML may read as something else than text
 
 
 def _is_left_to_the_parser(command: str, typed: str, full: str, given: Given) -> bool:

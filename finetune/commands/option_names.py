@@ -33,6 +33,21 @@ def _all(own: str, model: str = _MODEL) -> frozenset[str]:
 
 
 _FIT = "allow_changes checkpoint_every_n_steps report resume test_after_fit threshold"
+# Options with few values, and some that take numbers.
+CHOICES = {
+    "data.resize": ("shorter_side", "squash", "whole"),
+    "data.on_bad_image": ("error", "skip"),
+    "model.head_init": ("xavier", "source", "probe"),
+}
+NUMBERS = {
+    *("data.batch_size", "data.image_size", "data.val_fraction", "data.test_fraction", "data.min_crop"),
+    *("trainer.max_epochs", "trainer.max_steps", "model.optimizer.lr", "model.head_lr_multiplier", "top_k"),
+    "abstain_below",
+}
+OPTIMIZERS = """
+ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD SparseAdam
+"""
+
 _SHEET = "ckpt_path pictures output num columns seed"
 _CHECK = "output lists weights backbone image_size ckpt_path"
 _MEASURE = _all("trust_modules", f"{_MODEL} class_names")

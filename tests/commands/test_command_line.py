@@ -104,6 +104,8 @@ WRONG = {
     "predict run pictures/cat/d.jpg": "no picture, folder, list or glob 'pictures/cat/d.jpg' here; did you mean 'pictu",
     "predict run pictures/*.gif": "there is no picture, folder, list or glob 'pictures/*.gif' here",
     "predict run pictures --data.predict pictures": "pictures are given twice: by --data.predict, and 'pictures'",
+    "predict pictures/cat/a.jpg run": "'pictures/cat/a.jpg' is a picture: a checkpoint, or a run's folder, comes",
+    "fit pictures --out [a]": "/[a] is a file, not a folder",
     "sheet run": "finetune sheet needs pictures",
     "check a b": "one folder is needed, not 2",
 }

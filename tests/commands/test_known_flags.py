@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from command_lines import parse
 
 from finetune.commands import known_flags
 from finetune.commands.given_arguments import taken_apart
 from finetune.commands.known_flags import check_flags
 from finetune.commands.lightning_cli import FinetuneCLI
+from finetune.commands.option_names import CHOICES, NUMBERS, OPTIMIZERS
 from finetune.system.messages import WrongUsage
 
 REFUSED = {
@@ -111,6 +113,40 @@ def test_a_flag_without_its_value():
     with pytest.raises(WrongUsage, match=r"^--epochs \(--trainer.max_epochs\) needs a value$"):
         check_flags("fit", taken_apart(["--epochs", "--lr", "3"]))
     check_flags("fit", taken_apart(["--resume", "--epochs", "3"]))
+
+
+VALUES = {
+    ("--trainer.max_epochs", "ten"): "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'ten'",
+    ("--data.batch_size", "big"): "--batch (--data.batch_size) takes a number, such as 3 or 0.01, not 'big'",
+    ("--model.optimizer.lr", "0,01"): "--lr (--model.optimizer.lr) takes a number, such as 3 or 0.01, not '0,01'",
+    ("--model.optimizer", "adamw"): "--optimizer (--model.optimizer) can't be 'adamw'; did you mean 'AdamW'?",
+    ("--data.resize", "squosh"): "--data.resize can't be 'squosh'; did you mean 'squash'?",
+    ("--model.head_init=prob",): "--model.head_init can't be 'prob'; did you mean 'probe'?",
+    ("--data.on_bad_image", "zzz"): "--data.on_bad_image can't be 'zzz'; valid are error, skip",
+}
+
+
+@pytest.mark.parametrize("rest", VALUES, ids=" ".join)
+def test_values_that_can_t_be_are_told_and_the_parser_refuses_them_too(rest):
+    with pytest.raises(WrongUsage) as caught:
+        check_flags("fit", taken_apart(rest))
+    assert str(caught.value) == VALUES[rest]
+    with pytest.raises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        FinetuneCLI(["fit", *rest])
+
+
+def test_values_of_a_data_class_of_one_s_own_are_left_to_it():
+    check_flags("fit", taken_apart(["--data.resize", "squosh", "--data", "my.Data"]))
+
+
+def test_what_is_taken_for_choices_numbers_and_optimizers_is():
+    lines = [[f"--{full}", value] for full, valid in CHOICES.items() for value in valid]
+    lines += [[f"--{full}", "1"] for full in NUMBERS - {"top_k", "abstain_below"}]
+    for line in lines:
+        parse(["fit", *line])
+        check_flags("fit", taken_apart(line))
+    for name in OPTIMIZERS.split():
+        assert issubclass(getattr(torch.optim, name), torch.optim.Optimizer)
 
 
 def test_beside_another_lightning_nothing_is_refused(monkeypatch):

@@ -97,8 +97,8 @@ def test_every_command_has_help(command, capsys):
         (["fit", "--data.rot", "x"], "no option --data.rot; did you mean finetune fit FOLDER (--data.root)?"),
         (["fit", "--model.optimizer", "Adam", "--model.optimizer.lrr", "1", "--data.root", "x"], "did you mean 'lr'?"),
         (
-            ["fit", "--data.root", "x", "--epochs", "two"],
-            "trainer.max_epochs (--epochs): two is not valid; expected int or",
+            ["fit", "--data.root", "x", "--epochs", "1.5"],
+            "trainer.max_epochs (--epochs): 1.5 is not valid; expected int or",
         ),
         (["fit", "--trainer.max_epoch", "2"], "did you mean --epochs (--trainer.max_epochs)?"),
         (["fit", "--config", "hotdgo.yaml"], "hotdog.yaml"),
