@@ -36,7 +36,8 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
     command = arguments[0]
     given = taken_apart(arguments[1:])
     check_flags(command, given)
-    given.flags = [_flag_in_full(command, name, value) for name, value in given.flags]
+    is_needed = not given.has("resume")  # which may go on with another
+    given.flags = [_flag_in_full(command, name, value, is_needed) for name, value in given.flags]
     if any(name in ("h", "help") or name.endswith(".help") for name, _ in given.flags):
         given.positionals = []  # `--help all`
     else:
@@ -60,7 +61,8 @@ def with_pictures(arguments: Sequence[str]) -> list[str]:
     return put_together(command, given)
 
 
-def _flag_in_full(command: str, name: str, value: str | None) -> tuple[str, str | None]:
+def _flag_in_full(command: str, name: str, value: str | None, is_needed: bool) -> tuple[str, str | None]:
+    """Return a flag as the parser has it; a checkpoint must be there if it is needed."""
     full = in_full(command, name)
     if value and full in _PATHS:
         value = os.path.expanduser(value)
@@ -68,14 +70,15 @@ def _flag_in_full(command: str, name: str, value: str | None) -> tuple[str, str 
         found = next(path for path in (Path(value).absolute(), *Path(value).absolute().parents) if path.exists())
         if not found.is_dir():
             raise WrongUsage(f"{both(command, full)} {value}: {found} is a file, not a folder")
-    if value and (full == "ckpt_path" or (full in _WEIGHTS and os.sep in value)):  # not a name such as DEFAULT
-        value = _checkpoint(value)
+    is_run = value and full in _WEIGHTS and os.sep in value and os.path.isdir(value)  # not a name such as DEFAULT
+    if value and (is_run or (full == "ckpt_path" and value != "null")):
+        value = _checkpoint(value, is_needed)
     return full, value
 
 
-def _checkpoint(path: str) -> str:
+def _checkpoint(path: str, is_needed: bool = True) -> str:
     path, told = checkpoint_of(path)
-    if not os.path.exists(path):
+    if is_needed and not os.path.exists(path):
         raise WrongUsage(f"there is no checkpoint {path!r}{_nearest(path)}")
     if path.lower().endswith(_OF_PICTURES):
         raise WrongUsage(f"{path!r} is a picture: a checkpoint, or a run's folder, comes before the pictures")

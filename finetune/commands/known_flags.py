@@ -14,6 +14,10 @@ from finetune.commands.short_words import WORDS, both, in_full
 from finetune.commands.suggestions import nearest_flag
 from finetune.system.messages import WrongUsage, did_you_mean
 
+_OF_CLASSES = ("class_path", "init_args", "dict_kwargs")
+_NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # others are left to the parser
+_WORDS = ("null", "none", "true", "false", "inf", "nan")  # what YAML may read as something else than text
+
 
 def check_flags(command: str, given: Given) -> None:
     """Make sure that a command has these flags.
@@ -32,25 +36,23 @@ def check_flags(command: str, given: Given) -> None:
         is_known = (full in OPTIONS[command] and typed.startswith("--")) or typed in ("-h", "-c")
         if is_known and value is None and name not in ALONE:
             raise WrongUsage(f"{both(command, full)} needs a value")
-        if is_known and value is not None and not (full.startswith("data.") and _may_have_own_data(command, given)):
-            _check_value(command, full, value)
+        wrong = _wrong_value(full, value) if is_known and value is not None else ""
+        if wrong and not (full.startswith("data.") and _may_have_own_data(command, given)):
+            raise WrongUsage(f"{both(command, full)} {wrong}")
         if not is_known and not _is_left_to_the_parser(command, typed, full, given):
             raise WrongUsage(f"finetune {command} has no option {typed}{_hint(command, full)}")
 
 
-def _check_value(command: str, full: str, value: str) -> None:
+def _wrong_value(full: str, value: str) -> str:
+    """Return why a value is one that no option of this name takes, "" where it may be right."""
     valid = CHOICES.get(full)
     if valid and value not in valid:
-        raise WrongUsage(f"{both(command, full)} can't be {value!r}{did_you_mean(value, valid)}")
+        return f"can't be {value!r}{did_you_mean(value, valid)}"
     if full in NUMBERS and _NO_NUMBER.fullmatch(value) and value.lower() not in _WORDS:
-        raise WrongUsage(f"{both(command, full)} takes a number, such as 3 or 0.01, not {value!r}")
+        return f"takes a number, such as 3 or 0.01, not {value!r}"
     names = {name.lower(): name for name in OPTIMIZERS.split()}
-    if full == "model.optimizer" and value not in names.values() and (name := names.get(value.lower())):
-        raise WrongUsage(f"{both(command, full)} can't be {value!r}; did you mean {name!r}?")
-
-
-_NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # others are left to the parser
-_WORDS = ("null", "none", "true", "false", "inf", "nan")  # what YAML may read as something else than text
+    name = names.get(value.lower()) if full == "model.optimizer" else None
+    return f"can't be {value!r}; did you mean {name!r}?" if name and name != value else ""
 
 
 def _is_left_to_the_parser(command: str, typed: str, full: str, given: Given) -> bool:
@@ -63,9 +65,6 @@ def _is_left_to_the_parser(command: str, typed: str, full: str, given: Given) ->
     if name in OPTIONS[command] or name.startswith("print_") or parts[-1] == "help" or groups & OPTIONS[command]:
         return True
     return parts[0] == "data" and len(parts) > 1 and (parts[1] in _OF_CLASSES or _may_have_own_data(command, given))
-
-
-_OF_CLASSES = ("class_path", "init_args", "dict_kwargs")
 
 
 def _may_have_own_data(command: str, given: Given) -> bool:

@@ -48,6 +48,10 @@ IN_FULL = {
     ),
     "fit pictures --weights DEFAULT": f"fit --config {CONFIG} --model.weights DEFAULT --data.root pictures",
     "fit --out=~/runs --data.root ~/pictures": "fit --trainer.default_root_dir HOME/runs --data.root HOME/pictures",
+    "fit pictures --resume --ckpt_path x": f"fit --config {CONFIG} --resume --ckpt_path x --data.root pictures",
+    "fit pictures --ckpt_path null --weights ./gone.pt": (
+        f"fit --config {CONFIG} --ckpt_path null --model.weights ./gone.pt --data.root pictures"
+    ),
     "fit --print_config": "fit --print_config",
     "fit --trainer.callbacks.help EarlyStopping": "fit --trainer.callbacks.help EarlyStopping",
     "benchmark pictures --devices 1,2 --out x.json": (
@@ -93,6 +97,7 @@ WRONG = {
     "fit pictures --data.root run": "finetune fit FOLDER (--data.root) is given twice: 'pictures' and 'run'",
     "fit pictures --config hotdg.yaml": "there is no config 'hotdg.yaml' here, nor is one shipped; did you mean 'hotdo",
     "fit pictures --weights ./pictures": "the folder ./pictures is no run",
+    "fit pictures --ckpt_path gone.ckpt": "there is no checkpoint 'gone.ckpt'",
     "test": "finetune test needs a checkpoint, or a run's folder: finetune test CKPT (--ckpt_path)",
     "test rum": "there is no checkpoint 'rum'; did you mean 'run'?",
     "test run/checkpoints/bets.ckpt": "did you mean 'run/checkpoints/best.ckpt'?",
