@@ -147,8 +147,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command in ("benchmark", "report"):  # the flags of fit, and some more; several folders without a flag
         function(arguments)
         return
-    # `check FOLDER` and `export CHECKPOINT` are what anybody would type; others have none, or several.
-    has_folder = command in ("check", "export")
+    has_folder = command == "check"
     name = f"finetune {command}"
     auto_cli(function, args=list(arguments), prog=name, parser_class=OneLineErrorParser, as_positional=has_folder)
 

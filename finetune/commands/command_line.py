@@ -19,7 +19,18 @@ from finetune.commands.short_words import both, in_full
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.messages import WrongUsage
 
-_PATHS = {"config", "ckpt_path", "output", "lists", "pictures", "weights", "data.root", "data.predict"}
+_PATHS = {
+    "config",
+    "ckpt_path",
+    "output",
+    "lists",
+    "pictures",
+    "weights",
+    "verify_on",
+    "root",
+    "data.root",
+    "data.predict",
+}
 _PATHS |= {"data.init_args.root", "model.weights", "trainer.default_root_dir"}
 _WEIGHTS = {"weights", "model.weights"}
 _DEFAULT_CONFIG = "image_folder.yaml"  # of `finetune fit FOLDER`
@@ -43,7 +54,9 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
     else:
         given.positionals = [os.path.expanduser(text) for text in given.positionals]
         _BY_POSITION[command](command, given)
-        for value in (value for name, value in given.flags if name == "config" and command not in ("sheet", "check")):
+        for value in (
+            value for name, value in given.flags if name == "config" and command not in ("sheet", "check", "export")
+        ):
             find(value or "")
     return put_together(command, given)
 
@@ -134,6 +147,12 @@ def _take_checkpoint_and_pictures(command: str, given: Given) -> None:
             raise WrongUsage(f"there is no picture, folder, list or glob {path!r} here{_nearest(path)}")
 
 
+def _take_one_checkpoint(command: str, given: Given) -> None:
+    _take_checkpoint(command, given)
+    if given.positionals:
+        raise WrongUsage(f"finetune {command} takes one checkpoint, and no {given.positionals[0]!r}")
+
+
 def _take_one_folder(command: str, given: Given) -> None:
     if given.positionals:
         _only_one(f"finetune {command} FOLDER", given.positionals)
@@ -146,6 +165,7 @@ _BY_POSITION: dict[str, Callable[[str, Given], None]] = {
     "test": _take_checkpoint_and_folder,
     "predict": _take_checkpoint_and_pictures,
     "sheet": _take_checkpoint_and_pictures,
+    "export": _take_one_checkpoint,
     "check": _take_one_folder,
 }
 
@@ -158,7 +178,7 @@ def _take_checkpoint(command: str, given: Given) -> None:
 
 
 def _is_checkpoint(path: str) -> bool:
-    return path.endswith(".ckpt") or os.path.isdir(os.path.join(path, "checkpoints"))
+    return path.endswith((".ckpt", ".onnx", ".safetensors")) or os.path.isdir(os.path.join(path, "checkpoints"))
 
 
 def _only_one(usage: str, paths: list[str]) -> str:

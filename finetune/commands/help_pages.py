@@ -117,6 +117,25 @@ PICTURES are pictures, folders, globs, or text files with a path on each line.""
         )
     },
 )
+_PAGES["export"] = (
+    "CKPT [options]",
+    f"""Writes a checkpoint as a file for other programs, held against the network before it is kept.
+{_CKPT}""",
+    (
+        "finetune export runs/fit/version_0",
+        "finetune export best.ckpt --out model.onnx --verify_on pictures",
+        "finetune export best.ckpt --quantize int8",
+    ),
+    {
+        "the file": (
+            Option("format", "KIND", "onnx", "torch: a .pt2 for torch.export; safetensors: the weights"),
+            Option("output", "FILE", None, "unsaid, beside the checkpoint"),
+            Option("verify_on", "PICTURES", None, "what it is compared on; unsaid, on 64 drawn pictures"),
+            Option("quantize", "int8", None, "a quarter of the size, if it is as accurate and faster"),
+            Option("root", "FOLDER", None, "pictures for int8; unsaid, those of the run"),
+        )
+    },
+)
 for _name, _split, _what in (("validate", "val", "validation"), ("test", "test", "test")):
     _PAGES[_name] = (
         "CKPT [FOLDER] [options]",
@@ -136,6 +155,7 @@ its {_split}/, or all of its class folders. What it has seen in training is left
             "run": (_OUT, _TRUST),
         },
     )
+OWN_PAGES = ("sheet", "export")  # which have no options but these
 _AFTER = (
     "All options: finetune {command} --help all. A config that --config takes: finetune {command} ... --print_config",
     "Defaults are in brackets. A short word and the full name behind it say the same; configs have full names alone.",
@@ -157,7 +177,7 @@ def page(command: str) -> str:
     lines = [f"usage: finetune {command} {usage}", "", text, "", "for example:", *(f"  {line}" for line in examples)]
     for name, group in groups.items():
         lines += ["", f"{name}:", *(_line(command, option) for option in group)]
-    return "\n".join([*lines, "", *_AFTER[command == "sheet" :]]).format(command=command)
+    return "\n".join([*lines, "", *_AFTER[command in OWN_PAGES :]]).format(command=command)
 
 
 def options(command: str) -> list[Option]:

@@ -60,6 +60,9 @@ OPTIONS = {
     "test": _MEASURE,
     "predict": _MEASURE | {"output", "top_k", "abstain_below"},
     "sheet": frozenset(["ckpt_path", "pictures", "output", "num", "columns", "seed", "config", "help", "print_config"]),
+    "export": frozenset(
+        ["ckpt_path", "format", "output", "verify_on", "quantize", "root", "config", "help", "print_config"]
+    ),
     "check": frozenset(
         ["output", "lists", "weights", "backbone", "image_size", "ckpt_path", "config", "help", "print_config"]
     ),

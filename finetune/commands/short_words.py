@@ -34,6 +34,7 @@ WORDS = MappingProxyType(
         "test": _MEASURE,
         "predict": _MEASURE | {"out": "output", "pictures": "data.predict"},
         "sheet": {"out": "output"},
+        "export": {"out": "output"},
         "check": {"out": "output", "size": "image_size"},
     }
 )
@@ -48,6 +49,7 @@ POSITIONS = MappingProxyType(
         "test": {"ckpt_path": "CKPT", "data.root": "CKPT FOLDER"},
         "predict": {"ckpt_path": "CKPT PICTURES", "data.predict": "CKPT PICTURES"},
         "sheet": {"ckpt_path": "CKPT PICTURES", "pictures": "CKPT PICTURES"},
+        "export": {"ckpt_path": "CKPT"},
         "check": {"folder": "FOLDER"},
     }
 )

@@ -71,6 +71,7 @@ IN_FULL = {
     "predict run --pictures pictures": f"predict --ckpt_path {BEST} --data.predict pictures",
     "predict run -- -x.jpg": f"predict --ckpt_path {BEST} -- -x.jpg",
     "sheet run pictures --out s.png": f"sheet --ckpt_path {BEST} --output s.png -- pictures",
+    "export run --out s.onnx": f"export --ckpt_path {BEST} --output s.onnx",
     "sheet --ckpt_path run --pictures pictures": f"sheet --ckpt_path {BEST} --pictures pictures",
     "check pictures --size 3": "check --image_size 3 -- pictures",
     "check": "check",
@@ -112,6 +113,8 @@ WRONG = {
     "predict pictures/cat/a.jpg run": "'pictures/cat/a.jpg' is a picture: a checkpoint, or a run's folder, comes",
     "fit pictures --out [a]": "/[a] is a file, not a folder",
     "sheet run": "finetune sheet needs pictures",
+    "export": "finetune export needs a checkpoint",
+    "export run pictures": "finetune export takes one checkpoint, and no 'pictures'",
     "check a b": "one folder is needed, not 2",
 }
 

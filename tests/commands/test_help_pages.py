@@ -10,15 +10,16 @@ import yaml
 from command_lines import parse
 
 from finetune.commands.config_files import shipped
+from finetune.commands.export import export
 from finetune.commands.given_arguments import taken_apart
-from finetune.commands.help_pages import help_page, options, page
+from finetune.commands.help_pages import OWN_PAGES, help_page, options, page
 from finetune.commands.known_flags import check_flags
 from finetune.commands.option_names import OPTIONS
 from finetune.commands.sheet import sheet
 from finetune.data.datamodule import ImageDataModule
 
 LIGHTNING = ("fit", "validate", "test", "predict")
-ALL = (*LIGHTNING, "sheet")
+ALL = (*LIGHTNING, *OWN_PAGES)
 
 
 @pytest.mark.parametrize("command", ALL)
@@ -26,7 +27,7 @@ def test_it_is_one_screen_with_examples_that_are_understood(command):
     lines = page(command).splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 115
     examples = [line.split()[1:] for line in lines if line.startswith(f"  finetune {command} ")]
-    assert len(examples) == (3 if command == "sheet" else 5)
+    assert len(examples) == (3 if command in OWN_PAGES else 5)
     for _, *rest in examples:
         check_flags(command, taken_apart(rest))
 
@@ -73,9 +74,10 @@ def test_control_another_default_would_be_noticed(settings):
     assert found(settings, "model.optimizer.lr") != 0.005
 
 
-def test_the_defaults_of_a_sheet():
-    defaults = {name: parameter.default for name, parameter in signature(sheet).parameters.items()}
-    for option in options("sheet"):
+@pytest.mark.parametrize(("command", "function"), [("sheet", sheet), ("export", export)])
+def test_the_defaults_of_our_own_commands(command, function):
+    defaults = {name: parameter.default for name, parameter in signature(function).parameters.items()}
+    for option in options(command):
         assert yaml.safe_load(option.default or "") == defaults[option.full]
 
 

@@ -33,7 +33,7 @@ def test_of_lightning_s_commands(command):
     assert not lacking and not more, f"put into option_names.py: {lacking}; take out: {more}"
 
 
-@pytest.mark.parametrize("command", ["sheet", "check"])
+@pytest.mark.parametrize("command", ["sheet", "export", "check"])
 def test_of_our_own(command):
     by_jsonargparse = {"config", "help", "print_config"}
     assert OPTIONS[command] - by_jsonargparse == own_options(command) - {"folder"}

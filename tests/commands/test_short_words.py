@@ -14,6 +14,7 @@ FROZEN = {
     "test": "batch devices out precision workers",
     "predict": "batch devices out pictures precision workers",
     "sheet": "out",
+    "export": "out",
     "check": "out size",
 }
 
