@@ -159,6 +159,8 @@ def paired(records: list[dict], names: Sequence[str], data: str, image_size: int
         only = ((a & ~b).bit_count(), (b & ~a).bit_count())
         sums = [sums[0] + only[0], sums[1] + only[1]]
         lines.append((f"seed {seed}", *only))
+    if not lines:
+        return f"no seed of both {names[0]} and {names[1]} at {image_size} pixels has its answers on record: run them"
     lines.append(("all seeds", *sums))
     return "\n".join(
         f"{what}: only {names[0]} right {a}, only {names[1]} right {b}, p = {binomtest(a, max(1, a + b)).pvalue:.3f}"

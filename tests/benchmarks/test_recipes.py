@@ -165,6 +165,7 @@ def test_two_recipes_are_held_against_each_other_on_the_same_pictures(monkeypatc
     rights = {("a", 0): [1, 1, 1, 0, 0, 1], ("b", 0): [1, 0, 0, 0, 1, 0], ("a", 1): [1, 1], ("b", 1): [1, 0]}
     common = {"data": "hotdog", "image_size": 128}
     records = [{"name": n, "seed": s, "right": recipes.as_text(r), **common} for (n, s), r in rights.items()]
+    assert recipes.paired(records, ["a", "b"], "hotdog", 224).startswith("no seed of both a and b at 224 pixels")
     assert recipes.paired(records, ["a", "b"], "hotdog", 128).splitlines() == [
         "seed 0: only a right 3, only b right 1, p = 0.625",  # 2 * (1 + 4) / 16
         "seed 1: only a right 1, only b right 0, p = 1.000",
