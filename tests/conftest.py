@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from colours import draw_colours
 
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the onnxruntime that tests compare with
 torch.set_num_threads(1)  # the pictures are tiny: more threads only cost time
 
 

@@ -83,7 +83,7 @@ def _flag_in_full(command: str, name: str, value: str | None, is_needed: bool) -
         found = next(path for path in (Path(value).absolute(), *Path(value).absolute().parents) if path.exists())
         if not found.is_dir():
             raise WrongUsage(f"{both(command, full)} {value}: {found} is a file, not a folder")
-    is_run = value and full in _WEIGHTS and os.sep in value and os.path.isdir(value)  # not a name such as DEFAULT
+    is_run = value and full in _WEIGHTS and _is_folder_of_weights(value)
     if value and (is_run or (full == "ckpt_path" and value != "null")):
         value = _checkpoint(value, is_needed)
     return full, value
@@ -172,13 +172,21 @@ _BY_POSITION: dict[str, Callable[[str, Given], None]] = {
 
 def _take_checkpoint(command: str, given: Given) -> None:
     if not given.has("ckpt_path"):
+        if not given.positionals and given.has("config"):
+            return  # which may name it
         if not given.positionals:
             raise WrongUsage(f"finetune {command} needs a checkpoint, or a run's folder: {both(command, 'ckpt_path')}")
         given.flags.insert(0, ("ckpt_path", _checkpoint(given.positionals.pop(0))))
 
 
 def _is_checkpoint(path: str) -> bool:
-    return path.endswith((".ckpt", ".onnx", ".safetensors")) or os.path.isdir(os.path.join(path, "checkpoints"))
+    is_run = any(os.path.exists(os.path.join(path, name)) for name in ("checkpoints", "best.ckpt", "last.ckpt"))
+    return path.endswith((".ckpt", ".onnx", ".safetensors")) or is_run
+
+
+def _is_folder_of_weights(path: str) -> bool:
+    """Whether a folder is meant, and not a name such as DEFAULT that one beside happens to have."""
+    return os.path.isdir(path) and (os.sep in path or os.path.isdir(os.path.join(path, "checkpoints")))
 
 
 def _only_one(usage: str, paths: list[str]) -> str:
@@ -205,7 +213,7 @@ def _nearest(path: str) -> str:
 
 
 def _put(command: str, given: Given, name: str, value: str) -> None:
-    said = given.last(name)
+    said = given.last(name) or given.last(name.replace("data.", "data.init_args.", 1))
     if said is not None and said != value:
         raise WrongUsage(f"{both(command, name)} is given twice: {value!r} and {said!r}")
     if said is None:

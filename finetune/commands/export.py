@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +57,8 @@ def export(
     checkpoint = read_checkpoint(ckpt_path)
     if "exported" in checkpoint:
         raise WrongUsage(f"{ckpt_path} is an exported file: give the checkpoint that it was made of")
+    if root and not quantize:
+        raise WrongUsage("--root is for --quantize int8")
     if quantize and format != "onnx":
         raise WrongUsage(f"--quantize int8 makes an .onnx, not --format {format}")
     target = Path(output) if output else Path(ckpt_path).with_suffix(f".int8{suffix}" if quantize else suffix)
@@ -67,6 +70,7 @@ def export(
     images, pictures = _pictures(predictor, verify_on)
     model, temperature = predictor.model, predictor.calibration.temperature
     module = EndToEnd(model.network, model.mean, model.std, temperature).eval()
+    print(f"writing {model.backbone} as {target.name}, which takes some seconds", file=sys.stderr, flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         file = Path(folder) / target.name
@@ -95,6 +99,8 @@ def export(
 def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) -> ImageDataModule:
     """Return the pictures that a checkpoint was trained and tested on."""
     settings = data_settings(checkpoint, [])
+    if settings["class_path"].rpartition(".")[0] != "finetune":
+        raise WrongUsage(f"--quantize int8 knows finetune's own data sets, not {settings['class_path']}")
     kind = getattr(finetune, settings["class_path"].rpartition(".")[2])
     place = root or settings["init_args"].get("root") or kind.default_root
     if not place or not Path(place).exists():

@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import Checkpoint, LearningRateMonitor, ProgressBar, Timer
+from pytorch_lightning.callbacks import Checkpoint, ProgressBar, Timer
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
 
@@ -17,6 +17,7 @@ from finetune.distributed.signals import StopAtOnce
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
+from finetune.runs.lightning_callbacks import Rates
 from finetune.runs.live_report import LiveReport
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
@@ -69,7 +70,7 @@ def complete(
         config["precision"] = options.trainer.precision = precision
     callbacks: list[Any] = [RunFolder(run, parser, options), Results(run), Skipped(run), StopAtOnce()]
     if run.command == "fit":
-        callbacks += [LearningRateMonitor(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run)]
+        callbacks += [Rates(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run)]
         callbacks += [LiveReport(run)] if options.report else []
     if run.command == "predict":
         callbacks.append(PredictionWriter(run, options.output, options.top_k, options.abstain_below))

@@ -1,5 +1,6 @@
 """Writes a network as a file of another kind: ONNX, torch.export's, safetensors."""
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -57,8 +58,9 @@ def write_program(module: EndToEnd, image_size: int, description: str, path: Pat
         program = torch.export.export(module, (_example(image_size),), dynamic_shapes={"images": {0: batch}})
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # as above
-        with open(path, "wb") as file:
-            torch.export.save(program, file, extra_files={KEY: description})
+        content = io.BytesIO()  # where a disk is full torch ends the process
+        torch.export.save(program, content, extra_files={KEY: description})
+    path.write_bytes(content.getbuffer())
 
 
 def write_weights(module: EndToEnd, image_size: int, description: str, path: Path) -> None:

@@ -1,5 +1,6 @@
 """An exported network in the place of the one it was made of, so that `test`, `predict` and `sheet` work with it."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,24 +15,41 @@ class OnnxNetwork(nn.Module):
 
     Args:
         path: The file, which normalises by itself.
+        num_classes: That it should have.
 
     Raises:
         ValueError: onnxruntime is missing or can't run the file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, num_classes: int) -> None:
         super().__init__()
-        self.session = open_session(path)
+        self.path, self.num_classes, self.session = path, num_classes, open_session(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "session": None}  # which can't go into another process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.session = open_session(self.path)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return logits (B, K) of grey levels (B, 3, h, w) that are whole numbers."""
         images = pixels.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
         (logits,) = self.session.run(["logits"], {"images": images})
+        if logits.shape != (len(images), self.num_classes):
+            shape = f"its logits of {len(images)} pictures have the shape {logits.shape}"
+            raise ValueError(f"{self.path} names {self.num_classes} classes, but {shape}")
         return torch.from_numpy(logits).to(pixels.device, pixels.dtype)
+
+
+def forbid_telemetry() -> None:
+    """Let onnxruntime (1.32) write no identifier into the user's folders and send nothing: before it is imported."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
 def open_session(path: str) -> Any:
     """Return onnxruntime's session of a file, with as many threads as torch has."""
+    forbid_telemetry()
     try:
         import onnxruntime
     except ImportError as error:
@@ -49,4 +67,4 @@ def put_exported(model: Classifier, checkpoint: Mapping[str, Any]) -> None:
     """Let a classifier compute with the file that its checkpoint was read from, if that holds the network itself."""
     path = checkpoint.get("exported", "")
     if path.endswith(".onnx"):
-        model.network = OnnxNetwork(path)
+        model.network = OnnxNetwork(path, len(model.class_names))

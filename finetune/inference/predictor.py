@@ -43,7 +43,10 @@ class Predictor:
         self._transforms: dict[int, A.Compose] = {}
         self.model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names
         put_exported(self.model, checkpoint)
-        self.model.load_state_dict(checkpoint["state_dict"])
+        try:
+            self.model.load_state_dict(checkpoint["state_dict"])
+        except RuntimeError as error:  # with all names that are too many or too few
+            raise ValueError(f"{str(ckpt_path)!r} does not hold the weights of {self.model.backbone}") from error
         check_first_pass(self.model, self.image_size)
         self.calibration = read_calibration(checkpoint)
         self.class_names: list[str] = self.model.class_names

@@ -10,6 +10,7 @@ import numpy as np
 
 from finetune.data.splits import Split
 from finetune.inference.export_check import opened, timed
+from finetune.inference.onnx_network import forbid_telemetry
 from finetune.inference.predictor import Predictor
 from finetune.system.progress import watched
 
@@ -55,6 +56,7 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
         target: The file to write, in a folder that may be written to.
         batches: Prepared training pictures (n, h, w, 3) uint8, by which the activations' ranges are found.
     """
+    forbid_telemetry()
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process

@@ -1,6 +1,7 @@
 """Pretrained weights: reading any file of them safely, and putting them into a network, head or no head."""
 
 import hashlib
+import json
 import logging
 import pickle
 import re
@@ -50,6 +51,9 @@ class Pretrained:
                 buffer.copy_(values)
 
 
+EXPORTED = "finetune"  # in the metadata of what `finetune export` writes
+
+
 def read_weights(weights: str, backbone: str) -> Pretrained:
     """Read a torchvision weights name of this backbone, a state dict, a safetensors file or a checkpoint of ours.
 
@@ -64,6 +68,8 @@ def read_weights(weights: str, backbone: str) -> Pretrained:
     if weights in published:
         return _read_published(published[weights])
     path = Path(weights)
+    if path.suffix == ".onnx":
+        raise WrongUsage(f"training can't begin with {weights}: an .onnx gives answers alone; take the checkpoint")
     if path.is_file():
         return _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     if path.suffix in (".pt", ".pth", ".ckpt", ".safetensors") or len(path.parts) > 1:
@@ -92,13 +98,21 @@ def _read_published(weights: Any) -> Pretrained:
 
 
 def _read_safetensors(path: Path) -> Pretrained:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return Pretrained(_tidy(load_file(path)), None, str(path))
+        with safe_open(str(path), "pt") as file:
+            state, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} can't be read as safetensors: {error}") from error
+    if EXPORTED not in about:
+        return Pretrained(_tidy(state), None, str(path))
+    try:  # of `finetune export`: which pixels it has learned with
+        known = json.loads(about[EXPORTED])
+        mean, std = (torch.tensor(known[name], dtype=torch.float32).view(3, 1, 1) for name in ("mean", "std"))
+        return Pretrained(_tidy(state), [str(name) for name in known["model"]["class_names"]], str(path), mean, std)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged: what it says of itself can't be read") from error
 
 
 def _read_torch(path: Path) -> Pretrained:

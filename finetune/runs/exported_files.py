@@ -6,15 +6,18 @@ pictures were seen goes in as hashes of their names, so that a test of the file 
 
 import base64
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-KEY = "finetune"  # of the text in a file's metadata
+from finetune.data.transforms import ResizeMode
+from finetune.models.weights import EXPORTED as KEY
+
 READABLE = (".onnx", ".safetensors")
 _MODEL = ("class_names", "backbone", "label_smoothing", "class_weights")
 _DATA = ("image_size", "resize", "split_seed", "val_fraction", "test_fraction")
@@ -58,6 +61,7 @@ def read_exported(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{str(path)!r} was not written by `finetune export`: it names no classes")
     try:
         plain = json.loads(text)
+        _check(plain)
         seen = plain["seen"] and {
             "names": _tensor(plain["seen"]["names"], np.int64),
             "sizes": _tensor(plain["seen"]["sizes"], np.int32),
@@ -79,7 +83,7 @@ def read_exported(path: str | Path) -> dict[str, Any]:
             "global_step": 0,
             "pytorch-lightning_version": "2.6.4",
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:  # or RecursionError
         raise ValueError(f"{str(path)!r} is damaged: what it says of itself can't be read") from error
 
 
@@ -94,9 +98,42 @@ def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
         model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
         raise ValueError(f"{str(path)!r} is damaged, or no .onnx file") from error
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model)):
         raise ValueError(f"{str(path)!r} has its weights in other files, which `finetune export` never does")
     return {prop.key: prop.value for prop in model.metadata_props}.get(KEY), {}
+
+
+def _tensors(message: Any) -> Iterator[Any]:
+    """Yield every tensor in a message of ONNX, those of inner graphs and of attributes too."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                yield from _tensors(inner)
+
+
+def _check(plain: Any) -> None:
+    """Make sure that what a file, perhaps a stranger's, says of itself is what `packed` would have said."""
+    model, data, numbers = plain["model"], plain["data"], [*plain["mean"], *plain["std"], *plain["class_weight"]]
+    names, seen = model["class_names"], plain["seen"]
+    is_sound = (
+        isinstance(names, list)
+        and len(set(names)) == len(names) == len(plain["class_weight"]) > 1
+        and all(type(name) is str and name.isprintable() for name in names)
+        and type(model["backbone"]) is str
+        and type(model["label_smoothing"]) in (int, float)
+        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        and len(plain["mean"]) == len(plain["std"]) == 3
+        and min(plain["std"]) > 0
+        and type(data["image_size"]) is int
+        and data["image_size"] > 0
+        and data["resize"] in get_args(ResizeMode)
+        and (seen is None or (type(seen["num_train"]) is int and seen["num_train"] >= 0))
+    )
+    if not is_sound:
+        raise ValueError("not as `finetune export` writes it")
 
 
 def _safetensors(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:

@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
+    LearningRateMonitor,
     StochasticWeightAveraging,
     Timer,
     WeightAveraging,
@@ -15,6 +16,22 @@ from pytorch_lightning.callbacks import (
 from torch import nn
 
 from finetune.models.stages import batch_norms
+
+
+class Rates(LearningRateMonitor):
+    """Logs the learning rates.
+
+    Attributes:
+        last: Those of the last step by name, logged or not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: dict[str, float] = {}
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        super().on_train_batch_start(trainer, *args, **kwargs)
+        self.last = self._extract_stats(trainer, "any")
 
 
 def limits(trainer: pl.Trainer) -> dict[str, Any]:

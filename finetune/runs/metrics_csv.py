@@ -12,6 +12,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from finetune.runs.folder import Run
 from finetune.system.files import replace_text
+from finetune.system.messages import reason
 
 _ORDER = {"train": 0, "val": 1}  # of the columns, before rates
 
@@ -77,9 +78,9 @@ class MetricsCSV(Logger):
             self.log_metrics({**row, "epoch": trainer.current_epoch}, step - is_epoch_end)
 
     @rank_zero_only
-    def log_epoch(self, epoch: int, step: int, seconds: float) -> None:
-        """Write the row of an epoch, counted from one, of which everything is logged."""
-        values, self._epoch = self._epoch, {}
+    def log_epoch(self, epoch: int, step: int, seconds: float, rates: Mapping[str, float] | None = None) -> None:
+        """Write the row of an epoch, counted from one, of which everything is logged; `rates` perhaps not."""
+        values, self._epoch = {**self._epoch, **(rates or {})}, {}
         named = {"train/loss_epoch": "train/loss"}  # which is that of the last step that logged
         values = {named.get(name, name): value for name, value in values.items() if name not in ("epoch", "train/loss")}
         values = dict(sorted(values.items(), key=lambda item: _ORDER.get(item[0].partition("/")[0], len(_ORDER))))
@@ -114,8 +115,13 @@ def read_metrics(path: str | Path) -> list[dict[str, str]]:
 
 def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
     """Drop the other rows of a file, and return those."""
-    rows = read_metrics(path)
-    kept = [row for row in rows if is_kept(row)]
+    try:
+        rows = read_metrics(path)
+        kept = [row for row in rows if is_kept(row)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} is damaged: {reason(error)}; move it away, and --resume goes on without it"
+        ) from error
     if rows:
         replace_text(path, _csv(kept, list(rows[0]), header=True))
     return kept

@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import Checkpoint
 
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.folder import Run
-from finetune.runs.lightning_callbacks import enter_epoch, keep_patience, limits
+from finetune.runs.lightning_callbacks import Rates, enter_epoch, keep_patience, limits
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.system.files import link
 from finetune.system.messages import WrongUsage
@@ -122,8 +122,9 @@ class Checkpoints(Checkpoint):
         _write_ahead(trainer, is_epoch_end=True)
         if not self._is_extra_pass:
             for logger in _files(trainer):
+                rates = next((c.last for c in trainer.callbacks if isinstance(c, Rates)), {})  # type: ignore[attr-defined]
                 seconds = time.monotonic() - self._epoch_began
-                logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds)
+                logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._save(trainer, "last")
         if self.best_score is None and trainer.is_global_zero:

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from colours import QUICK, draw_colours
 
 from finetune.cli import main
 from finetune.data.decode import decode
 from finetune.inference import export_check
 from finetune.inference.predictor import Predictor
+from finetune.runs.checkpoint_io import read_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +145,19 @@ def test_int8_needs_the_pictures_of_the_run(run, cli, tmp_path):
         (tmp_path / "others" / split / "red").rename(tmp_path / "others" / split / "yellow")
     with pytest.raises(ValueError, match="others has other classes than the checkpoint"):
         cli(*int8, "--root", tmp_path / "others")
+
+
+def test_training_begins_with_the_normalisation_of_its_safetensors(run, colours, cli, tmp_path):
+    known = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
+    known["state_dict"] |= {"mean": torch.full((3, 1, 1), 100.0), "std": torch.full((3, 1, 1), 50.0)}
+    torch.save(known, tmp_path / "other.ckpt")
+    cli("export", "other.ckpt", "--format", "safetensors")
+    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
+    cli(*fit, "--model.weights", "other.safetensors")
+    state = read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt")["state_dict"]
+    assert state["mean"].unique().tolist() == [100] and state["std"].unique().tolist() == [50]
+    with pytest.raises(ValueError, match=r"training can't begin with .*best\.onnx: an \.onnx gives answers alone"):
+        cli(*fit, "--model.weights", run / "checkpoints/best.onnx")
 
 
 def test_the_lines_of_the_guide_run(run, colours, tmp_path):

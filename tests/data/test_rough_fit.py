@@ -1,5 +1,11 @@
 """All pairs at a glance: what OpenCV finds of each alone, at half the side."""
 
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import cv2
 import numpy as np
 import pytest
@@ -9,6 +15,7 @@ from finetune.data.checking import rough_fit
 from finetune.data.checking.duplicates import best_fit
 from finetune.data.checking.rough_fit import rough_fits
 
+FORK = multiprocessing.get_context("fork")
 SHARES = (1.0, 0.88, 0.78, 0.69, 0.6, 0.53)
 BLUR = 1.5
 
@@ -51,3 +58,36 @@ def test_of_no_pairs_there_are_none():
     none = np.zeros(0, np.int64)
     fits, which = rough_fits((np.zeros((2, 48, 48), np.uint8),) * 2, none, none, np.zeros(0), SHARES, BLUR)
     assert len(fits) == len(which) == 0
+
+
+def threads_of_a_fork() -> int:
+    ours, its = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=lambda: its.send(len(os.listdir("/proc/self/task"))))
+    process.start()
+    process.join()
+    return ours.recv()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs Linux")
+def test_it_leaves_no_threads_that_begin_anew_in_workers():
+    """There they would take signals that the worker has blocked; scipy.fft's own threads do."""
+    code = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import numpy as np
+from test_rough_fit import threads_of_a_fork
+from finetune.data.checking.rough_fit import rough_fits
+grey = np.random.default_rng(0).integers(0, 256, (4, 48, 48), np.uint8)
+i = np.arange(4)
+rough_fits((grey, grey), i, i[::-1].copy(), np.ones(4), (0.9, 0.8), 3.0)
+ours = threads_of_a_fork()
+import scipy.fft
+scipy.fft.rfft2(np.ones((64, 64, 64)), workers=2)
+print(ours, threads_of_a_fork())
+"""
+    here = Path(__file__).parent
+    places = [str(here), str(here.parent / "support")]
+    done = subprocess.run([sys.executable, "-c", code, *places], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ours, scipys = map(int, done.stdout.split())
+    assert ours == 1 < scipys

@@ -1,5 +1,10 @@
 """An exported file where a checkpoint is expected."""
 
+import os
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -31,3 +36,31 @@ def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path):
     (tmp_path / "some.onnx").write_bytes(b"no model")
     with pytest.raises(ValueError, match=r"some\.onnx' can't be run by onnxruntime: [^\n]+$"):
         open_session(str(tmp_path / "some.onnx"))
+
+
+def test_a_graph_of_other_classes_than_it_names_is_told(calibrated, tmp_path):
+    own = Predictor(calibrated)
+    whole = EndToEnd(own.model.network, own.model.mean, own.model.std, 1.0).eval()
+    write_onnx(whole, 32, "about", tmp_path / "some.onnx")
+    pixels = torch.zeros(2, 3, 32, 32)
+    assert OnnxNetwork(str(tmp_path / "some.onnx"), 3)(pixels).shape == (2, 3)
+    with pytest.raises(ValueError, match=r"names 2 classes, but its logits of 2 pictures have the shape \(2, 3\)"):
+        OnnxNetwork(str(tmp_path / "some.onnx"), 2)(pixels)
+    network = pickle.loads(pickle.dumps(OnnxNetwork(str(tmp_path / "some.onnx"), 3)))  # as ddp_spawn does
+    assert network(pixels).shape == (2, 3)
+
+
+def test_onnxruntime_writes_nothing_of_its_own(calibrated, tmp_path):
+    """It has telemetry (1.32), which puts an identifier of the machine into the user's folders."""
+    own = Predictor(calibrated)
+    whole = EndToEnd(own.model.network, own.model.mean, own.model.std, 1.0).eval()
+    write_onnx(whole, 32, packed(read_checkpoint(calibrated)), tmp_path / "some.onnx")
+    home = tmp_path / "home"
+    home.mkdir()
+    places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(tmp_path)}
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | places
+    code = "import sys, time; from finetune.inference.predictor import Predictor; Predictor(sys.argv[1]); time.sleep(2)"
+    command = [sys.executable, "-c", code, str(tmp_path / "some.onnx")]
+    subprocess.run(command, env=environment, check=True)
+    written = [str(path.relative_to(home)) for path in home.rglob("*")]
+    assert not [path for path in written if "microsoft" in path.lower() or "onnx" in path]

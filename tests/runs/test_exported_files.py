@@ -11,16 +11,24 @@ from colours import QUICK
 from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
+from finetune.cli import main
 from finetune.data.seen import unpacked
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import KEY, packed, read_exported
 
 
+@pytest.fixture(scope="module")
+def best(colours, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    with pytest.raises(SystemExit):
+        options = ["--model.label_smoothing", "0.1", "--test_after_fit", "false"]
+        main(["fit", "--data.root", str(colours), *QUICK, *options, "--trainer.default_root_dir", str(root)])
+    return root / "fit/version_0/checkpoints/best.ckpt"
+
+
 @pytest.fixture
-def checkpoint(colours, cli, tmp_path) -> dict:
-    weights = ["--model.label_smoothing", "0.1", "--test_after_fit", "false"]
-    cli("fit", "--data.root", colours, *QUICK, *weights)
-    return read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/best.ckpt")
+def checkpoint(best) -> dict:
+    return read_checkpoint(best)
 
 
 def write_safetensors(path: Path, about: str | None, state: dict | None = None) -> Path:
@@ -82,11 +90,62 @@ def test_what_is_not_ours_or_damaged_is_told(tmp_path):
             read_exported(tmp_path / f"gone{suffix}")
 
 
-def test_weights_in_another_file_are_refused(tmp_path):
+def in_an_attribute(model) -> None:
+    value = model.graph.initializer.pop()
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=value))
+
+
+def in_an_inner_graph(model) -> None:
+    inner = helper.make_graph([], "inner", [], [], [model.graph.initializer.pop()])
+    model.graph.node.insert(0, helper.make_node("If", ["c"], ["w"], then_branch=inner, else_branch=inner))
+
+
+@pytest.mark.parametrize("hide", [lambda model: None, in_an_attribute, in_an_inner_graph])
+def test_weights_in_another_file_are_refused_wherever_they_hide(tmp_path, hide):
     path = write_onnx(tmp_path / "some.onnx", "{}", is_external=True)
-    assert onnx.load(path, load_external_data=False).graph.initializer[0].external_data[0].value == "/etc/passwd"
+    model = onnx.load(path, load_external_data=False)
+    hide(model)
+    path.write_bytes(model.SerializeToString())
+    assert b"/etc/passwd" in path.read_bytes()
     with pytest.raises(ValueError, match="has its weights in other files"):
         read_exported(path)
+
+
+STRANGE = [
+    ("class_weight", None),
+    ("class_weight", [1.0]),
+    ("mean", [0.0] * 4),
+    ("mean", [float("nan")] * 3),
+    ("std", [0.0] * 3),
+    ("data", None),
+    ("data.image_size", -1),
+    ("data.resize", "foo"),
+    ("model.class_names", None),
+    ("model.class_names", "abc"),
+    ("model.class_names", ["a", "a", "a"]),
+    ("model.class_names", ["a", "b", "c\nd"]),
+    ("model.class_names", ["a", "b", "\x1b[2J"]),
+    ("model.class_names", [1, 2, 3]),
+    ("model.backbone", 3),
+    ("model.label_smoothing", "x"),
+    ("seen.num_train", -1),
+    ("seen.num_train", float("inf")),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), STRANGE)
+def test_what_no_export_of_ours_has_said_is_refused(checkpoint, tmp_path, key, value):
+    plain = json.loads(packed(checkpoint))
+    read_exported(write_onnx(tmp_path / "own.onnx", json.dumps(plain)))
+    *groups, name = key.split(".")
+    (plain[groups[0]] if groups else plain)[name] = value
+    with pytest.raises(ValueError, match=r"is damaged: what it says of itself can't be read"):
+        read_exported(write_onnx(tmp_path / "some.onnx", json.dumps(plain)))
+
+
+def test_very_deep_text_is_damage_too(tmp_path):
+    with pytest.raises(ValueError, match="is damaged"):
+        read_exported(write_onnx(tmp_path / "some.onnx", "[" * 200_000))
 
 
 def test_a_pt2_is_never_read(tmp_path):

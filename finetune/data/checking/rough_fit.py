@@ -2,7 +2,8 @@
 
 What `duplicates.best_fit` does for a pair, on copies of half the side: the same detail, correlated at all places, but
 by Fourier transforms of all pairs together, each picture prepared once. 22,000 pairs of photographs take 3.4 seconds of
-the processor, 17 by calls for each pair.
+the processor, 17 by calls for each pair. One thread: scipy's would begin anew in every forked process, where signals
+that a worker has blocked then reach them.
 """
 
 # Shapes: N pictures, P pairs, n pictures at once, p pairs at once, h x w pixels of a part.
@@ -12,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft2, rfft2
 
-from finetune.system.machine import num_cores
 from finetune.system.progress import watched
 
 SIDE = 24  # pixels
@@ -51,7 +51,7 @@ def rough_fits(
             places = [place for _, place in pictures]
             for whole, part, ratio in ((0, 1, np.exp(step * _STEP)), (1, 0, np.exp(-step * _STEP))):
                 pixels = _detail(copies[whole], SIDE, SIDE, blur)
-                spectrum = rfft2(pixels, workers=num_cores())
+                spectrum = rfft2(pixels)
                 for k, share in enumerate(shares):
                     width, height = (round(share * min(1.0, r) * SIDE) for r in (ratio, 1 / ratio))
                     found = _correlations(
@@ -72,10 +72,10 @@ def _correlations(
     parts = parts - parts.mean(axis=(1, 2), keepdims=True)
     norms = np.sqrt((parts**2).sum(axis=(1, 2), keepdims=True))
     parts = np.where(norms > _NOTHING, parts / np.maximum(norms, _NOTHING), 0)
-    conjugate = rfft2(parts, s=pixels.shape[1:], workers=num_cores()).conj()
+    conjugate = rfft2(parts, s=pixels.shape[1:]).conj()
     below = _windows(pixels**2, height, width) - _windows(pixels, height, width) ** 2 / num
     # No place wraps around: those at which a part fits whole are the first of each side.
-    laid = irfft2(spectrum[wholes_of] * conjugate[parts_of], s=pixels.shape[1:], workers=num_cores())
+    laid = irfft2(spectrum[wholes_of] * conjugate[parts_of], s=pixels.shape[1:])
     laid = laid[:, : SIDE - height + 1, : SIDE - width + 1]
     scale = np.sqrt(np.maximum(below, _NOTHING))[wholes_of]
     return np.asarray((laid / scale).max(axis=(1, 2)), np.float32)
