@@ -109,8 +109,8 @@ def read_metrics(path: str | Path) -> list[dict[str, str]]:
     """Return the rows of a metrics.csv or steps.csv, none where there is no file, without a half-written last row."""
     if not Path(path).exists():
         return []
-    lines = Path(path).read_text("utf-8").splitlines(keepends=True)
-    return list(csv.DictReader(line for line in lines if line.endswith("\n")))
+    with open(path, encoding="utf-8", newline="\n") as lines:  # a class's name may have what else ends lines
+        return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
 
 def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:

@@ -75,6 +75,13 @@ def test_a_half_written_last_row_is_left_out_wherever_it_breaks(run):
         assert read_metrics(path) == whole[:complete], content[:length]
 
 
+def test_what_ends_a_line_elsewhere_may_be_in_a_class_s_name(run):
+    logger = MetricsCSV(run)
+    logger.log_metrics({"val/recall/a\u2028b\x85c": 1.0}, 0)
+    logger.log_metrics({"val/recall/a\u2028b\x85c": 0.5, "loss": 1.0}, 1)
+    assert [row["val/recall/a\u2028b\x85c"] for row in read_metrics(run.file("steps.csv"))] == ["1.0", "0.5"]
+
+
 def test_no_metrics_yet(run):
     assert read_metrics(run.file("steps.csv")) == []
     MetricsCSV(run).rewind(5)
