@@ -59,6 +59,9 @@ def complete(
         raise WrongUsage("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
     if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
         raise WrongUsage("for trainer.strategy take model_parallel or finetune.MeshStrategy")
+    is_split = config["strategy"] == "model_parallel" or isinstance(config["strategy"], MeshStrategy)
+    if is_split and known and known.get("exported", "").endswith(".onnx"):
+        raise WrongUsage("trainer.strategy model_parallel can't be had with an .onnx: leave it out")
     if isinstance(num := config["accumulate_grad_batches"], int) and num < 1:
         raise WrongUsage(f"trainer.accumulate_grad_batches must be at least 1, got {num}")
     plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]

@@ -99,7 +99,7 @@ class ImageDataModule(pl.LightningDataModule):
             self.splits["predict"] = Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
         else:
             if self.root is None:
-                raise WrongUsage("no data: give the folder of your pictures: finetune fit FOLDER (--data.root FOLDER)")
+                raise WrongUsage("no data: give the folder of the pictures, by its name or as --data.root FOLDER")
             self.obtain(Path(self.root))
             self.scan(Path(self.root), val_fraction, test_fraction, split_seed)
 
