@@ -89,7 +89,8 @@ class PredictionWriter(pl.Callback):
         if self.abstain_below and UNSURE in names:
             raise ValueError(f"--abstain_below would say {UNSURE}, which is one of the classes: leave it out")
         if trainer.is_global_zero:
-            log.info("predicting %d pictures", len(trainer.datamodule.splits["predict"].paths))  # type: ignore[attr-defined]
+            num = len(trainer.datamodule.splits["predict"].paths)  # type: ignore[attr-defined]
+            log.info("predicting %d picture%s", num, "s" * (num != 1))
         self._begin(trainer, names)
 
     def _begin(self, trainer: pl.Trainer, names: list[str]) -> None:
