@@ -16,6 +16,7 @@ from finetune.data.datasets.synthetic import TARGET_CLASSES, draw
 from finetune.data.decode import decode
 from finetune.data.readers import files_to_predict
 from finetune.data.samplers import ESTIMATE, SHEET, some_of
+from finetune.data.transforms import resized_side
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_check import Agreement, hold_against, opened
 from finetune.inference.exporters import WRITERS
@@ -146,7 +147,7 @@ def _pictures(predictor: Predictor, verify_on: str | None) -> tuple[np.ndarray, 
 
 def _about(predictor: Predictor, weights: str | None, format: str, found: Agreement) -> dict[str, Any]:
     """Return what a person or a program has to know of the file."""
-    size, resized = predictor.image_size, round(predictor.image_size * 256 / 224)
+    size, resized = predictor.image_size, resized_side(predictor.image_size)
     ways = {
         "shorter_side": f"resize until the shorter side has {resized} pixels, then take the middle {size} x {size}",
         "squash": f"resize to {resized} x {resized} pixels, then take the middle {size} x {size}",

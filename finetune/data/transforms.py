@@ -54,9 +54,14 @@ def eval_transform(image_size: int, resize: ResizeMode = "shorter_side") -> A.Co
     """
     if resize == "whole":
         return A.Compose([Resize(image_size, image_size)])
-    side = round(image_size * _RESIZE_RATIO)
+    side = resized_side(image_size)
     first = Resize(side, side) if resize == "squash" else SmallestMaxSize(side)
     return A.Compose([first, A.CenterCrop(image_size, image_size)])
+
+
+def resized_side(image_size: int) -> int:
+    """Return to how many pixels evaluation resizes before it crops the centre."""
+    return round(image_size * _RESIZE_RATIO)
 
 
 def set_random_seed(transform: A.Compose, seed: int) -> None:

@@ -58,7 +58,8 @@ def hold_against(predictor: Predictor, run: Run, images: np.ndarray) -> Agreemen
         difference = np.abs(found - own[:num]).max() if found.shape == own[:num].shape else np.inf
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf)))
         if found.shape == own[:num].shape:
-            num_other = int((predictor.decide(found.astype(np.float64)) != predictor.decide(own[:num])).sum())
+            differ = predictor.decide(found.astype(np.float64)) != predictor.decide(own[:num])
+            num_other = max(num_other, int(differ.sum()))
     return Agreement(len(images), largest, num_other, timed(predictor.classify, run, images))
 
 

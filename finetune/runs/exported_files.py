@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any, get_args
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -81,7 +82,7 @@ def read_exported(path: str | Path) -> dict[str, Any]:
             # What Lightning looks at in every checkpoint.
             "epoch": 0,
             "global_step": 0,
-            "pytorch-lightning_version": "2.6.4",
+            "pytorch-lightning_version": pl.__version__,
         }
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:  # or RecursionError
         raise ValueError(f"{str(path)!r} is damaged: what it says of itself can't be read") from error

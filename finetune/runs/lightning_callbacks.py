@@ -22,7 +22,7 @@ class Rates(LearningRateMonitor):
     """Logs the learning rates.
 
     Attributes:
-        last: Those of the last step by name, logged or not.
+        last: Those of an epoch's last batch by name, logged or not; none where the epoch ended before it.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,8 @@ class Rates(LearningRateMonitor):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         super().on_train_batch_start(trainer, *args, **kwargs)
-        self.last = self._extract_stats(trainer, "any")
+        is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        self.last = self._extract_stats(trainer, "any") if is_last else {}
 
 
 def limits(trainer: pl.Trainer) -> dict[str, Any]:
