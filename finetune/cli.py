@@ -50,6 +50,7 @@ OWN = {
         "finetune.commands.report:report",
         "Write the page of a run: result, classes, mistakes, how to repeat it",
     ),
+    "serve": ("finetune.commands.serve:serve", "Answer requests about pictures, with a page for people"),
     "sheet": ("finetune.commands.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
 }
 
@@ -141,6 +142,8 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
 
     if command in WORDS:
         arguments = with_pictures(in_full_spelling([command, *arguments]))[1:]
+    if command == "serve" and "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as for predict: the cores are for decoding, too
     module, _, name = OWN[command][0].partition(":")
     with _ending_at_once():
         function = getattr(importlib.import_module(module), name)

@@ -9,7 +9,8 @@ training is besides. `parser` tells of wrong keys and values, `config_files` fin
 gives another optimizer its usual learning rate, `trust` says what a checkpoint may import. Our own: `benchmark`
 measures a fit, `by_hand` trains in parallel without a framework, `cache` lists what is kept, `check` says what is
 wrong with a data set, `demo` shows the whole job, `export` writes files for other programs, `parity` compares ways of
-using devices, `report` writes the page of a run, `sheet` draws predicted pictures on one page.
+using devices, `report` writes the page of a run, `serve` answers
+requests, `sheet` draws predicted pictures on one page.
 
 A new command is a module here and a row in `cli`. It reads flags, calls and prints; what it calls lies below.
 """

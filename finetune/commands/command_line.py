@@ -55,7 +55,9 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
         given.positionals = [os.path.expanduser(text) for text in given.positionals]
         _BY_POSITION[command](command, given)
         for value in (
-            value for name, value in given.flags if name == "config" and command not in ("sheet", "check", "export")
+            value
+            for name, value in given.flags
+            if name == "config" and command not in ("sheet", "check", "export", "serve")
         ):
             find(value or "")
     return put_together(command, given)
@@ -166,6 +168,7 @@ _BY_POSITION: dict[str, Callable[[str, Given], None]] = {
     "predict": _take_checkpoint_and_pictures,
     "sheet": _take_checkpoint_and_pictures,
     "export": _take_one_checkpoint,
+    "serve": _take_one_checkpoint,
     "check": _take_one_folder,
 }
 

@@ -136,6 +136,35 @@ _PAGES["export"] = (
         )
     },
 )
+_PAGES["serve"] = (
+    "CKPT [options]",
+    f"""Answers requests about pictures until Ctrl-C, with the answers of `finetune predict`: a page to drop pictures
+on, and an API for programs, described at /docs. {_CKPT}""",
+    (
+        "finetune serve runs/fit/version_0",
+        "finetune serve best.onnx --port 9000",
+        "finetune serve best.ckpt --host 0.0.0.0 --token word",
+    ),
+    {
+        "the address": (
+            Option("host", "ADDRESS", "127.0.0.1", "0.0.0.0 lets other machines ask"),
+            Option("port", "N", "8000", "0 takes one that is free"),
+            Option("token", "WORD", None, "what requests must bear; better set as FINETUNE_TOKEN"),
+        ),
+        "machine": (
+            Option("device", "NAME", "auto", "cpu, cuda or cuda:1"),
+            Option("precision", "KIND", None, "32-true, bf16-mixed; unsaid, as predict chooses"),
+            Option("max_batch", "N", "32", "pictures classified at a time, at most"),
+        ),
+        "limits": (
+            Option("max_waiting", "N", "256", "pictures without an answer; more are refused for now"),
+            Option("max_pictures", "N", "32", "pictures in a request"),
+            Option("max_megabytes", "MB", "32.0", "size of a request"),
+            Option("max_megapixels", "MPX", "64.0", "width times height of a picture"),
+            Option("timeout", "SECONDS", "30.0", "for a request"),
+        ),
+    },
+)
 for _name, _split, _what in (("validate", "val", "validation"), ("test", "test", "test")):
     _PAGES[_name] = (
         "CKPT [FOLDER] [options]",
@@ -155,7 +184,7 @@ its {_split}/, or all of its class folders. What it has seen in training is left
             "run": (_OUT, _TRUST),
         },
     )
-OWN_PAGES = ("sheet", "export")  # which have no options but these
+OWN_PAGES = ("sheet", "export", "serve")  # which have no options but these
 _AFTER = (
     "All options: finetune {command} --help all. A config that --config takes: finetune {command} ... --print_config",
     "Defaults are in brackets. A short word and the full name behind it say the same; configs have full names alone.",

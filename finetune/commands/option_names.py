@@ -50,6 +50,9 @@ ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop
 
 _SHEET = "ckpt_path pictures output num columns seed"
 _CHECK = "output lists weights backbone image_size ckpt_path"
+_SERVE = """
+ckpt_path host port token device precision max_batch max_waiting max_pictures max_megabytes max_megapixels timeout
+"""
 _MEASURE = _all("trust_modules", f"{_MODEL} class_names")
 
 # command: the names of its options without dashes; those of classes that are named by a class_path are not there.
@@ -63,6 +66,7 @@ OPTIONS = {
     "export": frozenset(
         ["ckpt_path", "format", "output", "verify_on", "quantize", "root", "config", "help", "print_config"]
     ),
+    "serve": frozenset([*_SERVE.split(), "config", "help", "print_config"]),
     "check": frozenset(
         ["output", "lists", "weights", "backbone", "image_size", "ckpt_path", "config", "help", "print_config"]
     ),

@@ -35,6 +35,7 @@ WORDS = MappingProxyType(
         "predict": _MEASURE | {"out": "output", "pictures": "data.predict"},
         "sheet": {"out": "output"},
         "export": {"out": "output"},
+        "serve": {},
         "check": {"out": "output", "size": "image_size"},
     }
 )
@@ -50,6 +51,7 @@ POSITIONS = MappingProxyType(
         "predict": {"ckpt_path": "CKPT PICTURES", "data.predict": "CKPT PICTURES"},
         "sheet": {"ckpt_path": "CKPT PICTURES", "pictures": "CKPT PICTURES"},
         "export": {"ckpt_path": "CKPT"},
+        "serve": {"ckpt_path": "CKPT"},
         "check": {"folder": "FOLDER"},
     }
 )

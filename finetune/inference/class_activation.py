@@ -44,4 +44,4 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
     if not torch.allclose(inputs[0], maps[0].mean(dim=(2, 3)), rtol=1e-3, atol=1e-5):  # bf16 rounds more: float32 here
         return None
     spoken = torch.einsum("bc,bcuv->buv", linear.weight.detach()[list(classes)], maps[0]).clamp_min(0)
-    return (spoken / spoken.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(maps[0].dtype).tiny)).numpy()
+    return (spoken / spoken.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(maps[0].dtype).tiny)).cpu().numpy()

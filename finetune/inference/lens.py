@@ -37,14 +37,14 @@ def lens(predictor: Predictor, read: Callable[[str], np.ndarray] | None = None) 
             maps = predictor.activation(np.stack(pictures), classes[some])
             if maps is None:
                 return None
-            found += [_over(cv2.resize(p, (side, side)), m) for p, m in zip(pictures, maps, strict=True)]
+            found += [overlaid(cv2.resize(p, (side, side)), m) for p, m in zip(pictures, maps, strict=True)]
         return found
 
     return Lens(see, overlay)
 
 
-def _over(picture: np.ndarray, spoken: np.ndarray) -> np.ndarray:
-    """Return a picture (h, w, 3) uint8 in grey, and in colour where `spoken` (u, v) in [0, 1] is high."""
+def overlaid(picture: np.ndarray, spoken: np.ndarray) -> np.ndarray:
+    """Return a picture (h, h, 3) uint8 in grey, and in colour where `spoken` (u, v) in [0, 1] is high."""
     side = picture.shape[0]
     share = cv2.resize(spoken.astype(np.float32), (side, side), interpolation=cv2.INTER_CUBIC).clip(0, 1)
     heat = cv2.cvtColor(cv2.applyColorMap((255 * share).astype(np.uint8), cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)

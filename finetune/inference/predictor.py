@@ -6,25 +6,36 @@ from pathlib import Path
 import albumentations as A
 import numpy as np
 import torch
+from torch import Tensor
 
 from finetune.data.transforms import eval_transform
 from finetune.inference.class_activation import class_activation
 from finetune.inference.onnx_network import OnnxNetwork, put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.system.messages import WrongUsage
 from finetune.training.calibration import read_calibration
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
+from finetune.training.compile import in_bf16
 from finetune.training.first_pass import check_first_pass
+from finetune.training.precision import automatic_precision
+
+_TRUE = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+_MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class Predictor:
-    """A classifier out of a checkpoint, on the CPU, which prepares pictures as its training has evaluated them.
+    """A classifier out of a checkpoint, which prepares pictures as its training has evaluated them.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
+        device: Where it computes.
+        precision: As `trainer.precision` of `finetune predict`; null for what that would take on such a device.
 
     Attributes:
         model: The classifier, in evaluation.
+        device: Where it is.
+        precision: What it computes in.
         image_size: Side in pixels of what the network sees.
         resize: How a picture is brought to that, as `data.resize` has it.
         calibration: How its logits are read.
@@ -34,9 +45,12 @@ class Predictor:
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is no checkpoint of ours, or its network can't take pictures of its size.
+        WrongUsage: There is no such precision.
     """
 
-    def __init__(self, ckpt_path: str | Path) -> None:
+    def __init__(
+        self, ckpt_path: str | Path, device: str | torch.device = "cpu", precision: str | None = "32-true"
+    ) -> None:
         checkpoint = read_checkpoint(ckpt_path)
         data = checkpoint["datamodule_hyper_parameters"]
         self.image_size, self.resize = data["image_size"], data["resize"]
@@ -48,9 +62,24 @@ class Predictor:
         except RuntimeError as error:  # with all names that are too many or too few
             raise ValueError(f"{str(ckpt_path)!r} does not hold the weights of {self.model.backbone}") from error
         check_first_pass(self.model, self.image_size)
+        self.device = torch.device(device)
+        kind = "cuda" if self.device.type == "cuda" else "cpu"
+        self.precision = precision or automatic_precision(kind, checkpoint, goes_on=False)
+        self._place()
         self.calibration = read_calibration(checkpoint)
         self.class_names: list[str] = self.model.class_names
         self.versions = {"finetune": checkpoint["finetune"]["version"], "torch": checkpoint["finetune"]["torch"]}
+
+    def _place(self) -> None:
+        """Bring the classifier to its device and precision."""
+        if self.precision in _TRUE:
+            self.model.to(self.device, _TRUE[self.precision])
+        elif self.precision in _MIXED:
+            self.model.to(self.device)
+        else:
+            raise WrongUsage(f"precision {self.precision!r}: valid are {', '.join((*_TRUE, *_MIXED))}")
+        if self.precision == "bf16-mixed" and not isinstance(self.model.network, OnnxNetwork):
+            self.model.evaluate = in_bf16(self.model.network).forward
 
     def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:
         """Bring a picture (H, W, 3) uint8 RGB to the part and size that the network sees, or to another size.
@@ -69,9 +98,10 @@ class Predictor:
 
     def classify(self, images: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (N, K) float64, for prepared pictures (N, h, w, 3) uint8 RGB."""
-        with torch.no_grad():
-            logits = self.model(torch.from_numpy(images).permute(0, 3, 1, 2))
-        return self.calibration.probabilities(logits).numpy()
+        dtype = _MIXED.get(self.precision)
+        with torch.no_grad(), torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            logits = self.model(self._pixels(images))
+        return self.calibration.probabilities(logits).cpu().numpy()
 
     def decide(self, probabilities: np.ndarray) -> np.ndarray:
         """Return the index of the class that is said (N,), by the checkpoint's threshold if it has one."""
@@ -82,5 +112,8 @@ class Predictor:
         if isinstance(self.model.network, OnnxNetwork):
             return None  # only its answer can be had
         with torch.no_grad():
-            x = self.model.normalized(torch.from_numpy(images).permute(0, 3, 1, 2))
+            x = self.model.normalized(self._pixels(images))
         return class_activation(self.model.network, x, classes)
+
+    def _pixels(self, images: np.ndarray) -> Tensor:
+        return torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2)

@@ -15,6 +15,7 @@ FROZEN = {
     "predict": "batch devices out pictures precision workers",
     "sheet": "out",
     "export": "out",
+    "serve": "",
     "check": "out size",
 }
 

@@ -51,7 +51,8 @@ def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
         probabilities, logits = session.run(None, {"images": images[:num]})
         assert probabilities.dtype == np.float32 and probabilities.shape == (num, 3)
         np.testing.assert_allclose(probabilities, own[0][:num], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(logits, own[1][:num], rtol=0, atol=1e-4 * np.abs(own[1]).max())
+        # Of EfficientNet's logits here, up to 311, float32 leaves 0.008 (torch) to 0.02 (onnxruntime) beside float64.
+        np.testing.assert_allclose(logits, own[1][:num], rtol=0, atol=5e-4 * np.abs(own[1]).max())
     assert spread > 1e-2  # the pictures differ by far more than what is allowed
     assert session.get_modelmeta().custom_metadata_map == {"finetune": "about"}
 

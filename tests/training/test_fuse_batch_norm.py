@@ -12,7 +12,8 @@ from torch import nn
 from finetune import Classifier
 from finetune.models.backbones import build
 from finetune.models.fx import fuse_batch_norm
-from finetune.training.compile import FuseBatchNorm
+from finetune.models.stages import head
+from finetune.training.compile import FuseBatchNorm, in_bf16
 
 CLASSES = ("blue", "green", "red")
 # One of each way to be built: blocks with shortcuts, batch norm before, inverted residuals, branches, tokens.
@@ -78,12 +79,29 @@ def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
     fold.on_predict_start(trainer, model)
     assert (model.evaluate is not None) == is_folded
     images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
-    logits = model(images)
-    assert [*model.state_dict()] == names  # a checkpoint is what it was
-    nn.init.constant_(model.network.fc.bias, 9.0)
-    assert torch.equal(model(images), logits) == is_folded  # it is the copy that computes
-    fold.on_exception(trainer, model, KeyboardInterrupt())  # the same as at its end
-    assert model.evaluate is None and not torch.equal(model(images), logits)
+    with trainer.precision_plugin.forward_context():
+        logits = model(images)
+        assert [*model.state_dict()] == names  # a checkpoint is what it was
+        nn.init.constant_(model.network.fc.bias, 9.0)
+        assert torch.equal(model(images), logits) == is_folded  # it is the copy that computes
+        fold.on_exception(trainer, model, KeyboardInterrupt())  # the same as at its end
+        assert model.evaluate is None and not torch.equal(model(images), logits)
+
+
+@pytest.mark.parametrize("backbone", ["resnet18_small", "vit_b_16", "convnext_tiny"])
+@torch.no_grad()
+def test_weights_rounded_beforehand_are_those_that_autocast_rounds(backbone):
+    """To the last digit: the one after the other, and not both."""
+    side = 224 if backbone == "vit_b_16" else 32
+    model = Classifier(["cat", "dog"], backbone, weights=None).eval()
+    nn.init.normal_(head(model.network).weight)  # torchvision's own is zero for ViT
+    images = torch.randint(256, (2, 3, side, side), dtype=torch.uint8)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.evaluate = fuse_batch_norm(model.network).forward
+        expected = model(images)
+        model.evaluate = in_bf16(model.network).forward
+        assert torch.equal(model(images), expected)
+    assert head(model.network).weight.dtype == torch.float32 and expected.abs().max() > 1e-5
 
 
 # Batch norm with hardly any statistics gives all pictures the same probabilities, in bf16 to the last digit.

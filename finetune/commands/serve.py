@@ -1,0 +1,115 @@
+"""`finetune serve`: a checkpoint that answers requests, with a page for people."""
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from finetune.system.machine import num_cores
+from finetune.system.messages import WrongUsage, be_quiet
+
+if TYPE_CHECKING:
+    import torch
+
+    from finetune.serving.service import Service
+    from finetune.serving.uploads import Limits
+
+log = logging.getLogger(__name__)
+
+TOKEN = "FINETUNE_TOKEN"
+
+
+def serve(
+    ckpt_path: str,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    device: str = "auto",
+    precision: str | None = None,
+    max_batch: int = 32,
+    max_waiting: int = 256,
+    max_pictures: int = 32,
+    max_megabytes: float = 32.0,
+    max_megapixels: float = 64.0,
+    timeout: float = 30.0,
+) -> None:
+    """Answer requests about pictures until Ctrl-C, with the answers of `finetune predict`.
+
+    The page is at http://127.0.0.1:8000, the API at /docs. Requests of all clients are classified together.
+
+    Args:
+        ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
+        host: Address to listen at; 0.0.0.0 lets other machines ask.
+        port: Port to listen at; 0 takes one that is free.
+        token: Word that requests must bear; better set as FINETUNE_TOKEN, since others may read a command line.
+        device: auto, cpu, cuda or cuda:1.
+        precision: As trainer.precision of `finetune predict`; null for the same choice.
+        max_batch: Pictures classified at a time, at most.
+        max_waiting: Pictures without an answer, at most; more are refused for now.
+        max_pictures: Pictures in a request, at most.
+        max_megabytes: Size of a request, at most.
+        max_megapixels: Width times height of a picture, at most.
+        timeout: Seconds for a request, at most.
+    """
+    numbers = {"max_batch": max_batch, "max_waiting": max_waiting, "max_pictures": max_pictures}
+    sizes = {"max_megabytes": max_megabytes, "max_megapixels": max_megapixels, "timeout": timeout}
+    for name, value in {**numbers, **sizes}.items():
+        if not 0 < value < 1e6 or (name in numbers and value < 1):
+            raise WrongUsage(f"--{name} {value}: must be above 0, and below a million")
+    if max_pictures > max_waiting:
+        raise WrongUsage(f"--max_pictures {max_pictures} of a request can't all wait: --max_waiting is {max_waiting}")
+    token = token or os.environ.get(TOKEN) or None
+    if token and (not token.isascii() or not token.isprintable() or " " in token):
+        raise WrongUsage("--token: letters, digits and signs of ASCII, without spaces")
+    try:
+        from finetune.serving.guard import is_loopback
+        from finetune.serving.http_server import address_of, listen, serve_until_stopped
+        from finetune.serving.uploads import Limits
+    except ImportError as error:
+        raise ValueError(f"finetune serve needs {error.name}: pip install 'finetune[serve]'") from error
+    with listen(host, port) as listener:  # before the work of loading: a taken port is told at once
+        be_quiet()
+        limits = Limits(int(max_megabytes * 1e6), max_pictures, int(max_megapixels * 1e6), max_waiting, timeout)
+        service, told = _loaded(ckpt_path, device, precision, limits, max_batch)
+
+        def announce() -> None:
+            print(told)
+            print(f"serving at {address_of(listener)} (API: /docs); Ctrl-C stops", flush=True)
+            if token is None and not is_loopback(host):
+                log.warning("whoever reaches this machine at port %d may ask: --token WORD keeps others out", port)
+
+        from finetune.serving.app import make_app
+
+        serve_until_stopped(make_app(service, token, host), listener, timeout, announce, service.stop)
+    print("stopped", file=sys.stderr)
+
+
+def _loaded(
+    ckpt_path: str, device: str, precision: str | None, limits: "Limits", max_batch: int
+) -> tuple["Service", str]:
+    """Return the service of a checkpoint, and in words what it is."""
+    from finetune.inference.predictor import Predictor  # with torch, which takes seconds
+    from finetune.serving.service import Service
+    from finetune.training.precision import allow_tf32
+
+    allow_tf32()
+    predictor = Predictor(ckpt_path, _device(device), precision)
+    where = f"{num_cores()} CPU cores" if predictor.device.type == "cpu" else str(predictor.device)
+    known = f"{predictor.model.backbone}, {len(predictor.class_names)} classes, {predictor.precision} on {where}"
+    return Service(predictor, limits, max_batch), f"{ckpt_path}: {known}"
+
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise WrongUsage(f"--device {name!r}: auto, cpu, cuda or cuda:1") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise WrongUsage(f"--device {name}: there is no such device here; auto takes what there is")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise WrongUsage(f"--device {name}: there are {torch.cuda.device_count()} GPUs here")
+    return device

@@ -1,0 +1,104 @@
+"""The addresses of a service, and what is at each."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from finetune.serving.guard import Guard
+from finetune.serving.openapi import description
+from finetune.serving.refusal import Refused
+from finetune.serving.service import Service
+from finetune.system.html_page import render
+from finetune.system.messages import shown
+
+
+class Addresses:
+    """What GET answers.
+
+    Args:
+        service: Which they tell of.
+        has_token: Whether requests need one; the page asks for it.
+    """
+
+    def __init__(self, service: Service, has_token: bool) -> None:
+        self.service, self.limits = service, service.limits
+        self._page = render("serving/page.html", has_token=has_token, limits=self.limits)
+        self._docs = render("serving/docs.html", api=description(self.limits))
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(self._page)
+
+    async def docs(self, request: Request) -> Response:
+        return HTMLResponse(self._docs)
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(description(self.limits))
+
+    async def healthz(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, request: Request) -> Response:
+        is_ready = not self.service.is_stopping and self.service.room.waiting < self.limits.max_waiting
+        return JSONResponse({"status": "ready" if is_ready else "busy"}, 200 if is_ready else 503)
+
+    async def about(self, request: Request) -> Response:
+        p = self.service.predictor
+        known = {"class_names": p.class_names, "backbone": p.model.backbone, "image_size": p.image_size}
+        aim, choice = p.calibration.aim, p.calibration.choice
+        threshold = aim and choice and choice.value and {"label": p.class_names[aim.positive], "at_least": choice.value}
+        return JSONResponse({**known, "precision": p.precision, "threshold": threshold, "versions": p.versions})
+
+    async def prometheus(self, request: Request) -> Response:
+        return Response(self.service.metrics.text(), media_type=self.service.metrics.content_type)
+
+
+def make_app(service: Service, token: str | None, host: str) -> Starlette:
+    """Return the application that a server calls.
+
+    Args:
+        service: What answers.
+        token: That requests must bear, if any.
+        host: Where the server listens.
+    """
+    addresses = Addresses(service, token is not None)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    routes = [
+        Route("/", addresses.page),
+        Route("/docs", addresses.docs),
+        Route("/openapi.json", addresses.openapi),
+        Route("/healthz", addresses.healthz),
+        Route("/readyz", addresses.readyz),
+        Route("/model", addresses.about),
+        Route("/metrics", addresses.prometheus),
+        Route("/predict", service.predict, methods=["POST"]),
+    ]
+
+    def told(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        paths = " ".join(route.path for route in routes)
+        what = {404: f"there is nothing at {shown(request.url.path)[:80]!r}, but at {paths}"}
+        what[405] = f"{request.method} is not for {request.url.path}: /predict takes POST, the others GET"
+        return Refused(
+            error.status_code, what.get(error.status_code, error.detail), headers=dict(error.headers or {})
+        ).response()
+
+    def failed(request: Request, error: Exception) -> Response:
+        return Refused(500, "the service failed, and its log says why").response()
+
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, token=token, host=host)],
+        exception_handlers={HTTPException: told, Exception: failed},
+        lifespan=lifespan,
+    )

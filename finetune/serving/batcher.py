@@ -1,0 +1,76 @@
+"""Pictures of all clients, classified together: as many as wait while the network is busy, and none waits without need.
+
+While nothing is computed a picture is computed at once, alone; those that come meanwhile make the next batch. So a lone
+client waits for nobody, and under load the batches grow by themselves.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+
+class Batcher:
+    """Calls a function of a batch for pictures that come one by one.
+
+    Args:
+        classify: From pictures (N, h, w, 3) uint8, all of one size, to N rows. It runs in a thread of its own.
+        max_batch: Pictures at a time at most.
+        on_batch: Told how many pictures each batch has.
+
+    Attributes:
+        is_busy: Whether a batch is computed now.
+    """
+
+    def __init__(
+        self, classify: Callable[[np.ndarray], np.ndarray], max_batch: int, on_batch: Callable[[int], None]
+    ) -> None:
+        self._classify, self._max_batch, self._on_batch = classify, max_batch, on_batch
+        self._waiting: deque[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = deque()
+        self.is_busy = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
+
+    async def __call__(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the rows (N, ...) of pictures; who no longer waits for them is not computed for."""
+        loop = asyncio.get_running_loop()
+        rows = [loop.create_future() for _ in images]
+        self._waiting.extend(zip(images, rows, strict=True))
+        self._next()
+        return np.stack(await asyncio.gather(*rows))
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function where the network computes, between two batches."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def close(self) -> None:
+        """End the thread, after what it computes now."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _next(self) -> None:
+        if self.is_busy:
+            return
+        batch: list[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = []
+        while self._waiting and len(batch) < self._max_batch:
+            image, row = self._waiting.popleft()
+            if not row.done():  # its client has gone
+                batch.append((image, row))
+        if batch:
+            self.is_busy = True
+            self._on_batch(len(batch))
+            task = self.run(self._classify, np.stack([image for image, _ in batch]))
+            asyncio.ensure_future(task).add_done_callback(lambda done: self._answer([row for _, row in batch], done))
+
+    def _answer(self, rows: Sequence[asyncio.Future[np.ndarray]], done: asyncio.Future[np.ndarray]) -> None:
+        self.is_busy = False
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        for i, row in enumerate(rows):
+            if row.done():
+                continue
+            if error:
+                row.set_exception(error)
+            else:
+                row.set_result(done.result()[i])
+        self._next()

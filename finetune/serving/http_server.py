@@ -1,0 +1,129 @@
+"""Listening: a socket, uvicorn on it, and an end that leaves no accepted request without its answer."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from finetune.serving.guard import is_loopback
+from finetune.system.messages import WrongUsage, reason
+
+_HEADER_SECONDS = 10.0  # for a connection to bring all headers of a request
+_MAX_HEADER_BYTES = 2**14
+_BACKLOG = 1024  # connections that the system holds until they are taken
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's protocol in pure Python, which limits headers, and closes connections that don't bring them in time."""
+
+    _slow: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._slow:
+            self._slow.cancel()
+
+    def _watch(self) -> None:
+        is_at_work = self.cycle is not None and not self.cycle.response_complete
+        if is_at_work and self._slow:
+            self._slow.cancel()
+            self._slow = None
+        elif not is_at_work and not self._slow:
+            self._slow = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.on_stop = on_stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.on_stop()
+        super().handle_exit(sig, frame)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes any that is free.
+
+    Raises:
+        WrongUsage: There is no such address here, or the port is taken.
+    """
+    if not 0 <= port < 2**16:
+        raise WrongUsage(f"--port {port}: a port is from 1 to {2**16 - 1}; 0 takes one that is free")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        hint = "; --port 0 takes one that is free" if is_loopback(host) else ""
+        raise WrongUsage(f"--host {host} --port {port}: {reason(error)}{hint}") from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the address that a browser on this machine takes."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve_until_stopped(
+    app: ASGIApp, listener: socket.socket, seconds: float, on_start: Callable[[], None], on_stop: Callable[[], None]
+) -> None:
+    """Answer until Ctrl-C, SIGTERM or a closed terminal, then finish what was accepted.
+
+    Args:
+        app: What answers.
+        listener: As `listen` makes it.
+        seconds: That requests have to end, once it stops; a second Ctrl-C waits no more.
+        on_start: Called when requests are taken.
+        on_stop: Called when it is asked to stop.
+    """
+    config = uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        lifespan="on",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        timeout_graceful_shutdown=max(1, round(seconds)),
+    )
+    server = _Server(config, on_stop)
+    # uvicorn raises the signals that ended it once more, when its own handlers are gone: its end is no error here.
+    signums = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    before: dict[int, Any] = {signum: signal.signal(signum, server.handle_exit) for signum in signums}
+    try:
+        listener.listen(_BACKLOG)  # who asks from now on is answered, as soon as the loop runs
+        on_start()
+        server.run(sockets=[listener])
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

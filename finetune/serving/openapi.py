@@ -1,0 +1,129 @@
+"""What the service takes and gives, for programs: OpenAPI 3.1."""
+
+from typing import Any
+
+import finetune
+from finetune.serving.uploads import Limits
+
+_PREDICTION = {
+    "type": "object",
+    "required": ["name", "label", "probability", "probabilities"],
+    "properties": {
+        "name": {"type": "string", "description": "of the file, as the request has it; empty for a body without one"},
+        "label": {
+            "type": "string",
+            "description": "the class that is said, by the checkpoint's threshold if it has one",
+        },
+        "probability": {"type": "number", "description": "of that class, from 0 to 1"},
+        "probabilities": {
+            "type": "object",
+            "description": "of every class, or of the top_k most probable, in that order",
+            "additionalProperties": {"type": "number"},
+        },
+        "looked_at": {
+            "type": ["string", "null"],
+            "description": "a data: address of a picture that shows where the class was seen; "
+            "null for networks that can't say, and only there if it was asked for",
+        },
+    },
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {"type": "string", "description": "one line: what is wrong, and what to do"},
+        "pictures": {
+            "type": "array",
+            "description": "which pictures of the request are at fault",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "index": {"type": "integer"},
+                    "name": {"type": "string"},
+                    "error": {"type": "string"},
+                },
+            },
+        },
+    },
+}
+
+
+def description(limits: Limits) -> dict[str, Any]:
+    """Return the OpenAPI description of a service with these limits."""
+    refusals = {
+        400: "an option or a form that can't be read",
+        401: "a token is needed",
+        403: "the service answers to localhost alone",
+        408: f"the request took longer than {limits.seconds:g} s to arrive",
+        413: f"more than {limits.max_pictures} pictures or {limits.max_bytes:,} bytes",
+        415: "a compressed body",
+        422: "no picture, or one that can't be read: `pictures` says which, and why",
+        429: f"more than {limits.max_waiting} pictures are waiting: Retry-After says when to come back",
+        500: "a failure of the service",
+        503: f"no answer within {limits.seconds:g} s",
+    }
+    pixels = f"JPEG, PNG, WebP, BMP, TIFF or GIF of at most {limits.max_pixels:,} pixels"
+    form = {"type": "object", "additionalProperties": {"type": "array", "items": _BINARY}}
+    predict = {
+        "summary": "Classify pictures",
+        "description": f"One picture as the body, or several as files of a multipart form: {pixels}.",
+        "parameters": [
+            _option("top_k", {"type": "integer", "minimum": 1}, "give so many of the most probable classes, not all"),
+            _option("looked_at", {"type": "boolean", "default": False}, "show where in the picture the class was seen"),
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {"schema": form},
+                **{kind: {"schema": _BINARY} for kind in ("application/octet-stream", "image/*")},
+            },
+        },
+        "responses": {
+            "200": _json("of each picture, in their order", _PREDICTIONS),
+            **{str(status): _json(text, {"$ref": "#/components/schemas/Error"}) for status, text in refusals.items()},
+        },
+        "security": [{}, {"token": []}],
+    }
+    plain = {"type": "object", "properties": {"status": {"type": "string"}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "finetune", "version": finetune.__version__, "description": "An image classifier."},
+        "paths": {
+            "/predict": {"post": predict},
+            "/model": {"get": _get("Classes, network and threshold", {"type": "object"})},
+            "/healthz": {"get": _get("Whether the process lives", plain)},
+            "/readyz": {"get": _get("Whether it takes requests: 503 while it stops or is full", plain)},
+            "/metrics": {
+                "get": {
+                    "summary": "Counts for Prometheus",
+                    "responses": {
+                        "200": {"description": "text", "content": {"text/plain": {"schema": {"type": "string"}}}}
+                    },
+                }
+            },
+        },
+        "components": {
+            "schemas": {"Prediction": _PREDICTION, "Error": _ERROR},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+_BINARY = {"type": "string", "format": "binary"}
+_PREDICTIONS = {
+    "type": "object",
+    "required": ["predictions"],
+    "properties": {"predictions": {"type": "array", "items": {"$ref": "#/components/schemas/Prediction"}}},
+}
+
+
+def _option(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
+
+
+def _json(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _get(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"summary": text, "responses": {"200": _json(text, schema)}}

@@ -1,0 +1,54 @@
+"""What a service has done so far, as Prometheus reads it."""
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+class ServiceMetrics:
+    """Counts of one service, in a registry of its own.
+
+    Args:
+        class_names: What may be said of a picture.
+        waiting: Returns how many pictures have no answer yet.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, class_names: Sequence[str], waiting: Callable[[], float]) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        text = "Requests to /predict, by the status of their answer."
+        self._requests = Counter("finetune_requests", text, ["status"], registry=registry)
+        text = "Seconds from the headers of a good request to its answer."
+        self._seconds = Histogram("finetune_request_seconds", text, buckets=_SECONDS, registry=registry)
+        text = "Pictures by the class that was said."
+        self._said = Counter("finetune_pictures", text, ["label"], registry=registry)
+        text = "Pictures that were classified together."
+        self._batches = Histogram("finetune_batch_size", text, buckets=[2**i for i in range(8)], registry=registry)
+        text = "Pictures accepted that have no answer yet."
+        Gauge("finetune_waiting_pictures", text, registry=registry).set_function(waiting)
+        for name in class_names:  # from zero: a rate can be had of the first
+            self._said.labels(name)
+
+    def answered(self, status: int, seconds: float) -> None:
+        """Count a request to /predict."""
+        self._requests.labels(str(status)).inc()
+        if status == 200:
+            self._seconds.observe(seconds)
+
+    def said(self, labels: Sequence[str]) -> None:
+        """Count pictures of a request by their classes."""
+        for label in labels:
+            self._said.labels(label).inc()
+
+    def batch(self, size: int) -> None:
+        """Count a batch."""
+        self._batches.observe(size)
+
+    def text(self) -> bytes:
+        """Return all of it in Prometheus' text format."""
+        return generate_latest(self._registry)

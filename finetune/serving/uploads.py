@@ -1,0 +1,179 @@
+"""The pictures of a request, in memory, within limits that hold while they arrive, whatever it says of itself."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from finetune.serving.refusal import Refused, busy
+from finetune.system.messages import shown
+
+_REQUESTS_HELD = 16  # of the largest size, whose bytes may be here at once
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What requests may take.
+
+    Attributes:
+        max_bytes: Of a request's body.
+        max_pictures: In a request.
+        max_pixels: Of a picture, width times height.
+        max_waiting: Pictures that were accepted and have no answer yet, of all requests.
+        seconds: For a request, from its headers to its answer.
+    """
+
+    max_bytes: int
+    max_pictures: int
+    max_pixels: int
+    max_waiting: int
+    seconds: float
+
+
+class Upload(NamedTuple):
+    """A picture as it came.
+
+    Attributes:
+        name: What its sender calls it; "" where it has none.
+        content: Of its file.
+    """
+
+    name: str
+    content: bytes
+
+
+class Room:
+    """How much is here at once: pictures without an answer, and bytes of bodies.
+
+    A request takes room for its pictures when it is here whole, so that slow senders keep nobody waiting.
+
+    Attributes:
+        waiting: Pictures without an answer.
+        rate: Pictures a second that were answered of late, or None before the first.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.waiting, self.num_bytes = limits, 0, 0
+        self.rate: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long what is waiting now will take."""
+        return self.waiting / self.rate if self.rate else 1.0
+
+    def check(self, num_pictures: int = 1) -> None:
+        """Make sure that there is room for more pictures.
+
+        Raises:
+            Refused: There is none.
+        """
+        if self.waiting + num_pictures > self.limits.max_waiting:
+            raise busy(f"{self.waiting} pictures are waiting, and {self.limits.max_waiting} may", self.seconds)
+
+    @contextmanager
+    def pictures(self, number: int) -> Iterator[None]:
+        """Take room for pictures until they are answered."""
+        self.check(number)
+        self.waiting += number
+        try:
+            yield
+        finally:
+            self.waiting -= number
+
+    def add_bytes(self, number: int) -> None:
+        """Take room for a part of a body.
+
+        Raises:
+            Refused: There is none.
+        """
+        if self.num_bytes + number > _REQUESTS_HELD * self.limits.max_bytes:
+            raise busy("too many large requests are being sent", self.seconds)
+        self.num_bytes += number
+
+    def answered(self, number: int, seconds: float) -> None:
+        """Note how fast a batch was."""
+        rate = number / max(seconds, 1e-6)
+        self.rate = rate if self.rate is None else 0.9 * self.rate + 0.1 * rate
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = 0  # never to a disk, of which there may be none: what is held is limited already
+
+
+class Body:
+    """The body of a request, while its bytes are here.
+
+    Args:
+        request: Whose.
+        room: In which its bytes count until `leave`.
+
+    Attributes:
+        has_arrived: Whether all of it was read.
+    """
+
+    def __init__(self, request: Request, room: Room) -> None:
+        self.request, self.room, self.num_bytes = request, room, 0
+        self.has_arrived = False
+
+    async def uploads(self) -> list[Upload]:
+        """Return the pictures of the request: the files of a multipart form, else the body as one picture.
+
+        Raises:
+            Refused: There is none, there are too many, or they are too large.
+            ClientDisconnect: The sender has gone.
+        """
+        headers, limits = self.request.headers, self.room.limits
+        if headers.get("content-encoding", "identity") != "identity":
+            raise Refused(415, f"Content-Encoding {shown(headers['content-encoding'])!r}: send pictures as they are")
+        if (length := headers.get("content-length", "")).isdigit() and int(length) > limits.max_bytes:
+            raise self._too_large()
+        if headers.get("content-type", "").partition(";")[0].strip().lower() == "multipart/form-data":
+            uploads = await self._of_form()
+        else:
+            uploads = [Upload("", b"".join([chunk async for chunk in self._stream()]))]
+        if not uploads or uploads == [Upload("", b"")]:
+            raise Refused(422, "there is no picture in the request: send one as its body, or files of a multipart form")
+        return uploads
+
+    def leave(self) -> None:
+        """Give back the room of the body's bytes."""
+        self.room.num_bytes -= self.num_bytes
+        self.num_bytes = 0
+
+    async def _of_form(self) -> list[Upload]:
+        limits = self.room.limits
+        parser = _InMemory(self.request.headers, self._stream(), max_files=limits.max_pictures, max_fields=8)
+        try:
+            form = await parser.parse()
+        except MultiPartException as error:
+            if error.message.startswith("Too many files"):
+                raise Refused(413, f"a request has at most {limits.max_pictures} pictures") from error
+            raise Refused(400, f"the multipart form can't be read: {error.message}") from error
+        found = []
+        for field, value in form.multi_items():
+            if not isinstance(value, UploadFile):
+                raise Refused(
+                    422, f"the field {shown(field)[:_LONGEST_NAME]!r} is no file: curl -F picture=@a.jpg sends one"
+                )
+            found.append(Upload(shown(value.filename or "")[:_LONGEST_NAME], await value.read()))
+            await value.close()
+        return found
+
+    async def _stream(self) -> AsyncGenerator[bytes, None]:
+        async for chunk in self.request.stream():
+            self.room.add_bytes(len(chunk))
+            self.num_bytes += len(chunk)
+            if self.num_bytes > self.room.limits.max_bytes:
+                raise self._too_large()
+            yield chunk
+        self.has_arrived = True
+
+    def _too_large(self) -> Refused:
+        return Refused(
+            413, f"a request has at most {self.room.limits.max_bytes:,} bytes: send smaller pictures, or fewer"
+        )

@@ -1,0 +1,225 @@
+"""`finetune serve` as a process: what it answers, how it is asked to stop, and what it survives."""
+
+import csv
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colours import QUICK
+
+from finetune.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, colours) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", "--data.root", str(colours), *QUICK])
+    assert ended.value.code == 0
+    return folder / "runs/fit/version_0"
+
+
+class Served:
+    """A process of `finetune serve`."""
+
+    def __init__(self, run: Path, *options: str, **environment: str) -> None:
+        command = [str(Path(sys.executable).with_name("finetune")), "serve", str(run), "--port", "0", *options]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, **pipes)
+        assert self.process.stdout is not None
+        self.lines = [self.process.stdout.readline() for _ in range(2)]
+        address = re.search(r"http://([\w.]+):(\d+)", self.lines[1])
+        assert address, self.process.communicate(timeout=20)
+        self.host, self.port = address[1], int(address[2])
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.host, self.port, timeout=60)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict]:
+        connection = self.connection()
+        connection.request(method, path, body, headers)
+        with closing(connection):
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+
+    def stopped(self, signum: int) -> int:
+        self.process.send_signal(signum)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def served(*args: str, **environment: str):
+    service = Served(*args, **environment)
+    try:
+        yield service
+    finally:
+        service.process.kill()
+        service.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def service(run):
+    with served(run) as service:
+        yield service
+
+
+def test_answers_are_those_of_predict(service, run, colours, tmp_path):
+    output = tmp_path / "said.csv"
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(run), str(colours / "test"), "--output", str(output)])
+    assert ended.value.code in (0, None)
+    with open(output, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 30
+    for row in rows:
+        status, answer = service.ask("POST", "/predict", Path(row["path"]).read_bytes())
+        (one,) = answer["predictions"]
+        assert status == 200 and one["label"] == row["class"]
+        found = [one["probabilities"][name] for name in ("blue", "green", "red")]
+        np.testing.assert_allclose(found, [float(row[f"p_{n}"]) for n in ("blue", "green", "red")], rtol=0, atol=2e-6)
+
+
+def test_it_says_what_it_serves_and_where(service, run):
+    assert "mobilenet_v3_small, 3 classes, 32-true" in service.lines[0] and str(run) in service.lines[0]
+    assert "http://127.0.0.1:" in service.lines[1] and "Ctrl-C" in service.lines[1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_what_is_accepted_is_answered_before_it_ends(run, colours, signum):
+    content = next((colours / "test").rglob("*.png")).read_bytes()
+    with served(run) as service:
+        connection = service.connection()
+        connection.putrequest("POST", "/predict")
+        connection.putheader("Content-Length", str(len(content)))
+        connection.endheaders(content[:50])
+        time.sleep(0.5)
+        service.process.send_signal(signum)
+        time.sleep(0.5)
+        with pytest.raises(ConnectionRefusedError):  # no new ones
+            socket.create_connection((service.host, service.port), timeout=5)
+        assert service.process.poll() is None
+        connection.send(content[50:])
+        with closing(connection):
+            response = connection.getresponse()
+            assert response.status == 200 and json.loads(response.read())["predictions"]
+        assert service.process.wait(timeout=30) == 0
+        _, err = service.process.communicate()
+        assert err == "stopped\n"
+
+
+def test_a_tenth_of_bad_requests_harms_no_good_one(service, colours):
+    pictures = sorted((colours / "test").rglob("*.png"))
+    contents = [path.read_bytes() for path in pictures[:10]]
+    alone = [service.ask("POST", "/predict", content)[1]["predictions"][0] for content in contents]
+    wrong: list[object] = []
+
+    def good(number: int) -> None:
+        connection = service.connection()
+        for i in range(12):
+            k = (number + i) % len(contents)
+            connection.request("POST", "/predict", contents[k])
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+            same = response.status == 200 and answer["predictions"][0]["label"] == alone[k]["label"]
+            if not same or abs(answer["predictions"][0]["probability"] - alone[k]["probability"]) > 2e-6:
+                wrong.append(answer)
+        connection.close()
+
+    def bad(number: int) -> None:
+        for i in range(4):
+            body, headers = [
+                (contents[0][:80], {}),
+                (b"hello", {"Content-Type": "application/json"}),
+                (b"", {}),
+                (b"x", {"Content-Encoding": "gzip"}),
+                (b"--", {"Content-Type": "multipart/form-data; boundary=e"}),
+            ][(number + i) % 5]
+            status, answer = service.ask("POST", "/predict", body, **headers)
+            if status not in (400, 415, 422) or not answer["error"]:
+                wrong.append((status, answer))
+            with socket.create_connection((service.host, service.port)) as gone:  # and one that is not waited for
+                gone.sendall(
+                    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n" + contents[1]
+                )
+            with socket.create_connection((service.host, service.port)) as noise:
+                noise.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
+
+    threads = [threading.Thread(target=f, args=(k,)) for k in range(8) for f in (good, *([bad] * (k % 2)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not wrong
+    assert service.ask("GET", "/readyz") == (200, {"status": "ready"})
+
+
+def test_a_token_keeps_others_out_and_is_on_no_page(run):
+    with served(run, FINETUNE_TOKEN="secret-word") as service:
+        assert service.ask("GET", "/model")[0] == 401
+        assert service.ask("GET", "/model", Authorization="Bearer secret-word")[0] == 200
+        connection = service.connection()
+        connection.request("GET", "/")
+        with closing(connection):
+            assert b"secret-word" not in connection.getresponse().read()
+        assert service.stopped(signal.SIGTERM) == 0
+
+
+def test_a_warning_where_anybody_may_ask(run):
+    with served(run, "--host", "0.0.0.0") as service:
+        assert service.stopped(signal.SIGTERM) == 0
+        assert "--token WORD keeps others out" in service.process.communicate()[1]
+
+
+def told(capsys, *args: object) -> str:
+    """Return the one line of a command that can't begin."""
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *map(str, args)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max_pictures", "0"], "--max_pictures 0"),
+        (["--timeout", "nan"], "timeout: nan is not valid"),
+        (["--max_pictures", "99", "--max_waiting", "9"], "--max_waiting is 9"),
+        (["--token", "two words"], "--token"),
+        (["--device", "cuda:77"], "--device cuda:77"),
+        (["--device", "abacus"], "--device 'abacus'"),
+        (["--precision", "half"], "precision 'half': valid are 32-true"),
+        (["--prot", "80"], "--port"),
+    ],
+)
+def test_wrong_usage_is_told_in_a_line(run, capsys, options, message):
+    assert message in told(capsys, run, "--port", "0", *options)
+
+
+def test_what_is_no_checkpoint_is_told(colours, tmp_path, capsys):
+    picture = next((colours / "test").rglob("*.png"))
+    assert "is a picture" in told(capsys, picture)
+    assert "there is no checkpoint" in told(capsys, tmp_path / "no.ckpt")
+    assert "no checkpoints/best.ckpt" in told(capsys, "")
+
+
+def test_without_its_packages_it_names_the_extra(monkeypatch, capsys, run):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "finetune.serving.http_server", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(run), "--port", "0"])
+    assert ended.value.code == 1
+    assert "uvicorn: pip install 'finetune[serve]'" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""Sockets are taken before the work of loading, and what is wrong with an address is told in a line."""
+
+import asyncio
+import socket
+
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from finetune.serving import http_server
+from finetune.serving.http_server import PatientProtocol, address_of, listen
+from finetune.system.messages import WrongUsage
+
+
+def test_a_free_port_is_found():
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert port > 0 and address_of(listener) == f"http://127.0.0.1:{port}"
+
+
+def test_a_taken_port_is_told():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(WrongUsage, match=f"--port {port}: Address already in use; --port 0 takes"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("127.0.0.1", -1), ("127.0.0.1", 65536), ("no such host.invalid", 1), ("192.0.2.1", 0)]
+)
+def test_addresses_that_are_none(host, port):
+    with pytest.raises(WrongUsage, match="--port"):
+        listen(host, port)
+
+
+def test_the_address_of_all_interfaces_is_one_that_a_browser_takes():
+    with listen("0.0.0.0", 0) as listener:
+        assert address_of(listener).startswith("http://localhost:")
+
+
+def connection(monkeypatch, script, app=None):
+    """Run a script against an app whose connections have half a second for their headers; return what came back."""
+    monkeypatch.setattr(http_server, "_HEADER_SECONDS", 0.5)
+
+    async def answer(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        config = Config(app or answer, http=PatientProtocol, log_config=None, h11_max_incomplete_event_size=2**14)
+        config.load()
+        state = ServerState()
+        server = await loop.create_server(lambda: PatientProtocol(config, state, {}), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            async with asyncio.timeout(10):
+                return await script(reader, writer)
+        finally:
+            writer.close()
+            server.close()
+
+    return asyncio.run(run())
+
+
+def test_who_brings_no_headers_in_time_is_let_go(monkeypatch):
+    async def silent(reader, writer):
+        return await reader.read()
+
+    async def slow(reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n")
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            if reader.at_eof():
+                break
+            writer.write(b"X-A: b\r\n")
+        return await reader.read()
+
+    async def slow_second(reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET / HTTP/1.1\r\n")
+        return await reader.read()
+
+    for script in (silent, slow, slow_second):
+        assert connection(monkeypatch, script) == b""
+
+
+def test_a_body_may_take_longer_than_headers(monkeypatch):
+    async def slow_body(reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n")
+        for _ in range(8):
+            await asyncio.sleep(0.15)
+            writer.write(b"x")
+        return await reader.readuntil(b"ok")
+
+    assert connection(monkeypatch, slow_body).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_is_used_again(monkeypatch):
+    async def twice(reader, writer):
+        for _ in range(3):
+            await asyncio.sleep(0.3)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            await reader.readuntil(b"ok")
+        return True
+
+    assert connection(monkeypatch, twice)
+
+
+def test_headers_have_a_limit(monkeypatch):
+    async def huge(reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * 40_000)
+        return await reader.read()
+
+    assert connection(monkeypatch, huge).startswith(b"HTTP/1.1 400")

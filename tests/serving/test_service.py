@@ -1,0 +1,225 @@
+"""Requests get the answers of the predictor, each its own."""
+
+import asyncio
+import struct
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+from starlette.requests import Request
+
+from finetune.data.decode import decode
+from finetune.serving.service import Service
+from finetune.serving.uploads import Limits
+
+
+def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("picture", (f"{i}.png", content)) for i, content in enumerate(contents)]
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A small PNG whose header states so many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+
+
+def test_answers_are_those_of_the_predictor(client, predictor, picture):
+    contents = [
+        picture(k, size, kind) for k, size, kind in ((0, (40, 60), "PNG"), (1, (90, 33), "JPEG"), (2, (8, 8), "WEBP"))
+    ]
+    response = client.post("/predict", files=files(*contents))
+    expected = predictor([decode(content) for content in contents])
+    said = response.json()["predictions"]
+    assert [one["name"] for one in said] == ["0.png", "1.png", "2.png"]
+    for one, probabilities in zip(said, expected, strict=True):
+        assert list(one["probabilities"].values()) == sorted(one["probabilities"].values(), reverse=True)
+        found = [one["probabilities"][name] for name in predictor.class_names]
+        np.testing.assert_allclose(found, probabilities, rtol=0, atol=2e-6)  # seven digits, other neighbours
+        assert one["label"] == predictor.class_names[probabilities.argmax()]
+        assert one["probability"] == one["probabilities"][one["label"]]
+    alone = client.post("/predict", content=contents[1]).json()["predictions"]
+    assert alone[0]["name"] == "" and abs(alone[0]["probability"] - said[1]["probability"]) < 2e-6
+
+
+def test_a_threshold_decides_what_is_said(client, service, picture, monkeypatch):
+    monkeypatch.setattr(service.predictor, "decide", lambda p: np.full(len(p), 2))
+    one = client.post("/predict", content=picture()).json()["predictions"][0]
+    assert one["label"] == "red" and one["probability"] == one["probabilities"]["red"]
+
+
+def test_the_best_classes_alone(client, picture):
+    every = client.post("/predict", content=picture()).json()["predictions"][0]["probabilities"]
+    best = client.post("/predict?top_k=2", content=picture()).json()["predictions"][0]["probabilities"]
+    assert list(best.items()) == list(every.items())[:2]
+
+
+def test_what_the_network_looked_at_is_a_picture(client, picture, service, monkeypatch):
+    one = client.post("/predict?looked_at=1", content=picture()).json()["predictions"][0]
+    assert one["looked_at"].startswith("data:image/webp;base64,")
+    monkeypatch.setattr(service.predictor, "activation", lambda images, classes: None)
+    assert client.post("/predict?looked_at=1", content=picture()).json()["predictions"][0]["looked_at"] is None
+    assert "looked_at" not in client.post("/predict", content=picture()).json()["predictions"][0]
+
+
+@pytest.mark.parametrize(
+    "query", ["top_k=0", "top_k=4", "top_k=x", "top_k=²", "top_k=" + "9" * 5000, "looked_at=maybe", "topk=2"]
+)
+def test_options_that_are_wrong(client, picture, query):
+    response = client.post("/predict?" + query, content=picture())
+    assert response.status_code == 400 and len(response.json()["error"]) < 200
+
+
+def test_a_bad_picture_is_named_and_fails_its_own_request(client, picture):
+    contents = picture(), b"", picture()[:200], bomb(30_000, 30_000)
+    response = client.post("/predict", files=files(*contents))
+    assert response.status_code == 422
+    bad = response.json()["pictures"]
+    assert [one["index"] for one in bad] == [1, 2, 3] and [one["name"] for one in bad] == ["1.png", "2.png", "3.png"]
+    assert "empty" in bad[0]["error"] and "30000 x 30000 pixels" in bad[2]["error"]
+    assert response.json()["error"] == bad[0]["error"]
+    within_decode = client.post("/predict", content=bomb(200, 100))  # more than the service's, less than the decoder's
+    assert "the limit of 10,000" in within_decode.json()["error"]
+
+
+def asked(service: Service, scenario):
+    async def run():
+        async with asyncio.timeout(20):
+            return await scenario()
+
+    try:
+        return asyncio.run(run())
+    finally:
+        service.close()
+
+
+def request(content: bytes, gone: asyncio.Event | None = None, more: asyncio.Event | None = None) -> Request:
+    """A request whose body is there, whose sender may go away, or never send the rest."""
+    parts = [{"type": "http.request", "body": content, "more_body": more is not None}]
+
+    async def receive():
+        if parts:
+            return parts.pop()
+        await (gone or more or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": []}
+    return Request(scope, receive)
+
+
+class Held:
+    """Lets the network of a service wait."""
+
+    def __init__(self, service: Service) -> None:
+        self.may_go, self.sizes = threading.Event(), []
+        classify = service.predictor.classify
+
+        def waiting(images):
+            assert self.may_go.wait(20)
+            self.sizes.append(len(images))
+            return classify(images)
+
+        service.predictor.classify = waiting
+
+
+@pytest.fixture
+def held(service, monkeypatch):
+    monkeypatch.setattr(service.predictor, "classify", service.predictor.classify)  # put back afterwards
+    return Held(service)
+
+
+def test_requests_are_classified_together_while_the_network_is_busy(service, held, picture):
+    async def scenario():
+        tasks = [asyncio.create_task(service.predict(request(picture(k)))) for k in range(5)]
+        while service.room.waiting < 5:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # decoded
+        held.may_go.set()
+        return await asyncio.gather(*tasks)
+
+    responses = asked(service, scenario)
+    assert [response.status_code for response in responses] == [200] * 5 and held.sizes == [1, 4]
+
+
+def test_when_it_is_full_others_are_sent_away_and_those_that_wait_are_not(service, held, picture):
+    async def scenario():
+        tasks = [asyncio.create_task(service.predict(request(picture(k)))) for k in range(8)]
+        while service.room.waiting < 8:
+            await asyncio.sleep(0.01)
+        refused = await service.predict(request(picture()))
+        held.may_go.set()
+        return refused, await asyncio.gather(*tasks)
+
+    refused, responses = asked(service, scenario)
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    assert [response.status_code for response in responses] == [200] * 8 and service.room.waiting == 0
+
+
+def test_who_goes_away_is_not_computed_for(service, held, picture):
+    async def scenario():
+        first = asyncio.create_task(service.predict(request(picture())))
+        while not service.batcher.is_busy:
+            await asyncio.sleep(0.01)
+        gone = asyncio.Event()
+        second = asyncio.create_task(service.predict(request(picture(), gone)))
+        while service.room.waiting < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        gone.set()
+        status = (await second).status_code
+        held.may_go.set()
+        return status, (await first).status_code
+
+    assert asked(service, scenario) == (499, 200)
+    assert held.sizes == [1] and service.room.waiting == 0
+
+
+def test_a_request_has_its_time(predictor, picture, monkeypatch):
+    monkeypatch.setattr(predictor, "classify", predictor.classify)
+    service = Service(predictor, Limits(200_000, 4, 10_000, 8, seconds=0.3), 4)
+    held = Held(service)
+
+    async def scenario():
+        late = await service.predict(request(picture()))
+        slow = await service.predict(request(picture()[:100], more=asyncio.Event()))
+        held.may_go.set()
+        return late, slow
+
+    late, slow = asked(service, scenario)
+    assert late.status_code == 503 and "0.3 s" in late.body.decode() and late.headers["retry-after"]
+    assert slow.status_code == 408 and "arrive" in slow.body.decode()
+    assert service.room.waiting == 0 and service.room.num_bytes == 0
+
+
+def test_the_sender_of_a_body_that_is_too_large_can_read_why(service):
+    """All of it is taken, and thrown away: else the connection would be closed on who is still sending."""
+    sent = [{"type": "http.request", "body": bytes(150_000), "more_body": i < 3} for i in range(4)]
+
+    async def receive():
+        return sent.pop(0)
+
+    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": []}
+    response = asked(service, lambda: service.predict(Request(scope, receive)))
+    assert response.status_code == 413 and not sent
+
+
+def test_an_empty_body_is_refused_at_once(service):
+    began = time.monotonic()
+    assert asked(service, lambda: service.predict(request(b""))).status_code == 422
+    assert time.monotonic() - began < 5  # and not when the time of a request is over
+
+
+def test_decoding_uses_its_own_threads(service, picture, monkeypatch):
+    seen = []
+    image = service._image
+    monkeypatch.setattr(
+        service, "_image", lambda *args: (seen.append(threading.current_thread().name), image(*args))[1]
+    )
+    began = time.monotonic()
+    asked(service, lambda: service.predict(request(picture())))
+    assert seen[0].startswith("decoder") and time.monotonic() - began < 20

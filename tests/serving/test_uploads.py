@@ -1,0 +1,115 @@
+"""Pictures come out of a request within its limits."""
+
+import asyncio
+
+import pytest
+from starlette.requests import Request
+
+from finetune.serving.refusal import Refused
+from finetune.serving.uploads import Body, Limits, Room, Upload
+
+LIMITS = Limits(max_bytes=1000, max_pictures=2, max_pixels=10_000, max_waiting=3, seconds=5)
+
+
+def form(*files: tuple[str, bytes]) -> tuple[dict[str, str], bytes]:
+    parts = [
+        b'--edge\r\nContent-Disposition: form-data; name="picture"; filename="%s"\r\n\r\n%s\r\n'
+        % (name.encode(), content)
+        for name, content in files
+    ]
+    return {"content-type": "multipart/form-data; boundary=edge"}, b"".join(parts) + b"--edge--\r\n"
+
+
+def taken(headers: dict[str, str], content: bytes, room: Room | None = None, step: int = 100) -> list[Upload]:
+    """Return what is in a request whose body comes in steps, without a length of its own."""
+    chunks = [content[i : i + step] for i in range(0, len(content), step)] or [b""]
+    messages = iter(
+        {"type": "http.request", "body": chunk, "more_body": i + 1 < len(chunks)} for i, chunk in enumerate(chunks)
+    )
+
+    async def receive():
+        return next(messages)
+
+    raw = [(key.encode(), value.encode()) for key, value in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": raw}
+    room = room or Room(LIMITS)
+
+    held = room.num_bytes
+
+    async def read():
+        body = Body(Request(scope, receive), room)
+        try:
+            return await body.uploads()
+        finally:
+            body.leave()
+
+    try:
+        return asyncio.run(read())
+    finally:
+        assert room.num_bytes == held
+
+
+@pytest.mark.parametrize("kind", ["image/jpeg", "application/octet-stream", "application/x-www-form-urlencoded", None])
+def test_a_body_is_one_picture(kind):
+    headers = {"content-type": kind} if kind else {}
+    assert taken(headers, b"abc" * 100) == [Upload("", b"abc" * 100)]
+
+
+def test_the_files_of_a_form_are_pictures_with_names():
+    files = [("ä b.jpg", b"\xff\xd8" * 90), ("evil\u202e.png", b"")]
+    assert taken(*form(*files), step=7) == [Upload("ä b.jpg", b"\xff\xd8" * 90), Upload("evil\\u202e.png", b"")]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "request_of"),
+    [
+        (413, "at most 1,000 bytes", lambda: ({}, b"x" * 1001)),
+        (413, "at most 1,000 bytes", lambda: ({"content-length": "1001"}, b"")),
+        (413, "at most 1,000 bytes", lambda: form(("a", b"x" * 950))),
+        (413, "at most 2 pictures", lambda: form(("a", b"1"), ("b", b"2"), ("c", b"3"))),
+        (415, "gzip", lambda: ({"content-encoding": "gzip"}, b"x")),
+        (422, "no picture in the request", lambda: ({}, b"")),
+        (422, "no picture in the request", lambda: form()),
+        (400, "form can't be read", lambda: ({"content-type": "multipart/form-data"}, b"x")),
+        (400, "form can't be read", lambda: (form()[0], b"no edge at all")),
+        (
+            422,
+            "the field 'top_k' is no file",
+            lambda: (form()[0], b'--edge\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n3\r\n--edge--\r\n'),
+        ),
+    ],
+)
+def test_what_is_refused(status, message, request_of):
+    with pytest.raises(Refused, match=message) as refused:
+        taken(*request_of())
+    assert refused.value.status == status
+
+
+def test_bodies_together_have_a_limit_too():
+    room = Room(LIMITS)
+    room.num_bytes = 15_500  # of 16,000
+    with pytest.raises(Refused, match="too many large requests") as refused:
+        taken({}, b"x" * 600, room)
+    assert refused.value.status == 429 and refused.value.headers["Retry-After"] == "1"
+
+
+def test_pictures_take_room_until_they_are_answered():
+    room = Room(LIMITS)
+    with room.pictures(2):
+        room.answered(10, 2.0)
+        room.check()
+        with pytest.raises(Refused, match="2 pictures are waiting, and 3 may"), room.pictures(2):
+            pass
+        assert room.waiting == 2
+        with room.pictures(1), pytest.raises(Refused) as refused:
+            room.check()
+        assert refused.value.status == 429
+    assert room.waiting == 0
+
+
+def test_who_is_refused_is_told_when_to_come_back():
+    room = Room(LIMITS)
+    room.answered(1, 4.0)  # a picture takes four seconds
+    with room.pictures(3), pytest.raises(Refused) as refused:
+        room.check()
+    assert refused.value.headers == {"Retry-After": "12"}
