@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ import pytest
 from colours import QUICK
 
 from finetune.cli import main
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +217,17 @@ def test_what_is_no_checkpoint_is_told(colours, tmp_path, capsys):
     assert "is a picture" in told(capsys, picture)
     assert "there is no checkpoint" in told(capsys, tmp_path / "no.ckpt")
     assert "no checkpoints/best.ckpt" in told(capsys, "")
+
+
+def test_the_lines_of_the_guide_run(service, colours, tmp_path):
+    guide = (ROOT / "docs/serve.md").read_text("utf-8")
+    (lines,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    shutil.copy(next((colours / "test/red").glob("*.png")), tmp_path / "picture.png")
+    script = lines.replace(":8000", f":{service.port}")
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    label, probability = done.stdout.split()
+    assert label in ("blue", "green", "red") and 0 < float(probability) <= 1
 
 
 def test_without_its_packages_it_names_the_extra(monkeypatch, capsys, run):

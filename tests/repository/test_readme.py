@@ -55,7 +55,7 @@ def test_commands_exist_with_their_options(line):
 
 def test_options_in_the_table_exist():
     valid = options_of("fit") | options_of("predict") | own_options("sheet") | own_options("by-hand")
-    valid |= own_options("check") | {word for words in WORDS.values() for word in words}
+    valid |= own_options("check") | own_options("serve") | {word for words in WORDS.values() for word in words}
     valid |= {f"data.{name}" for name in signature(ImageDataModule).parameters}
     shown = set(re.findall(r"--([a-z_.]+[a-z])", README)) - {"help"}
     assert shown - valid == set()

@@ -1,0 +1,197 @@
+"""The page in a browser: pictures dropped, pasted and chosen, by mouse and by keyboard alone."""
+
+import base64
+import json
+import threading
+import time
+
+import pytest
+import uvicorn
+from browser import CHROMIUM, needs_browser
+from playwright.sync_api import Page, sync_playwright
+
+from finetune.serving.app import make_app
+from finetune.serving.http_server import listen
+from finetune.serving.service import Service
+from finetune.serving.uploads import Limits
+
+pytestmark = needs_browser
+
+_DROP = """([name, type, content, event]) => {
+  const bytes = Uint8Array.from(atob(content), c => c.charCodeAt(0)), moved = new DataTransfer();
+  moved.items.add(new File([bytes], name, {type}));
+  const given = event === "paste" ? new ClipboardEvent("paste", {clipboardData: moved, bubbles: true, cancelable: true})
+    : new DragEvent("drop", {dataTransfer: moved, bubbles: true, cancelable: true});
+  document.getElementById("drop").dispatchEvent(given);
+}"""
+
+
+@pytest.fixture(scope="module")
+def serve(predictor):
+    """Start a service in a thread; returns its address."""
+    started = []
+
+    def begin(token: str | None = None) -> str:
+        service = Service(predictor, Limits(200_000, 4, 10_000, 8, 20), 4)
+        listener = listen("127.0.0.1", 0)
+        config = uvicorn.Config(make_app(service, token, "127.0.0.1"), log_config=None, ws="none", lifespan="on")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        started.append((server, thread, listener))
+        while not server.started:
+            time.sleep(0.01)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+    yield begin
+    for server, thread, listener in started:
+        server.should_exit = True
+        thread.join(timeout=20)
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def address(serve):
+    return serve()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if "Content Security" in message.text else None)
+    page.goto(address)
+    yield page
+    assert not faults
+    context.close()
+
+
+def give(page: Page, content: bytes, name: str = "a.png", kind: str = "image/png", event: str = "drop") -> None:
+    page.evaluate(_DROP, [name, kind, base64.b64encode(content).decode(), event])
+
+
+def said_by(predictor, content: bytes) -> str:
+    from finetune.data.decode import decode
+
+    return predictor.class_names[int(predictor([decode(content)])[0].argmax())]
+
+
+@pytest.mark.parametrize("event", ["drop", "paste"])
+def test_a_picture_gets_its_verdict(page, predictor, picture, event):
+    give(page, picture(), event=event)
+    result = page.locator(".result")
+    result.wait_for(timeout=20_000)
+    assert result.locator(".verdict").inner_text() == said_by(predictor, picture())
+    assert result.locator("img").count() == 2  # it, and what the network looked at
+    assert result.locator(".bars span").count() == 2 * 3
+    assert "%" in result.inner_text() and page.locator("#status").inner_text() == ""
+
+
+def test_several_are_answered_each_and_a_bad_one_says_why(page, picture):
+    for number in range(2):
+        give(page, picture(number), f"{number}.png")
+    give(page, b"hello", "note.txt", "text/plain")
+    give(page, bytes(200_001), "large.png")
+    page.locator(".result").nth(3).wait_for(timeout=20_000)
+    assert page.locator(".verdict").count() == 2
+    bad = page.locator(".bad").all_inner_texts()
+    assert any(text.startswith("note.txt: can't be decoded: not a JPEG, PNG") for text in bad)
+    assert any("large.png: it has 200,001 bytes, and 200,000 are the limit" in text for text in bad)
+
+
+def test_the_keyboard_is_enough(page, picture):
+    page.wait_for_timeout(1000)  # Chromium opens no dialogue for a page that has just come
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.id") == "choose"
+    with page.expect_file_chooser() as chosen:
+        page.keyboard.press("Enter")
+    chosen.value.set_files([{"name": f"{i}.png", "mimeType": "image/png", "buffer": picture(i)} for i in range(2)])
+    page.locator(".result").nth(1).wait_for(timeout=20_000)
+    for name in ("photograph", "looked-at"):
+        page.keyboard.press("Tab")
+        assert page.evaluate("() => document.activeElement.id") == name
+    page.keyboard.press("Space")  # what it looked at is not asked for any more
+    give(page, picture(5))
+    page.locator(".result").nth(2).wait_for(timeout=20_000)
+    assert page.locator(".result").first.locator("img").count() == 1
+
+
+def test_it_fits_a_phone(page, picture):
+    give(page, picture(), "a_name_without_any_break_" * 8 + ".png")
+    page.locator(".result").wait_for(timeout=20_000)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    sizes = page.locator("button:visible").evaluate_all("all => all.map(b => b.getBoundingClientRect().height)")
+    assert min(sizes) >= 44  # what a finger needs
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes_can_be_read(browser, address, picture, scheme):
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.goto(address)
+    give(page, picture())
+    page.locator(".verdict").wait_for(timeout=20_000)
+    contrast = page.evaluate(
+        """() => {
+          const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+          const light = text => {
+            const [r, g, b] = text.match(/[\\d.]+/g).map(v => linear(v / 255));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+          };
+          const style = name => getComputedStyle(document.querySelector(name));
+          const a = light(style(".verdict").color), b = light(style(".result").backgroundColor);
+          return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        }"""
+    )
+    is_dark = page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == "rgb(23, 23, 22)"
+    assert contrast > 7 and is_dark == (scheme == "dark")
+    context.close()
+
+
+def test_of_a_thing_and_its_absence_it_asks_for_the_thing(page, predictor):
+    known = {"class_names": ["hotdog", "not-hotdog"]}
+    page.route("**/model", lambda route: route.fulfill(body=json.dumps(known), content_type="application/json"))
+    one = {"name": "a", "label": "not-hotdog", "probability": 0.9, "probabilities": {"not-hotdog": 0.9, "hotdog": 0.1}}
+    page.route("**/predict?*", lambda route: route.fulfill(body=json.dumps({"predictions": [one]})))
+    page.reload()
+    give(page, b"x")
+    page.locator(".verdict").wait_for(timeout=20_000)
+    assert page.locator("h1").inner_text() == "Is it a hotdog, or not?"
+    assert page.locator(".verdict").inner_text() == "not hotdog"
+
+
+def test_names_are_text_and_never_markup(page, picture):
+    give(page, picture(), "<img src=x onerror=alert(1)>.png")
+    page.locator(".result").wait_for(timeout=20_000)
+    assert "<img src=x onerror=alert(1)>.png" in page.locator("figcaption").first.inner_text()
+
+
+def test_a_token_is_asked_for_and_then_used(serve, browser, picture):
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(serve(token="word"))
+    page.locator("#token").fill("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("a token is needed").wait_for(timeout=20_000)
+    page.locator("#token").fill("word")
+    page.keyboard.press("Enter")
+    page.locator("#token-form").wait_for(state="hidden", timeout=20_000)
+    give(page, picture())
+    page.locator(".verdict").wait_for(timeout=20_000)
+    context.close()
+
+
+def test_a_service_that_is_gone_is_told(page, picture):
+    page.route("**/predict?*", lambda route: route.abort())
+    give(page, picture())
+    page.get_by_text("the service does not answer").wait_for(timeout=20_000)
