@@ -2,7 +2,7 @@
 
 Before torch is there, `command_line` brings what is typed to full flags: `given_arguments` takes it apart,
 `known_flags` looks whether there are such (`option_names`) and tells the nearest (`suggestions`), `short_words` has
-the short forms. `help_pages` is what `--help` shows.
+the short forms. `help_pages` is what `--help` shows, by `help_texts`.
 
 `lightning_cli` has the flags of fit, validate, test and predict, `trainer` what a Trainer is made of, `fit` what
 training is besides. `parser` tells of wrong keys and values, `config_files` finds configs by name, `default_rates`

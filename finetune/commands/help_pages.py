@@ -4,187 +4,10 @@
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from finetune.commands.help_texts import OWN_PAGES, PAGES, Option
 from finetune.commands.short_words import WORDS
 
-
-class Option(NamedTuple):
-    """A line of help.
-
-    Attributes:
-        full: The full name.
-        value: What is to be given; "" for a flag alone.
-        default: As YAML has it; None for none worth showing.
-        text: What it does, with its unit.
-    """
-
-    full: str
-    value: str
-    default: str | None
-    text: str
-
-
-_DATA = (
-    Option("data.batch_size", "N", "32", "pictures in a batch, over all devices together"),
-    Option("data.image_size", "PIXELS", "224", "side of what the network sees"),
-    Option("data.val_fraction", "SHARE", "0.1", "of train, where there is no val folder"),
-    Option("data.test_fraction", "SHARE", "0.2", "of all, where the folder has no splits"),
-    Option("data.resize", "HOW", "shorter_side", "then cropped; squash, or whole: squashed and not cropped"),
-    Option("data.on_bad_image", "HOW", "error", "skip: leave unreadable pictures out, and list them"),
-)
-_NETWORK = (
-    Option("model.backbone", "NAME", "resnet18", "a network of torchvision, as resnet50, convnext_tiny"),
-    Option("model.weights", "FILE", "DEFAULT", "DEFAULT: torchvision's; a file, a run; null: random ones"),
-    Option("model.freeze", "STAGE", None, "train what follows a stage, as layer2; backbone: the head alone"),
-    Option("model.head_init", "HOW", "xavier", "probe: logistic regression on features; source: known classes"),
-)
-_TRAINING = (
-    Option("trainer.max_epochs", "N", "5", "passes over the training pictures"),
-    Option("model.optimizer.lr", "RATE", "0.01", "learning rate; the head has ten times that"),
-    Option("model.optimizer", "NAME", "SGD", "another, as AdamW, begins at its usual rate"),
-    Option("model.class_weights", "HOW", None, "balanced: rare classes count as much as frequent ones"),
-    Option("seed_everything", "N", "0", "of order, augmentation and new weights"),
-)
-_MACHINE = (
-    Option("trainer.devices", "N", "auto", "GPUs, or processes on a CPU, that share each batch"),
-    Option("data.num_workers", "N", "auto", "processes that read pictures, for each device"),
-    Option("trainer.precision", "KIND", None, "32-true, bf16-mixed; unsaid, bf16 where the hardware gains"),
-)
-_OUT = Option("trainer.default_root_dir", "FOLDER", "runs", "where runs go: FOLDER/{command}/version_N")
-_RUN = (
-    _OUT,
-    Option("resume", "", None, "go on in the newest run there, else begin one"),
-    Option("threshold", "AIM", None, "of two classes: recall:0.95, precision:0.95, accuracy or f1"),
-)
-_TRUST = Option("trust_modules", "NAMES", None, "modules that it may import for its data class and transforms")
-_MEASURED = (Option("data.batch_size", "N", None, "pictures in a batch; unsaid, that of its training"),)
-_CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
-
-# command: (how it is called, what it does, examples, groups of options)
-_PAGES: dict[str, tuple[str, str, Sequence[str], dict[str, Sequence[Option]]]] = {
-    "fit": (
-        "FOLDER [options]",
-        """Trains a classifier on a folder of pictures, then tests the best checkpoint. FOLDER holds a folder for each
-class, or train, val and test that hold them. FOLDER alone takes image_folder.yaml; its defaults are shown.""",
-        (
-            "finetune fit pictures",
-            "finetune fit pictures --epochs 20 --size 128 --backbone resnet50",
-            "finetune fit pictures --weights runs/fit/version_0 --freeze layer2 --lr 0.003",
-            "finetune fit pictures --devices 2 --out runs/two --resume",
-            "finetune fit --config hotdog.yaml",
-        ),
-        {"data": _DATA, "network": _NETWORK, "training": _TRAINING, "machine": _MACHINE, "run": _RUN},
-    ),
-    "predict": (
-        "CKPT PICTURES ... [options]",
-        f"""Classifies pictures. {_CKPT}
-PICTURES are pictures, folders, globs, or text files with a path on each line.""",
-        (
-            "finetune predict runs/fit/version_0 a.jpg",
-            "finetune predict runs/fit/version_0 a.jpg b.jpg more/ 'others/*.png'",
-            "finetune predict runs/fit/version_0 pictures --output said.csv --top_k 2",
-            "finetune predict best.ckpt pictures --abstain_below 0.8",
-            "finetune predict best.ckpt -- -a-name-with-a-dash.jpg",
-        ),
-        {
-            "what is said": (
-                Option("output", "FILE", None, ".csv, .jsonl or .parquet; unsaid, predictions.csv in the run"),
-                Option("top_k", "K", None, "the k best classes of each picture, not a column for each class"),
-                Option("abstain_below", "P", None, "say unsure where no class is as probable as that"),
-            ),
-            "data": _MEASURED,
-            "machine": _MACHINE,
-            "run": (_OUT, _TRUST),
-        },
-    ),
-}
-_PAGES["sheet"] = (
-    "CKPT PICTURES ... [options]",
-    f"""Draws predicted pictures on one sheet. {_CKPT}
-PICTURES are pictures, folders, globs, or text files with a path on each line.""",
-    (
-        "finetune sheet runs/fit/version_0 pictures",
-        "finetune sheet runs/fit/version_0 a.jpg b.jpg 'more/*.png' --out sheets/few.png",
-        "finetune sheet best.ckpt pictures --num 100 --columns 10 --seed 1",
-    ),
-    {
-        "the sheet": (
-            Option("output", "FILE", "sheet.png", "the PNG file to write"),
-            Option("num", "N", "24", "pictures on it at most, chosen at random"),
-            Option("columns", "N", "8", "pictures in a row"),
-            Option("seed", "N", "0", "of the choice"),
-        )
-    },
-)
-_PAGES["export"] = (
-    "CKPT [options]",
-    f"""Writes a checkpoint as a file for other programs, held against the network before it is kept.
-{_CKPT}""",
-    (
-        "finetune export runs/fit/version_0",
-        "finetune export best.ckpt --out model.onnx --verify_on pictures",
-        "finetune export best.ckpt --quantize int8",
-    ),
-    {
-        "the file": (
-            Option("format", "KIND", "onnx", "torch: a .pt2 for torch.export; safetensors: the weights"),
-            Option("output", "FILE", None, "unsaid, beside the checkpoint"),
-            Option("verify_on", "PICTURES", None, "what it is compared on; unsaid, on 64 drawn pictures"),
-            Option("quantize", "int8", None, "a quarter of the size, if it is as accurate and faster"),
-            Option("root", "FOLDER", None, "pictures for int8; unsaid, those of the run"),
-        )
-    },
-)
-_PAGES["serve"] = (
-    "CKPT [options]",
-    f"""Answers requests about pictures until Ctrl-C, with the answers of `finetune predict`: a page to drop pictures
-on, and an API for programs, described at /docs. {_CKPT}""",
-    (
-        "finetune serve runs/fit/version_0",
-        "finetune serve best.onnx --port 9000",
-        "finetune serve best.ckpt --host 0.0.0.0 --token word",
-    ),
-    {
-        "the address": (
-            Option("host", "ADDRESS", "127.0.0.1", "0.0.0.0 lets other machines ask"),
-            Option("port", "N", "8000", "0 takes one that is free"),
-            Option("token", "WORD", None, "what requests must bear; better set as FINETUNE_TOKEN"),
-        ),
-        "machine": (
-            Option("device", "NAME", "auto", "cpu, cuda or cuda:1"),
-            Option("precision", "KIND", None, "32-true, bf16-mixed; unsaid, as predict chooses"),
-            Option("max_batch", "N", "32", "pictures classified at a time, at most"),
-        ),
-        "limits": (
-            Option("max_waiting", "N", "256", "pictures without an answer; more are refused for now"),
-            Option("max_pictures", "N", "32", "pictures in a request"),
-            Option("max_megabytes", "MB", "32.0", "size of a request"),
-            Option("max_megapixels", "MPX", "64.0", "width times height of a picture"),
-            Option("timeout", "SECONDS", "30.0", "for a request"),
-        ),
-    },
-)
-for _name, _split, _what in (("validate", "val", "validation"), ("test", "test", "test")):
-    _PAGES[_name] = (
-        "CKPT [FOLDER] [options]",
-        f"""Measures a checkpoint on the {_what} split of the pictures that it was trained on, or of FOLDER:
-its {_split}/, or all of its class folders. What it has seen in training is left out or refused.
-{_CKPT}""",
-        (
-            f"finetune {_name} runs/fit/version_0",
-            f"finetune {_name} runs/fit/version_0 other_pictures",
-            f"finetune {_name} best.ckpt --batch 256 --devices 2",
-            f"finetune {_name} best.ckpt --out runs/again",
-            f"finetune {_name} best.ckpt --precision 32-true",
-        ),
-        {
-            "data": (*_MEASURED, Option("data.on_bad_image", "HOW", None, "skip: leave unreadable pictures out")),
-            "machine": _MACHINE,
-            "run": (_OUT, _TRUST),
-        },
-    )
-OWN_PAGES = ("sheet", "export", "serve")  # which have no options but these
 _AFTER = (
     "All options: finetune {command} --help all. A config that --config takes: finetune {command} ... --print_config",
     "Defaults are in brackets. A short word and the full name behind it say the same; configs have full names alone.",
@@ -195,14 +18,14 @@ def help_page(arguments: Sequence[str]) -> str | None:
     """Return the page that a command line asks for; None where it asks for none, or for all options."""
     command, rest = arguments[0], list(arguments[1:])
     asks = next((i for i, argument in enumerate(rest) if argument in ("-h", "--help")), None)
-    if command not in _PAGES or asks is None or "--" in rest[:asks] or rest[asks + 1 : asks + 2] == ["all"]:
+    if command not in PAGES or asks is None or "--" in rest[:asks] or rest[asks + 1 : asks + 2] == ["all"]:
         return None
     return page(command)
 
 
 def page(command: str) -> str:
     """Return the help of a command."""
-    usage, text, examples, groups = _PAGES[command]
+    usage, text, examples, groups = PAGES[command]
     lines = [f"usage: finetune {command} {usage}", "", text, "", "for example:", *(f"  {line}" for line in examples)]
     for name, group in groups.items():
         lines += ["", f"{name}:", *(_line(command, option) for option in group)]
@@ -211,7 +34,7 @@ def page(command: str) -> str:
 
 def options(command: str) -> list[Option]:
     """Return the options on a command's page."""
-    return [option for group in _PAGES[command][3].values() for option in group]
+    return [option for group in PAGES[command][3].values() for option in group]
 
 
 def _line(command: str, option: Option) -> str:

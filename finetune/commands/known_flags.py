@@ -9,7 +9,16 @@ from typing import Any
 
 from finetune.commands.config_files import find
 from finetune.commands.given_arguments import ALONE, Given
-from finetune.commands.option_names import CHOICES, DATA, LIGHTNING, NUMBERS, OPTIMIZERS, OPTIONS
+from finetune.commands.option_names import (
+    BACKBONES,
+    CHOICES,
+    DATA,
+    LIGHTNING,
+    NUMBERS,
+    OPTIMIZERS,
+    OPTIONS,
+    TORCHVISION,
+)
 from finetune.commands.short_words import WORDS, both, in_full
 from finetune.commands.suggestions import nearest_flag
 from finetune.system.messages import WrongUsage, did_you_mean
@@ -50,6 +59,9 @@ def _wrong_value(full: str, value: str) -> str:
         return f"can't be {value!r}{did_you_mean(value, valid)}"
     if full in NUMBERS and _NO_NUMBER.fullmatch(value) and value.lower() not in _WORDS:
         return f"takes a number, such as 3 or 0.01, not {value!r}"
+    if full in ("model.backbone", "backbone") and version("torchvision").startswith(f"{TORCHVISION}."):
+        is_one = value in BACKBONES.split() or value.startswith("squeezenet")  # which is refused with its reason
+        return "" if is_one else f"can't be {value!r}{did_you_mean(value, BACKBONES.split())}"
     names = {name.lower(): name for name in OPTIMIZERS.split()}
     name = names.get(value.lower()) if full == "model.optimizer" else None
     return f"can't be {value!r}; did you mean {name!r}?" if name and name != value else ""

@@ -6,12 +6,14 @@ from unittest.mock import patch
 
 import pytest
 from command_lines import own_options
+from torchvision import models
 
 from finetune.commands.benchmark import BenchmarkCLI
 from finetune.commands.lightning_cli import FinetuneCLI
-from finetune.commands.option_names import DATA, LIGHTNING, OPTIONS
+from finetune.commands.option_names import BACKBONES, DATA, LIGHTNING, OPTIONS, TORCHVISION
 from finetune.commands.parser import valid_keys
 from finetune.data.datamodule import ImageDataModule
+from finetune.models.backbones import OWN
 
 _PATHS = {"optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"}  # of a class that may be another
 
@@ -33,10 +35,16 @@ def test_of_lightning_s_commands(command):
     assert not lacking and not more, f"put into option_names.py: {lacking}; take out: {more}"
 
 
-@pytest.mark.parametrize("command", ["sheet", "export", "check"])
+@pytest.mark.parametrize("command", ["sheet", "export", "check", "serve"])
 def test_of_our_own(command):
     by_jsonargparse = {"config", "help", "print_config"}
     assert OPTIONS[command] - by_jsonargparse == own_options(command) - {"folder"}
+
+
+def test_networks_are_those_of_this_version_of_torchvision():
+    real = {*OWN, *models.list_models(module=models)}
+    assert {*BACKBONES.split()} == {name for name in real if not name.startswith("squeezenet")}
+    assert version("torchvision").startswith(f"{TORCHVISION}.")
 
 
 def test_of_the_data_and_of_this_version_of_lightning():

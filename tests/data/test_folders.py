@@ -268,3 +268,11 @@ def test_a_folder_beside_the_splits_that_can_not_be_read_is_none_of_the_data(tmp
 
     monkeypatch.setattr(folders, "num_loose", forbidden)
     assert scan(tmp_path)[0] == ["cat", "dog"]
+
+
+def test_a_folder_of_everything_names_a_few_of_its_folders(tmp_path):
+    for number in range(300):
+        (tmp_path / f"folder_{number:03}").mkdir()
+    with pytest.raises(ValueError, match="'folder_007' and 292 more; supported are") as error:
+        scan(tmp_path)
+    assert len(str(error.value)) < 600

@@ -20,6 +20,7 @@ _CONTROL = {*map(chr, range(32)), "\x7f", "\x85", "\u2028", "\u2029"}
 # In any case: `Train`, `VAL`.
 _SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 _SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
+_MOST_NAMED = 8  # classes, in a message
 
 
 @dataclass(frozen=True)
@@ -175,4 +176,5 @@ def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside,
 
 
 def _classes(names: Sequence[str]) -> str:
-    return f"the class{'es' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"the class{'es' if len(names) > 1 else ''} {', '.join(map(repr, names[:_MOST_NAMED]))}{more}"
