@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from finetune.data.datasets.image_folder import ImageFolderData as ImageFolderData
     from finetune.data.datasets.image_folder import SampleData as SampleData
     from finetune.distributed.mesh_strategy import MeshStrategy as MeshStrategy
+    from finetune.inference.loaded_model import LoadedModel as LoadedModel
+    from finetune.inference.loaded_model import Prediction as Prediction
+    from finetune.inference.loaded_model import load as load
     from finetune.training.classifier import Classifier as Classifier
     from finetune.training.lr_schedulers import WarmupCosine as WarmupCosine
 
@@ -27,9 +30,12 @@ _PUBLIC = {
     "FashionMNIST": "finetune.data.datasets.fashion_mnist",
     "Hotdog": "finetune.data.datasets.image_folder",
     "ImageFolderData": "finetune.data.datasets.image_folder",
+    "LoadedModel": "finetune.inference.loaded_model",
     "MeshStrategy": "finetune.distributed.mesh_strategy",
+    "Prediction": "finetune.inference.loaded_model",
     "SampleData": "finetune.data.datasets.image_folder",
     "WarmupCosine": "finetune.training.lr_schedulers",
+    "load": "finetune.inference.loaded_model",
 }
 # What checkpoints and config.yaml of earlier versions call them: where they were then, whatever becomes of that module.
 _WRITTEN = {
@@ -42,8 +48,8 @@ _WRITTEN = {
     "finetune.sharding.MeshStrategy": "finetune.MeshStrategy",
 }
 __all__ = [
-    *("Classifier", "FashionMNIST", "Hotdog", "ImageFolderData", "MeshStrategy", "SampleData", "WarmupCosine"),
-    "__version__",
+    *("Classifier", "FashionMNIST", "Hotdog", "ImageFolderData", "LoadedModel", "MeshStrategy", "Prediction"),
+    *("SampleData", "WarmupCosine", "__version__", "load"),
 ]
 
 

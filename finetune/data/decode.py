@@ -172,12 +172,14 @@ def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
     return pixels
 
 
-def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """Return the pixels of an opened picture as `decode` does, (H, W, 3)."""
+def rgb_pixels(image: Image.Image, is_ours: bool = True) -> NDArray[np.uint8]:
+    """Return the pixels of an opened picture as `decode` does, (H, W, 3); of another's it is left as it is."""
     image.load()
+    tags: Any = getattr(image, "tag_v2", {})  # only TIFF states a depth below 16 and whether 0 is white
     with contextlib.suppress(Exception):  # damaged metadata (any kind of exception) is no reason to refuse good pixels
-        ImageOps.exif_transpose(image, in_place=True)
-    to_bytes = _to_bytes(image)
+        # In place it takes no copy, and returns nothing.
+        image = ImageOps.exif_transpose(image, in_place=is_ours) or image  # type: ignore[call-overload]
+    to_bytes = _to_bytes(image, tags)
     strips = list(_strips(image))
     if len(strips) == 1:
         return _rgb(image, to_bytes)
@@ -204,12 +206,11 @@ def _rgb(image: Image.Image, to_bytes: Callable[[NDArray], NDArray[np.uint8]] | 
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _to_bytes(image: Image.Image) -> Callable[[NDArray], NDArray[np.uint8]] | None:
+def _to_bytes(image: Image.Image, tags: Any) -> Callable[[NDArray], NDArray[np.uint8]] | None:
     """Return how samples of 12 to 32 bits become 8; Pillow's own conversion would clip them at 255."""
     is_16_bit = image.mode.startswith("I;16")
     if not is_16_bit and image.mode not in ("I", "F"):
         return None
-    tags: Any = getattr(image, "tag_v2", {})  # only TIFF states a depth below 16 and whether 0 is white
     rows = (image.crop((0, top, image.width, bottom)) for top, bottom in _strips(image))
     looked_at = rows if not is_16_bit or 281 in tags else ()
     largest = max((float(_finite(np.asarray(part)).max()) for part in looked_at), default=0.0)

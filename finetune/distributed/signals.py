@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -15,7 +17,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stopping() -> list[int]:
-    """Return the signals that stop a command: what `nohup` has turned off stays off."""
+    """Return the signals that stop a command: what `nohup` has turned off stays off.
+
+    Beside the main thread there are none, since Python sets handlers there alone: they stay whoever's they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
     is_off = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signum for signum in _SIGNALS if signum != signal.SIGHUP or not is_off]
 
@@ -62,9 +69,14 @@ def is_first_process() -> bool:
 
 
 class SignalFlag:
-    """Remembers the first of the signals while installed; a second Ctrl-C ends the process at once."""
+    """Remembers the first of the signals while installed; a second Ctrl-C ends the process at once.
+
+    Attributes:
+        end: What a second Ctrl-C does, given 128 and its number; may be set where the process is another's.
+    """
 
     def __init__(self) -> None:
+        self.end: Callable[[int], Any] = os._exit
         self.received = 0
         self._previous: dict[int, Any] = {}
         self._group: Any = None
@@ -97,11 +109,11 @@ class SignalFlag:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received and signum == signal.SIGINT:
-            os._exit(128 + signum)
+            self.end(128 + signum)
         if not self.received and is_first_process():
             what = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
             say(f"\nstopping after this step; {what}")
         self.received = self.received or signum
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"received": 0, "_previous": {}, "_group": None}  # a spawned process installs its own
+        return {"end": os._exit, "received": 0, "_previous": {}, "_group": None}  # a spawned process installs its own

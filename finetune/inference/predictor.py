@@ -38,6 +38,8 @@ class Predictor:
         precision: What it computes in.
         image_size: Side in pixels of what the network sees.
         resize: How a picture is brought to that, as `data.resize` has it.
+        batch_size: How many pictures `finetune predict` answers at once unless it is told another number: their number
+            decides about the last bits.
         calibration: How its logits are read.
         class_names: What each column of the probabilities is called.
         versions: Of what made the checkpoint, by name.
@@ -54,32 +56,27 @@ class Predictor:
         checkpoint = read_checkpoint(ckpt_path)
         data = checkpoint["datamodule_hyper_parameters"]
         self.image_size, self.resize = data["image_size"], data["resize"]
+        self.batch_size: int = data.get("batch_size", 64)
         self._transforms: dict[int, A.Compose] = {}
+        self.device = torch.device(device)
+        kind = "cuda" if self.device.type == "cuda" else "cpu"
+        self.precision = precision or automatic_precision(kind, checkpoint, goes_on=False)
+        if self.precision not in (*_TRUE, *_MIXED):
+            raise WrongUsage(f"precision {self.precision!r}: valid are {', '.join((*_TRUE, *_MIXED))}")
         self.model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names
+        self.model.to(_TRUE.get(self.precision))  # before there are weights: float64 would be rounded to float32
         put_exported(self.model, checkpoint)
         try:
             self.model.load_state_dict(checkpoint["state_dict"])
         except RuntimeError as error:  # with all names that are too many or too few
             raise ValueError(f"{str(ckpt_path)!r} does not hold the weights of {self.model.backbone}") from error
         check_first_pass(self.model, self.image_size)
-        self.device = torch.device(device)
-        kind = "cuda" if self.device.type == "cuda" else "cpu"
-        self.precision = precision or automatic_precision(kind, checkpoint, goes_on=False)
-        self._place()
+        self.model.to(self.device)
+        if self.precision == "bf16-mixed" and not isinstance(self.model.network, OnnxNetwork):
+            self.model.evaluate = in_bf16(self.model.network).forward
         self.calibration = read_calibration(checkpoint)
         self.class_names: list[str] = self.model.class_names
         self.versions = {"finetune": checkpoint["finetune"]["version"], "torch": checkpoint["finetune"]["torch"]}
-
-    def _place(self) -> None:
-        """Bring the classifier to its device and precision."""
-        if self.precision in _TRUE:
-            self.model.to(self.device, _TRUE[self.precision])
-        elif self.precision in _MIXED:
-            self.model.to(self.device)
-        else:
-            raise WrongUsage(f"precision {self.precision!r}: valid are {', '.join((*_TRUE, *_MIXED))}")
-        if self.precision == "bf16-mixed" and not isinstance(self.model.network, OnnxNetwork):
-            self.model.evaluate = in_bf16(self.model.network).forward
 
     def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:
         """Bring a picture (H, W, 3) uint8 RGB to the part and size that the network sees, or to another size.

@@ -5,7 +5,7 @@ import fcntl
 import os
 from pathlib import Path
 
-_held: dict[Path, int] = {}  # descriptors, until this process ends; one that was killed holds nothing
+_held: dict[Path, int] = {}  # descriptors, until `release` or this process ends; one that was killed holds nothing
 
 
 def hold(run: Path) -> None:
@@ -32,3 +32,9 @@ def hold(run: Path) -> None:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     _held[path] = descriptor
+
+
+def release() -> None:
+    """Let others go on in all runs that this process holds."""
+    while _held:
+        os.close(_held.popitem()[1])

@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -180,3 +181,31 @@ def test_one_process_speaks_for_all(monkeypatch, variables, is_first):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert is_first_process() == is_first
+
+
+def test_beside_the_main_thread_no_handler_is_touched(flag):
+    before = [signal.getsignal(signum) for signum in SIGNALS]
+    seen = []
+
+    def run() -> None:
+        flag.install()
+        install_stop_at_once()
+        seen.append([signal.getsignal(signum) for signum in SIGNALS])
+        flag.restore()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [before] == [[signal.getsignal(signum) for signum in SIGNALS]]
+    install_stop_at_once()  # control: in the main thread they are
+    assert [signal.getsignal(signum) for signum in SIGNALS] != before
+
+
+def test_a_guest_in_a_process_says_what_a_second_ctrl_c_does(flag):
+    ended = []
+    flag.end = ended.append
+    flag.install()
+    for _ in range(2):
+        send(signal.SIGINT)
+    assert ended == [130]
+    assert pickle.loads(pickle.dumps(flag)).end is os._exit

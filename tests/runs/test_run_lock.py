@@ -46,3 +46,12 @@ def test_a_process_that_was_killed_holds_nothing(tmp_path, monkeypatch):
     first.communicate(timeout=60)
     run_lock.hold(tmp_path)
     assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_what_is_released_another_process_may_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "_held", {})
+    run_lock.hold(tmp_path)
+    assert another(tmp_path).communicate(timeout=60)[0] != "held\n"  # control
+    run_lock.release()
+    assert another(tmp_path).communicate(timeout=60)[0] == "held\n"
+    run_lock.hold(tmp_path)

@@ -1,0 +1,195 @@
+"""What `load` gives says what `finetune predict` writes, of pictures from anywhere, to any thread that asks."""
+
+import csv
+import io
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import finetune
+from finetune.data.decode import decode
+from finetune.inference import loaded_model
+from finetune.inference.loaded_model import LoadedModel, Prediction, check_not_forked, load
+
+
+@pytest.fixture
+def model(calibrated):
+    return load(calibrated)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def differing(said: list[Prediction], written: list[dict[str, str]]) -> list[str]:
+    """Return the pictures of which another class is said than written, or one of the seven digits is another."""
+    return [
+        row["path"]
+        for one, row in zip(said, written, strict=True)
+        if (one.path, one.label) != (row["path"], row["class"])
+        or any(round(value, 7) != float(row[f"p_{name}"]) for name, value in one.probabilities.items())
+    ]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
+def test_it_says_what_predict_writes_to_the_digit(calibrated, colours, cli, tmp_path, precision):
+    known = torch.load(calibrated, weights_only=True)
+    known["finetune"]["precision"] = precision
+    torch.save(known, calibrated)
+    cli("predict", calibrated, colours / "test", "--out", "said.csv", "--trainer.accelerator", "cpu")
+    said, written = load(calibrated).predict(colours / "test"), rows(tmp_path / "said.csv")
+    assert len(said) == 30 and len({one.probability for one in said}) > 20
+    assert differing(said, written) == []
+    # control: it does compute in the checkpoint's precision
+    exact = LoadedModel(calibrated)
+    exact.predictor = loaded_model.Predictor(calibrated, is_exact=True)
+    has_bf16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    is_other = {"32-true": False, "64-true": True, "bf16-mixed": has_bf16}[precision]
+    assert bool(differing(exact.predict(colours / "test"), written)) == is_other
+
+
+def test_a_run_a_checkpoint_and_public_names_are_the_same(model, calibrated, tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "best.ckpt").write_bytes(calibrated.read_bytes())
+    for path in (run, str(run), run / "checkpoints" / "best.ckpt"):
+        assert finetune.load(path).class_names == model.class_names == ["blue", "green", "red"]
+    assert finetune.LoadedModel is LoadedModel and finetune.Prediction is Prediction
+    with pytest.raises(FileNotFoundError, match=r"none\.ckpt"):
+        load(tmp_path / "none.ckpt")
+    with pytest.raises(ValueError, match="is no run: it holds no checkpoints/best.ckpt"):
+        load(tmp_path)
+
+
+def test_a_picture_is_the_same_from_wherever_it_comes(model, colours, monkeypatch):
+    path = colours / "test" / "red" / "03.png"
+    opened = Image.open(path)
+    pixels = decode(path)
+    pixels.flags.writeable = False
+    given = [path, str(path), path.read_bytes(), bytearray(path.read_bytes()), opened, pixels, pixels[:, ::-1][:, ::-1]]
+    said = model.predict(given)
+    assert [one.index for one in said] == list(range(7))
+    assert [one.path for one in said] == [str(path)] * 2 + [None] * 5
+    assert len({one.probability for one in said}) == 1
+    alone = model.predict(path)[0]
+    assert len({alone, model.predict(path)[0]}) == 1
+    assert model.predict(iter([opened])) == [Prediction(alone.label, alone.probability, alone.probabilities)]
+    assert said[0].probability == pytest.approx(alone.probability, rel=0, abs=1e-7)  # float32 in another company
+    assert model.predict([colours / "test" / "blue", path])[-1].index == 10
+    monkeypatch.chdir(colours)
+    assert len(model.predict("test/*/0*.png")) == 30 and model.predict([]) == []
+    grey = np.full((50, 40), 90, np.uint8)
+    assert model.predict([grey])[0].probabilities == model.predict([np.stack([grey] * 3, 2)])[0].probabilities
+
+
+def test_a_picture_opened_by_pillow_is_read_as_its_file_is_and_left_as_it_was(model, tmp_path):
+    rng = np.random.default_rng(0)
+    for name, picture in {
+        "turned.jpg": Image.fromarray(rng.integers(0, 255, (40, 90, 3)).astype(np.uint8)),
+        "clear.png": Image.fromarray(rng.integers(0, 255, (40, 60, 4)).astype(np.uint8), "RGBA"),
+        "deep.png": Image.fromarray((rng.integers(0, 2**16, (40, 60))).astype(np.uint16)),
+        "table.gif": Image.fromarray(rng.integers(0, 255, (40, 60)).astype(np.uint8)).convert("P"),
+    }.items():
+        exif = Image.Exif()
+        exif[0x0112] = 6  # lies on its side
+        picture.save(tmp_path / name, **({"exif": exif} if name == "turned.jpg" else {}))
+        with Image.open(tmp_path / name) as opened:
+            size, mode = opened.size, opened.mode
+            of_file, of_memory = model.predict([tmp_path / name, opened])
+            assert (opened.size, opened.mode, opened.getexif().get(0x0112)) == (size, mode, exif.get(0x0112)) or (
+                name != "turned.jpg" and opened.getexif().get(0x0112) is None
+            )
+        # The pixels are equal: so is the answer, in whatever company.
+        assert of_file.probabilities == of_memory.probabilities, name
+
+
+WRONG = [
+    (np.zeros((8, 8, 3), np.float32), ValueError, r"array of float32 and shape \(8, 8, 3\): a picture is uint8"),
+    (np.zeros((3, 8, 8), np.uint8), ValueError, r"shape \(3, 8, 8\)"),
+    (np.zeros((8, 8, 4), np.uint8), ValueError, r"shape \(8, 8, 4\)"),
+    (np.zeros((0, 8, 3), np.uint8), ValueError, r"shape \(0, 8, 3\)"),
+    (np.zeros((2, 8, 8, 3), np.uint8), ValueError, "of several give a list"),
+    (torch.zeros(3, 8, 8), TypeError, "is of type torch.Tensor: give a path, a file's bytes, a PIL image, or an array"),
+    (None, TypeError, "is of type NoneType"),
+    (b"no picture", ValueError, "can't be decoded: not a JPEG, PNG"),
+    ("nowhere.png", FileNotFoundError, "no picture, folder, list or glob 'nowhere.png' here"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "kind", "line"), WRONG, ids=[line for *_, line in WRONG])
+def test_what_is_no_picture_is_told_in_a_line_that_says_which(model, colours, wrong, kind, line):
+    good = colours / "test" / "red" / "03.png"
+    with pytest.raises(kind, match=line) as told:
+        model.predict([good, wrong])
+    assert "\n" not in str(told.value) and ("pictures[1]" in str(told.value) or isinstance(wrong, str))
+    with pytest.raises((TypeError, ValueError, OSError)):
+        model.predict(wrong)
+
+
+def test_a_broken_picture_is_named_or_left_out(model, colours, tmp_path):
+    good = colours / "test" / "red" / "03.png"
+    (tmp_path / "half.png").write_bytes(good.read_bytes()[:200])
+    lazy = Image.open(io.BytesIO(good.read_bytes()[:200]))  # no error before its pixels are wanted
+    with pytest.raises(ValueError, match=r"half\.png: can't be decoded"):
+        model.predict([good, tmp_path / "half.png", good])
+    with pytest.raises(ValueError, match=r"pictures\[1\]: can't be decoded"):
+        model.predict([good, lazy])
+    said = model.predict([good, tmp_path / "half.png", lazy, good], on_bad_image="skip")
+    assert [one.index for one in said] == [0, 3] and len(said) == 2
+    assert model.predict(tmp_path / "half.png", on_bad_image="skip") == []
+    with pytest.raises(ValueError, match="on_bad_image must be 'error' or 'skip', not 'ignore'"):
+        model.predict(good, on_bad_image="ignore")
+
+
+def test_unsure_is_said_as_predict_does(model, colours, calibrated, cli, tmp_path):
+    cli("predict", calibrated, colours / "test", "--out", "said.csv", "--abstain_below", "0.382")
+    said = model.predict(colours / "test", abstain_below=0.382)
+    assert [one.label for one in said] == [row["class"] for row in rows(tmp_path / "said.csv")]
+    assert {one.unsure for one in said} == {True, False}
+    assert all(one.unsure == (max(one.probabilities.values()) < 0.382) for one in said)
+    assert not any(one.unsure for one in model.predict(colours / "test"))
+    with pytest.raises(ValueError, match="from 0 to 1, not 60"):
+        model.predict([], abstain_below=60)
+
+
+def test_threads_ask_at_once_and_nothing_of_torch_changes(model, colours):
+    paths = sorted(map(str, (colours / "test").rglob("*.png")))
+    alone = [model.predict(path)[0].probabilities for path in paths]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(lambda path: model.predict(path)[0].probabilities, paths * 4))
+    assert together == alone * 4 and len({tuple(one.values()) for one in alone}) > 20
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    assert torch.equal(torch.get_rng_state(), before) and torch.get_default_dtype() == torch.float32
+    with torch.enable_grad():
+        model.predict(paths)
+    assert all(parameter.grad is None for parameter in model.predictor.model.parameters())
+    assert pickle.loads(pickle.dumps(model.predict(paths[:2]))) == model.predict(paths[:2])
+
+
+def test_a_forked_process_is_told_instead_of_waiting_for_ever(model, monkeypatch):
+    check_not_forked(os.getpid())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"torch\.set_num_threads\(1\) before, or start processes by spawn"):
+        check_not_forked(os.getppid())
+    monkeypatch.undo()  # with one thread it works
+    process = multiprocessing.get_context("fork").Process(target=model.predict, args=(np.zeros((9, 9, 3), np.uint8),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_it_says_what_it_is(model, calibrated):
+    told = repr(model)
+    assert "mobilenet_v3_small at 32 pixels, 3 classes (blue, green, red)" in told and str(calibrated) in told
+    assert "probabilities at temperature 0.250, fitted on the 7 validation pictures" in told
+    assert model.image_size == 32 and model.path == calibrated
