@@ -13,6 +13,8 @@ os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
 import_less()
 
 if TYPE_CHECKING:
+    from finetune.api.fitted_run import FittedRun as FittedRun
+    from finetune.api.fitting import fit as fit
     from finetune.data.datasets.fashion_mnist import FashionMNIST as FashionMNIST
     from finetune.data.datasets.image_folder import Hotdog as Hotdog
     from finetune.data.datasets.image_folder import ImageFolderData as ImageFolderData
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Classifier": "finetune.training.classifier",
     "FashionMNIST": "finetune.data.datasets.fashion_mnist",
+    "FittedRun": "finetune.api.fitted_run",
     "Hotdog": "finetune.data.datasets.image_folder",
     "ImageFolderData": "finetune.data.datasets.image_folder",
     "LoadedModel": "finetune.inference.loaded_model",
@@ -35,6 +38,7 @@ _PUBLIC = {
     "Prediction": "finetune.inference.loaded_model",
     "SampleData": "finetune.data.datasets.image_folder",
     "WarmupCosine": "finetune.training.lr_schedulers",
+    "fit": "finetune.api.fitting",
     "load": "finetune.inference.loaded_model",
 }
 # What checkpoints and config.yaml of earlier versions call them: where they were then, whatever becomes of that module.
@@ -48,8 +52,8 @@ _WRITTEN = {
     "finetune.sharding.MeshStrategy": "finetune.MeshStrategy",
 }
 __all__ = [
-    *("Classifier", "FashionMNIST", "Hotdog", "ImageFolderData", "LoadedModel", "MeshStrategy", "Prediction"),
-    *("SampleData", "WarmupCosine", "__version__", "load"),
+    *("Classifier", "FashionMNIST", "FittedRun", "Hotdog", "ImageFolderData", "LoadedModel", "MeshStrategy"),
+    *("Prediction", "SampleData", "WarmupCosine", "__version__", "fit", "load"),
 ]
 
 

@@ -7,13 +7,13 @@ import contextlib
 import gc
 import importlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 
 from finetune import __version__
 from finetune.commands.command_line import in_full_spelling, with_pictures
+from finetune.commands.error_lines import exit_code, one_line
 from finetune.commands.help_pages import help_page
 from finetune.commands.short_words import WORDS
 from finetune.distributed.ranks import end_with_first_process
@@ -85,8 +85,8 @@ def main(args: Sequence[str] | None = None) -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        code = _exit_code(error)
-        message = _one_line(error)
+        code = exit_code(error)
+        message = one_line(error)
         if isinstance(error, BrokenPipeError) and let_go():  # the reader of our output, such as `head`, went away
             sys.exit(141)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
@@ -184,52 +184,6 @@ for example:
   finetune fit FOLDER --epochs 10
   finetune fit --config hotdog.yaml
   finetune predict runs/fit/version_0 PICTURES"""
-
-
-def _raised(error: BaseException) -> BaseException:
-    """Return what a constructor raised, which jsonargparse wraps."""
-    while str(error).startswith("Does not validate against any of the Union") and error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _exit_code(error: BaseException) -> int:
-    wrong_usage = type(error).__name__ == "MisconfigurationException"  # Lightning's word for it
-    return getattr(_raised(error), "exit_code", 2 if wrong_usage else 1)
-
-
-def _one_line(error: BaseException) -> str | None:
-    """Return what to tell a user, or None for an error that is ours and deserves a traceback."""
-    signals = sys.modules.get("finetune.distributed.signals")  # imports torch: who has not got it can't have raised it
-    if isinstance(error, getattr(signals, "Interrupted", ())):
-        return str(error)
-    error = _raised(error)
-    text = str(error)
-    others: BaseException | None = error
-    while others is not None:  # raised anywhere, since a signal brings the news: a library may have made another of it
-        if re.search("DataLoader worker .*(killed by signal|exited unexpectedly)", str(others)):
-            break
-        others = others.__cause__ or others.__context__
-    if others is not None or isinstance(error, ConnectionResetError):  # while it handed over a batch
-        return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
-    if isinstance(error, MemoryError) or "ArrayMemoryError" in text or "DefaultCPUAllocator" in text:
-        return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
-    if "Caught " in text and "DataLoader worker" in text:  # a worker's error carries its traceback as text
-        text = text.strip().splitlines()[-1].partition(": ")[2]
-    elif type(error).__name__ == "OutOfMemoryError":
-        return "out of GPU memory: a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
-    elif "connectFullMesh" in text:
-        rank, address = os.environ.get("RANK", "0"), text.rpartition("remote=")[2]
-        reached = "it ended, or GLOO_SOCKET_IFNAME must name the network between them"
-        return f"process {rank} can't reach another one at {address}: {reached}"
-    elif type(error).__name__ == "DistBackendError" or "gloo" in text:
-        return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
-    elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":
-        told = text.startswith(("Early stopping conditioned on metric", "`devices` selected with"))  # by Lightning
-        return " ".join(text.split()) if told else None
-    elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
-        return f"{error.strerror}: {os.path.abspath(error.filename)}"
-    return " ".join(text.split()) or type(error).__name__
 
 
 def _is_first_process() -> bool:

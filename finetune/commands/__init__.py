@@ -5,12 +5,12 @@ Before torch is there, `command_line` brings what is typed to full flags: `given
 the short forms. `help_pages` is what `--help` shows, by `help_texts`.
 
 `lightning_cli` has the flags of fit, validate, test and predict, `trainer` what a Trainer is made of, `fit` what
-training is besides. `parser` tells of wrong keys and values, `config_files` finds configs by name, `default_rates`
-gives another optimizer its usual learning rate, `trust` says what a checkpoint may import. Our own: `benchmark`
-measures a fit, `by_hand` trains in parallel without a framework, `cache` lists what is kept, `check` says what is
-wrong with a data set, `demo` shows the whole job, `export` writes files for other programs, `parity` compares ways of
-using devices, `report` writes the page of a run, `serve` answers
-requests, `sheet` draws predicted pictures on one page.
+training is besides. `parser` tells of wrong keys and values, `error_lines` of all else, `config_files` finds configs
+by name, `default_rates` gives another optimizer its usual learning rate, `trust` says what a checkpoint may import.
+Our own: `benchmark` measures a fit, `by_hand` trains in parallel without a framework, `cache` lists what is kept,
+`check` says what is wrong with a data set, `demo` shows the whole job, `export` writes files for other programs,
+`parity` compares ways of using devices, `report` writes the page of a run, `serve` answers requests, `sheet` draws
+predicted pictures on one page.
 
 A new command is a module here and a row in `cli`. It reads flags, calls and prints; what it calls lies below.
 """

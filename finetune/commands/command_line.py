@@ -17,7 +17,7 @@ from finetune.commands.given_arguments import Given, put_together, taken_apart
 from finetune.commands.known_flags import check_flags
 from finetune.commands.short_words import both, in_full
 from finetune.runs.run_checkpoint import checkpoint_of
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import NotFound, WrongUsage
 
 _PATHS = {
     "config",
@@ -94,7 +94,7 @@ def _flag_in_full(command: str, name: str, value: str | None, is_needed: bool) -
 def _checkpoint(path: str, is_needed: bool = True) -> str:
     path, told = checkpoint_of(path)
     if is_needed and not os.path.exists(path):
-        raise WrongUsage(f"there is no checkpoint {path!r}{_nearest(path)}")
+        raise NotFound(f"there is no checkpoint {path!r}{_nearest(path)}")
     if path.lower().endswith(_OF_PICTURES):
         raise WrongUsage(f"{path!r} is a picture: a checkpoint, or a run's folder, comes before the pictures")
     if told and _is_first_process():
@@ -146,7 +146,7 @@ def _take_checkpoint_and_pictures(command: str, given: Given) -> None:
         raise WrongUsage(f"finetune {command} needs {kinds}: finetune {command} CKPT PICTURES (--{flag})")
     for path in given.positionals:
         if not os.path.exists(path) and not (glob.has_magic(path) and next(glob.iglob(path, recursive=True), None)):
-            raise WrongUsage(f"there is no picture, folder, list or glob {path!r} here{_nearest(path)}")
+            raise NotFound(f"there is no picture, folder, list or glob {path!r} here{_nearest(path)}")
 
 
 def _take_one_checkpoint(command: str, given: Given) -> None:
@@ -200,7 +200,7 @@ def _only_one(usage: str, paths: list[str]) -> str:
 
 def _check_folder(folder: str) -> None:
     if not os.path.exists(folder):
-        raise WrongUsage(f"the data folder {folder!r} does not exist{_nearest(folder)}")
+        raise NotFound(f"the data folder {folder!r} does not exist{_nearest(folder)}")
     if not os.path.isdir(folder):
         raise WrongUsage(f"{folder!r} is a file: give a folder of pictures")
 

@@ -3,13 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.system.messages import WrongUsage, did_you_mean
-
-
-class ConfigNotFound(FileNotFoundError):
-    """There is no such config: wrong usage, as a mistyped flag is."""
-
-    exit_code = 2
+from finetune.system.messages import NotFound, WrongUsage, did_you_mean
 
 
 def shipped() -> dict[str, Path]:
@@ -24,7 +18,7 @@ def find(name: str) -> str:
     """Return the path of config `name`.
 
     Raises:
-        ConfigNotFound: It is neither a file nor shipped; the message names the nearest shipped ones, or all.
+        NotFound: It is neither a file nor shipped; the message names the nearest shipped ones, or all.
         WrongUsage: It is empty, or not UTF-8.
     """
     if Path(name).is_file():
@@ -35,7 +29,7 @@ def find(name: str) -> str:
         if candidate in available:
             return str(available[candidate])
     names = available if name.endswith(".yaml") else [path.removesuffix(".yaml") for path in available]
-    raise ConfigNotFound(f"there is no config {name!r} here, nor is one shipped{did_you_mean(name, names)}")
+    raise NotFound(f"there is no config {name!r} here, nor is one shipped{did_you_mean(name, names)}")
 
 
 def _check_text(path: Path) -> None:

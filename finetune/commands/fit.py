@@ -90,6 +90,8 @@ def _finish(
     if finished and (is_tested or not has_test):
         what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
         log.info(what, run.path, finished)
+        if trainer.is_global_zero:
+            print(f"run in {run.path}", flush=True)
         return
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     callback = next(c for c in callbacks if isinstance(c, Checkpoints))

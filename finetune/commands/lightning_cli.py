@@ -44,6 +44,8 @@ class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
 class FinetuneCLI(LightningCLI):
     """LightningCLI with run folders, `--resume`, and checkpoints that say what the model is."""
 
+    kind_of_parser: type[LightningArgumentParser] = OneLineErrorLightningParser
+
     def __init__(self, arguments: Sequence[str], typed: Sequence[str] = ()) -> None:
         self.run: Run
         self.typed = typed or arguments
@@ -55,7 +57,7 @@ class FinetuneCLI(LightningCLI):
             save_config_callback=None,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_class=OneLineErrorLightningParser,
+            parser_class=self.kind_of_parser,
             seed_everything_default=0,
             trainer_defaults=DEFAULTS,
             args=config_files.resolve(with_pictures(arguments)),

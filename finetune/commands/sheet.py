@@ -13,8 +13,8 @@ from finetune.inference.predictor import Predictor
 from finetune.system.files import check_target, replacing
 from finetune.system.messages import WrongUsage, check_seed
 
-_GREEN, _RED, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
-_SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it
+RIGHT, WRONG, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
+SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it
 
 
 def sheet(
@@ -49,7 +49,7 @@ def sheet(
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     chosen = np.sort(some_of(len(paths), num, SHEET, seed))
     decoded = [decode(paths[int(i)]) for i in chosen]
-    shown = np.stack([predictor.prepare(picture, _SIDE) for picture in decoded])
+    shown = np.stack([predictor.prepare(picture, SIDE) for picture in decoded])
     names = predictor.class_names
     predicted = predictor(decoded)
     said = zip(predicted, predictor.decide(predicted), chosen, strict=True)
@@ -63,12 +63,17 @@ def caption(probability: float, said: str, class_names: list[str], path: Path) -
     """Return the text below a picture and its colour."""
     colour = _GREY
     if path.parent.name in class_names:
-        colour = _GREEN if path.parent.name == said else _RED
-    return f"{said} {100 * probability:.0f} %", colour
+        colour = RIGHT if path.parent.name == said else WRONG
+    return words(said, probability), colour
+
+
+def words(said: str, probability: float) -> str:
+    """Return what stands below a picture."""
+    return f"{said} {100 * probability:.0f} %"
 
 
 def draw_sheet(
-    images: np.ndarray, captions: list[tuple[str, tuple[int, int, int]]], columns: int, side: int = _SIDE, gap: int = 8
+    images: np.ndarray, captions: list[tuple[str, tuple[int, int, int]]], columns: int, side: int = SIDE, gap: int = 8
 ) -> Image.Image:
     """Lay pictures (N, h, w, 3) uint8 out in rows with a caption below each."""
     columns = min(columns, len(images))

@@ -42,7 +42,7 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
         return devices, num_nodes
     if here % 1 or nodes % 1:
         raise ValueError(f"{launcher} started {total} processes, not as many on each machine: that can't be")
-    given = _count(devices)
+    given = count(devices)
     if given not in (None, here) or num_nodes not in (1, nodes):
         raise ValueError(
             f"{launcher} started {total} processes, {here:.0f} on each of {nodes:.0f} machines, but trainer.devices is "
@@ -55,7 +55,7 @@ def _has_environment(plugins: Sequence[Any]) -> bool:
     return any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
 
 
-def _count(devices: Any) -> int | None:
+def count(devices: Any) -> int | None:
     """Return how many devices are meant; None where that is for Lightning to find out."""
     if isinstance(devices, str) and "," in devices:
         devices = [name for name in devices.split(",") if name.strip()]

@@ -15,14 +15,20 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 _FIRST = "FINETUNE_FIRST_PROCESS"  # its pid, for those that it starts
+PARENT = "FINETUNE_PARENT_PROCESS"  # the pid of a program that has started a whole fit
 _GRACE = 5.0  # seconds for the first process to notice by itself that another one has ended
 
 
 def end_with_first_process() -> None:
-    """Let this process end as soon as the first one is gone, even if that was killed, or does not answer any more."""
-    first = os.environ.get(_FIRST)
+    """Let this process end as soon as the first one is gone, even if that was killed, or does not answer any more.
+
+    The first one ends so with the program that has started it, if one has.
+    """
+    first, parent = os.environ.get(_FIRST), os.environ.get(PARENT, "")
     if first is not None and os.environ.get("LOCAL_RANK", "0") != "0":
         threading.Thread(target=_end_with, args=(int(first),), name="end-with-first", daemon=True).start()
+    elif parent == str(os.getppid()):  # else the program's child has handed the variable on
+        threading.Thread(target=_end_with, args=(int(parent),), name="end-with-parent", daemon=True).start()
 
 
 def _end_with(pid: int) -> None:

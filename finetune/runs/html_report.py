@@ -53,7 +53,7 @@ def write_report(
             is_running=is_running,
             headline=headline(run),
             facts=list(_facts(run, versions)),
-            charts=list(_learning(run)),
+            charts=list(learning(run)),
             seconds=[(phase, PHASES[phase], run.seconds[phase]) for phase in PHASES if run.seconds.get(phase)],
             classes=list(_classes(run)),
             cells=cells,
@@ -120,7 +120,8 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _learning(run: RunRecord) -> Iterator[str]:
+def learning(run: RunRecord) -> Iterator[str]:
+    """Yield charts of the loss, the accuracy and the rates, as far as they are known."""
     best = (run.best[0], "best.ckpt") if run.best else None
     for what in ("loss", "accuracy"):
         train = "train/loss_epoch" if what == "loss" else "train/accuracy"

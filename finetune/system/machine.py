@@ -6,6 +6,8 @@ import platform
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_MAX = 128 * 1024, 65536  # glibc's defaults
+_is_kept = False
 _VARIABLES = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}  # glibc's own
 
 
@@ -35,4 +37,17 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # there is none: musl's, macOS's, Windows'
         return False
-    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, -1))
+    global _is_kept
+    _is_kept = bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, -1))
+    return _is_kept
+
+
+def give_freed_memory_back() -> None:
+    """Undo `keep_freed_memory`, in a process that goes on with something else."""
+    global _is_kept
+    if _is_kept:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, _MMAP_MAX)
+        libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
+        libc.malloc_trim(0)
+    _is_kept = False

@@ -18,6 +18,10 @@ class WrongUsage(ValueError):
     exit_code = 2
 
 
+class NotFound(WrongUsage, FileNotFoundError):
+    """Something that an option names is not there."""
+
+
 @contextmanager
 def as_wrong_usage(option: str) -> Iterator[None]:
     """Tell what a library says of an option's value (ValueError, TypeError) as wrong usage."""

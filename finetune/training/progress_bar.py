@@ -11,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from finetune.data.samplers import position
 from finetune.distributed.batch_share import batch_share
 
+_EVERY = 0.2  # seconds: how often a notebook's bar is drawn anew
+
 
 class PicturesBar(ProgressBar):
-    """A rich progress bar on a terminal; elsewhere only the line at each epoch's end."""
+    """A rich progress bar on a terminal and in a notebook; elsewhere only the line at each epoch's end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,6 +23,8 @@ class PicturesBar(ProgressBar):
         self.console = Console(stderr=True)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._cell: Any = None  # a notebook's handle of what it shows
+        self._drawn = 0.0
         self._pictures, self._seconds, self._since = 0, 0.0, 0.0
         self._finished, self._is_validated = "", False
 
@@ -32,31 +36,46 @@ class PicturesBar(ProgressBar):
 
     def _begin(self, what: str, total: int | float, done: int = 0) -> None:
         self._pictures, self._seconds, self._since = 0, 0.0, time.perf_counter()
-        if not self.is_enabled or not self.console.is_terminal:
+        if not self.is_enabled or not (self.console.is_terminal or self.console.is_jupyter):
             return
         if self._progress is None:
             rate = TextColumn("{task.fields[rate]:6.0f} pictures/s {task.fields[note]}")
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
             self._progress = Progress(*columns, console=self.console, transient=True)
-            self._progress.start()
+            if self.console.is_jupyter:  # rich's own way there needs ipywidgets, and shows nothing without
+                from IPython.display import display
+
+                self._cell = display(self._progress, display_id=True)
+            else:
+                self._progress.start()
         if self._task is not None:
             self._progress.remove_task(self._task)
         size = None if total == float("inf") else total
         self._task = self._progress.add_task(what, total=size, completed=done, rate=0.0, note="")
+        self._draw()
 
     def _advance(self, batch: Any, note: str = "") -> None:
         # This device's share times the number of shares: they differ by one at most.
         self._pictures += len(batch["label"]) * batch_share(self.trainer)[1]
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, rate=self._rate(), note=note)
+            if time.perf_counter() - self._drawn > _EVERY:
+                self._draw()
+
+    def _draw(self) -> None:
+        if self._cell is not None:
+            self._cell.update(self._progress)
+            self._drawn = time.perf_counter()
 
     def _rate(self) -> float:
         return self._pictures / max(self._seconds + time.perf_counter() - self._since, 1e-9)
 
     def _end(self) -> None:
-        if self._progress is not None:
+        if self._cell is not None:
+            self._cell.update({"text/plain": ""}, raw=True)  # as a terminal's bar goes
+        elif self._progress is not None:
             self._progress.stop()
-        self._progress = self._task = None
+        self._progress = self._task = self._cell = None
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.fit_loop.restarted_mid_epoch:  # Lightning does not start this epoch again
@@ -123,7 +142,7 @@ class PicturesBar(ProgressBar):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None, "_task": None, "console": None}
+        return {**self.__dict__, "_progress": None, "_task": None, "_cell": None, "console": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -37,6 +37,27 @@ def test_a_process_that_lightning_started_ends_with_the_first_one(monkeypatch, r
     assert os.read(read, 1) == (b"" if ends else b"y")
 
 
+@pytest.mark.parametrize(("is_parent", "ends"), [(True, True), (False, False)])
+def test_a_whole_fit_ends_with_the_program_that_started_it(monkeypatch, is_parent, ends):
+    """And not with another one, whose variable was handed on."""
+    read, write = os.pipe()
+    program = os.fork()
+    if program == 0:
+        monkeypatch.setenv("FINETUNE_PARENT_PROCESS", str(os.getpid() if is_parent else os.getppid()))
+        if os.fork() == 0:
+            ranks.end_with_first_process()
+            os.write(write, b"x")
+            time.sleep(4)
+            os.write(write, b"y")
+            os._exit(0)
+        time.sleep(60)
+    os.close(write)
+    assert os.read(read, 1) == b"x"
+    os.kill(program, signal.SIGKILL)
+    os.waitpid(program, 0)
+    assert os.read(read, 1) == (b"" if ends else b"y")
+
+
 @pytest.mark.parametrize(("codes", "expected"), [((0, 3), 1), ((0, -9), 1), ((0, 0), 7)])
 def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, codes, expected):
     """It has them to notice by itself; Lightning kills it without a word."""

@@ -50,7 +50,7 @@ def test_it_says_what_predict_writes_to_the_digit(calibrated, colours, cli, tmp_
     assert differing(said, written) == []
     # control: it does compute in the checkpoint's precision
     exact = LoadedModel(calibrated)
-    exact.predictor = loaded_model.Predictor(calibrated, is_exact=True)
+    exact.predictor = loaded_model.Predictor(calibrated)
     has_bf16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
     is_other = {"32-true": False, "64-true": True, "bf16-mixed": has_bf16}[precision]
     assert bool(differing(exact.predict(colours / "test"), written)) == is_other

@@ -21,7 +21,6 @@ import yaml
 from colours import QUICK
 
 from finetune import __version__
-from finetune import cli as cli_module
 from finetune.cli import LIGHTNING, OWN, main, run
 from finetune.runs.metrics_csv import read_metrics
 
@@ -612,16 +611,3 @@ def test_output_that_is_closed_is_no_failure(tmp_path):
     command = f"{sys.executable} -m finetune --version >&-"
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "Early stopping"),
-        (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices` selected"),
-        (RuntimeError("a fault of ours"), None),
-    ],
-)
-def test_what_lightning_says_of_wrong_options_is_a_line(error, told):
-    line = cli_module._one_line(error)
-    assert line is None if told is None else line.startswith(told) and "\n" not in line

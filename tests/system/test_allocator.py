@@ -14,10 +14,12 @@ from finetune.system.machine import keep_freed_memory
 # Tensors that glibc maps by themselves, one after the other, after some that fill the process for the first time.
 _FAULTS = """
 import resource, sys, torch
-from finetune.system.machine import keep_freed_memory
+from finetune.system.machine import give_freed_memory_back, keep_freed_memory
 
-if sys.argv[1] == "keep":
+if sys.argv[1] != "leave":
     assert keep_freed_memory()
+if sys.argv[1] == "give back":
+    give_freed_memory_back()
 for i in range(30):
     if i == 10:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -36,6 +38,7 @@ def test_pages_are_asked_for_once():
     pages = 48_000_000 // resource.getpagesize()
     assert faults("keep") < 4 * pages  # now and then something small takes the place of one
     assert faults("leave") > 19 * pages  # the control: anew each time
+    assert faults("give back") > 19 * pages
 
 
 def test_what_the_environment_says_wins(monkeypatch):

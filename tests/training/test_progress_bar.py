@@ -140,3 +140,22 @@ def test_a_spawned_process_gets_a_bar_of_its_own():
     shown._begin("epoch", 3)
     copy = pickle.loads(pickle.dumps(shown))
     assert not copy.is_enabled and copy._progress is None and isinstance(copy.console, Console)
+
+
+def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypatch):
+    drawn = []
+
+    class Handle:
+        def update(self, content, raw=False):
+            drawn.append(content if raw else content._repr_mimebundle_((), ())["text/plain"])
+
+    monkeypatch.setattr("IPython.display.display", lambda shown, display_id: Handle() if display_id else None)
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: drawn.append(text))  # the lines of epochs
+    monkeypatch.setattr(progress_bar, "_EVERY", 0.0)
+    shown = PicturesBar()
+    shown.console = Console(force_jupyter=True)
+    assert not shown.console.is_terminal
+    trainer(tmp_path, shown).fit(Tiny(), loader(), loader())
+    assert any(re.search(r"epoch 2/2 .* 1/\d .*pictures/s loss \d\.\d{3}", str(text)) for text in drawn)
+    assert sum(str(text).startswith("epoch 2/2  train/loss 1.5000") for text in drawn) == 1
+    assert drawn[-1] == {"text/plain": ""} and shown._cell is None

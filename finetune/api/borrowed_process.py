@@ -1,0 +1,137 @@
+"""A program's process, lent for a fit: whatever a command may change in its own is put back at the end."""
+
+import copy
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data._utils import signal_handling
+
+from finetune.runs import run_lock
+from finetune.system.machine import give_freed_memory_back
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+# Loggers whose level a command sets, perhaps before their library has made them.
+_LOGGERS = ("finetune", "pytorch_lightning", "lightning.pytorch", "lightning_fabric", "matplotlib")
+
+
+@contextmanager
+def borrowed() -> Iterator[None]:
+    """Begin as a fresh process does, and leave this one as it was found.
+
+    Random numbers, environment variables, warnings, logging, signal handlers, torch's settings, the process group,
+    locks of runs, and how the C library hands out memory.
+    """
+    had_group = dist.is_available() and dist.is_initialized()
+    put_back = [_random_numbers(), _environment(), _logging(), _signals(), _settings_of_torch()]
+    with warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            if dist.is_available() and dist.is_initialized() and not had_group:
+                dist.destroy_process_group()
+            run_lock.release()
+            for put in reversed(put_back):
+                put()
+            gc.collect()  # of the trainer, which refers to itself
+            give_freed_memory_back()
+
+
+def _random_numbers() -> Callable[[], None]:
+    python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def put() -> None:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(own)
+        if gpus is None:  # as the seed of before would begin: an own generator is not made before it is needed
+            torch.cuda.manual_seed_all(torch.initial_seed())
+        else:
+            torch.cuda.set_rng_state_all(gpus)
+
+    return put
+
+
+def _environment() -> Callable[[], None]:
+    before, arguments, hook = dict(os.environ), sys.argv, sys.excepthook
+
+    def put() -> None:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+        sys.argv, sys.excepthook = arguments, hook  # torch's process groups have a hook of their own
+
+    return put
+
+
+def _logging() -> Callable[[], None]:
+    for name in _LOGGERS:
+        logging.getLogger(name)
+    known: dict[str, Any] = {"": logging.getLogger(), **logging.root.manager.loggerDict}
+    loggers = [logger for logger in known.values() if isinstance(logger, logging.Logger)]
+    before = [(logger, logger.level, copy.copy(logger.handlers)) for logger in loggers]
+
+    def put() -> None:
+        for logger, level, handlers in before:
+            logger.setLevel(level)
+            for handler in set(logger.handlers) - set(handlers):
+                logger.removeHandler(handler)
+
+    return put
+
+
+def _signals() -> Callable[[], None]:
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None  # Python sets them nowhere else
+    before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+
+    def put() -> None:
+        for signum, handler in before.items():
+            if handler is not None and signal.getsignal(signum) != handler:
+                signal.signal(signum, handler)
+                if signum == signal.SIGCHLD:
+                    signal_handling._SIGCHLD_handler_set = False  # so that torch's next workers get theirs
+
+    return put
+
+
+def _settings_of_torch() -> Callable[[], None]:
+    """Set what decides about results to torch's own defaults."""
+    cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
+    flags = {name: getattr(cudnn, name) for name in ("benchmark", "deterministic", "allow_tf32", "enabled")}
+    is_strict = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    dtype, has_grad, multiplied = (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+    finds_anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+
+    def put() -> None:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(has_grad)
+        torch.use_deterministic_algorithms(is_strict[0], warn_only=is_strict[1])
+        torch.set_anomaly_enabled(*finds_anomalies)
+        for name, value in flags.items():
+            if getattr(cudnn, name) != value:
+                setattr(cudnn, name, value)
+        if torch.get_float32_matmul_precision() != multiplied:
+            torch.set_float32_matmul_precision(multiplied)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+    return put

@@ -1,0 +1,103 @@
+"""`finetune fit` in processes of its own, where a fit takes several: their output here, and their end together.
+
+Lightning starts the processes of other devices with the script that the first one runs, or forks them. From a notebook,
+or a script without `if __name__ == "__main__"`, that would run the user's own code again, or wait for threads that a
+fork does not have.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from torch import cuda
+
+from finetune.distributed.launch import count
+from finetune.distributed.ranks import PARENT
+from finetune.system.messages import WrongUsage
+
+_RUN = re.compile(r"run in (.+)")
+_ERROR = "finetune: error: "
+
+
+def needs_processes(devices: object, num_nodes: int, accelerator: object, strategy: object) -> bool:
+    """Return whether Lightning would start more processes than this one, or one that is not this one."""
+    if TorchElasticEnvironment.detect() or SLURMEnvironment.detect():
+        return False  # they are there already
+    try:
+        num = count(devices)
+    except ValueError:  # Lightning says what is wrong with it
+        return False
+    if num is None and accelerator in ("auto", "gpu", "cuda"):
+        num = cuda.device_count()
+    return (num or 1) > 1 or num_nodes > 1 or strategy not in ("auto", None)
+
+
+def run_command(arguments: Sequence[str]) -> Path:
+    """Run `finetune` with these arguments, tell what it tells, and return the folder of its run.
+
+    Ctrl-C lets it save and stop; a second one ends it at once. It ends with this process.
+
+    Raises:
+        ValueError: It has failed, and told why in one line.
+        RuntimeError: It has failed in another way.
+        KeyboardInterrupt: As it was raised here.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # a terminal's Ctrl-C is for this process, which hands it on: twice is "at once"
+        encoding="utf-8",
+        errors="surrogateescape",
+        env={**os.environ, PARENT: str(os.getpid())},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    told: list[str] = []
+    readers = [
+        threading.Thread(target=_tell, args=(source, target, told), daemon=True)
+        for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        process.wait()
+    except BaseException as stop:
+        process.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        raise
+    finally:
+        for reader in readers:
+            reader.join()
+        process.stdout.close()
+        process.stderr.close()
+    return _run_of(process.returncode, told)
+
+
+def _run_of(code: int, told: list[str]) -> Path:
+    """Return the run's folder by what the command has told, or raise what has ended it."""
+    if code:
+        reason = next((line.removeprefix(_ERROR) for line in reversed(told) if line.startswith(_ERROR)), None)
+        if reason is None:
+            raise RuntimeError(f"finetune fit ended with code {code}")
+        raise WrongUsage(reason) if code == 2 else ValueError(reason)
+    return next(Path(found[1]) for line in reversed(told) if (found := _RUN.fullmatch(line)))
+
+
+def _tell(source: IO[str], target: IO[str] | None, told: list[str]) -> None:
+    """Hand lines on as they come, and keep them."""
+    for line in source:
+        told.append(line.rstrip("\n"))
+        if target is not None:
+            target.write(line.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+            target.flush()

@@ -1,0 +1,89 @@
+"""What `finetune.fit` gives back: a run's folder, its best checkpoint and what came out."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finetune.commands.report import kept_reader
+from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet, words
+from finetune.data.samplers import SHEET, some_of
+from finetune.inference.lens import lens
+from finetune.inference.predictor import Predictor
+from finetune.runs.html_report import headline
+from finetune.runs.inline_report import inline_report
+from finetune.runs.record import read_run
+from finetune.runs.statistics import wilson
+from finetune.system.html_page import thumbnail
+from finetune.system.messages import shown
+
+_NUM_SHOWN, _COLUMNS = 16, 8  # pictures on the sheet
+
+
+class FittedRun:
+    """A run that has ended; where a path is wanted, its folder.
+
+    Args:
+        path: The run's folder.
+
+    Attributes:
+        path: The same, wherever the program goes.
+        best: The checkpoint of the best epoch.
+        record: All that the folder holds: config, metrics, what was said of each test picture.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self.best = self.path / "checkpoints" / "best.ckpt"
+        self.record = read_run(self.path)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What test.json has, by the same names: `test/accuracy`, `confusion_matrix`; empty if nothing was tested."""
+        return self.record.result
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of the test pictures that are named rightly; None if nothing was tested."""
+        num, right = self._counts()
+        return right / num if num else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the accuracy; None if nothing was tested."""
+        num, right = self._counts()
+        return wilson(right, num) if num else None
+
+    def _counts(self) -> tuple[int, int]:
+        matrix = self.result.get("confusion_matrix") or []
+        return sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"<run in {shown(self.path)}: {headline(self.record)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the result, how it learned, and a sheet of test pictures with what is said of them."""
+        return inline_report(self.record, *self._sheet())
+
+    def _sheet(self) -> tuple[str, str]:
+        """Return a picture of test pictures as an address that holds it, and a sentence; "" where there is none."""
+        answers = self.record.answers
+        if answers is None or not answers.paths or not self.best.is_file():
+            return "", ""
+        look = lens(Predictor(self.best), kept_reader(self.record))
+        chosen = np.sort(some_of(len(answers.paths), _NUM_SHOWN, SHEET, 0)).tolist()
+        seen = [(i, picture) for i in chosen if (picture := look.see(answers.paths[i], SIDE)) is not None]
+        if not seen:
+            return "", ""
+        names = answers.class_names
+        captions = [
+            (words(names[answers.predicted[i]], answers.confidence[i]), RIGHT if answers.is_right[i] else WRONG)
+            for i, _ in seen
+        ]
+        sheet = draw_sheet(np.stack([picture for _, picture in seen]), captions, _COLUMNS)
+        about = f"{len(seen)} of {len(answers.paths):,} test pictures, drawn by lot: green is right, red is wrong"
+        return thumbnail(np.asarray(sheet), max(sheet.size)), about

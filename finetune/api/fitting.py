@@ -1,0 +1,220 @@
+"""`finetune.fit`: the command for programs and notebooks, with its words, defaults, files, checks and messages."""
+
+import json
+import numbers
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from types import EllipsisType
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from pytorch_lightning import Trainer
+
+from finetune.api.borrowed_process import borrowed
+from finetune.api.child_process import needs_processes, run_command
+from finetune.api.fitted_run import FittedRun
+from finetune.commands.command_line import in_full_spelling
+from finetune.commands.error_lines import one_line, raised
+from finetune.commands.given_arguments import ALONE, Given, is_flag, put_together
+from finetune.commands.lightning_cli import FinetuneCLI, OneLineErrorLightningParser, run_lightning
+from finetune.commands.parser import explain
+from finetune.commands.short_words import both, in_full
+from finetune.distributed.signals import Interrupted, stop_at_once
+from finetune.inference.loaded_model import check_not_forked
+from finetune.runs.model_checkpoint import Checkpoints
+from finetune.system.messages import WrongUsage
+
+_PID = os.getpid()
+_ONE_AT_A_TIME = threading.Lock()  # random numbers and signals are the process's: two fits would mix theirs
+
+
+def fit(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    epochs: int | None = None,
+    lr: float | None = None,
+    optimizer: str | None = None,
+    size: int | None = None,
+    batch: int | None = None,
+    workers: int | str | None = None,
+    backbone: str | None = None,
+    weights: str | os.PathLike[str] | EllipsisType | None = ...,
+    freeze: str | EllipsisType | None = ...,
+    devices: int | str | None = None,
+    precision: str | None = None,
+    seed: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> FittedRun:
+    """Train a classifier on a folder of labelled pictures, then test the best checkpoint: `finetune fit` in Python.
+
+    What is left out is as the command has it, or the config. The run is the same that the command would leave, and its
+    about.json says by which command. The process is left as it was found: random numbers, signal handlers, logging,
+    warnings, environment. Fits in several threads take turns.
+
+    With several devices the fit runs in processes of its own, as `finetune fit`, and shows what these print.
+
+    Args:
+        folder: Pictures in `train/CLASS/*`, or class folders alone; None if a config or `options` names the data.
+        epochs: How often training sees each picture.
+        lr: Learning rate, of the backbone.
+        optimizer: One of torch's, by its name.
+        size: Side in pixels of what the network sees.
+        batch: Pictures in a batch, over all devices together.
+        workers: Processes that read pictures for each device, or `auto`.
+        backbone: A torchvision network, such as resnet50.
+        weights: Where training starts: a name of torchvision's, a file, or a run; None for random weights.
+        freeze: The last frozen stage, such as layer2, or `backbone` for all but the head; None for nothing.
+        devices: How many, or which.
+        precision: Such as bf16-mixed or 32-true.
+        seed: Of order, augmentation and new weights.
+        out: Folder of runs; this one is in `fit/version_N` below it.
+        config: A .yaml file, or the name of one that is shipped.
+        resume: Go on in the newest run beneath `out`, or start if there is none.
+        options: Full names of the command's other options (`finetune fit --help all`) and their values, such as
+            `{"data.val_fraction": 0.2, "threshold": "recall:0.95"}`.
+
+    Raises:
+        ValueError: In one line, what the command would say.
+        FileNotFoundError: The same of a file or folder that is not there.
+        KeyboardInterrupt: Ctrl-C; training has saved before, and `resume=True` goes on. A second one stops at once.
+    """
+    check_not_forked(_PID)
+    words: dict[str, Any] = {
+        "epochs": epochs,
+        "lr": lr,
+        "optimizer": optimizer,
+        "size": size,
+        "batch": batch,
+        "workers": workers,
+    }
+    words |= {"backbone": backbone, "devices": devices, "precision": precision, "seed": seed, "out": out}
+    given = {name: value for name, value in {"config": config, **words}.items() if value is not None}
+    given |= {name: value for name, value in {"weights": weights, "freeze": freeze}.items() if value is not ...}
+    arguments = command_line(folder, {**given, "resume": resume}, options or {})
+    with _ONE_AT_A_TIME, borrowed():
+        try:
+            return FittedRun(_run(arguments))
+        except Interrupted as stop:
+            interrupted = stop.exit_code - 128
+        except Exception as error:
+            _tell(error)
+    # Outside, where the program's own handlers are in place again.
+    if interrupted != signal.SIGINT:
+        signal.raise_signal(interrupted)  # ends a program that has no handler, as it would have at once
+        raise SystemExit(128 + interrupted)
+    raise KeyboardInterrupt("stopped by Ctrl-C; fit(…, resume=True) goes on where it saved")
+
+
+def command_line(folder: object, words: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+    """Return what one would type after `finetune` to the same effect.
+
+    Raises:
+        TypeError: A value can't be said on a command line.
+        WrongUsage: Something is said twice, or is for a person at a terminal.
+    """
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}")
+    given = Given()
+    for place, named in (("", words), ("options", options)):
+        for name, value in named.items():
+            if not isinstance(name, str):
+                raise TypeError(f"options has the name {name!r}: names are text, such as 'data.val_fraction'")
+            full = in_full("fit", name)
+            if any(in_full("fit", other) == full for other, _ in given.flags):
+                raise WrongUsage(f"{both('fit', full)} is given twice: as {name!r} in options, too")
+            if (name in ALONE and name != "resume") or name.endswith(".help"):
+                raise WrongUsage(f"--{name} only prints: it is for the command line")
+            if name != "resume":
+                given.flags.append((name, _text(value, f"{place}[{name!r}]" if place else name)))
+            elif value:
+                given.flags.append((name, None))
+    arguments = put_together("fit", given)
+    if folder is None:
+        return arguments
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"the folder of pictures is a path, not {folder!r}")
+    path = os.fsdecode(folder)
+    return [*arguments, "--", path] if is_flag(path) or path == "--" else [arguments[0], path, *arguments[1:]]
+
+
+class _Refused(SystemExit):
+    """What the parser says: an exit, since jsonargparse takes other exceptions for values that don't fit."""
+
+
+class _Parser(OneLineErrorLightningParser):
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise _Refused(explain(self, message))
+
+
+class _NeedsProcesses(Exception):
+    pass
+
+
+class _Guest(FinetuneCLI):
+    """The command in somebody else's process."""
+
+    kind_of_parser = _Parser
+
+    def before_instantiate_classes(self) -> None:
+        asked = self.config["fit"].trainer
+        if needs_processes(asked.devices, asked.num_nodes, asked.accelerator, asked.strategy):
+            raise _NeedsProcesses
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        trainer = super().instantiate_trainer(**kwargs)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Checkpoints):
+                callback.signal.end = lambda code: stop_at_once(code - 128)  # the process is not ours to end
+        return trainer
+
+
+def _run(arguments: list[str]) -> str | os.PathLike[str]:
+    try:
+        with torch.inference_mode(False):
+            path = run_lightning(in_full_spelling(arguments), _Guest, typed=arguments).run.path
+        assert path is not None, "a fit that has ended has a folder"
+        return path
+    except _NeedsProcesses:
+        return run_command(arguments)
+    except _Refused as refused:
+        raise WrongUsage(str(refused)) from None
+
+
+def _tell(error: Exception) -> NoReturn:
+    """Raise an error in the one line that the command has for it."""
+    line, error = one_line(error), raised(error)  # type: ignore[assignment]
+    kinds: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, OSError, WrongUsage, ValueError)
+    kind = next((kind for kind in kinds if isinstance(error, kind)), None)
+    if line is None or (kind is not None and str(error) == line):
+        raise error
+    if line.startswith("out of"):
+        kind = MemoryError
+    raise (kind or ValueError)(line) from error
+
+
+def _text(value: Any, name: str) -> str:
+    """Return a value as one would type it."""
+    if isinstance(value, str):
+        return value
+    try:
+        return os.fsdecode(value) if isinstance(value, os.PathLike) else json.dumps(value, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} can't be said on a command line or in a config: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    raise TypeError(f"it holds a {type(value).__module__}.{type(value).__qualname__}")

@@ -1,0 +1,142 @@
+"""A fit on several devices from any program: no guard, no second run of its code, one end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from finetune.api import child_process
+from finetune.api.child_process import needs_processes, run_command
+from finetune.system.messages import WrongUsage
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_nodes", "accelerator", "strategy", "num_gpus", "is_needed"),
+    [
+        (1, 1, "auto", "auto", 0, False),
+        ("auto", 1, "auto", "auto", 0, False),
+        ("auto", 1, "auto", "auto", 1, False),
+        ("auto", 1, "auto", "auto", 4, True),
+        ("auto", 1, "cpu", "auto", 4, False),
+        (-1, 1, "gpu", "auto", 2, True),
+        (2, 1, "cpu", "auto", 0, True),
+        ("0,1", 1, "gpu", "auto", 2, True),
+        ([1], 1, "gpu", "auto", 2, False),
+        (1, 2, "cpu", "auto", 0, True),
+        (1, 1, "cpu", "ddp_spawn", 0, True),
+        ("two", 1, "cpu", "auto", 0, False),
+    ],
+)
+def test_processes_are_needed_where_lightning_would_start_some(
+    monkeypatch, devices, num_nodes, accelerator, strategy, num_gpus, is_needed
+):
+    monkeypatch.setattr(child_process.cuda, "device_count", lambda: num_gpus)
+    assert needs_processes(devices, num_nodes, accelerator, strategy) == is_needed
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert not needs_processes(devices, num_nodes, accelerator, strategy)  # torchrun has started them
+
+
+_PROGRAM = """
+import os, sys
+from finetune import fit, load
+print("once")
+options = {"report": False, "trainer.accelerator": "cpu"}
+quick = dict(size=32, batch=16, workers=0, weights=None, backbone="mobilenet_v3_small", precision="32-true")
+before = dict(os.environ)
+run = fit(sys.argv[1], devices=2, epochs=1, options=options, **quick)
+assert before == dict(os.environ)
+print(run.path, len(load(run).predict(sys.argv[1] + "/test/red")))
+try:
+    fit(sys.argv[1], devices=2, epochs=1, options={**options, "data.cache_limit_gb": -1}, **quick)
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_script_without_a_guard_trains_on_two_devices(colours, tmp_path):
+    (tmp_path / "program.py").write_text(_PROGRAM)
+    command = [sys.executable, "program.py", colours]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines.count("once") == 1 and "training: 2 x cpu" in done.stderr
+    run = tmp_path / "runs/fit/version_0"
+    assert f"{run} 10" in lines and f"run in {run.relative_to(tmp_path)}" in lines
+    assert lines[-1].startswith("refused: ") and "cache_limit_gb" in lines[-1]
+    assert json.loads((run / "about.json").read_text())["command"].startswith(f"finetune fit {colours} --epochs 1")
+
+
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Let `python -m finetune` be something else."""
+    (tmp_path / "finetune.py").write_text(f"import os, signal, sys, time\n{code}")
+    monkeypatch.chdir(tmp_path)  # where `-m` looks first
+
+
+def test_what_it_tells_is_handed_on_and_what_ends_it_raised(tmp_path, monkeypatch, capsys):
+    fake(tmp_path, monkeypatch, "print('é', flush=True); print('run in a b'); print('note', file=sys.stderr)")
+    assert run_command(["fit"]) == Path("a b")
+    assert capsys.readouterr() == ("é\nrun in a b\n", "note\n")
+    for code, kind in ((1, ValueError), (2, WrongUsage)):
+        fake(tmp_path, monkeypatch, f"print('finetune: error: so', file=sys.stderr); sys.exit({code})")
+        with pytest.raises(kind, match="^so$") as told:
+            run_command(["fit"])
+        assert type(told.value) is kind
+    fake(tmp_path, monkeypatch, "os.kill(os.getpid(), 9)")
+    with pytest.raises(RuntimeError, match="ended with code -9"):
+        run_command(["fit"])
+
+
+@pytest.mark.parametrize(("times", "ends"), [(1, "saved"), (2, "at once")])
+def test_ctrl_c_is_handed_on_and_waited_for(tmp_path, monkeypatch, capsys, times, ends):
+    fake(
+        tmp_path,
+        monkeypatch,
+        "heard = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: heard.append(1))\n"
+        "os.kill(os.getppid(), signal.SIGINT)\n"
+        "while not heard: time.sleep(0.01)\n"
+        f"if {times} == 2: os.kill(os.getppid(), signal.SIGINT)\n"
+        f"while len(heard) < {times}: time.sleep(0.01)\n"
+        "print('saved' if len(heard) == 1 else 'at once', flush=True)\n"
+        "sys.exit(130)\n",
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_command(["fit"])
+    assert capsys.readouterr().out == f"{ends}\n"
+
+
+def test_it_ends_with_the_program(tmp_path):
+    """As when a notebook's kernel is killed."""
+    (tmp_path / "finetune.py").write_text("")
+    program = (
+        "import sys; from finetune.api import child_process as c; c.sys.executable = sys.argv[1]; c.run_command([])"
+    )
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c 'import os, time\n"
+        "from finetune.distributed.ranks import end_with_first_process\nend_with_first_process()\n"
+        f'open("{tmp_path}/pid", "w").write(str(os.getpid()))\ntime.sleep(60)\'\n'
+    )
+    stand_in.chmod(0o755)
+    process = subprocess.Popen([sys.executable, "-c", program, stand_in])
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.05)
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(pid, 0)  # control: it is there
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        pytest.fail("it has outlived the program")

@@ -1,0 +1,62 @@
+"""What a fit gives back: paths, numbers, and a piece of a page for a notebook."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folders import write_run
+
+from finetune import FittedRun, fit, load
+from finetune.runs.statistics import wilson
+
+# Of three classes, what is said of five pictures: the last one wrong.
+LABELS, SAID = [0, 1, 2, 0, 1], np.eye(3)[[0, 1, 2, 0, 2]] * 0.7 + 0.1
+
+
+@pytest.fixture
+def fitted(colours, quick):
+    return fit(colours, **quick)
+
+
+def test_numbers_are_those_of_the_files(tmp_path):
+    run = FittedRun(write_run(tmp_path / "run", LABELS, SAID))
+    assert run.accuracy == 0.8 == run.result["test/accuracy"]
+    assert run.interval == wilson(4, 5) and run.interval[0] < 0.8 < run.interval[1]
+    assert run.best == tmp_path / "run/checkpoints/best.ckpt" and run.record.config["seed_everything"] == 7
+    assert repr(run).startswith(f"<run in {tmp_path}/run: 4 of 5 test pictures are named rightly: 80.0 %")
+
+
+def test_it_is_a_path_wherever_the_program_goes(fitted, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    assert Path(fitted) == fitted.path == tmp_path / "runs/fit/version_0" and fitted.best.is_file()
+    assert load(fitted).class_names == load(fitted.best).class_names == ["blue", "green", "red"]
+    assert os.listdir(fitted)
+
+
+def test_a_run_that_was_not_tested_says_so(colours, quick):
+    quick["options"]["test_after_fit"] = False
+    run = fit(colours, **quick)
+    assert (run.accuracy, run.interval, run.result) == (None, None, {})
+    assert "nothing was tested" in repr(run) and "<img" not in run._repr_html_()
+
+
+def test_a_notebook_shows_result_curves_and_pictures(fitted, colours):
+    page = fitted._repr_html_()
+    assert "10 of 30 test pictures are named rightly: 33.3 %" in page
+    assert len(re.findall(r"<svg ", page)) == 2 and "The accuracy by epoch" in page
+    assert "16 of 30 test pictures, drawn by lot" in page and len(page) < 150_000
+    assert not re.search(r"<script|<style|https?://(?!www\.w3\.org)|src=\"(?!data:)", page)
+    assert page == fitted._repr_html_()
+
+
+def test_pictures_that_are_gone_are_left_out(colours, quick, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(colours, copy)
+    run = fit(copy, **quick)
+    assert "16 of 30 test pictures" in run._repr_html_()  # control
+    shutil.rmtree(copy)
+    page = run._repr_html_()
+    assert "<img" not in page and "10 of 30 test pictures are named rightly" in page

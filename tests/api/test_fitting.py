@@ -1,0 +1,239 @@
+"""`finetune.fit` is the command: the same words, files, numbers and messages, in any kind of program."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import finetune
+from finetune import fit
+from finetune.api import fitting
+from finetune.api.fitting import command_line
+from finetune.commands.short_words import WORDS
+from finetune.runs.checkpoint_io import read_checkpoint
+
+
+def test_its_arguments_are_the_command_s_short_words():
+    names = set(inspect.signature(fit).parameters)
+    assert names == {*WORDS["fit"], "folder", "config", "resume", "options"}
+    told = inspect.getdoc(fit)
+    assert [name for name in names if f"\n    {name}: " not in told] == []
+
+
+def test_importing_the_package_brings_no_torch():
+    code = "import sys, finetune; finetune.__all__; print([m for m in ('torch', 'PIL', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert finetune.fit is fit
+
+
+WORDS_AND_LINES = [
+    ({"epochs": np.int64(3), "lr": 1e-05}, ["--epochs", "3", "--lr", "1e-05"]),
+    ({"weights": None, "resume": True}, ["--weights", "null", "--resume"]),
+    ({"resume": False}, []),
+    ({"out": Path("a b"), "lr": np.float32(0.5)}, ["--out", "a b", "--lr", "0.5"]),
+    ({"devices": [0, 1]}, ["--devices", "[0, 1]"]),
+    ({"backbone": "-x"}, ["--backbone=-x"]),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), WORDS_AND_LINES)
+def test_values_are_said_as_one_would_type_them(words, line):
+    assert command_line("pictures", words, {}) == ["fit", "pictures", *line]
+
+
+def test_options_have_full_names_and_any_plain_value():
+    options = {"data.augmentations": [], "report": False, "model.class_mapping": {"a": Path("b")}, "threshold": "f1"}
+    line = ["--data.augmentations", "[]", "--report", "false", "--model.class_mapping", '{"a": "b"}']
+    assert command_line(None, {}, options) == ["fit", *line, "--threshold", "f1"]
+    assert command_line("-odd", {"epochs": 2}, {}) == ["fit", "--epochs", "2", "--", "-odd"]
+
+
+WRONG = [
+    ({"epochs": "many"}, ValueError, "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'many'"),
+    ({"epochs": 2.5}, ValueError, "trainer.max_epochs (--epochs): 2.5 is not valid; expected int or null"),
+    ({"epochs": 0}, ValueError, "nothing to train: trainer.max_epochs is 0"),
+    ({"folder": "nowhere"}, FileNotFoundError, "the data folder 'nowhere' does not exist"),
+    ({"folder": 3}, TypeError, "the folder of pictures is a path, not 3"),
+    ({"folder": None}, ValueError, "no data: give the folder of your pictures"),
+    ({"weights": "none.pt"}, FileNotFoundError, "there is no weights file none.pt"),
+    ({"backbone": "resnt18"}, ValueError, "there is no classification network 'resnt18'; did you mean 'resnet18'"),
+    ({"config": "hotdg"}, FileNotFoundError, "there is no config 'hotdg' here, nor is one shipped; did you mean"),
+    ({"options": {"data.val_fracton": 0.2}}, ValueError, "no option --data.val_fracton; did you mean --data.val_fract"),
+    ({"options": {"trainer.max_epochs": 2}}, ValueError, "--epochs (--trainer.max_epochs) is given twice"),
+    ({"options": {"epochs": 2}}, ValueError, "--epochs (--trainer.max_epochs) is given twice"),
+    ({"options": {"trainer.callbacks": [object()]}}, TypeError, "options['trainer.callbacks'] can't be said on a comm"),
+    ({"options": {"help": True}}, ValueError, "--help only prints: it is for the command line"),
+    ({"options": {"trainer.help": None}}, ValueError, "--trainer.help only prints"),
+    ({"options": {"data": {"init_args": {"image_sze": 3}}}}, ValueError, "image_sze"),
+    ({"options": [1]}, TypeError, "options maps full names to values"),
+    ({"options": {3: 1}}, TypeError, "options has the name 3"),
+    ({"seed": -1}, ValueError, "--seed_everything must be from 0 to"),
+    ({"devices": "two"}, ValueError, "`devices` selected with `CPUAccelerator` should be an int > 0"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "kind", "line"), WRONG, ids=[line[:40] for *_, line in WRONG])
+def test_a_mistake_is_an_exception_with_the_command_s_line(colours, quick, capfd, wrong, kind, line):
+    with pytest.raises(kind) as told:
+        fit(**{"folder": colours, **quick, **wrong})
+    assert line in str(told.value) and "\n" not in str(told.value)
+    assert "usage" not in "".join(capfd.readouterr()) and not Path("runs").exists()
+    if kind is TypeError:
+        return
+    assert isinstance(told.value, kind) and not isinstance(told.value, SystemExit)
+
+
+def test_a_wrong_word_is_python_s_own_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+        fit("pictures", epoch=3)  # type: ignore[call-arg]
+
+
+def weights(run: object) -> dict[str, torch.Tensor]:
+    return read_checkpoint(Path(os.fspath(run), "checkpoints", "last.ckpt"))["state_dict"]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_run_is_the_command_s_file_by_file_and_bit_by_bit(colours, quick, cli, tmp_path):
+    ours = fit(colours, **{**quick, "out": "ours", "options": {"trainer.accelerator": "cpu"}})
+    about = json.loads((ours.path / "about.json").read_text())
+    assert about["command"].startswith(f"finetune fit {colours} --epochs 1 --size 32 ")
+    line = about["command"].replace("--out ours", "--out theirs").split()
+    cli(*line[1:])
+    theirs = tmp_path / "theirs" / "fit" / "version_0"
+    assert {path.name for path in ours.path.iterdir()} == {path.name for path in theirs.iterdir()}
+    assert same(weights(ours), weights(theirs))
+    name = "test_predictions.csv"
+    assert (ours.path / name).read_bytes() == (theirs / name).read_bytes()
+    assert (ours.path / "config.yaml").read_text() == (theirs / "config.yaml").read_text().replace("theirs", "ours")
+    other = fit(colours, **{**quick, "seed": 1})
+    assert not same(weights(ours), weights(other))  # control
+
+
+def test_a_config_is_taken_and_what_is_said_beside_it_wins(colours, quick, tmp_path):
+    Path("mine.yaml").write_text("seed_everything: 3\ntrainer:\n  max_epochs: 2\nmodel:\n  freeze: features\n")
+    quick = {name: value for name, value in quick.items() if name != "epochs"}
+    run = fit(colours, config=tmp_path / "mine.yaml", **{**quick, "seed": 4, "freeze": None})
+    config = run.record.config
+    found = config["seed_everything"], config["trainer"]["max_epochs"], config["model"]["freeze"]
+    assert found == (4, 2, None)
+
+
+def test_twice_in_one_process_and_in_threads_gives_the_same_weights(colours, quick):
+    first = fit(colours, **quick)
+    with ThreadPoolExecutor(2) as threads:  # at once: they take turns
+        others = list(threads.map(lambda out: fit(colours, **{**quick, "out": out}), ("a", "b")))
+    assert [same(weights(first), weights(run)) for run in others] == [True, True]
+
+
+def test_a_run_goes_on(colours, quick):
+    quick["options"]["model.scheduler"] = None  # whose shape is that of the whole run
+    whole = fit(colours, **{**quick, "epochs": 2})
+    part = fit(colours, **quick, out="part")
+    assert not same(weights(whole), weights(part))
+    rest = fit(colours, **{**quick, "epochs": 2}, out="part", resume=True)
+    assert rest.path == part.path and same(weights(whole), weights(rest))
+    assert fit(colours, **{**quick, "epochs": 2}, out="part", resume=True).path == part.path  # it is finished
+
+
+def test_an_error_of_ours_keeps_its_traceback(colours, quick, monkeypatch):
+    monkeypatch.setattr(fitting, "run_lightning", lambda *_, **__: {}["a fault"])
+    with pytest.raises(KeyError, match="a fault"):
+        fit(colours, **quick)
+
+
+_PROGRAM = """
+import os, sys, threading, time
+import torch
+from finetune import fit
+from finetune.runs import metrics_csv
+
+out, how = sys.argv[2:4]
+
+def stop():
+    while not os.path.exists("slow" if how == "twice" else f"{out}/fit/version_0/checkpoints/last.ckpt"):
+        time.sleep(0.05)
+    for _ in range(2 if how == "twice" else 1):
+        os.kill(os.getpid(), 15 if how == "terminated" else 2)
+        time.sleep(0.3)
+
+threading.Thread(target=stop, daemon=True).start()
+options = {"report": False, "trainer.accelerator": "cpu"}
+if how == "twice":
+    options["trainer.callbacks"] = {"class_path": "slow.Slow"}
+quick = dict(size=32, batch=16, workers=0, weights=None, backbone="mobilenet_v3_small", precision="32-true", out=out)
+try:
+    fit(sys.argv[1], epochs=400, options=options, **quick)
+except KeyboardInterrupt as stopped:
+    print("stopped:", stopped, flush=True)
+try:
+    time.sleep(0.2)
+    os.kill(os.getpid(), 2)
+    time.sleep(5)
+except KeyboardInterrupt:
+    print("Ctrl-C is the program's again")
+if how == "once":
+    state = torch.load(f"{out}/fit/version_0/checkpoints/last.ckpt", weights_only=True)
+    run = fit(sys.argv[1], epochs=state["epoch"] + 2, resume=True, options=options, **quick)
+    print(len(run.record.line("train/loss_epoch")[0]) == state["epoch"] + 2, run.best.exists())
+"""
+
+
+@pytest.mark.parametrize("how", ["once", "twice", "terminated"])
+def test_ctrl_c_stops_it_and_leaves_a_run_that_goes_on(colours, tmp_path, how):
+    (tmp_path / "slow.py").write_text(
+        "import time, pytorch_lightning as pl\n"
+        "class Slow(pl.Callback):\n"
+        "    def on_train_batch_start(self, trainer, *_):\n"
+        "        if trainer.current_epoch:\n"
+        "            open('slow', 'w').close()\n"
+        "            time.sleep(9)\n"
+    )
+    (tmp_path / "program.py").write_text(_PROGRAM)
+    command = [sys.executable, "program.py", colours, "runs", how]
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    lines = done.stdout.splitlines()
+    if how == "terminated":
+        assert done.returncode == -signal.SIGTERM and "stopped" not in done.stdout
+    else:
+        assert done.returncode == 0, done.stderr
+        assert "stopped: stopped by Ctrl-C; fit(…, resume=True) goes on where it saved" in lines
+        assert "Ctrl-C is the program's again" in lines
+        assert "stopping after this step; Ctrl-C again ends it at once" in done.stderr
+        assert how != "once" or lines[-1] == "True True"
+    assert "Traceback" not in done.stderr and time.monotonic() - began < 250
+    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").exists()
+
+
+def test_it_runs_within_a_running_event_loop_and_in_a_thread_of_it(colours, quick):
+    import asyncio
+
+    async def cell() -> tuple[object, object]:
+        here = fit(colours, **quick)
+        there = await asyncio.to_thread(fit, colours, **quick)
+        return here, there
+
+    here, there = asyncio.run(cell())
+    assert same(weights(here), weights(there))
+    assert threading.active_count() < 20
+
+
+def test_a_forked_process_that_would_wait_for_ever_is_told(monkeypatch, colours, quick):
+    monkeypatch.setattr(fitting, "_PID", os.getppid())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(RuntimeError, match="this process was forked"):
+        fit(colours, **quick)

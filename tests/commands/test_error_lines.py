@@ -1,0 +1,34 @@
+"""What is told of errors, whichever library they come from."""
+
+import errno
+import os
+
+import pytest
+import torch
+
+from finetune.commands.error_lines import exit_code, one_line
+from finetune.system.messages import WrongUsage
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "Early stopping"),
+        (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices` selected"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "out of GPU memory: a smaller --batch"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "a process that reads pictures was"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a.png"), f"No such file: {os.path.abspath('a.png')}"),
+        (ValueError("two\nlines"), "two lines"),
+        (RuntimeError("a fault of ours"), None),
+    ],
+)
+def test_what_a_user_can_mend_is_a_line(error, told):
+    line = one_line(error)
+    assert line is None if told is None else line.startswith(told) and "\n" not in line
+
+
+def test_wrong_usage_has_a_code_of_its_own_also_where_jsonargparse_wraps_it():
+    wrapped = ValueError("Does not validate against any of the Union subtypes")
+    wrapped.__cause__ = WrongUsage("no")
+    assert [exit_code(error) for error in (WrongUsage("no"), wrapped, ValueError("no"))] == [2, 2, 1]
+    assert one_line(wrapped) == "no"

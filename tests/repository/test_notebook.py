@@ -1,0 +1,95 @@
+"""The notebook of docs/ and README's lines of Python run, cell by cell, and show what they promise."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from paths import ROOT
+from PIL import Image
+
+import finetune
+
+NOTEBOOK = ROOT / "docs" / "python.ipynb"
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def executed(notebook: Any, folder: Path) -> Any:
+    """Run a notebook in a folder; cells show what they have shown, a bar's last state included."""
+    NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(folder)}}).execute()
+    return notebook
+
+
+def shown(cell: Any, kind: str) -> list[str]:
+    outputs = [output for output in cell.outputs if kind in output.get("data", {})]
+    return [output["data"][kind] for output in outputs]
+
+
+def test_it_is_kept_without_outputs():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook.cells)
+    assert NOTEBOOK.stat().st_size < 10_000
+
+
+def test_it_runs_and_shows_the_run_and_its_pictures(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = executed(nbformat.read(NOTEBOOK, as_version=4), tmp_path)
+    cells = {cell.source.splitlines()[-1].partition("  #")[0]: cell for cell in notebook.cells}
+    fit = next(cell for line, cell in cells.items() if line.startswith("run = fit("))
+    lines = "".join(text for kind in ("text/plain", "text/html") for text in shown(fit, kind))
+    assert all(f"epoch {epoch}/6" in lines for epoch in range(1, 7))
+    told = "".join(output.get("text", "") for output in fit.outputs)
+    assert "pictures: pictures/target: train 80" in told and "run in runs/fit/version_0" in told
+    (page,) = shown(cells["run"], "text/html")
+    assert page.count("<svg ") == 2 and "16 of 400 test pictures" in page and str(tmp_path) not in page
+    (predictions,) = shown(cells[next(line for line in cells if line.startswith("model.predict"))], "text/plain")
+    assert predictions.count("Prediction(label=") == 3
+    (counted,) = shown(cells["Counter(one.label for one in said)"], "text/plain")
+    assert sum(map(int, re.findall(r": (\d+)", counted))) == 400
+    assert (tmp_path / "runs/fit/version_0/report.html").is_file()
+
+
+def test_a_bar_is_drawn_in_a_cell_while_it_trains(colours, tmp_path):
+    """nbclient keeps what a cell shows last; the bar is gone by then, so each drawing is counted."""
+    options = {"size": 32, "weights": None, "backbone": "mobilenet_v3_small", "workers": 0, "epochs": 2}
+    source = f"""
+from IPython.display import DisplayHandle
+drawn, update = [], DisplayHandle.update
+def kept(self, shown, **options):
+    drawn.append(str(shown) if options.get("raw") else shown._repr_mimebundle_((), ())["text/plain"])
+    update(self, shown, **options)
+DisplayHandle.update = kept
+from finetune import fit
+run = fit({str(colours)!r}, **{options!r}, options={{"report": False}})
+print(sum("pictures/s" in text for text in drawn), drawn[-1])
+"""
+    cell = executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), tmp_path).cells[0]
+    told = "".join(output.get("text", "") for output in cell.outputs if output.get("name") == "stdout")
+    num, _, last = told.splitlines()[-1].partition(" ")
+    assert int(num) >= 2 and last == "{'text/plain': ''}"
+
+
+def test_control_a_cell_that_fails_is_noticed(tmp_path):
+    cell = nbformat.v4.new_code_cell("from finetune import fit\nfit('nowhere')")
+    with pytest.raises(CellExecutionError, match="the data folder 'nowhere' does not exist"):
+        executed(nbformat.v4.new_notebook(cells=[cell]), tmp_path)
+
+
+def test_readme_s_lines_of_python_run(colours, tmp_path, monkeypatch):
+    (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.S | re.M)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(colours, "pictures")
+    picture = colours / "test" / "red" / "00.png"
+    shutil.copy(picture, "a.png")
+    fit, quick = finetune.fit, {"size": 32, "weights": None, "backbone": "mobilenet_v3_small", "workers": 0}
+    monkeypatch.setattr(finetune, "fit", lambda *given, **words: fit(*given, **{**words, **quick, "epochs": 1}))
+    names: dict[str, Any] = {"pil_image": Image.open(picture), "array": np.asarray(Image.open(picture))}
+    exec(block.replace("a.jpg", "a.png"), names)
+    assert [one.path for one in names["predictions"]] == ["a.png", None, None]
+    assert names["predictions"][0].label in ("blue", "green", "red") and names["run"].accuracy is not None
