@@ -67,7 +67,7 @@ WRONG = [
     ({"folder": 3}, TypeError, "the folder of pictures is a path, not 3"),
     ({"folder": None}, ValueError, "no data: give the folder of your pictures"),
     ({"weights": "none.pt"}, FileNotFoundError, "there is no weights file none.pt"),
-    ({"backbone": "resnt18"}, ValueError, "there is no classification network 'resnt18'; did you mean 'resnet18'"),
+    ({"backbone": "resnt18"}, ValueError, "(--model.backbone) can't be 'resnt18'; did you mean 'resnet18'"),
     ({"config": "hotdg"}, FileNotFoundError, "there is no config 'hotdg' here, nor is one shipped; did you mean"),
     ({"options": {"data.val_fracton": 0.2}}, ValueError, "no option --data.val_fracton; did you mean --data.val_fract"),
     ({"options": {"trainer.max_epochs": 2}}, ValueError, "--epochs (--trainer.max_epochs) is given twice"),
