@@ -9,8 +9,6 @@ from finetune.system.machine import num_cores
 from finetune.system.messages import WrongUsage, be_quiet
 
 if TYPE_CHECKING:
-    import torch
-
     from finetune.serving.service import Service
     from finetune.serving.uploads import Limits
 
@@ -88,28 +86,12 @@ def _loaded(
     ckpt_path: str, device: str, precision: str | None, limits: "Limits", max_batch: int
 ) -> tuple["Service", str]:
     """Return the service of a checkpoint, and in words what it is."""
-    from finetune.inference.predictor import Predictor  # with torch, which takes seconds
+    from finetune.inference.predictor import Predictor, device_named  # with torch, which takes seconds
     from finetune.serving.service import Service
     from finetune.training.precision import allow_tf32
 
     allow_tf32()
-    predictor = Predictor(ckpt_path, _device(device), precision)
+    predictor = Predictor(ckpt_path, device_named(device), precision)
     where = f"{num_cores()} CPU cores" if predictor.device.type == "cpu" else str(predictor.device)
     known = f"{predictor.model.backbone}, {len(predictor.class_names)} classes, {predictor.precision} on {where}"
     return Service(predictor, limits, max_batch), f"{ckpt_path}: {known}"
-
-
-def _device(name: str) -> "torch.device":
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise WrongUsage(f"--device {name!r}: auto, cpu, cuda or cuda:1") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise WrongUsage(f"--device {name}: there is no such device here; auto takes what there is")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise WrongUsage(f"--device {name}: there are {torch.cuda.device_count()} GPUs here")
-    return device

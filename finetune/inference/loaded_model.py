@@ -13,7 +13,7 @@ from PIL import Image
 
 from finetune.data.decode import DecodeError, decode, quiet, rgb_pixels
 from finetune.data.readers import files_to_predict
-from finetune.inference.predictor import Predictor
+from finetune.inference.predictor import Predictor, device_named
 from finetune.runs.predictions import UNSURE
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.machine import num_cores
@@ -50,10 +50,11 @@ class Prediction:
 
 
 class LoadedModel:
-    """A classifier ready to be asked, on the CPU; several threads may ask it at once.
+    """A classifier ready to be asked; several threads may ask it at once.
 
     Args:
         path: A checkpoint, a run's folder (its best one), or a file of `finetune export`.
+        device: Where it computes: auto, cpu, cuda or cuda:1.
 
     Attributes:
         path: The checkpoint, or the file.
@@ -62,9 +63,9 @@ class LoadedModel:
         predictor: What computes: the network, how pictures are prepared and how its logits are read.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], device: str = "auto") -> None:
         found, _ = checkpoint_of(os.path.expanduser(os.fspath(path)))
-        self.path, self.predictor = Path(found), Predictor(found, precision=None)
+        self.path, self.predictor = Path(found), Predictor(found, device_named(device), None)
         self._pid = os.getpid()
         self.class_names, self.image_size = list(self.predictor.class_names), self.predictor.image_size
 
@@ -139,18 +140,20 @@ class LoadedModel:
         return f"<{self.path}: {network}, {len(self.class_names)} classes ({', '.join(names)}); {told}>"
 
 
-def load(path: str | os.PathLike[str]) -> LoadedModel:
+def load(path: str | os.PathLike[str], device: str = "auto") -> LoadedModel:
     """Load a classifier to predict with.
 
     Args:
         path: A checkpoint, a run or its folder (its best checkpoint), or an .onnx or .safetensors file of
             `finetune export`.
+        device: Where it computes: a GPU if there is one (`auto`), or `cpu`, `cuda`, `cuda:1`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is no checkpoint of ours, or a folder without one.
+        WrongUsage: There is no such device.
     """
-    return LoadedModel(path)
+    return LoadedModel(path, device)
 
 
 def check_not_forked(pid: int) -> None:

@@ -114,3 +114,23 @@ class Predictor:
 
     def _pixels(self, images: np.ndarray) -> Tensor:
         return torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2)
+
+
+def device_named(name: str) -> torch.device:
+    """Return the device that `auto`, `cpu`, `cuda` or `cuda:1` means here.
+
+    Raises:
+        WrongUsage: There is no such.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "auto":
+        return torch.device("cuda" if has_gpu else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise WrongUsage(f"device {name!r}: auto, cpu, cuda or cuda:1") from error
+    if device.type != "cpu" and not (device.type == "cuda" and has_gpu):
+        raise WrongUsage(f"device {name!r}: there is no such device here; auto takes what there is")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise WrongUsage(f"device {name!r}: there are {torch.cuda.device_count()} GPUs here")
+    return device

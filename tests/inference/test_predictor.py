@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from finetune.data.decode import decode
-from finetune.inference.predictor import Predictor
+from finetune.inference.predictor import Predictor, device_named
+from finetune.system.messages import WrongUsage
 
 
 def test_probabilities_are_those_of_predict(checkpoint, colours, cli, tmp_path):
@@ -38,3 +39,34 @@ def test_a_stranger_s_file_is_refused_in_a_line(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="other.ckpt"):
         Predictor(tmp_path / "other.ckpt")
+
+
+@pytest.mark.parametrize("name", ["abacus", "cuda:77", "meta", "mps"])
+def test_a_device_that_is_not_here_is_told(name):
+    with pytest.raises(WrongUsage, match=f"device '{name}'"):
+        device_named(name)
+
+
+def test_the_device_that_there_is():
+    assert device_named("cpu") == torch.device("cpu")
+    assert device_named("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+def test_it_computes_in_another_precision(checkpoint, precision, colours):
+    picture = decode(next((colours / "test").rglob("*.png")))
+    plain, other = Predictor(checkpoint), Predictor(checkpoint, precision=precision)
+    assert other.precision == precision
+    difference = np.abs(plain([picture]) - other([picture])).max()
+    assert 0 < difference < (1e-6 if precision == "64-true" else 0.05)
+    with pytest.raises(WrongUsage, match="precision 'half': valid are 32-true"):
+        Predictor(checkpoint, precision="half")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_it_computes_on_a_gpu(checkpoint, precision, colours):
+    picture = decode(next((colours / "test").rglob("*.png")))
+    found = Predictor(checkpoint, "cuda", precision)([picture])
+    np.testing.assert_allclose(found, Predictor(checkpoint)([picture]), rtol=0, atol=0.02)
