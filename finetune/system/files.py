@@ -99,9 +99,11 @@ def one_at_a_time(target: Path) -> Iterator[bool]:
         except Timeout:
             held, has_waited = lock.acquire(), True
         with held:
-            yield has_waited
+            try:
+                yield has_waited
+            finally:  # while it is held: afterwards it may be another's, who would then not hold back a third
+                Path(lock.lock_file).unlink(missing_ok=True)
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
         for parent in missing_parents:
             with suppress(OSError):  # not empty: the target is there
                 parent.rmdir()

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from finetune.system.files import check_target, link, one_at_a_time, replace_text, replacing
 from finetune.system.messages import WrongUsage
@@ -111,6 +112,25 @@ def test_who_waits_for_another_is_told(tmp_path):
         assert process.stdout.readline() == "up\n"
         time.sleep(0.5)
     assert process.communicate(timeout=60)[0] == "True\n"
+
+
+def test_a_lock_goes_while_it_is_held(tmp_path, monkeypatch):
+    """Afterwards it may be another's, who would then not hold back a third."""
+    unlink, held = Path.unlink, []
+
+    def watched(self, missing_ok=False):
+        if self.name.endswith(".lock"):
+            try:
+                FileLock(self).acquire(timeout=0).lock.release()
+                held.append(False)
+            except Timeout:
+                held.append(True)
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", watched)
+    with one_at_a_time(tmp_path / "x"):
+        pass
+    assert held == [True] and not list(tmp_path.iterdir())
 
 
 def test_two_that_write_one_file_at_once_each_write_it_whole(tmp_path, monkeypatch):
