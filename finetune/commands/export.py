@@ -1,9 +1,11 @@
 """`finetune export`: a checkpoint as a file that other programs take, held against the network before it is kept."""
 
 import json
-import os
+import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,14 +18,15 @@ from finetune.data.datasets.synthetic import TARGET_CLASSES, draw
 from finetune.data.decode import decode
 from finetune.data.readers import files_to_predict
 from finetune.data.samplers import ESTIMATE, SHEET, some_of
-from finetune.data.transforms import resized_side
+from finetune.data.seen import keep_unseen
 from finetune.inference.end_to_end import EndToEnd
-from finetune.inference.export_check import Agreement, hold_against, opened
+from finetune.inference.export_about import about
+from finetune.inference.export_check import Agreement, Run, hold_against, hold_any_size_against, opened
 from finetune.inference.exporters import WRITERS
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.exported_files import begun_with, packed
-from finetune.system.files import check_target, replace_text, replacing
+from finetune.runs.exported_files import InputSize, packed
+from finetune.system.files import check_target, one_at_a_time, replacing, unfinished
 from finetune.system.messages import WrongUsage
 
 _MOST = 64  # pictures that are held against the network
@@ -34,6 +37,7 @@ def export(
     ckpt_path: str,
     format: Literal["onnx", "torch", "safetensors"] = "onnx",
     output: str | None = None,
+    input: InputSize = "network_size",
     verify_on: str | None = None,
     quantize: Literal["int8"] | None = None,
     root: str | None = None,
@@ -48,6 +52,8 @@ def export(
         ckpt_path: A checkpoint of `finetune fit`.
         format: onnx for onnxruntime and most others, torch for `torch.export.load`, safetensors for the weights alone.
         output: The file; null for one beside the checkpoint.
+        input: any_size makes an .onnx that takes pictures (N, H, W, 3) of any size and prepares them itself, as
+            evaluation does; network_size one that takes prepared ones.
         verify_on: Picture, folder, glob or text file with a path on each line, of which at most 64 are compared; drawn
             pictures where it is not given.
         quantize: int8 makes an .onnx of a quarter of the size, adjusted on 200 training pictures and measured on test
@@ -60,41 +66,67 @@ def export(
         raise WrongUsage(f"{ckpt_path} is an exported file: give the checkpoint that it was made of")
     if root and not quantize:
         raise WrongUsage("--root is for --quantize int8")
-    if quantize and format != "onnx":
-        raise WrongUsage(f"--quantize int8 makes an .onnx, not --format {format}")
+    if format != "onnx" and (quantize or input != "network_size"):
+        wanted = f"--quantize {quantize}" if quantize else f"--input {input}"
+        raise WrongUsage(f"{wanted} makes an .onnx, not --format {format}")
     target = Path(output) if output else Path(ckpt_path).with_suffix(f".int8{suffix}" if quantize else suffix)
     if target.suffix != suffix:
         raise WrongUsage(f"--output {output}: a file of --format {format} is a {suffix}")
-    check_target(target, "--output")
-    predictor = Predictor(ckpt_path)
+    beside = target.with_name(f"{target.name}.json")
+    for path in (target, beside):
+        check_target(path, "--output")
+    predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     data = _data(checkpoint, root, predictor.class_names) if quantize else None
-    images, pictures = _pictures(predictor, verify_on)
+    pictures, what = _pictures(verify_on)
     model, temperature = predictor.model, predictor.calibration.temperature
     module = EndToEnd(model.network, model.mean, model.std, temperature).eval()
     print(f"writing {model.backbone} as {target.name}, which takes some seconds", file=sys.stderr, flush=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+    # Not beside the target: where a process is killed, the system clears up.
+    with tempfile.TemporaryDirectory(prefix="finetune_export_") as folder:
         file = Path(folder) / target.name
-        write(module, predictor.image_size, packed(checkpoint), file)
-        found = hold_against(predictor, opened(file), images)
-        if not found.is_good:
-            differs = f"a probability differs by {found.largest:.1e}, {found.num_other} have another class"
-            where = f"on {found.num_pictures} {pictures}"
-            raise ValueError(f"the {suffix} was not kept, for it does not say what the network says: {where} {differs}")
-        about = _about(predictor, begun_with(checkpoint), format, found)
-        said = (
-            f"held against the network on {found.num_pictures} {pictures}: the same classes, largest difference of a "
-            f"probability {found.largest:.1e}; one picture at a time the network takes {found.milliseconds[0]:.1f} ms, "
-            f"the file {found.milliseconds[1]:.1f} ms"
-        )
+        write(module, predictor.image_size, packed(checkpoint, input), file)
+        run = opened(file)
+        found = hold_against(predictor, run, np.stack([predictor.prepare(read()) for read in pictures]))
+        _check(found, suffix, what)
+        said, quantized = "", dict[str, Any]()
         if data is not None:
-            file, about["quantized"], said = _quantized(predictor, file, data)
-        with replacing(target) as temporary:
-            os.replace(file, temporary)
-    beside = target.with_name(f"{target.name}.json")
-    replace_text(beside, json.dumps(about, indent=2) + "\n")
+            file, quantized, said = _quantized(predictor, file, data)
+        if input == "any_size":
+            own = predictor.classify if data is None else opened(file)
+            file, agrees = _of_any_size(predictor, file, own, pictures)
+            what = f"{what} and pieces of them, of many sizes"
+            _check(agrees, suffix, what)
+            found = agrees if data is None else found
+        facts = about(predictor, checkpoint, format, input, found) | quantized
+        _keep(file, facts, target, beside)
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), and {beside.name} about it")
-    print(said)
+    print(said or _words(found, what))
+
+
+def _check(found: Agreement, suffix: str, what: str) -> None:
+    if not found.is_good:
+        differs = f"a probability differs by {found.largest:.1e}, {found.num_other} have another class"
+        where = f"on {found.num_pictures} {what}"
+        raise ValueError(f"the {suffix} was not kept, for it does not say what the network says: {where} {differs}")
+
+
+def _words(found: Agreement, what: str) -> str:
+    return (
+        f"held against the network on {found.num_pictures} {what}: the same classes, largest difference of a "
+        f"probability {found.largest:.1e}; one picture at a time the network takes {found.milliseconds[0]:.1f} ms, "
+        f"the file {found.milliseconds[1]:.1f} ms"
+    )
+
+
+def _keep(file: Path, facts: Mapping[str, Any], target: Path, beside: Path) -> None:
+    """Put a file and what is to be known of it in place, both whole and of one export, whatever others do."""
+    with one_at_a_time(target):
+        for leftover in (*unfinished(target), *unfinished(beside)):
+            leftover.unlink(missing_ok=True)
+        with replacing(beside) as description, replacing(target) as content:
+            shutil.copyfile(file, content)
+            description.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+            beside.unlink(missing_ok=True)  # rather none, between here and the end, than that of another file
 
 
 def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) -> ImageDataModule:
@@ -112,6 +144,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
         raise WrongUsage(f"{place} has other classes than the checkpoint")
     if not {"train", "test"} <= data.splits.keys():
         raise WrongUsage(f"--quantize int8 needs training and test pictures; {place} lacks some")
+    keep_unseen(data, "test", checkpoint)
     return data
 
 
@@ -131,47 +164,28 @@ def _quantized(predictor: Predictor, source: Path, data: ImageDataModule) -> tup
         f"{loss.accuracy[0]:.4f}, and {loss.num_other} have another class; one picture at a time takes "
         f"{loss.milliseconds[1]:.1f} ms, in float {loss.milliseconds[0]:.1f} ms"
     )
-    return target, loss._asdict(), said
+    return target, {"quantized": loss._asdict()}, said
 
 
-def _pictures(predictor: Predictor, verify_on: str | None) -> tuple[np.ndarray, str]:
-    """Return prepared pictures (N, h, w, 3) and what they are."""
+def _of_any_size(
+    predictor: Predictor, source: Path, own: Run, pictures: Sequence[Callable[[], np.ndarray]]
+) -> tuple[Path, Agreement]:
+    """Return the file that takes pictures of any size, and how well it says what `own` says of prepared ones."""
+    from finetune.inference.any_size import prepend
+
+    def prepared_before(batch: np.ndarray) -> np.ndarray:
+        return own(np.stack([predictor.prepare(picture) for picture in batch]))
+
+    target = source.with_name(f"any.{source.name}")
+    prepend(source, target, predictor.image_size, predictor.resize)
+    return target, hold_any_size_against(predictor, prepared_before, opened(target), (read() for read in pictures))
+
+
+def _pictures(verify_on: str | None) -> tuple[list[Callable[[], np.ndarray]], str]:
+    """Return what reads each picture (H, W, 3), and what they are."""
     if verify_on is None:
-        drawn = (draw(name, (i,)) for i in range(_MOST // 2) for name in TARGET_CLASSES)
-        return np.stack([predictor.prepare(picture) for picture in drawn]), "drawn pictures"
+        return [partial(draw, name, (i,)) for i in range(_MOST // 2) for name in TARGET_CLASSES], "drawn pictures"
     paths = files_to_predict(verify_on)
     chosen = np.sort(some_of(len(paths), _MOST, SHEET))
-    where = "picture" if len(paths) == 1 else "pictures"
-    return np.stack([predictor.prepare(decode(paths[int(i)])) for i in chosen]), f"{where} of {verify_on}"
-
-
-def _about(predictor: Predictor, weights: str | None, format: str, found: Agreement) -> dict[str, Any]:
-    """Return what a person or a program has to know of the file."""
-    size, resized = predictor.image_size, resized_side(predictor.image_size)
-    ways = {
-        "shorter_side": f"resize until the shorter side has {resized} pixels, then take the middle {size} x {size}",
-        "squash": f"resize to {resized} x {resized} pixels, then take the middle {size} x {size}",
-        "whole": f"resize to {size} x {size} pixels",
-    }
-    is_whole = format != "safetensors"
-    takes = ["N", size, size, 3, "uint8 RGB"] if is_whole else ["N", 3, size, size, "float32, normalised"]
-    return {
-        "format": format,
-        "backbone": predictor.model.backbone,
-        "class_names": predictor.class_names,
-        "input": {"images": takes},
-        "output": {**({"probabilities": ["N", "K", "float32"]} if is_whole else {}), "logits": ["N", "K", "float32"]},
-        "preparation": f"{ways[predictor.resize]}; bilinear, antialiased where it gets smaller",
-        "mean": (predictor.model.mean.flatten() / 255).tolist(),
-        "std": (predictor.model.std.flatten() / 255).tolist(),
-        "temperature": predictor.calibration.temperature,
-        "calibration": predictor.calibration.as_plain(),
-        "began_with": weights,
-        "versions": predictor.versions,
-        "verified": {
-            "num_pictures": found.num_pictures,
-            "largest_difference": found.largest,
-            "milliseconds_of_the_network": round(found.milliseconds[0], 3),
-            "milliseconds_of_the_file": round(found.milliseconds[1], 3),
-        },
-    }
+    what = "picture" if len(paths) == 1 else "pictures"
+    return [partial(decode, paths[int(i)]) for i in chosen], f"{what} of {verify_on}"

@@ -125,6 +125,7 @@ PAGES["export"] = (
         "the file": (
             Option("format", "KIND", "onnx", "torch: a .pt2 for torch.export; safetensors: the weights"),
             Option("output", "FILE", None, "unsaid, beside the checkpoint"),
+            Option("input", "SIZE", "network_size", "any_size: an .onnx that prepares pictures itself"),
             Option("verify_on", "PICTURES", None, "what it is compared on; unsaid, on 64 drawn pictures"),
             Option("quantize", "int8", None, "a quarter of the size, if it is as accurate and faster"),
             Option("root", "FOLDER", None, "pictures for int8; unsaid, those of the run"),

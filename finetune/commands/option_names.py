@@ -79,7 +79,7 @@ OPTIONS = {
     "predict": _MEASURE | {"output", "top_k", "abstain_below"},
     "sheet": frozenset(["ckpt_path", "pictures", "output", "num", "columns", "seed", "config", "help", "print_config"]),
     "export": frozenset(
-        ["ckpt_path", "format", "output", "verify_on", "quantize", "root", "config", "help", "print_config"]
+        ["ckpt_path", "format", "output", "input", "verify_on", "quantize", "root", "config", "help", "print_config"]
     ),
     "serve": frozenset([*_SERVE.split(), "config", "help", "print_config"]),
     "check": frozenset(

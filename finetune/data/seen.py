@@ -97,15 +97,26 @@ def hold_against(checkpoint: Mapping[str, Any], trainer: "pl.Trainer") -> None:
         if known and data.seen:
             data.seen = _joined(data.seen, unpacked(known))
     elif split:
-        if _is_trained_on(data, checkpoint, unpacked(known) if known else None):
-            if known and split in data.splits:
-                _leave_out_seen(data, split, checkpoint, unpacked(known), is_told)
-        else:
+        if not keep_unseen(data, split, checkpoint, is_told):
             data.take_whole(split)
         if is_told and split in data.splits and not data.is_fitted:
             log.info(describe(split, data.splits[split], data.root))
             if not known:
                 log.warning("the checkpoint, of an older version, does not say what it has seen of them: not checked")
+
+
+def keep_unseen(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: bool = True) -> bool:
+    """Leave out of a split what the checkpoint has seen in training; return whether these are its training data.
+
+    Raises:
+        ValueError: They are, and the split is made of pictures that were trained on.
+    """
+    known = checkpoint["finetune"].get("seen")
+    if not _is_trained_on(data, checkpoint, unpacked(known) if known else None):
+        return False
+    if known and split in data.splits:
+        _leave_out_seen(data, split, checkpoint, unpacked(known), is_told)
+    return True
 
 
 def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None) -> bool:

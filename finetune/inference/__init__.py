@@ -6,8 +6,8 @@ Trainer: `runs/predictions`.) `lens` looks at pictures as `predictor` does, and 
 class, by `class_activation`.
 
 `end_to_end` is the network as it leaves the tool, pixels in and probabilities out, of which `exporters` make files that
-`export_check` holds against the predictor, and `quantize` one in int8; `onnx_network` puts such a file in the network's
-place again.
+`export_check` holds against the predictor, `quantize` one in int8, and `any_size` one that prepares pictures itself;
+`export_about` says what is to be known of a file. `onnx_network` puts such a file in the network's place again.
 
 What serves a checkpoint goes here, another format into `exporters`; what corrects probabilities, too.
 """

@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ from finetune.inference.predictor import Predictor
 LARGEST = 1e-4  # difference of a probability; float32's rounding gives 1e-8 to 5e-6
 _ROUNDS = 15
 
-Run = Callable[[np.ndarray], np.ndarray]  # prepared pictures (N, h, w, 3) uint8 to probabilities (N, K)
+_MOST_TIMED = 4  # pictures as they are, which may be large
+Run = Callable[[np.ndarray], np.ndarray]  # pictures (N, h, w, 3) uint8, prepared or not, to probabilities (N, K)
 
 
 class Agreement(NamedTuple):
@@ -52,19 +54,49 @@ def opened(path: Path) -> Run:
 def hold_against(predictor: Predictor, run: Run, images: np.ndarray) -> Agreement:
     """Compare what a file says of prepared pictures (N, h, w, 3), one, two and all at a time, with the network."""
     own = predictor.classify(images)
-    largest, num_other = 0.0, 0
-    for num in (1, 2, len(images)):
-        found = run(images[:num])
-        difference = np.abs(found - own[:num]).max() if found.shape == own[:num].shape else np.inf
-        largest = max(largest, float(np.nan_to_num(difference, nan=np.inf)))
-        if found.shape == own[:num].shape:
-            differ = predictor.decide(found.astype(np.float64)) != predictor.decide(own[:num])
-            num_other = max(num_other, int(differ.sum()))
+    found = [_differences(predictor, own[:num], run(images[:num])) for num in (1, 2, len(images))]
+    largest, num_other = (max(values) for values in zip(*found, strict=True))
     return Agreement(len(images), largest, num_other, timed(predictor.classify, run, images))
 
 
-def timed(first: Run, second: Run, images: np.ndarray) -> tuple[float, float]:
-    """Return the milliseconds that each takes for one of the pictures (N, h, w, 3): medians, taken in turns."""
+def hold_any_size_against(predictor: Predictor, own: Run, run: Run, pictures: Iterable[np.ndarray]) -> Agreement:
+    """Compare what two say of pictures (H, W, 3) of any sizes, and of tiny, wide, tall, large pieces of the first ones.
+
+    Args:
+        predictor: Which decides about classes.
+        own: What the file should say.
+        run: What it says.
+        pictures: Any number of them, one held at a time.
+    """
+    rest = iter(pictures)
+    first = list(islice(rest, _MOST_TIMED))
+    cut = (piece for picture in first for piece in _pieces(picture))
+    alone = (picture[None] for picture in chain(first, cut, rest))
+    num, largest, num_other = 0, 0.0, 0
+    for batch in chain(alone, (np.stack([picture, picture[::-1]]) for picture in first)):
+        differs, others = _differences(predictor, own(batch), run(batch))
+        num, largest, num_other = num + len(batch), max(largest, differs), num_other + others
+    return Agreement(num, largest, num_other, timed(own, run, first))
+
+
+def _pieces(picture: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield parts of a picture (H, W, 3), and four of it side by side."""
+    height, width = picture.shape[:2]
+    for rows, columns in ((1, 1), (3, width), (height, 2), (-(-height // 3), -(-width // 2)), (height, -(-width // 7))):
+        yield np.ascontiguousarray(picture[-rows:, -columns:])
+    yield np.tile(picture, (2, 2, 1))
+
+
+def _differences(predictor: Predictor, own: np.ndarray, found: np.ndarray) -> tuple[float, int]:
+    """Return by how much a probability differs, and of how many pictures the class does."""
+    if found.shape != own.shape:
+        return float("inf"), len(own)
+    largest = float(np.nan_to_num(np.abs(found - own).max(), nan=np.inf))
+    return largest, int((predictor.decide(found.astype(np.float64)) != predictor.decide(own.astype(np.float64))).sum())
+
+
+def timed(first: Run, second: Run, images: Sequence[np.ndarray] | np.ndarray) -> tuple[float, float]:
+    """Return the milliseconds that each takes for one of the pictures (h, w, 3): medians, taken in turns."""
     seconds: tuple[list[float], list[float]] = [], []
     for i in range(_ROUNDS):
         for run, taken in zip((first, second), seconds, strict=True):

@@ -12,6 +12,8 @@ import torch
 from finetune.inference.end_to_end import EndToEnd
 from finetune.runs.exported_files import KEY
 
+OPSET = 20  # of ONNX: what torch's exporter writes best
+
 
 def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
     """Write one .onnx file, weights included, for any number of pictures at a time.
@@ -37,6 +39,7 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
             input_names=["images"],
             output_names=["probabilities", "logits"],
             dynamic_shapes={"images": {0: "batch"}},
+            opset_version=OPSET,
             dynamo=True,
             verbose=False,
         )

@@ -9,9 +9,13 @@ from torch import Tensor, nn
 
 from finetune.training.classifier import Classifier
 
+PREPARED = "prepared"  # what a file that takes pictures of any size makes of them, for its network
+
 
 class OnnxNetwork(nn.Module):
     """A file of `finetune export --format onnx` as a network, computed by onnxruntime on the CPU.
+
+    Of one that takes pictures of any size it is what follows their preparation, which is done already.
 
     Args:
         path: The file, which normalises by itself.
@@ -23,19 +27,19 @@ class OnnxNetwork(nn.Module):
 
     def __init__(self, path: str, num_classes: int) -> None:
         super().__init__()
-        self.path, self.num_classes, self.session = path, num_classes, open_session(path)
+        self.path, self.num_classes, self.session = path, num_classes, _of_prepared(path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "session": None}  # which can't go into another process
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.session = open_session(self.path)
+        self.session = _of_prepared(self.path)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return logits (B, K) of grey levels (B, 3, h, w) that are whole numbers."""
         images = pixels.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-        (logits,) = self.session.run(["logits"], {"images": images})
+        (logits,) = self.session.run(["logits"], {self.session.get_inputs()[0].name: images})
         if logits.shape != (len(images), self.num_classes):
             shape = f"its logits of {len(images)} pictures have the shape {logits.shape}"
             raise ValueError(f"{self.path} names {self.num_classes} classes, but {shape}")
@@ -47,8 +51,22 @@ def forbid_telemetry() -> None:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
-def open_session(path: str) -> Any:
-    """Return onnxruntime's session of a file, with as many threads as torch has."""
+def _of_prepared(path: str) -> Any:
+    """Return a session that takes prepared pictures: of the whole file, or of what follows `PREPARED` in it."""
+    session = open_session(path)
+    if all(type(side) is int for side in session.get_inputs()[0].shape[1:]):
+        return session
+    import onnx
+
+    try:
+        network = onnx.utils.Extractor(onnx.load(path)).extract_model([PREPARED], ["logits"])
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path!r} takes pictures of any size, but not as `finetune export` writes it") from error
+    return open_session(path, network.SerializeToString())
+
+
+def open_session(path: str, content: bytes | None = None) -> Any:
+    """Return onnxruntime's session of a file, or of its content, with as many threads as torch has."""
     forbid_telemetry()
     try:
         import onnxruntime
@@ -58,7 +76,7 @@ def open_session(path: str) -> Any:
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
     try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(content or path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of onnxruntime's own kinds
         raise ValueError(f"{path!r} can't be run by onnxruntime: {str(error).strip().splitlines()[0]}") from error
 

@@ -1,7 +1,8 @@
 """A checkpoint as a function: pictures in, probabilities out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import albumentations as A
 import numpy as np
@@ -31,6 +32,7 @@ class Predictor:
         ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
         device: Where it computes.
         precision: As `trainer.precision` of `finetune predict`; null for what that would take on such a device.
+        checkpoint: What `read_checkpoint` has read of it, where that was done already.
 
     Attributes:
         model: The classifier, in evaluation.
@@ -51,9 +53,13 @@ class Predictor:
     """
 
     def __init__(
-        self, ckpt_path: str | Path, device: str | torch.device = "cpu", precision: str | None = "32-true"
+        self,
+        ckpt_path: str | Path,
+        device: str | torch.device = "cpu",
+        precision: str | None = "32-true",
+        checkpoint: Mapping[str, Any] | None = None,
     ) -> None:
-        checkpoint = read_checkpoint(ckpt_path)
+        checkpoint = read_checkpoint(ckpt_path) if checkpoint is None else checkpoint
         data = checkpoint["datamodule_hyper_parameters"]
         self.image_size, self.resize = data["image_size"], data["resize"]
         self.batch_size: int = data.get("batch_size", 64)

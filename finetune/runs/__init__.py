@@ -10,7 +10,8 @@ seconds.json. `resume` goes on in a run, one process at a time (`run_lock`), and
 Then what reads a run's folder and nothing else: `record` reads all of it, `answers` what was said of the test
 pictures, `data_check` what `finetune check` said of its data. `html_report` writes report.html, `live_report` while the
 run goes on, of `charts`, `highlights` (which pictures to look at), a `model_card` and `statistics`; `comparison` puts
-several runs on one page, `inline_report` one into a notebook.
+several runs on one page, `inline_report` one into a notebook. `licence` says whose terms hold for the weights that a
+run began with.
 
 Another file that a run writes gets a module here, and so does another page that is made of a run's folder.
 """

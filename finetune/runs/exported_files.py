@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytorch_lightning as pl
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from finetune.data.transforms import ResizeMode
 from finetune.models.weights import EXPORTED as KEY
+from finetune.runs.licence import licence
 
 READABLE = (".onnx", ".safetensors")
 _MODEL = ("class_names", "backbone", "label_smoothing", "class_weights")
@@ -25,14 +26,19 @@ _DATA = ("image_size", "resize", "split_seed", "val_fraction", "test_fraction")
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
 
 
-def packed(checkpoint: Mapping[str, Any]) -> str:
+InputSize = Literal["network_size", "any_size"]  # of the pictures that a file takes
+
+
+def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size") -> str:
     """Return as JSON what `test`, `predict` and `sheet` need of a checkpoint beside its network."""
     model, data, origin = (checkpoint[k] for k in ("hyper_parameters", "datamodule_hyper_parameters", "finetune"))
     seen, state, data_class = origin.get("seen"), checkpoint["state_dict"], str(origin.get("data_class"))
     plain = {
         "model": {name: model[name] for name in _MODEL} | {"weights": begun_with(checkpoint)},
+        "licence_of_the_weights": licence_of(checkpoint),
         "data": {name: data[name] for name in _DATA if name in data},
         "origin": {name: origin.get(name) for name in _ORIGIN},
+        "input": input_size,
         "data_class": data_class if data_class.startswith("finetune.") else "finetune.ImageFolderData",
         "seen": seen and {**{name: _text(seen[name]) for name in ("names", "sizes")}, "num_train": seen["num_train"]},
         "mean": state["mean"].flatten().tolist(),
@@ -46,6 +52,13 @@ def begun_with(checkpoint: Mapping[str, Any]) -> str | None:
     """Return the name of the weights that training began with, of a file without its folder."""
     weights = checkpoint["hyper_parameters"]["weights"]
     return weights and PurePath(weights).name
+
+
+def licence_of(checkpoint: Mapping[str, Any]) -> str:
+    """Return whose terms hold for the weights that training began with, which are named without their folder."""
+    began_from = checkpoint["finetune"].get("began_from")
+    backbone = checkpoint["hyper_parameters"]["backbone"]
+    return licence(begun_with(checkpoint), backbone, began_from and PurePath(began_from).name)
 
 
 def read_exported(path: str | Path) -> dict[str, Any]:

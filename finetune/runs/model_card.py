@@ -2,23 +2,14 @@
 
 from typing import Any
 
+from finetune.runs.licence import licence
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, percent
 
 
 def weights_and_licence(run: RunRecord) -> str:
     """Return what training started from and whose terms hold for it, in a sentence."""
-    weights = run.setting("model", "weights")
-    if run.about.get("began_from"):
-        return f"the checkpoint {run.about['began_from']}: its terms hold"
-    if weights is None:
-        return "random weights: nobody else's terms hold"
-    if str(weights).endswith((".pt", ".pth", ".safetensors", ".ckpt")):
-        return f"the file {weights}: whoever gave it to you says on which terms"
-    return (
-        f"torchvision's {weights} weights, learned from ImageNet: torchvision's code is under the BSD 3-Clause "
-        "licence, and its authors leave it to you whether ImageNet's terms allow your use"
-    )
+    return licence(run.setting("model", "weights"), run.setting("model", "backbone"), run.about.get("began_from"))
 
 
 def model_card(run: RunRecord) -> str:

@@ -2,9 +2,12 @@
 
 import csv
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,14 @@ import onnxruntime
 import pytest
 import torch
 from colours import QUICK, draw_colours
+from PIL import Image
 
 from finetune.cli import main
+from finetune.commands import export as export_command
 from finetune.data.decode import decode
-from finetune.inference import export_check
+from finetune.data.seen import Seen, unpacked
+from finetune.data.splits import hashes
+from finetune.inference import any_size, export_check
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
 
@@ -87,11 +94,55 @@ def test_plain_onnxruntime_says_what_predict_says(run, colours):
 
 
 def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
-    opened = export_check.opened
-    monkeypatch.setattr("finetune.commands.export.opened", lambda path: lambda x: opened(path)(x) * np.float32(0.9))
+    opened, there = export_check.opened, []
+
+    def spoilt(path):
+        there.extend(tmp_path.rglob("*"))
+        return lambda x: opened(path)(x) * np.float32(0.9)
+
+    monkeypatch.setattr("finetune.commands.export.opened", spoilt)
     with pytest.raises(ValueError, match="was not kept, for it does not say what the network says: on 64 drawn"):
         cli("export", run / "checkpoints/best.ckpt", "--format", "safetensors", "--output", "some.safetensors")
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()) and not there  # a process that is killed leaves nothing beside the checkpoint
+
+
+def contents(target: Path) -> tuple[str, str | None]:
+    beside = target.with_name(f"{target.name}.json")
+    return target.read_text(), json.loads(beside.read_text())["of"] if beside.exists() else None
+
+
+def test_exports_at_once_leave_the_file_and_the_words_of_one(tmp_path):
+    target = tmp_path / "best.onnx"
+
+    def keep(i: int) -> None:
+        file = tmp_path / f"source{i}"
+        file.write_text(str(i))
+        export_command._keep(file, {"of": str(i)}, target, target.with_name("best.onnx.json"))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(keep, range(40)))
+    file, said = contents(target)
+    assert file == said and len(list(tmp_path.iterdir())) == 42
+
+
+@pytest.mark.parametrize("ends_at", ["best.onnx", "best.onnx.json"])
+def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monkeypatch, ends_at):
+    target, beside, replace = tmp_path / "best.onnx", tmp_path / "best.onnx.json", os.replace
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "old").write_text("old")
+    export_command._keep(tmp_path / "old", {"of": "old"}, target, beside)
+    (tmp_path / ".best.onnx.f00d.tmp").write_text("of a process that was killed")
+
+    def failing(source, target):
+        if Path(target).name == ends_at:
+            raise OSError("the end")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="the end"):
+        export_command._keep(tmp_path / "new", {"of": "new"}, target, beside)
+    assert contents(target) == ({"best.onnx": "old", "best.onnx.json": "new"}[ends_at], None)
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(
@@ -132,6 +183,11 @@ def test_int8_is_measured_on_the_test_pictures_and_predicts(run, colours, cli, t
     assert "int8 on 30 test pictures: accuracy 0." in capsys.readouterr().out
     about = json.loads((tmp_path / "some.onnx.json").read_text())["quantized"]
     assert about["num_pictures"] == 30 and about["milliseconds"] == [2.0, 1.0]
+    any_size = ["--input", "any_size", "--output", "any.onnx", "--root", colours]
+    cli("export", run / "checkpoints/best.ckpt", "--quantize", "int8", *any_size)
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 70, 50, 3), np.uint8)
+    own, took = Predictor(tmp_path / "some.onnx"), onnxruntime.InferenceSession(tmp_path / "any.onnx")
+    np.testing.assert_allclose(took.run(None, {"images": pictures})[0], own(pictures), rtol=0, atol=1e-6)
     cli("predict", "--ckpt_path", "some.onnx", "--data.predict", colours / "test", "--output", "said.csv")
     assert len((tmp_path / "said.csv").read_text().splitlines()) == 31
     monkeypatch.setattr("finetune.inference.quantize.timed", lambda *_: (1.0, 2.0))
@@ -140,11 +196,57 @@ def test_int8_is_measured_on_the_test_pictures_and_predicts(run, colours, cli, t
     assert not list(tmp_path.glob("*b.onnx*"))
 
 
+def test_int8_is_not_measured_on_what_was_trained_on(run, colours, cli, tmp_path):
+    int8 = ["--quantize", "int8", "--output", tmp_path / "some.onnx", "--root"]
+    with pytest.raises(ValueError, match=r"has seen .* in training"):  # a folder of the training pictures alone
+        cli("export", run / "checkpoints/best.ckpt", *int8, colours / "train")
+    known = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
+    seen = unpacked(known["finetune"]["seen"])
+    names = np.concatenate([seen.names, hashes(f"test/red/{path.name}" for path in (colours / "test/red").iterdir())])
+    sizes = np.concatenate([seen.sizes, np.zeros(len(names) - len(seen.names), np.int32)])
+    known["finetune"]["seen"] = Seen(names, sizes, seen.num_train).packed()
+    torch.save(known, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match="has seen 10 of the 30 test pictures"):
+        cli("export", tmp_path / "other.ckpt", *int8, colours)
+    assert not (tmp_path / "some.onnx").exists()
+
+
+def test_pictures_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, capsys):
+    cli("export", run / "checkpoints/best.ckpt", "--input", "any_size", "--output", "any.onnx", "--verify_on", colours)
+    assert "pictures of" in (said := capsys.readouterr().out) and "and pieces of them, of many sizes: the same" in said
+    about = json.loads((tmp_path / "any.onnx.json").read_text())
+    assert about["input"] == {"images": ["N", "H", "W", 3, "uint8 RGB"]}
+    assert about["preparation"].startswith("inside: resize until") and about["verified"]["largest_difference"] <= 1e-4
+    assert read_checkpoint(tmp_path / "any.onnx")["exported"]
+    predictor = Predictor(run / "checkpoints/best.ckpt")
+    session = onnxruntime.InferenceSession(tmp_path / "any.onnx", providers=["CPUExecutionProvider"])
+    for size in ((48, 31), (200, 300)):
+        picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+        probabilities, _ = session.run(None, {"images": picture[None]})
+        np.testing.assert_allclose(probabilities, predictor([picture]), rtol=0, atol=1e-5)
+    for name, path in (("own", run / "checkpoints/best.ckpt"), ("file", tmp_path / "any.onnx")):
+        cli("predict", "--ckpt_path", path, "--data.predict", colours / "test", "--output", f"{name}.csv")
+    rows = [list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines())) for name in ("own", "file")]
+    for a, b in zip(*rows, strict=True):
+        assert float(a["p_red"]) == pytest.approx(float(b["p_red"]), abs=1e-5)
+    cli("sheet", "--ckpt_path", "any.onnx", "--pictures", colours / "test")
+    assert (tmp_path / "sheet.png").is_file()
+
+
+def test_a_preparation_that_disagrees_is_not_kept(of_any_size, cli, tmp_path, monkeypatch):
+    prepend = any_size.prepend
+    monkeypatch.setattr(any_size, "prepend", lambda source, target, size, _: prepend(source, target, size, "whole"))
+    with pytest.raises(ValueError, match="was not kept, .* on 96 drawn pictures and pieces of them, of many sizes"):
+        cli("export", of_any_size / "some.ckpt", "--input", "any_size", "--output", "any.onnx")
+    assert not list(tmp_path.iterdir())
+
+
 def test_int8_needs_the_pictures_of_the_run(run, cli, tmp_path):
     int8 = ["export", run / "checkpoints/best.ckpt", "--quantize", "int8", "--output", tmp_path / "some.onnx"]
     for arguments, message in (
         (["--root", "gone"], "there is no folder gone: --quantize int8 needs them, with --root FOLDER"),
         (["--format", "torch"], "--quantize int8 makes an .onnx, not --format torch"),
+        (["--quantize", "null", "--input", "any_size", "--format", "torch"], "--input any_size makes an .onnx, not"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             cli(*int8, *arguments)
@@ -168,12 +270,52 @@ def test_training_begins_with_the_normalisation_of_its_safetensors(run, colours,
         cli(*fit, "--model.weights", run / "checkpoints/best.onnx")
 
 
-def test_the_lines_of_the_guide_run(run, colours, tmp_path):
-    guide = (Path(__file__).parents[2] / "docs/export.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", guide, re.S)
-    for name in ("best.onnx", "best.onnx.json"):
-        (tmp_path / name).write_bytes((run / "checkpoints" / name).read_bytes())
-    (tmp_path / "picture.png").write_bytes(next((colours / "test/red").iterdir()).read_bytes())
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    said, probability = done.stdout.split()
-    assert said in ("blue", "green", "red") and 1 / 3 <= float(probability) <= 1
+@pytest.fixture(scope="module")
+def of_any_size(run, colours, tmp_path_factory) -> Path:
+    """A folder with a file that prepares pictures itself, and a picture of which it says something."""
+    folder = tmp_path_factory.mktemp("any_size")
+    known, generator = torch.load(run / "checkpoints/best.ckpt", weights_only=True), torch.Generator().manual_seed(0)
+    for name, value in known["state_dict"].items():
+        if name.startswith("network.") and value.dim() > 1:  # a network that tells any pictures apart
+            value.copy_(torch.randn(value.shape, generator=generator) * (2 / value[0].numel()) ** 0.5)
+    torch.save(known, folder / "some.ckpt")
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(folder / "some.ckpt"), "--input", "any_size", "--output", str(folder / "any.onnx")])
+    assert ended.value.code == 0
+    picture = np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8).repeat(13, 0).repeat(11, 1)
+    Image.fromarray(picture).save(folder / "picture.png")
+    return folder
+
+
+GUIDE = (Path(__file__).parents[2] / "docs/export.md").read_text()
+
+
+def lines_of_the_guide(language: str) -> str:
+    (code,) = re.findall(rf"```{language}\n(.*?)```", GUIDE, re.S)
+    return code
+
+
+def assert_is_said(folder: Path, done: subprocess.CompletedProcess) -> None:
+    predictor = Predictor(folder / "some.ckpt")
+    (own,) = predictor([decode(str(folder / "picture.png"))])
+    assert done.returncode == 0, done.stderr
+    name, probability = done.stdout.split()
+    assert name == predictor.class_names[own.argmax()]
+    assert float(probability) == pytest.approx(own.max(), abs=1e-4)
+    assert own.max() < 0.999  # or nothing would show
+
+
+def test_the_lines_of_the_guide_run_in_python(of_any_size):
+    code = lines_of_the_guide("python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=of_any_size, capture_output=True, text=True)
+    assert_is_said(of_any_size, done)
+
+
+def test_the_lines_of_the_guide_run_in_javascript(of_any_size):
+    modules, node = os.environ.get("FINETUNE_TEST_NODE_MODULES"), shutil.which("node")
+    if not modules or not node:
+        pytest.skip("there is no node, or FINETUNE_TEST_NODE_MODULES names no folder with onnxruntime-web and pngjs")
+    (of_any_size / "node_modules").symlink_to(Path(modules).resolve())
+    (of_any_size / "classify.mjs").write_text(lines_of_the_guide("js"))
+    done = subprocess.run([node, "classify.mjs"], cwd=of_any_size, capture_output=True, text=True)
+    assert_is_said(of_any_size, done)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from finetune.inference.export_check import LARGEST, hold_against
+from finetune.inference import export_check
+from finetune.inference.export_check import LARGEST, hold_against, hold_any_size_against
 from finetune.inference.predictor import Predictor
 
 
@@ -55,3 +56,28 @@ def test_another_class_alone_is_enough(predictor, images, monkeypatch):
     p, calls = predictor.classify(images), iter(range(9))
     monkeypatch.setattr(predictor, "decide", lambda p: np.full(len(p), next(calls)))
     assert hold_against(predictor, lambda images: p[: len(images)], images).num_other > 0
+
+
+def test_pictures_of_many_sizes_are_held_against_the_network(predictor):
+    sizes = [(40, 50), (33, 21), (70, 32), (64, 64), (48, 90), (90, 48)]
+    pictures = [np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8) for i, size in enumerate(sizes)]
+    seen = []
+
+    def run(batch):
+        seen.append(batch.shape)
+        return predictor(batch)
+
+    found = hold_any_size_against(predictor, predictor, run, iter(pictures))
+    assert found.is_good and found.largest == 0
+    compared = seen[: -export_check._ROUNDS]
+    assert found.num_pictures == sum(shape[0] for shape in compared) == 6 + 4 * 6 + 4 * 2
+    assert {(1, *size, 3) for size in sizes} < set(compared) and (2, 33, 21, 3) in compared
+    sides = np.array([shape[1:3] for shape in compared])
+    assert sides.min() == 1 and sides.max() == 140 and (sides.max(axis=1) / sides.min(axis=1)).max() > 10
+    for wrong in (  # one of a batch, wide ones, large ones, tiny ones
+        lambda batch: predictor(batch[:1]),
+        lambda batch: predictor(batch[:, :, ::-1] if batch.shape[2] > 4 * batch.shape[1] else batch),
+        lambda batch: predictor(batch[:, ::2, ::2] if batch.size > 35_000 else batch),
+        lambda batch: predictor(batch) ** (0.5 if batch.size == 3 else 1),
+    ):
+        assert not hold_any_size_against(predictor, predictor, wrong, iter(pictures)).is_good

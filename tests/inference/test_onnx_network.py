@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 
+from finetune.inference.any_size import prepend
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.exporters import write_onnx
 from finetune.inference.onnx_network import OnnxNetwork, open_session
@@ -30,6 +33,32 @@ def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(calibrate
     assert of_file.activation(np.stack([of_file.prepare(picture) for picture in pictures]), [0] * 4) is None
     options = open_session(str(tmp_path / "some.onnx")).get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
+
+
+def test_what_takes_any_size_takes_prepared_pictures_here(calibrated, tmp_path):
+    own = Predictor(calibrated)
+    whole = EndToEnd(own.model.network, own.model.mean, own.model.std, own.calibration.temperature).eval()
+    write_onnx(whole, 32, packed(read_checkpoint(calibrated), "any_size"), tmp_path / "source.onnx")
+    prepend(tmp_path / "source.onnx", tmp_path / "some.onnx", 32, own.resize)
+    of_file = Predictor(tmp_path / "some.onnx")
+    pictures = [np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)]
+    np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-6)
+    session = open_session(str(tmp_path / "some.onnx"))
+    alone = [session.run(["probabilities"], {"images": picture[None]})[0][0] for picture in pictures]
+    np.testing.assert_allclose(alone, own(pictures), rtol=0, atol=1e-6)
+    prepared = np.stack([own.prepare(picture) for picture in pictures])
+    again = session.run(["probabilities"], {"images": prepared})[0]  # the control: prepared twice
+    assert np.abs(again - own(pictures)).max() > 1e-3
+    assert pickle.loads(pickle.dumps(of_file.model.network)).session.get_inputs()[0].name == "prepared"
+
+
+def test_any_size_of_another_make_is_told(tmp_path):
+    value = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", "h", "w", 3])
+    logits = helper.make_tensor_value_info("logits", TensorProto.UINT8, ["n", "h", "w", 3])
+    graph = helper.make_graph([helper.make_node("Identity", ["images"], ["logits"])], "g", [value], [logits])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "a.onnx")
+    with pytest.raises(ValueError, match=r"a\.onnx' takes pictures of any size, but not as"):
+        OnnxNetwork(str(tmp_path / "a.onnx"), 3)
 
 
 def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path):

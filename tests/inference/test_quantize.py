@@ -52,6 +52,14 @@ def test_int8_is_near_to_float(predictor, floats, images, tmp_path):
     assert distance(floats, tmp_path / "black.onnx", images[40:]) > 0.9
 
 
+def test_what_it_says_is_no_coarser_than_float(floats, images, tmp_path):
+    quantize(floats, tmp_path / "ints.onnx", iter([images[:40]]))
+    found = opened(tmp_path / "ints.onnx")(images)
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-6)  # in 256 steps it misses by 0.004
+    (last,) = [node for node in onnx.load(tmp_path / "ints.onnx").graph.node if "logits" in node.output]
+    assert last.op_type == "Gemm"
+
+
 def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images, colours, tmp_path):
     test = data(colours, resize="squash").splits["test"]
     quantize(floats, tmp_path / "ints.onnx", iter([images]))

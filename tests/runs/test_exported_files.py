@@ -73,7 +73,10 @@ def test_what_a_checkpoint_says_is_read_back(checkpoint, colours, tmp_path, writ
 def test_weights_of_a_folder_are_known_by_their_name_alone(checkpoint):
     checkpoint["hyper_parameters"]["weights"] = "/home/somebody/secret/resnet18.pt"
     assert json.loads(packed(checkpoint))["model"]["weights"] == "resnet18.pt"
-    assert "somebody" not in packed(checkpoint)
+    checkpoint["finetune"]["began_from"] = "/home/somebody/other/best.ckpt"
+    text = packed(checkpoint)
+    assert json.loads(text)["licence_of_the_weights"].startswith("the checkpoint best.ckpt: licence unknown")
+    assert "somebody" not in text
 
 
 def test_what_is_not_ours_or_damaged_is_told(tmp_path):

@@ -1,0 +1,172 @@
+"""The preparation of pictures as a graph of ONNX, put before a network: a file that takes pictures of any size.
+
+It computes bit for bit what `eval_transform` does by `data/resize`, whose two libraries compute with whole numbers:
+torch, where a side gets smaller, has weights of 16 bits and rounds to bytes after either direction; OpenCV, where none
+does, weights of 11 bits. Not so: pictures of more than `MAX_PIXELS` over the side that they are resized to (some
+700,000) rows, which `resize` takes in another order, with at most one grey level of difference.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import compose, inliner
+from onnxscript import UINT8, opset20, script
+
+from finetune.data.limits import MAX_PIXELS
+from finetune.data.transforms import ResizeMode, resized_side
+from finetune.inference.onnx_network import PREPARED
+
+pixel: Any = UINT8
+op: Any = opset20  # as the exporters write it
+BYTE, INT, LONG, DOUBLE, FLOAT = (getattr(onnx.TensorProto, t) for t in ("UINT8", "INT32", "INT64", "DOUBLE", "FLOAT"))
+
+# Shapes: N pictures of H x W pixels; S is the side of the result. Lengths are scalars of float64, `first` and `size`
+# int64 of shape (1,): which part of the resized side is kept.
+
+
+def prepend(source: Path, target: Path, image_size: int, resize: ResizeMode) -> None:
+    """Write a copy of an .onnx whose `images` (N, H, W, 3) may have any H and W.
+
+    Args:
+        source: The file, which takes prepared `images` (N, S, S, 3) uint8.
+        target: The copy.
+        image_size: S.
+        resize: How pictures are brought to that, as `data.resize` has it.
+    """
+    model = onnx.load(source)
+    prepared: list[Any] = ["batch", image_size, image_size, 3]
+    first = _preparation(image_size, resize).to_model_proto(
+        ir_version=model.ir_version, input_types=[pixel["batch", "height", "width", 3]], output_types=[pixel[*prepared]]
+    )
+    first = inliner.inline_local_functions(first)
+    del first.graph.value_info[:]  # without types
+    first = compose.add_prefix(first, "preparation/", rename_inputs=False, rename_outputs=False)
+    joined = compose.merge_models(first, model, io_map=[(PREPARED, "images")])
+    # Where it can be cut.
+    joined.graph.value_info.append(onnx.helper.make_tensor_value_info(PREPARED, BYTE, prepared))
+    onnx.helper.set_model_props(joined, {prop.key: prop.value for prop in model.metadata_props})
+    onnx.checker.check_model(joined)
+    onnx.save_model(joined, target)
+
+
+@script()
+def _kernel(num_in, num_out):
+    """Return for each of `num_out` pixels which of the old ones it is an average of, and their shares, (num_out, k)."""
+    scale = num_in / num_out
+    reach = op.Max(scale, 1.0)
+    centre = op.Unsqueeze(scale * (op.Range(0.0, num_out, 1.0) + 0.5), [1])
+    lowest = op.Max(op.Floor(centre - reach + 0.5), 0.0)
+    end = op.Min(op.Floor(centre + reach + 0.5), num_in)
+    taps = lowest + op.Range(0.0, 2.0 * op.Ceil(reach) + 1.0, 1.0)
+    triangle = op.Max(1.0 - op.Abs((taps - centre + 0.5) / reach), 0.0)
+    triangle = op.Where(taps < end, triangle, 0.0 * triangle)
+    return op.Cast(taps, to=LONG), triangle / op.ReduceSum(triangle, [1])
+
+
+@script()
+def _averages(num_in, num_out, first, size):
+    """Return the weights of the kept pixels as two matrices of bytes (S, num_in), the first times 256, and their sum.
+
+    torch takes as many bits after the point as leave the largest weight of all below 2**15, at most 22.
+    """
+    taps, shares = _kernel(num_in, num_out)
+    two = 2.0 + 0.0 * num_in
+    powers = op.Pow(two, op.Range(1.0, 23.0, 1.0))
+    fits = op.Floor(op.ReduceMax(shares, keepdims=0) * powers + 0.5) < 32768.0
+    unit = op.Pow(two, op.ReduceSum(op.Cast(fits, to=DOUBLE), keepdims=0))
+    weights = op.Floor(op.Slice(shares, first, first + size, [0]) * unit + 0.5)
+    taps = op.Slice(taps, first, first + size, [0])
+    coarse = op.Floor(weights / 256.0)
+    fine = weights - 256.0 * coarse
+    # Taps may lie behind the last pixel, with no weight: cut off again.
+    num = op.Unsqueeze(op.Cast(num_in, to=LONG), [0])
+    blank = op.Expand(op.Cast(0, to=BYTE), op.Concat(size, num + op.Shape(taps, start=1), axis=0))
+    coarse = op.Slice(op.ScatterElements(blank, taps, op.Cast(coarse, to=BYTE), axis=1), [0], num, [1])
+    fine = op.Slice(op.ScatterElements(blank, taps, op.Cast(fine, to=BYTE), axis=1), [0], num, [1])
+    return coarse, fine, op.Cast(unit, to=INT)
+
+
+@script()
+def _rounded(total, unit):
+    return op.Cast(op.Min((total + unit / 2) / unit, 255), to=BYTE)
+
+
+@script()
+def _smaller(pixels, height, width, new_height, new_width, top, left, size):
+    """Return pixels (N, 3, H, W) as (N, 3, S, S), as torch's antialiased bilinear kernel for bytes makes them."""
+    coarse, fine, unit = _averages(width, new_width, left, size)
+    sums = 256 * op.MatMulInteger(pixels, op.Transpose(coarse)) + op.MatMulInteger(pixels, op.Transpose(fine))
+    narrow = _rounded(sums, unit)
+    coarse, fine, unit = _averages(height, new_height, top, size)
+    return _rounded(256 * op.MatMulInteger(coarse, narrow) + op.MatMulInteger(fine, narrow), unit)
+
+
+@script()
+def _neighbours(num_in, num_out, first, size):
+    """Return for each kept pixel the old ones before and behind it, and their weights: sums of 2048."""
+    scale = 1.0 / (num_out / num_in)
+    place = op.Cast((op.Range(0.0, num_out, 1.0) + 0.5) * scale - 0.5, to=FLOAT)
+    place = op.Slice(place, first, first + size, [0])
+    before = op.Floor(place)
+    share = place - before
+    last = op.Cast(num_in, to=LONG) - 1
+    lower = op.Cast(before, to=LONG)
+    upper = op.Min(op.Max(lower + 1, 0), last)
+    lower = op.Min(op.Max(lower, 0), last)
+    return lower, upper, op.Cast(op.Round((1.0 - share) * 2048.0), to=INT), op.Cast(op.Round(share * 2048.0), to=INT)
+
+
+@script()
+def _larger(pixels, height, width, new_height, new_width, top, left, size):
+    """Return pixels (N, 3, H, W) as (N, 3, S, S), as OpenCV's `INTER_LINEAR` makes them."""
+    lower, upper, low, high = _neighbours(width, new_width, left, size)
+    wide = op.Cast(op.Gather(pixels, lower, axis=3), to=INT) * low
+    wide = (wide + op.Cast(op.Gather(pixels, upper, axis=3), to=INT) * high) / 16
+    lower, upper, low, high = _neighbours(height, new_height, top, size)
+    tall = op.Gather(wide, lower, axis=2) * op.Unsqueeze(low, [1]) / 65536
+    tall = tall + op.Gather(wide, upper, axis=2) * op.Unsqueeze(high, [1]) / 65536
+    return op.Cast((tall + 2) / 4, to=BYTE)
+
+
+def _preparation(image_size: int, resize: ResizeMode) -> Any:
+    side = float(image_size if resize == "whole" else resized_side(image_size))
+    most = float(MAX_PIXELS)
+
+    @script()
+    def shorter_side(pixels, height, width):
+        scale = side / op.Min(height, width)
+        new_height, new_width = op.Max(op.Round(height * scale), 1.0), op.Max(op.Round(width * scale), 1.0)
+        # A line of pixels is cut to its middle before, as `SmallestMaxSize` does.
+        num = op.Floor(most / (op.Min(new_height, new_width) * scale)) - 1.0
+        is_line = op.Cast(new_height * new_width > most, to=DOUBLE)
+        above = is_line * op.Floor(op.Max(height - num + 1.0, 0.0) / 2.0)
+        before = is_line * op.Floor(op.Max(width - num + 1.0, 0.0) / 2.0)
+        height, width = height - 2.0 * above, width - 2.0 * before
+        top, left = op.Cast(op.Unsqueeze(above, [0]), to=LONG), op.Cast(op.Unsqueeze(before, [0]), to=LONG)
+        pixels = op.Slice(pixels, top, top + op.Cast(height, to=LONG), [2])
+        pixels = op.Slice(pixels, left, left + op.Cast(width, to=LONG), [3])
+        return pixels, height, width, op.Max(op.Round(height * scale), 1.0), op.Max(op.Round(width * scale), 1.0)
+
+    @script()
+    def square(pixels, height, width):
+        new_side = op.Mul(height, 0.0) + side
+        return pixels, height, width, new_side, new_side
+
+    new_sides = shorter_side if resize == "shorter_side" else square
+
+    @script()
+    def prepare(images):
+        shape = op.Cast(op.Shape(images), to=DOUBLE)
+        pixels = op.Transpose(images, perm=[0, 3, 1, 2])
+        pixels, height, width, new_height, new_width = new_sides(pixels, op.Gather(shape, 1), op.Gather(shape, 2))
+        size = op.Constant(value_ints=[image_size])
+        top, left = (op.Cast(new_height, to=LONG) - size) / 2, (op.Cast(new_width, to=LONG) - size) / 2
+        if op.And(new_height >= height, new_width >= width):
+            resized = _larger(pixels, height, width, new_height, new_width, top, left, size)
+        else:
+            resized = _smaller(pixels, height, width, new_height, new_width, top, left, size)
+        prepared = op.Transpose(resized, perm=[0, 2, 3, 1])
+        return prepared
+
+    return prepare

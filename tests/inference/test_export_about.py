@@ -1,0 +1,52 @@
+"""What the .json beside an exported file says."""
+
+import json
+
+import pytest
+
+from finetune.inference.export_about import about
+from finetune.inference.export_check import Agreement
+from finetune.inference.predictor import Predictor
+from finetune.runs.checkpoint_io import read_checkpoint
+
+FOUND = Agreement(7, 1e-6, 0, (2.0, 1.0))
+
+
+@pytest.fixture
+def read(calibrated) -> dict:
+    return read_checkpoint(calibrated)
+
+
+@pytest.fixture
+def predictor(calibrated) -> Predictor:
+    return Predictor(calibrated)
+
+
+def test_it_says_what_the_checkpoint_says(predictor, read):
+    read["hyper_parameters"]["weights"] = "/home/somebody/some.pt"
+    said = json.loads(json.dumps(about(predictor, read, "onnx", "network_size", FOUND)))
+    assert said["class_names"] == predictor.class_names and said["began_with"] == "some.pt"
+    assert said["licence_of_the_weights"].startswith("the file some.pt: licence unknown")
+    assert said["input"] == {"images": ["N", 32, 32, 3, "uint8 RGB"]} and said["output"].keys() == {
+        "probabilities",
+        "logits",
+    }
+    assert said["preparation"] == (
+        "resize to 37 x 37 pixels, then take the middle 32 x 32; bilinear, antialiased where it gets smaller"
+    )
+    assert said["temperature"] == 0.25 and said["mean"] == pytest.approx([0.485, 0.456, 0.406])
+    assert said["verified"] == {
+        "num_pictures": 7,
+        "largest_difference": 1e-6,
+        "milliseconds_of_the_network": 2.0,
+        "milliseconds_of_the_file": 1.0,
+    }
+
+
+def test_each_kind_says_what_it_takes(predictor, read):
+    any_size = about(predictor, read, "onnx", "any_size", FOUND)
+    assert any_size["input"] == {"images": ["N", "H", "W", 3, "uint8 RGB"]}
+    assert any_size["preparation"].startswith("inside: resize to 37 x 37")
+    weights = about(predictor, read, "safetensors", "network_size", FOUND)
+    assert weights["input"] == {"images": ["N", 3, 32, 32, "float32, normalised"]}
+    assert weights["output"].keys() == {"logits"}
