@@ -14,6 +14,7 @@ from finetune.inference.onnx_network import open_session
 from finetune.inference.predictor import Predictor
 
 LARGEST = 1e-4  # difference of a probability; float32's rounding gives 1e-8 to 5e-6
+_TIE = 1e-6  # of probabilities: which class is said then is a matter of float32's rounding
 _ROUNDS = 15
 
 _MOST_TIMED = 4  # pictures as they are, which may be large
@@ -26,7 +27,7 @@ class Agreement(NamedTuple):
     Attributes:
         num_pictures: On how many.
         largest: Difference of a probability.
-        num_other: Of pictures of which another class is said.
+        num_other: Of pictures of which another class is said, ties apart.
         milliseconds: The network's for one picture at a time, and the file's: medians, taken in turns.
     """
 
@@ -91,8 +92,9 @@ def _differences(predictor: Predictor, own: np.ndarray, found: np.ndarray) -> tu
     """Return by how much a probability differs, and of how many pictures the class does."""
     if found.shape != own.shape:
         return float("inf"), len(own)
-    largest = float(np.nan_to_num(np.abs(found - own).max(), nan=np.inf))
-    return largest, int((predictor.decide(found.astype(np.float64)) != predictor.decide(own.astype(np.float64))).sum())
+    differs = np.nan_to_num(np.abs(found - own), nan=np.inf).max(axis=1)
+    is_other = predictor.decide(found.astype(np.float64)) != predictor.decide(own.astype(np.float64))
+    return float(differs.max()), int((is_other & (differs > _TIE)).sum())
 
 
 def timed(first: Run, second: Run, images: Sequence[np.ndarray] | np.ndarray) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from finetune import Classifier, ImageFolderData
 
@@ -25,3 +26,12 @@ def fit(model: Classifier, pictures: ImageFolderData, **options: Any) -> pl.Trai
     )
     trainer.fit(model, datamodule=pictures)
     return trainer
+
+
+def scramble(path: Path) -> None:
+    """Give the network in a checkpoint random weights, with which it tells any pictures apart."""
+    known, generator = torch.load(path, weights_only=True), torch.Generator().manual_seed(0)
+    for name, value in known["state_dict"].items():
+        if name.startswith("network.") and value.dim() > 1:
+            value.copy_(torch.randn(value.shape, generator=generator) * (2 / value[0].numel()) ** 0.5)
+    torch.save(known, path)
