@@ -13,7 +13,7 @@
 # Stopping: Ctrl-C and `docker stop` save first, then exit with 130 and 143; the same command with `--resume` goes on.
 # `docker run --stop-timeout 60` leaves a slow disk more than the usual 10 seconds.
 #
-# Size: 5.0 GB above the base image, 2.8 GB to fetch (gzip); 3.0 GB of it are CUDA libraries, 1.2 torch. triton and
+# Size: 5.1 GB above the base image, 2.8 GB to fetch (gzip); 3.0 GB of it are CUDA libraries, 1.2 torch, 0.1 what exports. triton and
 # device code, 1.0 GB, are left out, and files to compile with or to test; pip's cache is not kept, compilers are absent.
 #
 # The tag has no digest, so that a new build takes Debian's and Python's security fixes; what decides about results is

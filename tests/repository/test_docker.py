@@ -25,7 +25,7 @@ def requirements(lines: list[str]) -> dict[str, Requirement]:
 
 
 OPTIONAL = {name: requirements(lines) for name, lines in PROJECT["project"]["optional-dependencies"].items()}
-RUNTIME = requirements(PROJECT["project"]["dependencies"]) | OPTIONAL["parquet"]
+RUNTIME = requirements(PROJECT["project"]["dependencies"]) | OPTIONAL["parquet"] | OPTIONAL["export"]
 BUILD = requirements(PROJECT["build-system"]["requires"])
 
 
