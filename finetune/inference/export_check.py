@@ -15,7 +15,9 @@ from finetune.inference.predictor import Predictor
 
 LARGEST = 1e-4  # difference of a probability; float32's rounding gives 1e-8 to 5e-6
 _TIE = 1e-6  # of probabilities: which class is said then is a matter of float32's rounding
-_ROUNDS = 15
+# Threads of torch and of onnxruntime wait busily for a while: a first call after the other library's took 2.5 times as
+# long (ResNet-18 at 128 pixels, two cores), so that each has several calls, of which the last counts.
+_ROUNDS, _CALLS = 7, 5
 
 _MOST_TIMED = 4  # pictures as they are, which may be large
 Run = Callable[[np.ndarray], np.ndarray]  # pictures (N, h, w, 3) uint8, prepared or not, to probabilities (N, K)
@@ -101,8 +103,11 @@ def timed(first: Run, second: Run, images: Sequence[np.ndarray] | np.ndarray) ->
     """Return the milliseconds that each takes for one of the pictures (h, w, 3): medians, taken in turns."""
     seconds: tuple[list[float], list[float]] = [], []
     for i in range(_ROUNDS):
+        image = images[i % len(images)][None]
         for run, taken in zip((first, second), seconds, strict=True):
+            for _ in range(_CALLS - 1):
+                run(image)
             began = time.perf_counter()
-            run(images[i % len(images)][None])
+            run(image)
             taken.append(1000 * (time.perf_counter() - began))
     return statistics.median(seconds[0]), statistics.median(seconds[1])

@@ -71,7 +71,7 @@ def test_pictures_of_many_sizes_are_held_against_the_network(predictor):
 
     found = hold_any_size_against(predictor, predictor, run, iter(pictures))
     assert found.is_good and found.largest == 0
-    compared = seen[: -export_check._ROUNDS]
+    compared = seen[: -export_check._ROUNDS * export_check._CALLS]
     assert found.num_pictures == sum(shape[0] for shape in compared) == 6 + 4 * 6 + 4 * 2
     assert {(1, *size, 3) for size in sizes} < set(compared) and (2, 33, 21, 3) in compared
     sides = np.array([shape[1:3] for shape in compared])
@@ -83,3 +83,17 @@ def test_pictures_of_many_sizes_are_held_against_the_network(predictor):
         lambda batch: predictor(batch) ** (0.5 if batch.size == 3 else 1),
     ):
         assert not hold_any_size_against(predictor, predictor, wrong, iter(pictures)).is_good
+
+
+def test_a_first_call_after_the_other_is_not_counted(monkeypatch):
+    clock, last = [0.0], [""]
+
+    def run_of(name: str):
+        def run(images):
+            clock[0] += 1.0 if last[0] == name else 5.0  # seconds
+            last[0] = name
+
+        return run
+
+    monkeypatch.setattr(export_check.time, "perf_counter", lambda: clock[0])
+    assert export_check.timed(run_of("a"), run_of("b"), np.zeros((2, 4, 4, 3), np.uint8)) == (1000, 1000)
