@@ -1,10 +1,12 @@
 """`finetune export`: a checkpoint as a file that other programs take, held against the network before it is kept."""
 
+import errno
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -81,9 +83,8 @@ def export(
     model, temperature = predictor.model, predictor.calibration.temperature
     module = EndToEnd(model.network, model.mean, model.std, temperature).eval()
     print(f"writing {model.backbone} as {target.name}, which takes some seconds", file=sys.stderr, flush=True)
-    # Not beside the target: where a process is killed, the system clears up.
-    with tempfile.TemporaryDirectory(prefix="finetune_export_") as folder:
-        file = Path(folder) / target.name
+    with _workplace() as folder:
+        file = folder / target.name
         write(module, predictor.image_size, packed(checkpoint, input), file)
         run = opened(file)
         found = hold_against(predictor, run, np.stack([predictor.prepare(read()) for read in pictures]))
@@ -101,6 +102,23 @@ def export(
         _keep(file, facts, target, beside)
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), and {beside.name} about it")
     print(said or _words(found, what))
+
+
+@contextmanager
+def _workplace() -> Iterator[Path]:
+    """Give a folder for what is not held against the network yet: what a killed process leaves there the system clears.
+
+    Raises:
+        OSError: There is no room in it.
+    """
+    with tempfile.TemporaryDirectory(prefix="finetune_export_") as folder:
+        try:
+            yield Path(folder)
+        except OSError as error:
+            if error.errno == errno.ENOSPC and not error.filename:
+                place = f"{tempfile.gettempdir()}, the folder for temporary files (TMPDIR names another)"
+                raise OSError(error.errno, error.strerror, place) from error
+            raise
 
 
 def _check(found: Agreement, suffix: str, what: str) -> None:
@@ -124,7 +142,10 @@ def _keep(file: Path, facts: Mapping[str, Any], target: Path, beside: Path) -> N
         for leftover in (*unfinished(target), *unfinished(beside)):
             leftover.unlink(missing_ok=True)
         with replacing(beside) as description, replacing(target) as content:
-            shutil.copyfile(file, content)
+            try:
+                shutil.copyfile(file, content)
+            except OSError as error:  # it names the source
+                raise OSError(error.errno, error.strerror, str(target)) from error
             description.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             beside.unlink(missing_ok=True)  # rather none, between here and the end, than that of another file
 

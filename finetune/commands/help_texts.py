@@ -118,7 +118,7 @@ PAGES["export"] = (
 {_CKPT}""",
     (
         "finetune export runs/fit/version_0",
-        "finetune export best.ckpt --out model.onnx --verify_on pictures",
+        "finetune export best.ckpt --out model.onnx --input any_size --verify_on pictures",
         "finetune export best.ckpt --quantize int8",
     ),
     {

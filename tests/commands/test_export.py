@@ -1,6 +1,7 @@
 """`finetune export`, and its files where a checkpoint is expected."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -124,6 +125,16 @@ def test_exports_at_once_leave_the_file_and_the_words_of_one(tmp_path):
         list(pool.map(keep, range(40)))
     file, said = contents(target)
     assert file == said and len(list(tmp_path.iterdir())) == 42
+
+
+def test_a_full_disk_is_told_with_its_place(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device", "the source")
+    monkeypatch.setattr(shutil, "copyfile", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match=r"No space left on device: '.*best\.onnx'"):
+        export_command._keep(tmp_path / "x", {}, tmp_path / "best.onnx", tmp_path / "best.onnx.json")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match=r"No space left on device: '.*TMPDIR names another"), export_command._workplace():
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("ends_at", ["best.onnx", "best.onnx.json"])
