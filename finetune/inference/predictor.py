@@ -1,6 +1,6 @@
 """A checkpoint as a function: pictures in, probabilities out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Predictor:
         ckpt_path: str | Path,
         device: str | torch.device = "cpu",
         precision: str | None = "32-true",
-        checkpoint: Mapping[str, Any] | None = None,
+        checkpoint: dict[str, Any] | None = None,
     ) -> None:
         checkpoint = read_checkpoint(ckpt_path) if checkpoint is None else checkpoint
         data = checkpoint["datamodule_hyper_parameters"]
