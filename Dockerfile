@@ -4,6 +4,9 @@
 #   docker run --rm --gpus all --shm-size=8g --user "$(id -u):$(id -g)" -v "$PWD:/workspace" \
 #       finetune fit --config hotdog.yaml
 #
+# Serving: `docker run --rm -p 8000:8000 --read-only --tmpfs /tmp -v "$PWD:/workspace:ro" -e FINETUNE_TOKEN \
+#     finetune serve runs/fit/version_0 --host 0.0.0.0`; nothing is written.
+#
 # Everything is written beneath /workspace, the mounted folder: data/, runs/ and .cache/ (downloaded weights).
 # Whose it is does not matter: the image knows no users and writes nowhere else, so `--user` may be any number; with
 # that of the folder's owner, as above, the files become his. Without `--user` it is 1000, on most computers the first
@@ -54,5 +57,6 @@ ENV NO_ALBUMENTATIONS_UPDATE=1 \
     HOME=/tmp \
     USER=finetune
 WORKDIR /workspace
+EXPOSE 8000
 USER 1000:1000
 ENTRYPOINT ["finetune"]

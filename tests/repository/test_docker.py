@@ -25,7 +25,8 @@ def requirements(lines: list[str]) -> dict[str, Requirement]:
 
 
 OPTIONAL = {name: requirements(lines) for name, lines in PROJECT["project"]["optional-dependencies"].items()}
-RUNTIME = requirements(PROJECT["project"]["dependencies"]) | OPTIONAL["parquet"] | OPTIONAL["export"]
+RUNTIME = requirements(PROJECT["project"]["dependencies"])
+RUNTIME |= OPTIONAL["parquet"] | OPTIONAL["export"] | OPTIONAL["serve"]
 BUILD = requirements(PROJECT["build-system"]["requires"])
 
 
