@@ -30,7 +30,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from finetune.data.limits import MAX_BYTES, MAX_PIXELS
+from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 _STRIP = 2**24  # pixels brought to RGB at once: the conversions of large pictures would hold several copies of them
@@ -89,7 +89,8 @@ def decode(
     quiet()
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
-            image = read_header(file)
+            if (image := read_header(file)).format == "JPEG":
+                check_scans(file)
             if shorter_side is None or min(image.size) <= shorter_side:
                 pixels = _jpeg_pixels(image, file)
                 return rgb_pixels(image) if pixels is None else pixels

@@ -8,7 +8,8 @@ import zlib
 import pytest
 from PIL import Image
 
-from finetune.data.limits import MAX_BYTES, MAX_PIXELS
+from finetune.data.decode import DecodeError, decode
+from finetune.data.limits import MAX_BYTES, MAX_PIXELS, MAX_SCANS
 
 
 def png_header(width: int) -> io.BytesIO:
@@ -32,3 +33,27 @@ def test_it_is_where_pillow_refuses():
 
 def test_a_file_of_the_largest_picture_as_it_is_fits():
     assert MAX_BYTES >= MAX_PIXELS * 4 * 16 // 8
+
+
+def progressive(extra: int) -> bytes:
+    """Return a progressive JPEG whose last scan comes so many times more."""
+    file = io.BytesIO()
+    Image.new("L", (64, 64), 100).save(file, "JPEG", progressive=True)
+    content = file.getvalue()[:-2]
+    return content + content[content.rindex(b"\xff\xda") :] * extra + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("shorter_side", [None, 8])
+def test_a_small_jpeg_can_t_take_hours(shorter_side):
+    usual = progressive(0).count(b"\xff\xda")
+    assert decode(progressive(MAX_SCANS - usual), shorter_side=shorter_side).ndim == 3
+    with pytest.raises(DecodeError, match="more than 100 scans"):
+        decode(progressive(MAX_SCANS - usual + 1), shorter_side=shorter_side)
+
+
+def test_what_follows_a_jpeg_or_its_metadata_are_no_scans():
+    """Phones put a film behind it, whose bytes may be any."""
+    many = b"\xff\xda" * 200
+    comment = b"\xff\xfe" + struct.pack(">H", 2 + len(many)) + many
+    content = progressive(0)
+    assert (decode(content[:2] + comment + content[2:] + many) == decode(content)).all()
