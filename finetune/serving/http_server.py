@@ -1,6 +1,8 @@
 """Listening: a socket, uvicorn on it, and an end that leaves no accepted request without its answer."""
 
 import asyncio
+import json
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -16,7 +18,15 @@ from finetune.system.messages import WrongUsage, reason
 
 _HEADER_SECONDS = 10.0  # for a connection to bring all headers of a request
 _MAX_HEADER_BYTES = 2**14
-_BACKLOG = 1024  # connections that the system holds until they are taken
+_BACKLOG = 128  # connections that the system holds until they are taken, which asyncio does with all of them at once
+_FILES = 24  # that are open beside connections
+
+
+_BUSY = json.dumps({"error": "there are too many connections; try again in 10 s"}).encode()
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 10\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_BUSY), _BUSY)
+)
 
 
 class PatientProtocol(H11Protocol):
@@ -26,6 +36,9 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
+        if len(self.connections) > most_connections():
+            self.transport.write(_FULL)
+            self.transport.close()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -60,6 +73,19 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def _backlog() -> int:
+    return min(_BACKLOG, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+
+
+def most_connections() -> int:
+    """Return how many connections there may be.
+
+    So many that those which asyncio takes next still find a file descriptor each: without one it tries again and
+    again, and writes a traceback each time.
+    """
+    return max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _backlog() - _FILES)
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 takes any that is free.
 
@@ -77,10 +103,16 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
+    except UnicodeError as error:  # of a name that could be no host's
+        raise WrongUsage(f"--host {host} --port {port}: that is no name of a host") from error
     except OSError as error:
-        hint = "; --port 0 takes one that is free" if is_loopback(host) else ""
-        raise WrongUsage(f"--host {host} --port {port}: {reason(error)}{hint}") from error
+        raise _taken(host, port, error) from error
     return listener
+
+
+def _taken(host: str, port: int, error: OSError) -> WrongUsage:
+    hint = "; --port 0 takes one that is free" if is_loopback(host) else ""
+    return WrongUsage(f"--host {host} --port {port}: {reason(error)}{hint}")
 
 
 def address_of(listener: socket.socket) -> str:
@@ -102,6 +134,9 @@ def serve_until_stopped(
         seconds: That requests have to end, once it stops; a second Ctrl-C waits no more.
         on_start: Called when requests are taken.
         on_stop: Called when it is asked to stop.
+
+    Raises:
+        WrongUsage: Another has begun to listen at the port in the meantime.
     """
     config = uvicorn.Config(
         app,
@@ -113,6 +148,7 @@ def serve_until_stopped(
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        backlog=_backlog(),
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         timeout_graceful_shutdown=max(1, round(seconds)),
     )
@@ -121,7 +157,11 @@ def serve_until_stopped(
     signums = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before: dict[int, Any] = {signum: signal.signal(signum, server.handle_exit) for signum in signums}
     try:
-        listener.listen(_BACKLOG)  # who asks from now on is answered, as soon as the loop runs
+        try:
+            listener.listen(_backlog())  # who asks from now on is answered, as soon as the loop runs
+        except OSError as error:
+            host, port = listener.getsockname()[:2]
+            raise _taken(host, port, error) from error
         on_start()
         server.run(sockets=[listener])
     finally:

@@ -1,6 +1,8 @@
 """Sockets are taken before the work of loading, and what is wrong with an address is told in a line."""
 
 import asyncio
+import json
+import resource
 import socket
 
 import pytest
@@ -8,7 +10,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from finetune.serving import http_server
-from finetune.serving.http_server import PatientProtocol, address_of, listen
+from finetune.serving.http_server import PatientProtocol, address_of, listen, most_connections, serve_until_stopped
 from finetune.system.messages import WrongUsage
 
 
@@ -28,7 +30,8 @@ def test_a_taken_port_is_told():
 
 
 @pytest.mark.parametrize(
-    ("host", "port"), [("127.0.0.1", -1), ("127.0.0.1", 65536), ("no such host.invalid", 1), ("192.0.2.1", 0)]
+    ("host", "port"),
+    [("127.0.0.1", -1), ("127.0.0.1", 65536), ("no such host.invalid", 1), ("192.0.2.1", 0), ("a..b", 0)],
 )
 def test_addresses_that_are_none(host, port):
     with pytest.raises(WrongUsage, match="--port"):
@@ -38,6 +41,14 @@ def test_addresses_that_are_none(host, port):
 def test_the_address_of_all_interfaces_is_one_that_a_browser_takes():
     with listen("0.0.0.0", 0) as listener:
         assert address_of(listener).startswith("http://localhost:")
+
+
+def test_of_two_that_began_at_once_the_second_is_told():
+    """Both could bind the port, since none listened at it while they were loading."""
+    with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
+        first.listen()
+        with pytest.raises(WrongUsage, match=r"--port \d+: Address already in use"):
+            serve_until_stopped(lambda *_: None, second, 1, lambda: None, lambda: None)
 
 
 def connection(monkeypatch, script, app=None):
@@ -118,3 +129,23 @@ def test_headers_have_a_limit(monkeypatch):
         return await reader.read()
 
     assert connection(monkeypatch, huge).startswith(b"HTTP/1.1 400")
+
+
+def test_connections_leave_files_for_those_that_come_next(monkeypatch):
+    for files in (64, 1024):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, files=files: (files, files))
+        assert 8 <= most_connections() <= files - http_server._backlog() - 16
+
+
+def test_one_connection_too_many_is_told(monkeypatch):
+    async def second(reader, writer):
+        others = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        told = await others[0].read()
+        others[1].close()
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await reader.readuntil(b"ok")
+        return told
+
+    monkeypatch.setattr(http_server, "most_connections", lambda: 1)
+    head, _, body = connection(monkeypatch, second).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503") and b"Retry-After" in head and "connections" in json.loads(body)["error"]
