@@ -191,6 +191,40 @@ def test_a_token_is_asked_for_and_then_used(serve, browser, picture):
     context.close()
 
 
+def test_a_folder_is_told_for_what_it_is(page, tmp_path):
+    at = {"x": 100, "y": 200, "data": {"items": [], "files": [str(tmp_path)], "dragOperationsMask": 1}}
+    session = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, **at})
+    page.get_by_text("it can't be read: is it a folder").wait_for(timeout=20_000)
+
+
+def test_the_most_probable_comes_first_whatever_it_is_called(page):
+    """A script's object has names that are numbers first, in their order."""
+    one = {"name": "a", "label": "10", "probability": 0.7, "probabilities": {"10": 0.7, "b": 0.2, "3": 0.1}}
+    page.route("**/predict?*", lambda route: route.fulfill(body=json.dumps({"predictions": [one]})))
+    give(page, b"x")
+    page.locator(".verdict").wait_for(timeout=20_000)
+    assert page.locator(".bars > span").all_inner_texts()[::2] == ["10", "b", "3"]
+
+
+def test_without_scripts_it_says_so(browser, address):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(address)
+    assert "needs JavaScript" in page.locator("body").inner_text()
+    context.close()
+
+
+def test_the_docs_know_where_they_are(browser, address):
+    context = browser.new_context()
+    page = context.new_page()
+    page.route("**/*", lambda route: route.continue_(url=address + "docs"))
+    page.goto("http://docs.localhost/docs")
+    assert page.locator(".here").first.inner_text() == "http://docs.localhost/"
+    context.close()
+
+
 def test_a_service_that_is_gone_is_told(page, picture):
     page.route("**/predict?*", lambda route: route.abort())
     give(page, picture())
