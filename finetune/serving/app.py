@@ -98,7 +98,7 @@ def make_app(service: Service, token: str | None, host: str) -> Starlette:
 
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, token=token, host=host)],
+        middleware=[Middleware(Guard, token=token, host=host, seconds=service.limits.seconds)],
         exception_handlers={HTTPException: told, Exception: failed},
         lifespan=lifespan,
     )

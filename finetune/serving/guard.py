@@ -35,10 +35,11 @@ class Guard:
         app: What answers.
         token: That requests must bear, if any.
         host: Where the service listens.
+        seconds: In which a refused request may bring the rest of its body.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, host: str) -> None:
-        self.app, self.token, self.is_local = app, token, is_loopback(host)
+    def __init__(self, app: ASGIApp, token: str | None, host: str, seconds: float) -> None:
+        self.app, self.token, self.is_local, self.seconds = app, token, is_loopback(host), seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,13 +53,14 @@ class Guard:
         refused = self._refused(Headers(scope=scope), scope["path"])
         if refused is None:
             return await self.app(scope, receive, send_with_headers)
-        await drain(receive)
+        await drain(receive, self.seconds)
         await refused.response()(scope, receive, send_with_headers)
 
     def _refused(self, headers: Headers, path: str) -> Refused | None:
         if self.token is not None:
-            given = headers.get("authorization", "").encode("latin-1")
-            if path in _OPEN or hmac.compare_digest(given, f"Bearer {self.token}".encode()):
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            is_known = hmac.compare_digest(given.strip().encode(), self.token.encode()) and kind.lower() == "bearer"
+            if path in _OPEN or is_known:
                 return None
             bearer = {"WWW-Authenticate": "Bearer"}
             return Refused(401, "a token is needed: send the header Authorization: Bearer TOKEN", headers=bearer)

@@ -1,5 +1,7 @@
 """What a request is told when it gets no answer: JSON in a form of its own, which says what to do."""
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,11 +52,18 @@ def _after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, round(seconds)))}
 
 
-async def drain(receive: Receive) -> None:
-    """Take the rest of a request's body: a sender whose connection is closed on it would not see the response."""
+async def drain(receive: Receive, seconds: float) -> None:
+    """Take the rest of a request's body: a sender whose connection is closed on it would not see the response.
+
+    Args:
+        receive: Of the request.
+        seconds: That it may take; who sends slowly is answered then.
+    """
     num_bytes = 0
-    while num_bytes < _DRAINED:
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while num_bytes < _DRAINED:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return

@@ -1,6 +1,7 @@
 """What happens to a request that sends pictures: each is decoded, all wait their turn, and the answer names each."""
 
 import asyncio
+import re
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,8 +67,12 @@ class Service:
     async def predict(self, request: Request) -> Response:
         """Answer a request with pictures."""
         start = time.perf_counter()
-        response = await self._answer(request)
-        self.metrics.answered(response.status_code, time.perf_counter() - start)
+        status = 500
+        try:
+            response = await self._answer(request)
+            status = response.status_code
+        finally:
+            self.metrics.answered(status, time.perf_counter() - start)
         return response
 
     async def _answer(self, request: Request) -> Response:
@@ -86,19 +91,12 @@ class Service:
             return too_late(f"there was no answer within {seconds}", self.room.seconds).response()
         except Refused as refused:
             if not body.has_arrived:
-                await self._drained(request)
+                await drain(request.receive, self.limits.seconds)
             return refused.response()
         except ClientDisconnect:
             return Response(status_code=499)  # which nobody reads, but the metrics count
         finally:
             body.leave()
-
-    async def _drained(self, request: Request) -> None:
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                await drain(request.receive)
-        except TimeoutError:
-            return
 
     def _wish(self, request: Request) -> Wish:
         query, names = request.query_params, self.predictor.class_names
@@ -106,7 +104,7 @@ class Service:
             if name not in Wish._fields:
                 raise Refused(400, f"there is no option {shown(name)[:80]!r}{did_you_mean(name, Wish._fields)}")
         top_k, looked_at = query.get("top_k"), query.get("looked_at", "false").lower()
-        if top_k is not None and not (top_k.isascii() and top_k.isdigit() and 1 <= int(top_k[:9]) <= len(names)):
+        if top_k is not None and not (re.fullmatch(r"[0-9]{1,9}", top_k) and 1 <= int(top_k) <= len(names)):
             raise Refused(400, f"top_k must be from 1 to {len(names)}, the number of classes")
         if looked_at not in ("true", "1", "false", "0"):
             raise Refused(400, "looked_at is true or false")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from finetune.serving.refusal import Refused, busy
 from finetune.system.messages import shown
@@ -103,6 +103,11 @@ class Room:
 
 class _InMemory(MultiPartParser):
     spool_max_size = 0  # never to a disk, of which there may be none: what is held is limited already
+    is_whole = False
+
+    def on_end(self) -> None:
+        super().on_end()
+        self.is_whole = True
 
 
 class Body:
@@ -147,9 +152,20 @@ class Body:
 
     async def _of_form(self) -> list[Upload]:
         limits = self.room.limits
-        parser = _InMemory(self.request.headers, self._stream(), max_files=limits.max_pictures, max_fields=8)
+
+        async def whole() -> AsyncGenerator[bytes, None]:
+            async for chunk in self._stream():
+                yield chunk
+            if not parser.is_whole:  # what came of its last part would be missing
+                raise MultiPartException("it ends before its last boundary")
+
+        parser = _InMemory(self.request.headers, whole(), max_files=limits.max_pictures, max_fields=8)
         try:
             form = await parser.parse()
+        except UnicodeError as error:  # of codecs that know more errors than those of decoding
+            raise Refused(
+                400, "the multipart form can't be read: its names are not in the charset it states"
+            ) from error
         except MultiPartException as error:
             if error.message.startswith("Too many files"):
                 raise Refused(413, f"a request has at most {limits.max_pictures} pictures") from error
@@ -165,13 +181,17 @@ class Body:
         return found
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        async for chunk in self.request.stream():
+        while not self.has_arrived:  # known with the last bytes: whoever reads on would wait for the client to leave
+            message = await self.request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self.has_arrived = not message.get("more_body", False)
+            chunk = message.get("body", b"")
             self.room.add_bytes(len(chunk))
             self.num_bytes += len(chunk)
             if self.num_bytes > self.room.limits.max_bytes:
                 raise self._too_large()
             yield chunk
-        self.has_arrived = True
 
     def _too_large(self) -> Refused:
         return Refused(

@@ -12,7 +12,7 @@ from finetune.serving.guard import Guard, is_loopback
 
 def client(token: str | None, host: str) -> TestClient:
     routes = [Route(path, lambda request: PlainTextResponse("yes")) for path in ("/", "/model", "/readyz")]
-    app = Starlette(routes=routes, middleware=[Middleware(Guard, token=token, host=host)])
+    app = Starlette(routes=routes, middleware=[Middleware(Guard, token=token, host=host, seconds=5)])
     return TestClient(app, "http://127.0.0.1:8000")
 
 
@@ -37,7 +37,9 @@ def test_a_token_is_asked_for_where_there_is_one():
         assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
     plain = client("word", "0.0.0.0")
     assert plain.get("/model", headers={"authorization": "Bearer word", "host": "any.example"}).text == "yes"
-    assert plain.get("/model", headers={"authorization": "Bearer wor"}).status_code == 401
+    assert plain.get("/model", headers={"authorization": "bearer  word"}).text == "yes"  # RFC 9110, 11.1 and 11.4
+    for other in ("Bearer wor", "Basic word", "word", "Bearer word x"):
+        assert plain.get("/model", headers={"authorization": other}).status_code == 401
 
 
 def test_the_page_and_what_watches_the_service_need_none():

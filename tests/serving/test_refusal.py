@@ -28,7 +28,7 @@ def test_a_body_is_taken_to_its_end_or_until_its_sender_goes():
         async def receive():
             return messages.pop(0)
 
-        asyncio.run(drain(receive))
+        asyncio.run(drain(receive, seconds=10))
         return len(messages)
 
     part, end = ({"type": "http.request", "body": b"x", "more_body": more} for more in (True, False))
@@ -36,3 +36,15 @@ def test_a_body_is_taken_to_its_end_or_until_its_sender_goes():
     assert left([part, {"type": "http.disconnect"}, part]) == 1
     huge = {"type": "http.request", "body": bytes(2**25), "more_body": True}
     assert left([huge, huge, huge]) == 1  # not for ever
+
+
+def test_a_body_that_does_not_end_is_waited_for_so_long_alone():
+    async def receive():
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def drained():
+        async with asyncio.timeout(5):
+            await drain(receive, seconds=0.1)
+
+    asyncio.run(drained())

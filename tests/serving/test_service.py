@@ -68,7 +68,17 @@ def test_what_the_network_looked_at_is_a_picture(client, picture, service, monke
 
 
 @pytest.mark.parametrize(
-    "query", ["top_k=0", "top_k=4", "top_k=x", "top_k=²", "top_k=" + "9" * 5000, "looked_at=maybe", "topk=2"]
+    "query",
+    [
+        "top_k=0",
+        "top_k=4",
+        "top_k=x",
+        "top_k=²",
+        "top_k=" + "9" * 5000,
+        "top_k=" + "000000001" + "9" * 5000,
+        "looked_at=maybe",
+        "topk=2",
+    ],
 )
 def test_options_that_are_wrong(client, picture, query):
     response = client.post("/predict?" + query, content=picture())
@@ -208,10 +218,26 @@ def test_the_sender_of_a_body_that_is_too_large_can_read_why(service):
     assert response.status_code == 413 and not sent
 
 
-def test_an_empty_body_is_refused_at_once(service):
-    began = time.monotonic()
-    assert asked(service, lambda: service.predict(request(b""))).status_code == 422
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [
+        (422, b""),
+        (400, b"no edge at all"),
+        (413, b"--edge\r\nContent-Disposition: form-data; name=a; filename=b\r\n\r\nc\r\n" * 5 + b"--edge--\r\n"),
+    ],
+)
+def test_a_body_that_is_here_is_refused_at_once(service, status, content):
+    began, asking = time.monotonic(), request(content)
+    if content:
+        asking.scope["headers"] = [(b"content-type", b"multipart/form-data; boundary=edge")]
+    assert asked(service, lambda: service.predict(asking)).status_code == status
     assert time.monotonic() - began < 5  # and not when the time of a request is over
+
+
+def test_what_fails_is_counted(client, service, picture, monkeypatch):
+    monkeypatch.setattr(service.predictor, "classify", lambda images: 1 / 0)
+    assert client.post("/predict", content=picture()).status_code == 500
+    assert b'finetune_requests_total{status="500"} 1.0' in service.metrics.text()
 
 
 def test_decoding_uses_its_own_threads(service, picture, monkeypatch):

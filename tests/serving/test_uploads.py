@@ -8,6 +8,7 @@ from starlette.requests import Request
 from finetune.serving.refusal import Refused
 from finetune.serving.uploads import Body, Limits, Room, Upload
 
+KIND = "multipart/form-data; boundary=edge"
 LIMITS = Limits(max_bytes=1000, max_pictures=2, max_pixels=10_000, max_waiting=3, seconds=5)
 
 
@@ -17,7 +18,7 @@ def form(*files: tuple[str, bytes]) -> tuple[dict[str, str], bytes]:
         % (name.encode(), content)
         for name, content in files
     ]
-    return {"content-type": "multipart/form-data; boundary=edge"}, b"".join(parts) + b"--edge--\r\n"
+    return {"content-type": KIND}, b"".join(parts) + b"--edge--\r\n"
 
 
 def taken(headers: dict[str, str], content: bytes, room: Room | None = None, step: int = 100) -> list[Upload]:
@@ -72,6 +73,8 @@ def test_the_files_of_a_form_are_pictures_with_names():
         (422, "no picture in the request", lambda: form()),
         (400, "form can't be read", lambda: ({"content-type": "multipart/form-data"}, b"x")),
         (400, "form can't be read", lambda: (form()[0], b"no edge at all")),
+        (400, "ends before its last boundary", lambda: (form()[0], form(("a", b"1"), ("b", b"2" * 50))[1][:-20])),
+        (400, "not in the charset", lambda: ({"content-type": KIND + "; charset=undefined"}, form(("a", b"1"))[1])),
         (
             422,
             "the field 'top_k' is no file",
