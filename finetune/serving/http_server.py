@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import resource
 import signal
 import socket
@@ -17,8 +18,9 @@ from finetune.serving.guard import is_loopback
 from finetune.system.messages import WrongUsage, reason
 
 _HEADER_SECONDS = 10.0  # for a connection to bring all headers of a request
+_READ_SECONDS = 30.0  # for a client to read something of what it was sent
 _MAX_HEADER_BYTES = 2**14
-_BACKLOG = 128  # connections that the system holds until they are taken, which asyncio does with all of them at once
+_BACKLOG = 1024  # connections that the system holds until they are taken, which asyncio does with all of them at once
 _FILES = 24  # that are open beside connections
 
 
@@ -30,12 +32,17 @@ _FULL = (
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's protocol in pure Python, which limits headers, and closes connections that don't bring them in time."""
+    """uvicorn's protocol in pure Python, which limits headers, and ends connections that don't bring them in time.
+
+    Nor does it wait for clients that read nothing of what they asked for.
+    """
 
     _slow: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
+        self.transport.set_write_buffer_limits(high=0)  # told of all that isn't read
         if len(self.connections) > most_connections():
             self.transport.write(_FULL)
             self.transport.close()
@@ -51,8 +58,25 @@ class PatientProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._slow:
-            self._slow.cancel()
+        for timer in (self._slow, self._unread):
+            if timer:
+                timer.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread:
+            self._unread.cancel()
+
+    def _watch_reading(self, before: int | None = None) -> None:
+        left = self.transport.get_write_buffer_size()
+        if before is not None and left >= before:
+            self.transport.abort()
+        else:
+            self._unread = self.loop.call_later(_READ_SECONDS, self._watch_reading, left)
 
     def _watch(self) -> None:
         is_at_work = self.cycle is not None and not self.cycle.response_complete
@@ -66,10 +90,17 @@ class PatientProtocol(H11Protocol):
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
         super().__init__(config)
-        self.on_stop = on_stop
+        self.on_stop, self.has_ended = on_stop, False
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self.has_ended = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.on_stop()
+        if self.should_exit and sig == signal.SIGINT and not self.has_ended:
+            # Python would wait for threads that decode, and each request tell of its end in a traceback.
+            os._exit(128 + sig)
         super().handle_exit(sig, frame)
 
 
@@ -131,7 +162,7 @@ def serve_until_stopped(
     Args:
         app: What answers.
         listener: As `listen` makes it.
-        seconds: That requests have to end, once it stops; a second Ctrl-C waits no more.
+        seconds: That requests have to end, once it stops; a second Ctrl-C ends the process, with status 130.
         on_start: Called when requests are taken.
         on_stop: Called when it is asked to stop.
 

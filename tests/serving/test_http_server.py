@@ -3,7 +3,11 @@
 import asyncio
 import json
 import resource
+import signal
 import socket
+import subprocess
+import sys
+import time
 
 import pytest
 from uvicorn import Config
@@ -149,3 +153,58 @@ def test_one_connection_too_many_is_told(monkeypatch):
     monkeypatch.setattr(http_server, "most_connections", lambda: 1)
     head, _, body = connection(monkeypatch, second).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503") and b"Retry-After" in head and "connections" in json.loads(body)["error"]
+
+
+_BUSY = """
+import asyncio, time
+from finetune.serving.http_server import listen, serve_until_stopped
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+    else:
+        await asyncio.to_thread(time.sleep, 30)
+
+with listen("127.0.0.1", 0) as listener:
+    serve_until_stopped(app, listener, 60, lambda: print(listener.getsockname()[1], flush=True), lambda: None)
+"""
+
+
+def test_a_second_ctrl_c_waits_for_no_thread():
+    process = subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        with socket.create_connection(("127.0.0.1", int(process.stdout.readline()))) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            for _ in range(2):
+                time.sleep(0.5)
+                assert process.poll() is None
+                process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=15)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "Traceback" not in told
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_who_does_not_read_is_let_go(monkeypatch, reads):
+    monkeypatch.setattr(http_server, "_READ_SECONDS", 0.3)
+    size = 20_000_000
+
+    async def large(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    async def read(reader, writer):
+        writer.write(b"GET / HTTP/1.0\r\nHost: a\r\n\r\n")
+        got = 0
+        await asyncio.sleep(0 if reads else 1.5)
+        while content := await reader.read(1_000_000):
+            got += len(content)
+            await asyncio.sleep(0.05 if reads else 0)
+        return got
+
+    assert (connection(monkeypatch, read, large) > size) == reads
