@@ -58,9 +58,9 @@ def description(limits: Limits) -> dict[str, Any]:
         413: f"more than {limits.max_pictures} pictures or {limits.max_bytes:,} bytes",
         415: "a compressed body",
         422: "no picture, or one that can't be read: `pictures` says which, and why",
-        429: f"more than {limits.max_waiting} pictures are waiting: Retry-After says when to come back",
+        429: f"more than {limits.max_waiting} pictures or too many large requests: Retry-After says when to come back",
         500: "a failure of the service",
-        503: f"no answer within {limits.seconds:g} s",
+        503: f"no answer within {limits.seconds:g} s, or too many connections",
     }
     pixels = f"JPEG, PNG, WebP, BMP, TIFF or GIF of at most {limits.max_pixels:,} pixels"
     form = {"type": "object", "additionalProperties": {"type": "array", "items": _BINARY}}
