@@ -101,6 +101,12 @@ def measure(run: str, paths: list[Path], seconds: float, keep) -> None:
                     result = load("127.0.0.1", its_port, pid, num, seconds, request)
                     found.setdefault((name, num), []).append(result)
                     print(name, num, result, flush=True)
+        _keep_all(run, rates, passes, found, keep)
+
+
+def _keep_all(
+    run: str, rates: list[float], passes: list[float], found: dict[tuple[str, int], list[dict]], keep
+) -> None:
     keep({"about": "predict", "what": Path(run).name, "rate": rates, "forward_ms": passes})
     for (name, num), results in found.items():
         values = {key: [result[key] for result in results] for key in results[0]}

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_LONGEST = 20.0  # seconds for an answer; who has waited that long asks no more
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -26,6 +28,8 @@ def serving(command: Sequence[str], address: str = r"http://([\w.]+):(\d+)") -> 
                 break
         else:
             raise RuntimeError(f"{command} did not begin")
+        # A service that logs would wait at a full pipe.
+        threading.Thread(target=lambda rest: [None for _ in rest], args=(process.stdout,), daemon=True).start()
         yield found[1], int(found[2]), process.pid
     finally:
         process.terminate()
@@ -33,7 +37,6 @@ def serving(command: Sequence[str], address: str = r"http://([\w.]+):(\d+)") -> 
             process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
-        process.stdout.close()
 
 
 def finetune(*arguments: str) -> list[str]:
@@ -76,7 +79,8 @@ def load(
         request: Gives body and headers of the n-th request.
 
     Returns:
-        `rate` (requests a second), `p50`, `p99` (ms), `processor` (ms of the service a request), `failed`.
+        `rate` (requests a second), `p50`, `p99` (ms), `processor` (ms of the service a request), `failed` (with another
+        status, or not answered).
     """
 
     async def run() -> dict[str, Any]:
@@ -91,7 +95,12 @@ def load(
             while (began := time.perf_counter()) < end:
                 body, headers = request(count)
                 count += 1
-                status, _ = await post(stream, body, headers=headers)
+                try:
+                    async with asyncio.timeout(_LONGEST):
+                        status, _ = await post(stream, body, headers=headers)
+                except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+                    failed += 1
+                    break
                 failed += status != 200
                 if began >= start:
                     waits.append(time.perf_counter() - began)
@@ -101,6 +110,7 @@ def load(
         await asyncio.gather(*(client() for _ in range(num_clients)))
         spent = (_processor(pid) - before) / max(count, 1)
         waits.sort()
+        waits = waits or [float("nan")]
         p50, p99 = (1000 * waits[min(len(waits) - 1, int(share * len(waits)))] for share in (0.5, 0.99))
         known = {"rate": len(waits) / seconds, "p50": p50, "p99": p99, "processor": 1000 * spent}
         return {**{name: round(value, 1) for name, value in known.items()}, "failed": failed}
