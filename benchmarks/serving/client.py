@@ -4,12 +4,13 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 @contextmanager
 def serving(command: Sequence[str], address: str = r"http://([\w.]+):(\d+)") -> Iterator[tuple[str, int, int]]:
     """Start a service; give its host, port and process number, once it has said its address."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, start_new_session=True, **pipe)
     assert process.stdout is not None
     try:
         for line in process.stdout:
@@ -33,10 +35,10 @@ def serving(command: Sequence[str], address: str = r"http://([\w.]+):(\d+)") -> 
         yield found[1], int(found[2]), process.pid
     finally:
         process.terminate()
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=20)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # processes of its own, which some leave behind
 
 
 def finetune(*arguments: str) -> list[str]:
