@@ -126,8 +126,7 @@ def _shrunk(image: ImageFile, shorter_side: int) -> NDArray[np.uint8]:
     longer_side = round(max(image.size) * (shorter_side / min(image.size)))  # a fraction's own sides are rounded
     image.draft(None, (2 * shorter_side, 2 * shorter_side))  # for a JPEG; other formats know no fractions
     picture = rgb_pixels(image)
-    is_wide = picture.shape[1] > picture.shape[0]
-    return resize(picture, *((shorter_side, longer_side) if is_wide else (longer_side, shorter_side)))
+    return resize(picture, *sorted((shorter_side, longer_side), reverse=picture.shape[0] >= picture.shape[1]))
 
 
 def read_header(file: BinaryIO) -> ImageFile:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,18 @@ from finetune.runs import run_lock
 from finetune.system.messages import be_quiet
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_fresh_process() -> Iterator[None]:
+    """Let loggers be as before any command: others have run in this process."""
+    loggers = [logging.getLogger(name) for name in ("finetune", "pytorch_lightning")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.NOTSET)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def state() -> dict[str, Any]:

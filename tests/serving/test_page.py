@@ -8,7 +8,7 @@ import time
 import pytest
 import uvicorn
 from browser import CHROMIUM, needs_browser
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import FileChooser, Page, sync_playwright
 
 from finetune.serving.app import make_app
 from finetune.serving.http_server import listen
@@ -110,12 +110,16 @@ def test_several_are_answered_each_and_a_bad_one_says_why(page, picture):
 
 
 def test_the_keyboard_is_enough(page, picture):
-    page.wait_for_timeout(1000)  # Chromium opens no dialogue for a page that has just come
     page.keyboard.press("Tab")
     assert page.evaluate("() => document.activeElement.id") == "choose"
-    with page.expect_file_chooser() as chosen:
+    chosen: list[FileChooser] = []
+    page.on("filechooser", lambda chooser: chosen.append(chooser))
+    for _ in range(30):  # Chromium opens no dialogue for a page that has just come
         page.keyboard.press("Enter")
-    chosen.value.set_files([{"name": f"{i}.png", "mimeType": "image/png", "buffer": picture(i)} for i in range(2)])
+        page.wait_for_timeout(500)
+        if chosen:
+            break
+    chosen[0].set_files([{"name": f"{i}.png", "mimeType": "image/png", "buffer": picture(i)} for i in range(2)])
     page.locator(".result").nth(1).wait_for(timeout=20_000)
     for name in ("photograph", "looked-at"):
         page.keyboard.press("Tab")
