@@ -13,7 +13,7 @@
 # user. A new named volume (`-v finetune:/workspace`) takes files from anybody. Rootless podman: `--userns=keep-id`, too.
 # Read-only root: add `--read-only --tmpfs /tmp`.
 # Shared memory: worker processes hand over batches through it, and the usual 64 MB are too few for big pictures.
-# Stopping: Ctrl-C and `docker stop` save first, then exit with 130 and 143; the same command with `--resume` goes on.
+# Stopping: Ctrl-C and `docker stop` save first, then exit with 130 and 143 (`serve` with 0); the same command with `--resume` goes on.
 # `docker run --stop-timeout 60` leaves a slow disk more than the usual 10 seconds.
 #
 # Size: 5.1 GB above the base image, 2.8 GB to fetch (gzip); 3.0 GB of it are CUDA libraries, 1.2 torch, 0.1 what exports. triton and

@@ -58,7 +58,8 @@ OWN = {
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command and exit.
 
-    0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C, SIGTERM and a closed terminal.
+    0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C, SIGTERM and a closed terminal (a service that
+    has answered what it accepted: 0).
     """
     arguments = list(sys.argv[1:] if args is None else args)
     is_own = args is None  # the process is ours, and ends with this

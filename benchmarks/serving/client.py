@@ -81,8 +81,8 @@ def load(
         request: Gives body and headers of the n-th request.
 
     Returns:
-        `rate` (requests a second), `p50`, `p99` (ms), `processor` (ms of the service a request), `failed` (with another
-        status, or not answered).
+        `rate` (requests a second), `p50`, `p99` (ms), `processor` (ms of the service a request), `client` (ms of its
+        own), `failed` (with another status, or not answered).
     """
 
     async def run() -> dict[str, Any]:
@@ -108,13 +108,14 @@ def load(
                     waits.append(time.perf_counter() - began)
             stream[1].close()
 
-        before = _processor(pid)
+        before = _processor(pid), time.process_time()
         await asyncio.gather(*(client() for _ in range(num_clients)))
-        spent = (_processor(pid) - before) / max(count, 1)
+        spent = (_processor(pid) - before[0]) / max(count, 1)
+        own = (time.process_time() - before[1]) / max(count, 1)
         waits.sort()
         waits = waits or [float("nan")]
         p50, p99 = (1000 * waits[min(len(waits) - 1, int(share * len(waits)))] for share in (0.5, 0.99))
-        known = {"rate": len(waits) / seconds, "p50": p50, "p99": p99, "processor": 1000 * spent}
+        known = {"rate": len(waits) / seconds, "p50": p50, "p99": p99, "processor": 1000 * spent, "client": 1000 * own}
         return {**{name: round(value, 1) for name, value in known.items()}, "failed": failed}
 
     return asyncio.run(run())

@@ -58,8 +58,8 @@ def export(
             evaluation does; network_size one that takes prepared ones.
         verify_on: Picture, folder, glob or text file with a path on each line, of which at most 64 are compared; drawn
             pictures where it is not given.
-        quantize: int8 makes an .onnx of a quarter of the size, adjusted on 200 training pictures and measured on test
-            pictures. It is not kept if it loses more than a point of accuracy, or is no faster on this machine.
+        quantize: int8 makes an .onnx of a quarter of the size, adjusted on 200 training pictures and measured on at
+            most 2,000 test pictures. It is not kept if it loses more than a point of accuracy, or is no faster here.
         root: Folder of the data set for int8; null for where the checkpoint's run had it.
     """
     suffix, write = WRITERS[format]
@@ -87,8 +87,9 @@ def export(
         file = folder / target.name
         write(module, predictor.image_size, packed(checkpoint, input), file)
         run = opened(file)
-        found = hold_against(predictor, run, np.stack([predictor.prepare(read()) for read in pictures]))
-        _check(found, suffix, what)
+        agrees = hold_against(predictor, run, np.stack([predictor.prepare(read()) for read in pictures]))
+        _check(agrees, suffix, what)
+        found = {"verified" if data is None else "verified_before_int8": agrees}
         said, quantized = "", dict[str, Any]()
         if data is not None:
             file, quantized, said = _quantized(predictor, file, data)
@@ -97,11 +98,11 @@ def export(
             file, agrees = _of_any_size(predictor, file, own, pictures)
             what = f"{what} and pieces of them, of many sizes"
             _check(agrees, suffix, what)
-            found = agrees if data is None else found
+            found["verified" if data is None else "verified_preparation"] = agrees
         facts = about(predictor, checkpoint, format, input, found) | quantized
         _keep(file, facts, target, beside)
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), and {beside.name} about it")
-    print(said or _words(found, what))
+    print(said or _words(agrees, what))
 
 
 @contextmanager

@@ -10,7 +10,11 @@ from finetune.runs.exported_files import InputSize, begun_with, licence_of
 
 
 def about(
-    predictor: Predictor, checkpoint: Mapping[str, Any], format: str, takes: InputSize, found: Agreement
+    predictor: Predictor,
+    checkpoint: Mapping[str, Any],
+    format: str,
+    takes: InputSize,
+    found: Mapping[str, Agreement],
 ) -> dict[str, Any]:
     """Return it as plain values.
 
@@ -19,7 +23,7 @@ def about(
         checkpoint: As `read_checkpoint` gives it.
         format: The kind of file.
         takes: Pictures of which size.
-        found: How well the file agrees.
+        found: How well the file agrees, or what it was made of, by the name that says which.
     """
     size, resized = predictor.image_size, resized_side(predictor.image_size)
     ways = {
@@ -44,10 +48,14 @@ def about(
         "began_with": begun_with(checkpoint),
         "licence_of_the_weights": licence_of(checkpoint),
         "versions": predictor.versions,
-        "verified": {
-            "num_pictures": found.num_pictures,
-            "largest_difference": found.largest,
-            "milliseconds_of_the_network": round(found.milliseconds[0], 3),
-            "milliseconds_of_the_file": round(found.milliseconds[1], 3),
-        },
+        **{name: _agreement(one) for name, one in found.items()},
+    }
+
+
+def _agreement(found: Agreement) -> dict[str, Any]:
+    return {
+        "num_pictures": found.num_pictures,
+        "largest_difference": found.largest,
+        "milliseconds_of_the_network": round(found.milliseconds[0], 3),
+        "milliseconds_of_the_file": round(found.milliseconds[1], 3),
     }

@@ -1,4 +1,4 @@
-"""Holds an exported file against the network that it was made of, on real pictures."""
+"""Holds an exported file against the network that it was made of, on pictures."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""An exported network in the place of the one it was made of, so that `test`, `predict` and `sheet` work with it."""
+"""An exported network in the place of the one it was made of, so that all that takes a checkpoint works with it."""
 
 import os
 from collections.abc import Mapping

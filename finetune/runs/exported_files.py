@@ -30,7 +30,7 @@ InputSize = Literal["network_size", "any_size"]  # of the pictures that a file t
 
 
 def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size") -> str:
-    """Return as JSON what `test`, `predict` and `sheet` need of a checkpoint beside its network."""
+    """Return as JSON what is needed of a checkpoint beside its network to test, predict and serve."""
     model, data, origin = (checkpoint[k] for k in ("hyper_parameters", "datamodule_hyper_parameters", "finetune"))
     seen, state, data_class = origin.get("seen"), checkpoint["state_dict"], str(origin.get("data_class"))
     plain = {

@@ -52,8 +52,6 @@ def description(limits: Limits) -> dict[str, Any]:
     """Return the OpenAPI description of a service with these limits."""
     refusals = {
         400: "an option or a form that can't be read",
-        401: "a token is needed",
-        403: "the service answers to localhost alone",
         408: f"the request took longer than {limits.seconds:g} s to arrive",
         413: f"more than {limits.max_pictures} pictures or {limits.max_bytes:,} bytes",
         415: "a compressed body",
@@ -68,7 +66,9 @@ def description(limits: Limits) -> dict[str, Any]:
         "summary": "Classify pictures",
         "description": f"One picture as the body, or several as files of a multipart form: {pixels}.",
         "parameters": [
-            _option("top_k", {"type": "integer", "minimum": 1}, "give so many of the most probable classes, not all"),
+            _option(
+                "top_k", {"type": "integer", "minimum": 1}, "give so many of the most probable classes, at most all"
+            ),
             _option("looked_at", {"type": "boolean", "default": False}, "show where in the picture the class was seen"),
         ],
         "requestBody": {
@@ -80,27 +80,23 @@ def description(limits: Limits) -> dict[str, Any]:
         },
         "responses": {
             "200": _json("of each picture, in their order", _PREDICTIONS),
-            **{str(status): _json(text, {"$ref": "#/components/schemas/Error"}) for status, text in refusals.items()},
+            **{str(status): _json(text, _FAULT) for status, text in refusals.items()},
         },
-        "security": [{}, {"token": []}],
     }
     plain = {"type": "object", "properties": {"status": {"type": "string"}}}
+    ready = _get("Whether it takes requests", plain)
+    ready["responses"]["503"] = _json("it stops, or is full", plain)
+    text = {"description": "text", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    counts: dict[str, Any] = {"summary": "Counts for Prometheus", "responses": {"200": text}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "finetune", "version": finetune.__version__, "description": "An image classifier."},
         "paths": {
-            "/predict": {"post": predict},
-            "/model": {"get": _get("Classes, network and threshold", {"type": "object"})},
+            "/predict": {"post": _for_token(predict)},
+            "/model": {"get": _for_token(_get("Classes, network and threshold", {"type": "object"}))},
             "/healthz": {"get": _get("Whether the process lives", plain)},
-            "/readyz": {"get": _get("Whether it takes requests: 503 while it stops or is full", plain)},
-            "/metrics": {
-                "get": {
-                    "summary": "Counts for Prometheus",
-                    "responses": {
-                        "200": {"description": "text", "content": {"text/plain": {"schema": {"type": "string"}}}}
-                    },
-                }
-            },
+            "/readyz": {"get": ready},
+            "/metrics": {"get": _for_token(counts)},
         },
         "components": {
             "schemas": {"Prediction": _PREDICTION, "Error": _ERROR},
@@ -109,6 +105,8 @@ def description(limits: Limits) -> dict[str, Any]:
     }
 
 
+_FAULT = {"$ref": "#/components/schemas/Error"}
+_REFUSALS = {401: "a token is needed", 403: "the service answers to localhost alone"}
 _BINARY = {"type": "string", "format": "binary"}
 _PREDICTIONS = {
     "type": "object",
@@ -123,6 +121,13 @@ def _option(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
 
 def _json(text: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _for_token(operation: dict[str, Any]) -> dict[str, Any]:
+    """Say of an operation that it needs the token, where the service has one."""
+    refusals = {status: _json(_REFUSALS[int(status)], _FAULT) for status in ("401", "403")}
+    responses = dict(sorted({**operation["responses"], **refusals}.items()))
+    return {**operation, "responses": responses, "security": [{}, {"token": []}]}
 
 
 def _get(text: str, schema: dict[str, Any]) -> dict[str, Any]:

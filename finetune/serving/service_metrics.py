@@ -21,7 +21,7 @@ class ServiceMetrics:
     def __init__(self, class_names: Sequence[str], waiting: Callable[[], float]) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        text = "Requests to /predict, by the status of their answer."
+        text = "Requests to /predict that were let in, by the status of their answer."
         self._requests = Counter("finetune_requests", text, ["status"], registry=registry)
         text = "Seconds from the headers of a good request to its answer."
         self._seconds = Histogram("finetune_request_seconds", text, buckets=_SECONDS, registry=registry)

@@ -188,6 +188,10 @@ def test_a_missing_package_is_named_with_what_brings_it(run, colours, cli, monke
             cli("predict", "--ckpt_path", run / "checkpoints/best.onnx", "--data.predict", colours / "test")
 
 
+def agreements(about: Path) -> set[str]:
+    return {name for name in json.loads(about.read_text()) if name.startswith("verified")}
+
+
 def test_int8_is_measured_on_the_test_pictures_and_predicts(run, colours, cli, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("finetune.inference.quantize.timed", lambda *_: (2.0, 1.0))  # whatever this machine is
     monkeypatch.setattr("finetune.inference.quantize.POINT", 1.0)
@@ -195,8 +199,10 @@ def test_int8_is_measured_on_the_test_pictures_and_predicts(run, colours, cli, t
     assert "int8 on 30 test pictures: accuracy 0." in capsys.readouterr().out
     about = json.loads((tmp_path / "some.onnx.json").read_text())["quantized"]
     assert about["num_pictures"] == 30 and about["milliseconds"] == [2.0, 1.0]
+    assert agreements(tmp_path / "some.onnx.json") == {"verified_before_int8"}
     any_size = ["--input", "any_size", "--output", "any.onnx", "--root", colours]
     cli("export", run / "checkpoints/best.ckpt", "--quantize", "int8", *any_size)
+    assert agreements(tmp_path / "any.onnx.json") == {"verified_before_int8", "verified_preparation"}
     pictures = np.random.default_rng(0).integers(0, 256, (2, 70, 50, 3), np.uint8)
     own, took = Predictor(tmp_path / "some.onnx"), onnxruntime.InferenceSession(tmp_path / "any.onnx")
     np.testing.assert_allclose(took.run(None, {"images": pictures})[0], own(pictures), rtol=0, atol=1e-6)

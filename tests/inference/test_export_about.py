@@ -24,7 +24,7 @@ def predictor(calibrated) -> Predictor:
 
 def test_it_says_what_the_checkpoint_says(predictor, read):
     read["hyper_parameters"]["weights"] = "/home/somebody/some.pt"
-    said = json.loads(json.dumps(about(predictor, read, "onnx", "network_size", FOUND)))
+    said = json.loads(json.dumps(about(predictor, read, "onnx", "network_size", {"verified": FOUND})))
     assert said["class_names"] == predictor.class_names and said["began_with"] == "some.pt"
     assert said["licence_of_the_weights"].startswith("the file some.pt: licence unknown")
     assert said["input"] == {"images": ["N", 32, 32, 3, "uint8 RGB"]} and said["output"].keys() == {
@@ -44,9 +44,9 @@ def test_it_says_what_the_checkpoint_says(predictor, read):
 
 
 def test_each_kind_says_what_it_takes(predictor, read):
-    any_size = about(predictor, read, "onnx", "any_size", FOUND)
+    any_size = about(predictor, read, "onnx", "any_size", {"verified": FOUND})
     assert any_size["input"] == {"images": ["N", "H", "W", 3, "uint8 RGB"]}
     assert any_size["preparation"].startswith("inside: resize to 37 x 37")
-    weights = about(predictor, read, "safetensors", "network_size", FOUND)
+    weights = about(predictor, read, "safetensors", "network_size", {"verified": FOUND})
     assert weights["input"] == {"images": ["N", 3, 32, 32, "float32, normalised"]}
     assert weights["output"].keys() == {"logits"}

@@ -1,6 +1,7 @@
 """Sockets are taken before the work of loading, and what is wrong with an address is told in a line."""
 
 import asyncio
+import gc
 import json
 import resource
 import signal
@@ -208,3 +209,22 @@ def test_who_does_not_read_is_let_go(monkeypatch, reads):
         return got
 
     assert (connection(monkeypatch, read, large) > size) == reads
+
+
+def test_what_was_loaded_before_is_not_collected_through_while_it_serves():
+    counts = []
+
+    async def stops_at_once(scope, receive, send):
+        assert scope["type"] == "lifespan"
+        await receive()
+        counts.append(gc.get_freeze_count())
+        await send({"type": "lifespan.startup.complete"})
+        signal.raise_signal(signal.SIGTERM)
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    before = gc.get_freeze_count()
+    with listen("127.0.0.1", 0) as listener:
+        serve_until_stopped(stops_at_once, listener, 1, lambda: None, lambda: None)
+    assert counts[0] > before + 10_000  # objects of Python and its libraries
+    assert gc.get_freeze_count() <= before

@@ -6,6 +6,7 @@ from pathlib import Path
 from openapi_spec_validator import validate
 
 import finetune.serving
+from finetune.serving import guard
 from finetune.serving.openapi import description
 from finetune.serving.uploads import Limits
 
@@ -29,6 +30,13 @@ def test_every_status_that_the_code_answers_with_is_described():
     said = {*re.findall(r"Refused\(\s*(\d{3})", code)}
     assert len(said) > 6
     assert said | {"200"} == {*API["paths"]["/predict"]["post"]["responses"]}
+
+
+def test_what_needs_a_token_says_so(client):
+    for path, methods in API["paths"].items():
+        for operation in methods.values():
+            needs_one = path not in guard._OPEN
+            assert ("security" in operation) == needs_one == ("401" in operation["responses"]), path
 
 
 def test_an_answer_has_the_fields_that_are_described(client, picture):
