@@ -3,12 +3,14 @@
 import logging
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jsonargparse import Namespace
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune.data.datamodule import ImageDataModule
@@ -36,7 +38,7 @@ def fit(
     run: Run,
     options: Namespace,
     typed: str,
-    told: str = "",
+    told: Sequence[str] = (),
     **kwargs: Any,
 ) -> None:
     """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint.
@@ -49,7 +51,7 @@ def fit(
         run: Where all is written.
         options: The flags of `fit`.
         typed: The command, for about.json.
-        told: What was decided for the user, in words.
+        told: What was decided for the user, each in words; "" where nothing was.
         kwargs: The others of `Trainer.fit`.
     """
     check_averaging(trainer, model, model.backbone)
@@ -63,13 +65,15 @@ def fit(
         go_on(trainer, run, datamodule, options)
     else:
         run.began_from = None if first is None else str(Path(first).resolve())
-        for text in filter(None, (why_anew, told) if trainer.is_global_zero else ()):
+        for text in filter(None, (why_anew, *told) if trainer.is_global_zero else ()):
             log.info(text)
         if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
             run.choose()  # its processes get a copy of the run, the parent keeps the original
+    if options.patience is not None:
+        _check_validated(trainer, datamodule, "--patience counts validations")
     if options.threshold is not None:
         model.calibrator.aim = parse_aim(options.threshold, model.class_names)
-        _check_validated(trainer, datamodule)
+        _check_has_both_classes(trainer, datamodule)
     run.about = {"command": typed, "folder": os.getcwd(), **overview.tell(trainer, model, datamodule, first)}
     datamodule.is_fitted = True  # said here: processes that are spawned have a copy
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
@@ -97,6 +101,10 @@ def _finish(
     callback = next(c for c in callbacks if isinstance(c, Checkpoints))
     if callback.stopped_by and has_test:
         raise Interrupted(callback.stopped_by)
+    is_stopped = any(isinstance(c, EarlyStopping) and c.stopped_epoch for c in callbacks)
+    if is_stopped and options.patience is not None and trainer.is_global_zero:
+        told = "ended after epoch %d: no higher val/accuracy in --patience %d validations"
+        log.info(told, trainer.current_epoch, options.patience)
     if has_test:
         if not best.exists():
             raise ValueError(f"nothing was trained in {run.path}: a limit ended it before its first step")
@@ -136,10 +144,14 @@ def _report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
         log.warning("the report could not be written: %s; `finetune report %s` tries again", error, run.path)
 
 
-def _check_validated(trainer: Trainer, data: ImageDataModule) -> None:
-    """Make sure that a threshold can be chosen."""
+def _check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
     if "val" not in data.splits or trainer.limit_val_batches == 0:
-        raise ValueError("--threshold is chosen on a validation split: --data.val_fraction 0.1 sets one apart of train")
+        raise ValueError(f"{what}, and there is no validation split: --data.val_fraction 0.1 sets one apart of train")
+
+
+def _check_has_both_classes(trainer: Trainer, data: ImageDataModule) -> None:
+    """Make sure that a threshold can be chosen."""
+    _check_validated(trainer, data, "--threshold is chosen on validation pictures")
     counts = np.bincount(data.splits["val"].labels, minlength=2)
     if not counts.all():
         name = data.class_names[int(counts.argmin())]

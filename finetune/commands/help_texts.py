@@ -35,7 +35,7 @@ _NETWORK = (
     Option("model.head_init", "HOW", "xavier", "probe: logistic regression on features; source: known classes"),
 )
 _TRAINING = (
-    Option("trainer.max_epochs", "N", "5", "passes over the training pictures"),
+    Option("trainer.max_epochs", "N", None, "passes over the training pictures; 5 to 50 by their number"),
     Option("model.optimizer.lr", "RATE", "0.01", "learning rate; the head has ten times that"),
     Option("model.optimizer", "NAME", "SGD", "another, as AdamW, begins at its usual rate"),
     Option("model.class_weights", "HOW", None, "balanced: rare classes count as much as frequent ones"),
@@ -50,10 +50,14 @@ _OUT = Option("trainer.default_root_dir", "FOLDER", "runs", "where runs go: FOLD
 _RUN = (
     _OUT,
     Option("resume", "", None, "go on in the newest run there, else begin one"),
+    Option("patience", "N", None, "end after N validations without a higher accuracy"),
     Option("threshold", "AIM", None, "of two classes: recall:0.95, precision:0.95, accuracy or f1"),
 )
 _TRUST = Option("trust_modules", "NAMES", None, "modules that it may import for its data class and transforms")
-_MEASURED = (Option("data.batch_size", "N", None, "pictures in a batch; unsaid, that of its training"),)
+_MEASURED = (
+    Option("data.batch_size", "N", None, "pictures in a batch; unsaid, that of its training"),
+    Option("tta", "flip", None, "the mean of each picture and its mirror image, in twice the time"),
+)
 _CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
 
 # command: (how it is called, what it does, examples, groups of options)

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import register_type
@@ -31,6 +31,7 @@ from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
+from finetune.training.run_length import settle_length
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,19 @@ class FinetuneCLI(LightningCLI):
                 help="Say the first of two classes, or that in f1:CLASS, where it is as probable as is best on the "
                 "validation split for this: accuracy, f1, precision:0.95 or recall:0.99.",
             )
+            parser.add_argument(
+                "--patience",
+                type=int | None,
+                default=None,
+                help="End after so many validations without a higher val/accuracy.",
+            )
         else:
+            parser.add_argument(
+                "--tta",
+                type=Literal["flip"] | None,
+                default=None,
+                help="flip: average what is said of each picture and of its mirror image, in twice the time.",
+            )
             parser.set_defaults({"model.class_names": []})
             add_trust_flag(parser)
         if subcommand == "predict":
@@ -137,7 +150,7 @@ class FinetuneCLI(LightningCLI):
         check_root(self.config[subcommand], self.checkpoint, args)
         if type(seed := self.config[subcommand].get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
-        self.rate_told = settle_rate(self.config, args)
+        self.told = [settle_rate(self.config, args)]
 
     def _parse_ckpt_path(self) -> None:
         # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.
@@ -159,6 +172,10 @@ class FinetuneCLI(LightningCLI):
         assert self.subcommand is not None
         config, options = self._get(self.config_init, "trainer"), self.config[self.subcommand]
         self.run = Run(config["default_root_dir"], self.subcommand)
+        if self.subcommand == "fit" and "train" in self.datamodule.splits:
+            num_images = len(self.datamodule.splits["train"].labels)
+            self.told.append(settle_length(config, num_images, self.datamodule.batch_size))
+            options.trainer.max_epochs = config["max_epochs"]  # for config.yaml
         completed = complete(config, options, self.run, self._parser(self.subcommand), self.checkpoint)
         with as_wrong_usage("trainer"):
             trainer = super().instantiate_trainer(**completed)
@@ -179,7 +196,7 @@ class FinetuneCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
         typed = shlex.join(["finetune", *self.typed])
-        fit(self.trainer, run=self.run, options=self.config["fit"], typed=typed, told=self.rate_told, **kwargs)
+        fit(self.trainer, run=self.run, options=self.config["fit"], typed=typed, told=self.told, **kwargs)
 
 
 def _put(place: Any, settings: dict[str, Any], kind: type, group: str, args: Sequence[str]) -> list[str]:

@@ -32,9 +32,10 @@ def _all(own: str, model: str = _MODEL) -> frozenset[str]:
     return frozenset({*dotted, *common.split(), *own.split()})
 
 
-_FIT = "allow_changes checkpoint_every_n_steps report resume test_after_fit threshold"
+_FIT = "allow_changes checkpoint_every_n_steps patience report resume test_after_fit threshold"
 # Options with few values, and some that take numbers.
 CHOICES = {
+    "tta": ("flip",),
     "data.resize": ("shorter_side", "squash", "whole"),
     "data.on_bad_image": ("error", "skip"),
     "model.head_init": ("xavier", "source", "probe"),
@@ -42,7 +43,7 @@ CHOICES = {
 NUMBERS = {
     *("data.batch_size", "data.image_size", "data.val_fraction", "data.test_fraction", "data.min_crop"),
     *("trainer.max_epochs", "trainer.max_steps", "model.optimizer.lr", "model.head_lr_multiplier", "top_k"),
-    "abstain_below",
+    *("abstain_below", "patience"),
 }
 OPTIMIZERS = """
 ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD SparseAdam
@@ -68,7 +69,7 @@ _CHECK = "output lists weights backbone image_size ckpt_path"
 _SERVE = """
 ckpt_path host port token device precision max_batch max_waiting max_pictures max_megabytes max_megapixels timeout
 """
-_MEASURE = _all("trust_modules", f"{_MODEL} class_names")
+_MEASURE = _all("trust_modules tta", f"{_MODEL} class_names")
 
 # command: the names of its options without dashes; those of classes that are named by a class_path are not there.
 OPTIONS = {

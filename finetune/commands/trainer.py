@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import Checkpoint, ProgressBar, Timer
+from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
 
@@ -14,6 +14,7 @@ from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.mesh_strategy import MeshStrategy
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
+from finetune.inference.tta import AverageFlip
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
@@ -32,7 +33,6 @@ from finetune.training.progress_bar import PicturesBar
 # What Lightning's flags are where nobody gives them.
 DEFAULTS = {
     "default_root_dir": "runs",
-    "max_epochs": 5,
     "use_distributed_sampler": False,  # ours shares every batch exactly
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
@@ -75,6 +75,9 @@ def complete(
     if run.command == "fit":
         callbacks += [Rates(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run)]
         callbacks += [LiveReport(run)] if options.report else []
+        callbacks += [patience(options.patience)] if options.patience is not None else []
+    elif options.tta:
+        callbacks.append(AverageFlip())
     if run.command == "predict":
         callbacks.append(PredictionWriter(run, options.output, options.top_k, options.abstain_below))
     if run.command in ("fit", "test"):
@@ -88,6 +91,13 @@ def complete(
     config["callbacks"] = [*own, *callbacks]
     has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
     return {"logger": loggers, "plugins": plugins, "enable_checkpointing": has_checkpoints}
+
+
+def patience(num: int) -> EarlyStopping:
+    """Return what ends a fit after `num` validations that did not raise val/accuracy."""
+    if num < 1:
+        raise WrongUsage(f"--patience must be at least 1, got {num}")
+    return EarlyStopping("val/accuracy", mode="max", patience=num)
 
 
 def make_ready(trainer: Trainer) -> Trainer:

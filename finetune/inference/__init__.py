@@ -9,5 +9,5 @@ class, by `class_activation`.
 `export_check` holds against the predictor, `quantize` one in int8, and `any_size` one that prepares pictures itself;
 `export_about` says what is to be known of a file. `onnx_network` puts such a file in the network's place again.
 
-Another format goes into `exporters`; what corrects probabilities, here, too.
+`tta` averages over views of a picture. Another format goes into `exporters`; what corrects probabilities, here, too.
 """

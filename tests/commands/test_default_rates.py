@@ -21,7 +21,7 @@ def optimizer(tmp_path, monkeypatch):
 
     def parse(*arguments: str):
         cli = ParseOnly(["fit", *arguments])
-        return cli.config["fit"].model.optimizer, cli.rate_told
+        return cli.config["fit"].model.optimizer, cli.told[0]
 
     return parse
 

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import yaml
 from colours import QUICK
 
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -115,6 +116,27 @@ def test_a_checkpoint_that_is_not_there_is_told_before_there_is_a_run(colours, c
     with pytest.raises(WrongUsage, match="nope.ckpt"):
         cli("fit", "--data.root", colours, *QUICK, "--ckpt_path", "nope.ckpt")
     assert not (tmp_path / "runs").exists()
+
+
+def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path, caplog):
+    fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 20, "--patience", 2]
+    cli(*fit, "--model.optimizer.lr", "1e-12")  # nothing is learned
+    assert "ended after epoch 3: no higher val/accuracy in --patience 2 validations" in caplog.messages
+    last = torch.load(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
+    with pytest.raises(ValueError, match="--patience counts validations, and there is no validation split"):
+        cli(*fit, "--data.val_fraction", 0)
+    with pytest.raises(WrongUsage, match="--patience must be at least 1, got 0"):
+        cli(*fit, "--patience", 0)
+
+
+def test_a_fit_that_is_told_no_length_writes_the_usual_one_down(colours, cli, tmp_path, caplog):
+    options = [option for option in QUICK if option not in ("--trainer.max_epochs", "1")]
+    assert len(options) == len(QUICK) - 2
+    cli("fit", "--data.root", colours, *options, "--trainer.limit_train_batches", 1, "--test_after_fit", "false")
+    assert caplog.messages[0].startswith("50 epochs, 50 steps, as is usual for ")
+    config = yaml.safe_load((tmp_path / "runs/fit/version_0/config.yaml").read_text())
+    assert config["trainer"]["max_epochs"] == 50
 
 
 def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, caplog, capsys):

@@ -1,0 +1,37 @@
+"""How long a fit is where nobody says: many epochs for few pictures, few for many."""
+
+import math
+from typing import Any
+
+_SEEN = 16_000  # pictures, each counted as often as it is seen: 500 steps of 32, the number of steps of BiT-HyperRule
+_FEWEST, _MOST = 5, 50  # epochs
+
+
+def usual_epochs(num_images: int) -> int:
+    """Return how often to see each of so many training pictures.
+
+    A small set needs as many steps as a larger one, or the head has hardly begun to learn when the rate falls to 0; and
+    a picture that was seen 50 times has little to add. Source of the steps: BiT, arXiv:1912.11370, section 3.3, whose
+    rule gives all sets of less than 20,000 pictures 500 steps; our figures: docs/benchmarks.md.
+
+    Args:
+        num_images: Of an epoch.
+    """
+    return min(_MOST, max(_FEWEST, math.ceil(_SEEN / max(1, num_images))))
+
+
+def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
+    """Give a fit its usual epochs if no limit was given, and return in words what was chosen.
+
+    Args:
+        limits: The Trainer's settings; `max_epochs` is set where neither it nor `max_steps` was.
+        num_images: In the training split.
+        batch_size: Of a batch over all devices.
+    """
+    if limits["max_epochs"] is not None or limits["max_steps"] != -1 or limits["fast_dev_run"]:
+        return ""
+    limit = 1.0 if limits["limit_train_batches"] is None else limits["limit_train_batches"]
+    seen = min(num_images, limit * batch_size) if isinstance(limit, int) else int(num_images * limit)
+    epochs = limits["max_epochs"] = usual_epochs(seen)
+    steps = epochs * math.ceil(math.ceil(seen / batch_size) / limits["accumulate_grad_batches"])
+    return f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training pictures; --epochs sets another number"
