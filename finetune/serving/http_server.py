@@ -89,9 +89,14 @@ class PatientProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None], on_stop: Callable[[], None]) -> None:
         super().__init__(config)
-        self.on_stop, self.has_ended = on_stop, False
+        self.on_start, self.on_stop, self.has_ended = on_start, on_stop, False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
@@ -164,7 +169,7 @@ def serve_until_stopped(
         app: What answers.
         listener: As `listen` makes it.
         seconds: That requests have to end, once it stops; a second Ctrl-C ends the process, with status 130.
-        on_start: Called when requests are taken.
+        on_start: Called when requests are taken, by a loop that runs.
         on_stop: Called when it is asked to stop.
 
     Raises:
@@ -184,7 +189,7 @@ def serve_until_stopped(
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         timeout_graceful_shutdown=max(1, round(seconds)),
     )
-    server = _Server(config, on_stop)
+    server = _Server(config, on_start, on_stop)
     # uvicorn raises the signals that ended it once more, when its own handlers are gone: its end is no error here.
     signums = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before: dict[int, Any] = {signum: signal.signal(signum, server.handle_exit) for signum in signums}
@@ -194,7 +199,6 @@ def serve_until_stopped(
         except OSError as error:
             host, port = listener.getsockname()[:2]
             raise _taken(host, port, error) from error
-        on_start()
         # Each full collection would look through all that torch and we have loaded, and every client wait for it: the
         # slowest hundredth of 64 clients waited twice as long.
         gc.collect()

@@ -174,6 +174,35 @@ with listen("127.0.0.1", 0) as listener:
 """
 
 
+_OK = """
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+"""
+
+
+def test_who_asks_at_once_is_answered_though_it_stops_at_once():
+    """It says that it serves when it takes connections: what the system holds till then is lost with the socket."""
+    slow = "import gc; gc.collect = lambda: time.sleep(2)\n"  # what a start does last, on a busy machine
+    script = _BUSY.replace("with listen", slow + "with listen").replace("await asyncio.to_thread(time.sleep, 30)", _OK)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", script], **pipes)
+    try:
+        assert process.stdout
+        with socket.create_connection(("127.0.0.1", int(process.stdout.readline()))) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n")
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            client.sendall(b"ab")
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        process.communicate(timeout=15)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+
+
 def test_a_second_ctrl_c_waits_for_no_thread():
     process = subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
