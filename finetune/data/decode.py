@@ -2,9 +2,7 @@
 
 Two decoders would be two data sets: they differ in the order of colours, in the EXIF rotation and in what they make of
 transparency. Pillow does the reading and says what is wrong with a file. Only the pixels of a sound JPEG come from
-simplejpeg, which calls the same libjpeg-turbo with fewer copies: bit-identical (`benchmarks/data/loading.py` has its
-rate).
-
+simplejpeg, which calls the same libjpeg-turbo with fewer copies: bit-identical (see `benchmarks/data/loading.py`).
 Colour profiles are ignored, as in the usual training sets. Everything here may run in threads and in forked workers.
 """
 
@@ -136,7 +134,9 @@ def read_header(file: BinaryIO) -> ImageFile:
         raise ValueError("the file is empty")
     reader = next((reader for magic, reader in READERS.items() if head.startswith(magic)), None)
     if reader is None:
-        raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture (it starts with {head!r})")
+        is_heif = head[4:11] in (b"ftyphei", b"ftypmif", b"ftypavi")  # what phones write
+        what = "is HEIC or AVIF: save it as JPEG" if is_heif else f"starts with {head!r}"
+        raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture (it {what})")
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
         raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
     file.seek(0)

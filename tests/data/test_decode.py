@@ -320,6 +320,16 @@ def test_files_that_are_no_pictures(tmp_path, monkeypatch):
         decode(tmp_path / "text.jpg")
 
 
+def test_what_phones_write_is_told_by_its_name():
+    avif = encode(RGB, "AVIF")
+    heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
+    for content in (avif, heic, heic.replace(b"ftypheic", b"ftypmif1")):
+        with pytest.raises(DecodeError, match=r"TIFF or GIF picture \(it is HEIC or AVIF: save it as JPEG\)$"):
+            decode(content)
+    with pytest.raises(DecodeError, match="it starts with"):  # a film of the same family
+        decode(heic.replace(b"ftypheic", b"ftypisom"))
+
+
 def test_threads_get_the_same_pixels():
     contents = [encode(RGB, format) for format in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")] * 20
     with ThreadPoolExecutor(8) as pool:
