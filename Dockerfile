@@ -13,10 +13,11 @@
 # user. A new named volume (`-v finetune:/workspace`) takes files from anybody. Rootless podman: `--userns=keep-id`, too.
 # Read-only root: add `--read-only --tmpfs /tmp`.
 # Shared memory: worker processes hand over batches through it, and the usual 64 MB are too few for big pictures.
-# Stopping: Ctrl-C and `docker stop` save first, then exit with 130 and 143 (`serve` with 0); the same command with `--resume` goes on.
-# `docker run --stop-timeout 60` leaves a slow disk more than the usual 10 seconds.
+# Stopping: Ctrl-C and `docker stop` save first, then exit with 130 and 143; the same command with `--resume` goes on.
+# `serve` answers what it has accepted, then exits with 0.
+# `docker run --stop-timeout 60` leaves a slow disk, or big pictures, more than the usual 10 seconds.
 #
-# Size: 5.1 GB above the base image, 2.8 GB to fetch (gzip); 3.0 GB of it are CUDA libraries, 1.2 torch, 0.1 what exports. triton and
+# Size: 5.2 GB above the base image, 2.9 GB to fetch (gzip); 3.1 GB of it are CUDA libraries, 1.2 torch, 0.1 what exports. triton and
 # device code, 1.0 GB, are left out, and files to compile with or to test; pip's cache is not kept, compilers are absent.
 #
 # The tag has no digest, so that a new build takes Debian's and Python's security fixes; what decides about results is
