@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from finetune.system.machine import num_cores
 from finetune.system.messages import WrongUsage, be_quiet
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOKEN = "FINETUNE_TOKEN"
+Precision = Literal["32-true", "64-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"]
 
 
 def serve(
@@ -23,7 +24,7 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     device: str = "auto",
-    precision: str | None = None,
+    precision: Precision | None = None,
     max_batch: int = 32,
     max_waiting: int = 256,
     max_pictures: int = 32,

@@ -14,12 +14,14 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from colours import QUICK
 
 from finetune.cli import main
+from finetune.commands.serve import Precision
 
 ROOT = Path(__file__).parents[2]
 
@@ -204,12 +206,27 @@ def told(capsys, *args: object) -> str:
         (["--token", "two words"], "--token"),
         (["--device", "cuda:77"], "device 'cuda:77'"),
         (["--device", "abacus"], "device 'abacus'"),
-        (["--precision", "half"], "precision 'half': valid are 32-true"),
+        (["--precision", "half"], "precision: half is not valid; expected '32-true'"),
+        (["--precision", "32"], "precision: 32 is not valid; expected '32-true'"),
         (["--prot", "80"], "--port"),
     ],
 )
 def test_wrong_usage_is_told_in_a_line(run, capsys, options, message):
     assert message in told(capsys, run, "--port", "0", *options)
+
+
+def test_its_precisions_are_the_predictor_s():
+    """They are written twice, so that a wrong one is told before torch is loaded."""
+    from finetune.inference import predictor
+
+    assert set(get_args(Precision)) == {*predictor._TRUE, *predictor._MIXED}
+
+
+def test_a_wrong_precision_is_told_before_torch_is_loaded(run):
+    script = "import sys, finetune.cli\ntry: finetune.cli.main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
+    command = [sys.executable, "-c", script, "serve", str(run), "--port", "0", "--precision", "32"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "precision: 32" in done.stderr and done.stdout == "False\n"
 
 
 def test_what_is_no_checkpoint_is_told(colours, tmp_path, capsys):

@@ -174,6 +174,37 @@ def test_of_a_thing_and_its_absence_it_asks_for_the_thing(page, predictor):
     assert page.locator(".verdict").inner_text() == "not hotdog"
 
 
+def test_another_model_at_the_same_address_is_introduced(page):
+    """A service that was started again knows other classes: too few for the options of before, and other names."""
+    models = [["a", "b", "c", "d", "e", "f"], ["hotdog", "not-hotdog"], ["x", "y", "z"]]
+    asked: list[str] = []
+
+    def predict(route):
+        asked.append(route.request.url)
+        one = {"name": "a", "label": names[0], "probability": 1, "probabilities": {names[0]: 1}}
+        route.fulfill(body=json.dumps({"predictions": [one]}))
+
+    page.route("**/model", lambda route: route.fulfill(body=json.dumps({"class_names": names})))
+    page.route("**/predict?*", predict)
+    first = page.locator("h1").inner_text(), page.title()
+    seen = []
+    for count, names in enumerate(models):  # noqa: B007 the routes read it
+        give(page, b"x")
+        page.locator(".verdict").nth(count).wait_for(timeout=20_000)
+        seen.append((page.locator("h1").inner_text(), page.title(), page.locator("#classes").inner_text()))
+    assert seen[0] == (*first, "It knows a, b, c, d, e, f.") and seen[2] == (*first, "It knows x, y, z.")
+    assert seen[1] == ("Is it a hotdog, or not?", "hotdog, or not hotdog?", "")
+    assert ["top_k" in url for url in asked] == [True, False, False]
+
+
+def test_a_threshold_is_told(page):
+    """Else the less probable of two would be said without a reason."""
+    known = {"class_names": ["hotdog", "not-hotdog"], "threshold": {"label": "hotdog", "at_least": 0.2509}}
+    page.route("**/model", lambda route: route.fulfill(body=json.dumps(known)))
+    page.reload()
+    page.get_by_text("It says hotdog from a probability of 25.1 % on.").wait_for(timeout=20_000)
+
+
 def test_names_are_text_and_never_markup(page, picture):
     give(page, picture(), "<img src=x onerror=alert(1)>.png")
     page.locator(".result").wait_for(timeout=20_000)
