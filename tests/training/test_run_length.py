@@ -14,24 +14,24 @@ UNSET = {
 
 
 def test_few_pictures_are_seen_more_often_within_limits():
-    epochs = [usual_epochs(num) for num in (0, 1, 100, 320, 321, 1000, 3200, 3201, 10**7)]
-    assert epochs == [50, 50, 50, 50, 50, 16, 5, 5, 5]
+    epochs = [usual_epochs(num) for num in (0, 1, 100, 160, 161, 1000, 1600, 1601, 10**7)]
+    assert epochs == [50, 50, 50, 50, 50, 8, 5, 5, 5]
     assert epochs == sorted(epochs, reverse=True)
 
 
-@pytest.mark.parametrize("num_images", range(321, 3200, 97))
+@pytest.mark.parametrize("num_images", range(161, 1600, 97))
 def test_sets_of_middle_size_have_the_same_number_of_pictures_in_all(num_images):
     seen = usual_epochs(num_images) * num_images
-    assert 16_000 <= seen < 16_000 + num_images
+    assert 8_000 <= seen < 8_000 + num_images
 
 
 @pytest.mark.parametrize(
     ("given", "epochs", "words"),
     [
-        ({}, 16, "16 epochs, 512 steps, as is usual for 1,000 training pictures; --epochs sets another number"),
-        ({"accumulate_grad_batches": 3}, 16, "16 epochs, 176 steps, as"),  # 11 of 32 batches, the last of two
-        ({"limit_train_batches": 10}, 50, "50 epochs, 500 steps, as is usual for 320 training"),
-        ({"limit_train_batches": 0.5}, 32, "32 epochs, 512 steps, as is usual for 500 training"),
+        ({}, 8, "8 epochs, 256 steps, as is usual for 1,000 training pictures; --epochs sets another number"),
+        ({"accumulate_grad_batches": 3}, 8, "8 epochs, 88 steps, as"),  # 11 of 32 batches, the last of two
+        ({"limit_train_batches": 10}, 25, "25 epochs, 250 steps, as is usual for 320 training"),
+        ({"limit_train_batches": 0.5}, 16, "16 epochs, 256 steps, as is usual for 500 training"),
     ],
 )
 def test_who_says_nothing_is_told_what_is_usual(given, epochs, words):
