@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
@@ -27,8 +26,9 @@ from finetune.training.calibration import Calibration, Calibrator, read_calibrat
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
+from finetune.training.loss import balanced_weights, loss_sum
 from finetune.training.lr_schedulers import StepOnPlateau, as_lightning_wants, with_total_steps
-from finetune.training.metrics import SplitMetrics, TrainMetrics, balanced_weights
+from finetune.training.metrics import SplitMetrics, TrainMetrics
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 
@@ -171,11 +171,11 @@ class Classifier(pl.LightningModule):
             loss = zero_loss(self)
         else:  # batch norm and sharded weights wait for every device, too
             logits = self(images)
-            loss_sum = self._loss_sum(logits, labels)
+            summed = loss_sum(logits, labels, self.class_weight, self.label_smoothing)
             # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
-            loss = loss_sum * (self.trainer.world_size / total_weight)
+            loss = summed * (self.trainer.world_size / total_weight)
         if len(labels) and is_counted(self.trainer):
-            self.train_metrics.update(logits, labels, loss_sum, self.class_weight[labels].sum())
+            self.train_metrics.update(logits, labels, summed, self.class_weight[labels].sum())
         self.log("train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True)
         return loss
 
@@ -196,8 +196,8 @@ class Classifier(pl.LightningModule):
         is_needed = len(batch["image"]) or is_sharded(self.trainer)
         logits = self(batch["image"]) if is_needed else torch.empty(0, len(self.class_names), device=self.device)
         if metrics is not None and len(labels := batch["label"]) and is_counted(self.trainer):
-            loss_sum, weight = self._loss_sum(logits, labels), self.class_weight[labels].sum()
-            metrics.update(logits, labels, loss_sum, weight, self.calibration)
+            summed = loss_sum(logits, labels, self.class_weight, self.label_smoothing)
+            metrics.update(logits, labels, summed, self.class_weight[labels].sum(), self.calibration)
             if self.trainer.state.fn == "fit":
                 self.calibrator.update(logits, labels)
         p = self.calibration.probabilities(logits)
@@ -239,9 +239,6 @@ class Classifier(pl.LightningModule):
             self.trainer.precision_plugin.convert_module(self)
             hold_against(checkpoint, self.trainer)
             self.train_metrics.restore(checkpoint["finetune"]["train_metrics"], self.trainer.is_global_zero)
-
-    def _loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels, self.class_weight, reduction="sum", label_smoothing=self.label_smoothing)
 
     @property
     def _data(self) -> ImageDataModule:

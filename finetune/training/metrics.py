@@ -1,6 +1,5 @@
 """What is measured on a split: metrics with sum states only, so that every picture counts once on any devices."""
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
@@ -77,12 +76,6 @@ class MeanLoss(PreciseSums):
         if self.weight == 0:
             raise ValueError(f"no picture of {self.split} could be decoded: skipped.txt of this run says why")
         return (self.sum / self.weight).float()
-
-
-def balanced_weights(labels: np.ndarray, num_classes: int) -> Tensor:
-    """Return a weight for each class (num_classes,), inverse to its frequency in labels (N,), 1 on their average."""
-    counts = torch.bincount(torch.from_numpy(labels), minlength=num_classes)
-    return counts.sum() / (num_classes * counts.clamp_min(1))
 
 
 def split_metrics(num_classes: int) -> MetricCollection:

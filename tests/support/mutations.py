@@ -60,8 +60,8 @@ MUTATIONS = [
     Mutation(
         "the loss is a mean over the global batch",
         "training/classifier.py",
-        "loss = loss_sum * (self.trainer.world_size / total_weight)",
-        "loss = loss_sum / self.class_weight[labels].sum()",
+        "loss = summed * (self.trainer.world_size / total_weight)",
+        "loss = summed / self.class_weight[labels].sum()",
         "tests/integration/test_ddp.py -k balanced",
     ),
     Mutation(

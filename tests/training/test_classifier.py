@@ -39,13 +39,18 @@ def test_normalisation_is_inside():
 
 
 def test_loss_is_that_of_torch(colours):
-    pictures = data(colours)
-    model = Classifier(pictures.class_names, **SMALL, label_smoothing=0.2, class_weights="balanced")
-    model.class_weight.copy_(torch.tensor([0.5, 1.0, 2.0]))
-    logits, labels = torch.randn(7, 3), torch.tensor([0, 1, 2, 2, 1, 0, 0])
-    expected = F.cross_entropy(logits, labels, model.class_weight, label_smoothing=0.2)
-    loss = model._loss_sum(logits, labels) / model.class_weight[labels].sum()
-    torch.testing.assert_close(loss, expected)
+    pictures = data(colours, val_fraction=0, image_size=28)
+    pictures.splits["train"].labels[:5] = 2  # uneven: the weights are not all 1
+    batch = next(iter(pictures.loader("train", train=True)))
+    options = {"backbone": "lenet", "weights": None, "label_smoothing": 0.2, "class_weights": "balanced"}
+    model = Classifier(pictures.class_names, **options, optimizer=partial(torch.optim.SGD, lr=0.0))
+    trainer = fit(model, pictures, max_steps=1)
+    with torch.no_grad():
+        logits = model(batch["image"])
+    expected = F.cross_entropy(logits, batch["label"], model.class_weight, label_smoothing=0.2)
+    torch.testing.assert_close(trainer.callback_metrics["train/loss"], expected)
+    plain = F.cross_entropy(logits, batch["label"])
+    assert abs(expected - plain) > 1e-3  # the control
 
 
 def test_balanced_weights_make_the_classes_equal(tmp_path):

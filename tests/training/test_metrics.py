@@ -13,7 +13,6 @@ from finetune.training.classifier import Classifier
 from finetune.training.metrics import (
     CalibrationError,
     MeanLoss,
-    balanced_weights,
     split_metrics,
 )
 from finetune.training.precise_sums import global_sums, restore_sums
@@ -173,13 +172,6 @@ def test_all_metrics_of_a_split_are_sums_over_parts(sizes):
         parts = list(zip(preds.split(sizes), labels.split(sizes), strict=True))
         value = merged(lambda name=name: split_metrics(4)[name], parts)
         np.testing.assert_allclose(value, whole[name], atol=TOLERANCE)
-
-
-def test_balanced_weights_are_inverse_to_frequency_and_one_on_average():
-    labels = np.array([0, 0, 0, 1])
-    weights = balanced_weights(labels, 3)
-    assert weights.tolist() == pytest.approx([4 / 9, 4 / 3, 4 / 3])  # a class without pictures counts as if it had one
-    assert float(balanced_weights(np.array([0, 0, 0, 1]), 2)[labels].mean()) == pytest.approx(1)
 
 
 class WithoutFloat64(TorchDispatchMode):
