@@ -37,7 +37,7 @@ class ImageDataModule(pl.LightningDataModule):
             book); the centre is then cropped. `whole` squashes and crops nothing.
         crop_and_flip: Crops and flips at random in training; without it pictures are prepared as in evaluation.
         min_crop: Smallest share of a picture's area that a random crop in training keeps, in (0, 1].
-        augmentations: Training transforms after crop and flip, each as class_path and init_args.
+        augmentations: Training transforms after crop and flip by class_path and init_args, also `TrivialAugment`.
         num_views: Versions of each training picture, which take turns by epoch; null draws a new one each time. Where a
             part of the network is frozen, what it makes of them is then computed once.
         val_fraction: Share of the training pictures set apart for validation where there is no val folder; 0 for none.

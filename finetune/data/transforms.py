@@ -13,12 +13,14 @@ import albumentations as A
 import numpy as np
 
 from finetune.data.resize import RandomResizedCrop, Resize, SmallestMaxSize
+from finetune.data.trivial_augment import TrivialAugment
 from finetune.system.messages import WrongUsage, did_you_mean
 
 ResizeMode = Literal["shorter_side", "squash", "whole"]
 
 # The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same ratio at any size.
 _RESIZE_RATIO = 256 / 224
+_OWN = {"TrivialAugment": TrivialAugment}  # by their names alone, like those of albumentations
 _WORDS_OF_PART = 5  # of 64 bits: one for Python's generator, four for NumPy's
 _SET_RANDOM_SEED = (A.BasicTransform.set_random_seed, A.BaseCompose.set_random_seed)
 
@@ -33,7 +35,7 @@ def train_transform(
 
     Args:
         image_size: Side of the result in pixels.
-        extra: More transforms, each as `{"class_path": ..., "init_args": {...}}`.
+        extra: More transforms, each as `{"class_path": ..., "init_args": {...}}`: albumentations' or `TrivialAugment`.
         min_crop: Smallest share of the picture's area that a crop keeps, in (0, 1].
         prepared: What brings a picture to size instead of crop and flip.
 
@@ -110,11 +112,11 @@ def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
         module = importlib.import_module(module_name or "albumentations")
     except ImportError as error:
         raise ValueError(f"transform {spec['class_path']}: {error}") from error
-    transform_class = getattr(module, class_name, None)
+    own = {} if module_name else _OWN
+    transform_class = own.get(class_name) or getattr(module, class_name, None)
     if transform_class is None:
-        raise WrongUsage(
-            f"there is no transform {class_name!r} in {module.__name__}{did_you_mean(class_name, dir(module))}"
-        )
+        near = did_you_mean(class_name, [*dir(module), *own])
+        raise WrongUsage(f"there is no transform {class_name!r} in {module.__name__}{near}")
     if not (isinstance(transform_class, type) and issubclass(transform_class, A.BasicTransform)):
         raise WrongUsage(f"{spec['class_path']} is not an albumentations transform")
     init_args = spec.get("init_args") or {}

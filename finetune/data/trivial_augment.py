@@ -1,0 +1,84 @@
+"""TrivialAugment: of each picture one operation at one strength, both at random, and nothing to tune.
+
+The operations are Pillow's, as in the paper; which there are and how far they go is its wide space, as torchvision's
+`TrivialAugmentWide` has it.
+
+Source: Müller and Hutter 2021 (arXiv:2103.10158), table 1.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import albumentations as A
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageEnhance, ImageOps
+
+NUM_STEPS = 31
+# Exact fractions: torchvision's, in float32, fall short of some whole numbers, so that 16 pixels become 15.
+_STEPS = [step / (NUM_STEPS - 1) for step in range(NUM_STEPS)]
+
+
+class Operation(NamedTuple):
+    """What may become of a picture.
+
+    Attributes:
+        act: From a picture and a strength to a picture of the same size.
+        strengths: One for each step.
+        is_signed: Whether a strength may be negative.
+    """
+
+    act: Callable[[Image.Image, float], Image.Image]
+    strengths: Sequence[float] = (0.0,) * NUM_STEPS
+    is_signed: bool = False
+
+
+def _moved(picture: Image.Image, *matrix: float) -> Image.Image:
+    """Return a picture whose pixel (x, y) is the one at (a x + b y + c, d x + e y + f); what comes in is black."""
+    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
+
+
+def _up_to(strongest: float) -> list[float]:
+    return [step * strongest for step in _STEPS]
+
+
+OPERATIONS = {
+    "Identity": Operation(lambda picture, _: picture),
+    "ShearX": Operation(lambda picture, s: _moved(picture, 1, s, 0, 0, 1, 0), _up_to(0.99), True),
+    "ShearY": Operation(lambda picture, s: _moved(picture, 1, 0, 0, s, 1, 0), _up_to(0.99), True),
+    "TranslateX": Operation(lambda picture, s: _moved(picture, 1, 0, -int(s), 0, 1, 0), _up_to(32), True),  # pixels
+    "TranslateY": Operation(lambda picture, s: _moved(picture, 1, 0, 0, 0, 1, -int(s)), _up_to(32), True),
+    "Rotate": Operation(lambda picture, s: picture.rotate(s), _up_to(135), True),  # degrees
+    "Brightness": Operation(lambda picture, s: ImageEnhance.Brightness(picture).enhance(1 + s), _up_to(0.99), True),
+    "Color": Operation(lambda picture, s: ImageEnhance.Color(picture).enhance(1 + s), _up_to(0.99), True),
+    "Contrast": Operation(lambda picture, s: ImageEnhance.Contrast(picture).enhance(1 + s), _up_to(0.99), True),
+    "Sharpness": Operation(lambda picture, s: ImageEnhance.Sharpness(picture).enhance(1 + s), _up_to(0.99), True),
+    "Posterize": Operation(  # to 8 … 2 bits
+        lambda picture, s: ImageOps.posterize(picture, int(s)), [round(8 - 6 * step) for step in _STEPS]
+    ),
+    "Solarize": Operation(lambda picture, s: ImageOps.solarize(picture, 255 * s), _STEPS[::-1]),  # type: ignore[arg-type]
+    "AutoContrast": Operation(lambda picture, _: ImageOps.autocontrast(picture)),
+    "Equalize": Operation(lambda picture, _: ImageOps.equalize(picture)),
+}
+_NAMES = list(OPERATIONS)
+
+
+class TrivialAugment(A.ImageOnlyTransform):
+    """Does one of 14 operations to a picture, each as likely, at one of 31 strengths, each as likely.
+
+    Args:
+        p: Probability that it does anything.
+    """
+
+    def __init__(self, p: float = 1.0) -> None:
+        super().__init__(p=p)
+
+    def get_params(self) -> dict[str, Any]:
+        name = self.py_random.choice(_NAMES)
+        strength = self.py_random.choice(OPERATIONS[name].strengths)
+        is_negative = self.py_random.random() < 0.5
+        return {"operation": name, "strength": -strength if is_negative and OPERATIONS[name].is_signed else strength}
+
+    def apply(self, img: NDArray[np.uint8], operation: str, strength: float, **params: Any) -> NDArray[np.uint8]:
+        # A copy: what Pillow gives may not be written to, and the next transform may want to.
+        return np.array(OPERATIONS[operation].act(Image.fromarray(img), strength))
