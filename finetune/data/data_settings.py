@@ -1,5 +1,7 @@
 """What may be asked of a data module: wrong values are told before a file is looked at."""
 
+import math
+
 from finetune.system.messages import WrongUsage
 
 
@@ -32,3 +34,17 @@ def check_shares(val_fraction: float, test_fraction: float, min_crop: float, num
         raise WrongUsage(f"{given} must leave some training data")
     if num_views is not None and num_views < 1:
         raise WrongUsage(f"num_views must be at least 1, got {num_views}")
+
+
+def check_mixing(mixup: float, cutmix: float, num_views: int | None) -> None:
+    """Make sure that pictures can be mixed so.
+
+    Raises:
+        WrongUsage: They can't.
+    """
+    for name, value in (("mixup", mixup), ("cutmix", cutmix)):
+        if not 0 <= value < math.inf:
+            raise WrongUsage(f"{name} must be at least 0 and finite, got {value}")
+        if value and num_views is not None:
+            hint = "leave it out, or say --data.num_views null"
+            raise WrongUsage(f"{name} mixes anew in each epoch, num_views repeats pictures: {hint}")

@@ -12,13 +12,14 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, default_convert
 
-from finetune.data.data_settings import check_shares, check_sizes
+from finetune.data.data_settings import check_mixing, check_shares, check_sizes
 from finetune.data.dataset import Collate, FeatureDataset, ImageDataset
 from finetune.data.identity import identity
-from finetune.data.image_cache import from_cache, pays
+from finetune.data.image_cache import CacheOfSplits
 from finetune.data.loader import DeviceCopy, Loader, automatic_workers, check_shared_memory, end_workers, start_worker
+from finetune.data.mixing import Mixing
 from finetune.data.readers import FileReader, files_to_predict
-from finetune.data.samplers import EvalBatches, TrainBatches, limited, num_reads, position, run_seed
+from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed
 from finetune.data.seen import Seen
 from finetune.data.splits import Split
 from finetune.data.transforms import ResizeMode, eval_transform, train_transform
@@ -38,6 +39,9 @@ class ImageDataModule(pl.LightningDataModule):
         crop_and_flip: Crops and flips at random in training; without it pictures are prepared as in evaluation.
         min_crop: Smallest share of a picture's area that a random crop in training keeps, in (0, 1].
         augmentations: Training transforms after crop and flip by class_path and init_args, also `TrivialAugment`.
+        mixup: Blends each training picture with another, in shares of Beta(mixup, mixup), and both classes are the
+            target; 0 for none. Train accuracy then counts the class of the larger part.
+        cutmix: The same by pasting a box of the other picture. With both, each picture draws which, at even odds.
         num_views: Versions of each training picture, which take turns by epoch; null draws a new one each time. Where a
             part of the network is frozen, what it makes of them is then computed once.
         val_fraction: Share of the training pictures set apart for validation where there is no val folder; 0 for none.
@@ -65,6 +69,8 @@ class ImageDataModule(pl.LightningDataModule):
         crop_and_flip: bool = True,
         min_crop: float = 0.08,
         augmentations: list[dict[str, Any]] | None = None,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
         num_views: int | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
@@ -80,6 +86,7 @@ class ImageDataModule(pl.LightningDataModule):
         super().__init__()
         check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers)
         check_shares(val_fraction, test_fraction, min_crop, num_views)
+        check_mixing(mixup, cutmix, num_views)
         self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
         self.root = root or self.default_root
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
@@ -87,11 +94,11 @@ class ImageDataModule(pl.LightningDataModule):
         self.eval_transform = eval_transform(image_size, resize)
         prepared = None if crop_and_flip else self.eval_transform
         self.train_transform = train_transform(image_size, augmentations or (), min_crop, prepared)
-        self.num_views = num_views if crop_and_flip or augmentations else 1
+        self.mixing = Mixing(mixup, cutmix)
+        self.num_views = num_views if crop_and_flip or augmentations or mixup or cutmix else 1
         self.splits: dict[str, Split] = {}
         self.features: dict[str, FeatureDataset] = {}  # instead of the pictures, where a frozen part made them
-        self._looked_for_cache: bool | None = None  # and whether to make one where there is none
-        self._transfer = DeviceCopy()
+        self._cache, self._transfer = CacheOfSplits(), DeviceCopy()
         self.class_names, self.fingerprint, self.is_fitted = class_names or [], "", False
         self.seen: Seen | None = None  # what training sees
         if predict is not None:
@@ -115,7 +122,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         self.is_fitted |= stage == "fit"
-        self.features, self._looked_for_cache = {}, None  # of another fit, perhaps
+        self.features, self._cache = {}, CacheOfSplits()  # of another fit, perhaps
 
     def teardown(self, stage: str) -> None:
         end_workers()
@@ -164,19 +171,12 @@ class ImageDataModule(pl.LightningDataModule):
                 is worth it, and in `fit`, they are decoded once and kept; what is kept already is read in any case.
         """
         if split in ("train", "val") and self.trainer is not None:
-            self._take_decoded(reads)
+            settings = self.splits, self.root or "", self.cache_limit_gb, self.batch_size
+            self.splits |= self._cache.take(self.trainer, *settings, reads)
         given, on_bad_image = self.splits[split], "skip" if split == "predict" else self.on_bad_image
         transform = self.train_transform if train else self.eval_transform
-        return ImageDataset(given.read, given.labels, transform, run_seed(), on_bad_image, self.num_views)
-
-    def _take_decoded(self, reads: float | None) -> None:
-        assert self.trainer is not None
-        num, is_fit = len(self.splits["train"].labels) if "train" in self.splits else 0, self.trainer.state.fn == "fit"
-        in_all = num_reads(self.trainer, num, self.batch_size) if reads is None and is_fit else (reads or 1) * num
-        build = num > 0 and pays(in_all, num)
-        if self._looked_for_cache is None or self._looked_for_cache < build:
-            self._looked_for_cache = build
-            self.splits |= from_cache(self.splits, self.root or "", self.cache_limit_gb, build)
+        options = run_seed(), on_bad_image, self.num_views, self.mixing
+        return ImageDataset(given.read, given.labels, transform, *options)
 
     @property
     def num_batches(self) -> int:

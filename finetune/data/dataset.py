@@ -11,17 +11,21 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from finetune.data.decode import DecodeError
+from finetune.data.mixing import Mixing
 from finetune.data.samplers import augmentation_seed
 from finetune.data.transforms import set_random_seed
 
 log = logging.getLogger(__name__)
+
+_UNMIXED = Mixing()
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
     """Pictures by index, decoded and transformed.
 
     An index is an int in evaluation and (epoch, index) in training, where it seeds the transform: the pixels depend on
-    (seed, epoch, index) alone.
+    (seed, epoch, index) alone. A mixed picture's partner is as the epoch has it where it stands by itself, which is how
+    partners from a batch would be; where that can't be decoded and bad pictures are left out, nothing is mixed in.
 
     Args:
         read: Gives picture i as (H, W, 3) uint8 RGB; raises `DecodeError`.
@@ -30,6 +34,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         seed: Seed of the random transforms.
         on_bad_image: What a picture that can't be decoded does: end the run, or be left out.
         num_views: After so many epochs the transforms begin again; None for never.
+        mixing: What is done with two pictures in training, which then have `partner_label` and `share`, too.
     """
 
     def __init__(
@@ -40,15 +45,26 @@ class ImageDataset(Dataset[dict[str, Any]]):
         seed: int = 0,
         on_bad_image: Literal["error", "skip"] = "error",
         num_views: int | None = None,
+        mixing: Mixing = _UNMIXED,
     ) -> None:
         self.read, self.labels, self.transform, self.seed = read, labels, transform, seed
-        self.on_bad_image, self.num_views = on_bad_image, num_views
+        self.on_bad_image, self.num_views, self.mixing = on_bad_image, num_views, mixing
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (None, key)
+        item = self._alone(epoch, index)
+        mix = None if epoch is None else self.mixing.draw(self.seed, epoch, index, len(self))
+        if mix is None or item["image"] is None:
+            return item
+        partner, image, share = self._alone(epoch, mix.partner), item["image"], 1.0
+        if partner["image"] is not None:
+            image, share = mix.apply(image, partner["image"])
+        return {**item, "image": image, "partner_label": partner["label"], "share": share}
+
+    def _alone(self, epoch: int | None, index: int) -> dict[str, Any]:
         item = {"index": index, "label": int(self.labels[index]), "image": None, "error": ""}
         try:
             picture = self.read(index)
@@ -97,7 +113,8 @@ class Collate:
     """Makes a batch of what a data set gives for several indices, perhaps none.
 
     Returns a dict: `image` (B, 3, h, w) uint8 in channels_last order, `label` and `index` (B,) int64, and `bad`, a list
-    of (index, error) for the pictures that could not be decoded; these are not among the B.
+    of (index, error) for the pictures that could not be decoded; these are not among the B. Of mixed pictures there are
+    `partner_label` (B,) int64, the class of what was mixed in, and `share` (B,) float32, at least a half, of `label`.
     """
 
     def __init__(self, image_size: int) -> None:
@@ -108,11 +125,16 @@ class Collate:
         images = np.empty((len(good), self.image_size, self.image_size, 3), np.uint8)
         for image, item in zip(images, good, strict=True):
             image[:] = item["image"]
+        mixed: dict[str, Tensor] = {}
+        if good and "share" in good[0]:
+            mixed["partner_label"] = _int64(item["partner_label"] for item in good)
+            mixed["share"] = torch.tensor([item["share"] for item in good], dtype=torch.float32)
         return {
             "image": torch.from_numpy(images).permute(0, 3, 1, 2),
             "label": _int64(item["label"] for item in good),
             "index": _int64(item["index"] for item in good),
             "bad": [(item["index"], item["error"]) for item in items if item["image"] is None],
+            **mixed,
         }
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import PIL
+import pytorch_lightning as pl
 import simplejpeg
 import torch
 from rich.console import Console
@@ -31,7 +32,7 @@ import finetune
 from finetune.data.decode import DecodeError, decode, stored_size
 from finetune.data.memmap import MemmapImages, TooLarge, opened, write_memmap
 from finetune.data.readers import FileReader
-from finetune.data.samplers import ESTIMATE, some_of
+from finetune.data.samplers import ESTIMATE, num_reads, some_of
 from finetune.data.splits import Split
 from finetune.distributed.signals import is_first_process
 from finetune.system.cache_dir import PICTURES, cache_dir, files_digest, mark_used, room
@@ -65,6 +66,40 @@ class CachedReader:
 def pays(num_reads: float, num_images: int) -> bool:
     """Return whether pictures are read at least twice, and often enough to save a second."""
     return num_reads - num_images >= max(num_images, _MIN_SAVED)
+
+
+class CacheOfSplits:
+    """Takes train and val from a cache, looked for when they are first asked for and again once it pays to make one."""
+
+    def __init__(self) -> None:
+        self._build: bool | None = None  # whether to make one where there is none, once looked for
+
+    def take(
+        self,
+        trainer: pl.Trainer,
+        splits: Mapping[str, Split],
+        root: str,
+        limit_gb: float,
+        batch_size: int,
+        reads: float | None,
+    ) -> dict[str, Split]:
+        """Return the splits that a cache gives from now on, none where there is none or they are so already.
+
+        Args:
+            trainer: What it says of a fit's length is how often pictures are read, where `reads` doesn't.
+            splits: As they are.
+            root: Folder of the data set.
+            limit_gb: See `cached_readers`.
+            batch_size: Pictures in a batch, over all devices.
+            reads: How often each of train will be read.
+        """
+        num, is_fit = len(splits["train"].labels) if "train" in splits else 0, trainer.state.fn == "fit"
+        in_all = num_reads(trainer, num, batch_size) if reads is None and is_fit else (reads or 1) * num
+        build = num > 0 and pays(in_all, num)
+        if self._build is not None and self._build >= build:
+            return {}
+        self._build = build
+        return from_cache(splits, root, limit_gb, build)
 
 
 def from_cache(splits: Mapping[str, Split], root: str | Path, limit_gb: float, build: bool) -> dict[str, Split]:

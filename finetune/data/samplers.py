@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Streams of random numbers that must not meet although they share a seed. NumPy fills a short seed up with zeros, so
 # that (0, 3) is (0, 3, 0): each begins with its kind. Splits have hashes, see splits.py; the letters of a class, with
 # which the seeds of the drawn sample begin, are above all kinds.
-_ORDER, _AUGMENTATION, _STEP, SHEET, ESTIMATE = range(5)
+_ORDER, _AUGMENTATION, _STEP, SHEET, ESTIMATE, MIXING = range(6)
 
 
 def run_seed() -> int:

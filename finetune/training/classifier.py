@@ -26,7 +26,7 @@ from finetune.training.calibration import Calibration, Calibrator, read_calibrat
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
-from finetune.training.loss import balanced_weights, loss_sum
+from finetune.training.loss import Target, balanced_weights, loss_sum, target_of
 from finetune.training.lr_schedulers import StepOnPlateau, as_lightning_wants, with_total_steps
 from finetune.training.metrics import SplitMetrics, TrainMetrics
 
@@ -163,19 +163,20 @@ class Classifier(pl.LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         self.calibration = Calibration()  # the other was of the weights before this step
-        images, labels = batch["image"], batch["label"]
-        total_weight = self.trainer.strategy.reduce(self.class_weight[labels].sum(), reduce_op="sum")
-        if len(labels) == 0 and total_weight == 0:
+        images, target = batch["image"], target_of(batch)
+        weight = target.weight(self.class_weight)
+        total_weight = self.trainer.strategy.reduce(weight.clone(), reduce_op="sum")  # it writes into what it is given
+        if len(images) == 0 and total_weight == 0:
             return zero_loss(self)  # all pictures are bad: the same on every device, and no loss to log
-        if len(labels) == 0 and not stages.batch_norms(self.network) and not is_sharded(self.trainer):
+        if len(images) == 0 and not stages.batch_norms(self.network) and not is_sharded(self.trainer):
             loss = zero_loss(self)
         else:  # batch norm and sharded weights wait for every device, too
             logits = self(images)
-            summed = loss_sum(logits, labels, self.class_weight, self.label_smoothing)
+            summed = loss_sum(logits, target, self.class_weight, self.label_smoothing)
             # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
             loss = summed * (self.trainer.world_size / total_weight)
-        if len(labels) and is_counted(self.trainer):
-            self.train_metrics.update(logits, labels, summed, self.class_weight[labels].sum())
+        if len(images) and is_counted(self.trainer):
+            self.train_metrics.update(logits, target.labels, summed, weight)
         self.log("train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True)
         return loss
 
@@ -196,7 +197,7 @@ class Classifier(pl.LightningModule):
         is_needed = len(batch["image"]) or is_sharded(self.trainer)
         logits = self(batch["image"]) if is_needed else torch.empty(0, len(self.class_names), device=self.device)
         if metrics is not None and len(labels := batch["label"]) and is_counted(self.trainer):
-            summed = loss_sum(logits, labels, self.class_weight, self.label_smoothing)
+            summed = loss_sum(logits, Target(labels), self.class_weight, self.label_smoothing)
             metrics.update(logits, labels, summed, self.class_weight[labels].sum(), self.calibration)
             if self.trainer.state.fn == "fit":
                 self.calibrator.update(logits, labels)

@@ -1,4 +1,7 @@
-"""The loss: cross entropy, with weights of classes and label smoothing."""
+"""The loss: cross entropy, with weights of classes and label smoothing, of one class a picture or of two in shares."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -8,16 +11,50 @@ from torch import Tensor
 # Shapes: B pictures, K classes.
 
 
-def loss_sum(logits: Tensor, labels: Tensor, class_weight: Tensor, label_smoothing: float) -> Tensor:
-    """Return the sum of the pictures' losses: over the sum of their weights it is their mean.
+class Target(NamedTuple):
+    """What the pictures of a batch are to be called.
+
+    Attributes:
+        labels: Class indices (B,), of mixed pictures those of the larger part.
+        partner_labels: Of mixed pictures the class indices of what was mixed in (B,), else None.
+        share: How much of each picture is of `labels` (B,), in [0, 1].
+    """
+
+    labels: Tensor
+    partner_labels: Tensor | None = None
+    share: Tensor | None = None
+
+    def weight(self, class_weight: Tensor) -> Tensor:
+        """Return the sum of what the pictures count, by the weights of their classes (K,) in their shares."""
+        own = class_weight[self.labels]
+        if self.share is None or self.partner_labels is None:
+            return own.sum()
+        return torch.lerp(class_weight[self.partner_labels], own, self.share.to(own.dtype)).sum()
+
+
+def target_of(batch: Mapping[str, Any]) -> Target:
+    """Return the target of a batch as `Collate` makes them."""
+    return Target(batch["label"], batch.get("partner_label"), batch.get("share"))
+
+
+def loss_sum(logits: Tensor, target: Target, class_weight: Tensor, label_smoothing: float) -> Tensor:
+    """Return the sum of the pictures' losses: over `target.weight` it is their mean.
+
+    Of a mixed picture it is the mean of the losses for its two classes by their shares, which is the cross entropy of
+    the mixed target; each class has its own weight, and smoothing takes from both.
 
     Args:
         logits: (B, K).
-        labels: Class indices (B,).
+        target: Of these pictures.
         class_weight: What each class counts, (K,).
         label_smoothing: Share of the target spread over all classes, in [0, 1).
     """
-    return F.cross_entropy(logits, labels, class_weight, reduction="sum", label_smoothing=label_smoothing)
+    options: Any = {"weight": class_weight, "label_smoothing": label_smoothing}
+    if target.share is None or target.partner_labels is None:
+        return F.cross_entropy(logits, target.labels, reduction="sum", **options)
+    own = F.cross_entropy(logits, target.labels, reduction="none", **options)
+    partner = F.cross_entropy(logits, target.partner_labels, reduction="none", **options)
+    return torch.lerp(partner, own, target.share.to(own.dtype)).sum()
 
 
 def balanced_weights(labels: np.ndarray, num_classes: int) -> Tensor:

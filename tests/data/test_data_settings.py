@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune.data.data_settings import check_shares, check_sizes
+from finetune.data.data_settings import check_mixing, check_shares, check_sizes
 from finetune.system.messages import WrongUsage
 
 SIZES = {"batch_size": 1, "image_size": 8, "cache_size": None, "cache_limit_gb": 0.0, "num_workers": "auto"}
@@ -39,3 +39,20 @@ def test_shares(wrong, told):
     check_shares(**SHARES)
     with pytest.raises(WrongUsage, match=told):
         check_shares(**{**SHARES, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"mixup": -0.1}, "mixup must be at least 0 and finite, got -0.1"),
+        ({"cutmix": float("inf")}, "cutmix must be at least 0 and finite"),
+        ({"cutmix": float("nan")}, "cutmix must be at least 0 and finite"),
+        ({"num_views": 2}, "cutmix mixes anew in each epoch, num_views repeats pictures: leave it out"),
+    ],
+)
+def test_mixing(wrong, told):
+    right = {"mixup": 0.0, "cutmix": 1.0, "num_views": None}
+    check_mixing(**right)
+    check_mixing(**{**right, "cutmix": 0.0, "num_views": 2})
+    with pytest.raises(WrongUsage, match=told):
+        check_mixing(**{**right, **wrong})

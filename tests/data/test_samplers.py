@@ -8,6 +8,7 @@ import torch
 from lightning_fabric.utilities.data import _set_sampler_epoch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from finetune.data.mixing import Mixing
 from finetune.data.samplers import (
     ESTIMATE,
     SHEET,
@@ -138,6 +139,8 @@ def test_no_two_streams_meet():
                 some_of(9, 3, kind, seed)
             for epoch in small:
                 train_order(9, seed, epoch)
+                for index in small:
+                    Mixing(mixup=1.0).draw(seed, epoch, index, 9)
             for name in ("cat", "dog"):
                 keep((*name.encode(), seed, 0, 0))  # as the drawn sample does
     asked += [np.random.SeedSequence((kind, *key)) for kind in (1, 2) for key in product(small, small, small)]

@@ -50,6 +50,11 @@ def test_the_mistakes_are_caught(results, control, name):
     assert distance(load(results["world1"], name), load(results["world2"], control)) > 1e-10
 
 
+def test_partners_from_the_device_s_own_batch_are_caught(results):
+    one, two = (load(results[folder], "partners_of_the_batch") for folder in ("again", "world2"))
+    assert distance(one, two) > 1e-10
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.get("at", True)])
 def test_a_checkpoint_does_not_say_how_many_processes_wrote_it(results, name):
     one, *others = (torch.load(results[f"world{k}"] / f"{name}.ckpt", weights_only=True) for k in sorted(FROM))

@@ -6,8 +6,8 @@ another number of processes, the case also goes on from that. Results are in OUT
 
 import copy
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from finetune import Classifier, ImageFolderData
+from finetune.data.dataset import Collate
+from finetune.data.mixing import Mixing
 from finetune.runs.folder import Run
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.training.lr_schedulers import WarmupCosine
@@ -71,6 +73,12 @@ CASES: dict[str, dict[str, Any]] = {
         {"backbone": "mobilenet_v3_small", "data": {"image_size": 64}, "class_weights": "balanced"}
     ),
     "efficientnet": pretrained_like({"backbone": "efficientnet_b0", "freeze_batch_norm": True, "steps": 5, "at": None}),
+    "mixed": {
+        "build": small_network,
+        "class_weights": "balanced",
+        "label_smoothing": 0.1,
+        "data": {"mixup": 0.4, "cutmix": 1.0, "augmentations": [{"class_path": "TrivialAugment"}]},
+    },
     "views": pretrained_like({"backbone": "mobilenet_v3_small", "data": {"num_views": 2}, "freeze": "features"}),
 }
 
@@ -131,6 +139,21 @@ def restored_in_float32() -> AbstractContextManager:
     return patch.object(DoublePrecision, "convert_module", late)
 
 
+@contextmanager
+def partners_of_the_batch() -> Iterator[None]:
+    """Control: each picture is mixed with the one before it in the device's own batch, the usual way."""
+    collate = Collate.__call__
+
+    def mixed(self: Collate, items: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = collate(self, items)
+        images, labels = batch["image"].double(), batch["label"]
+        batch["image"] = (0.7 * images + 0.3 * images.roll(1, 0)).round().to(torch.uint8)
+        return {**batch, "partner_label": labels.roll(1), "share": torch.full((len(labels),), 0.7)}
+
+    with patch.object(Mixing, "draw", lambda *_: None), patch.object(Collate, "__call__", mixed):
+        yield
+
+
 def main() -> None:
     (out, _, data), k = begin(), int(sys.argv[3])
 
@@ -144,6 +167,8 @@ def main() -> None:
             save(name, trained(out, name, data))
         if (before / f"{name}.ckpt").exists():
             save(f"resumed_{name}", trained(out, name, data, before / f"{name}.ckpt"))
+    if k < 3 and (before / "mixed.ckpt").exists():
+        save("partners_of_the_batch", trained(out, "mixed", data, before / "mixed.ckpt", partners_of_the_batch))
     controls = {
         "seeds_of_ranks": ("noisy", lambda: patch("finetune.training.dropout.draw")),
         "order_of_ranks": ("small", order_of_each_rank),

@@ -44,6 +44,13 @@ MUTATIONS = [
         "tests/data/test_dataset.py tests/data/test_datamodule.py",
     ),
     Mutation(
+        "what a picture is mixed with is a function of (seed, epoch, picture)",
+        "data/mixing.py",
+        "rng = np.random.default_rng((MIXING, seed, epoch, index))",
+        "rng = np.random.default_rng((MIXING, seed, 0, index))",
+        "tests/data/test_mixing.py",
+    ),
+    Mutation(
         "each random transform draws its own numbers",
         "data/transforms.py",
         "words[i * _WORDS_OF_PART : (i + 1) * _WORDS_OF_PART]",

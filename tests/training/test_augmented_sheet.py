@@ -35,6 +35,16 @@ def test_rows_are_pictures_and_columns_epochs(colours, tmp_path, monkeypatch):
     assert (tmp_path / "a.webp").read_bytes() == (tmp_path / "b.webp").read_bytes()
 
 
+def test_mixed_pictures_are_shown_mixed(colours, tmp_path):
+    for name, shown in (("mixed", data(colours, cutmix=1.0)), ("plain", data(colours))):
+        write_augmented(shown, tmp_path / f"{name}.webp")
+    mixed, alone = (np.asarray(Image.open(tmp_path / f"{name}.webp")).astype(int) for name in ("mixed", "plain"))
+    off = np.abs(mixed - alone).mean(axis=2)
+    # As evaluation prepares them they are what they were, but for what WebP makes of the neighbours; the noise of
+    # another picture, in a box of half the area on average, is some 15 levels off.
+    assert off[:, :96].mean() < 4 and off[:, 100:].mean() > 8
+
+
 def test_very_few_pictures_make_a_small_sheet(colours, tmp_path):
     pictures = data(colours)
     split = pictures.splits["train"]

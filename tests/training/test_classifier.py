@@ -40,9 +40,10 @@ def test_normalisation_is_inside():
 
 def test_loss_is_that_of_torch(colours):
     pictures = data(colours, val_fraction=0, image_size=28)
-    pictures.splits["train"].labels[:5] = 2  # uneven: the weights are not all 1
+    pictures.splits["train"].labels[:15] = 2  # uneven: the weights are not all 1
     batch = next(iter(pictures.loader("train", train=True)))
-    options = {"backbone": "lenet", "weights": None, "label_smoothing": 0.2, "class_weights": "balanced"}
+    options = {"backbone": "small_cnn", "weights": None, "label_smoothing": 0.2, "class_weights": "balanced"}
+    torch.manual_seed(0)
     model = Classifier(pictures.class_names, **options, optimizer=partial(torch.optim.SGD, lr=0.0))
     trainer = fit(model, pictures, max_steps=1)
     with torch.no_grad():
@@ -50,6 +51,27 @@ def test_loss_is_that_of_torch(colours):
     expected = F.cross_entropy(logits, batch["label"], model.class_weight, label_smoothing=0.2)
     torch.testing.assert_close(trainer.callback_metrics["train/loss"], expected)
     plain = F.cross_entropy(logits, batch["label"])
+    assert abs(expected - plain) > 1e-3  # the control
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_mixed_pictures_have_the_loss_of_mixed_targets_and_count_as_their_larger_part(colours, smoothing):
+    pictures = data(colours, val_fraction=0, image_size=28, mixup=0.4, cutmix=1.0)
+    batch = next(iter(pictures.loader("train", train=True)))
+    options = {"backbone": "small_cnn", "weights": None, "label_smoothing": smoothing}
+    torch.manual_seed(0)
+    model = Classifier(pictures.class_names, **options, optimizer=partial(torch.optim.SGD, lr=0.0))
+    trainer = fit(model, pictures, max_steps=1)
+    with torch.no_grad():
+        logits = model(batch["image"])
+    own, partner = (F.one_hot(batch[name], 3).float() for name in ("label", "partner_label"))
+    target = partner + batch["share"][:, None] * (own - partner)
+    expected = F.cross_entropy(logits, target, label_smoothing=smoothing)
+    torch.testing.assert_close(trainer.callback_metrics["train/loss"], expected)
+    assert torch.all(batch["share"] >= 0.5)
+    accuracy = (logits.argmax(1) == batch["label"]).float().mean()
+    assert trainer.callback_metrics["train/accuracy"] == pytest.approx(accuracy.item())
+    plain = F.cross_entropy(logits, batch["label"], label_smoothing=smoothing)
     assert abs(expected - plain) > 1e-3  # the control
 
 

@@ -1,21 +1,67 @@
-"""The loss against torch's own mean, and weights that make classes equal."""
+"""The loss against torch's own, of one class a picture and of mixed targets, and weights that make classes equal."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from finetune.training.loss import balanced_weights, loss_sum
+from finetune.training.loss import Target, balanced_weights, loss_sum, target_of
 
 WEIGHT = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+LABELS, PARTNERS = torch.tensor([0, 1, 2, 2, 1, 0, 0]), torch.tensor([1, 1, 0, 2, 0, 2, 1])
+SHARE = torch.tensor([0.0, 1.0, 0.5, 0.25, 0.125, 0.75, 0.625])
+MIXED = Target(LABELS, PARTNERS, SHARE)
+
+
+def logits() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+
+
+def probabilities(target: Target) -> torch.Tensor:
+    own, partner = (F.one_hot(labels, 3).double() for labels in (target.labels, target.partner_labels))
+    return target.share[:, None] * own + (1 - target.share[:, None]) * partner
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_sum_over_the_weights_is_torch_s_mean(smoothing):
-    torch.manual_seed(0)
-    logits, labels = torch.randn(7, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 2, 1, 0, 0])
-    expected = F.cross_entropy(logits, labels, WEIGHT, label_smoothing=smoothing)
-    torch.testing.assert_close(loss_sum(logits, labels, WEIGHT, smoothing) / WEIGHT[labels].sum(), expected)
+    expected = F.cross_entropy(logits(), LABELS, WEIGHT, label_smoothing=smoothing)
+    target = Target(LABELS)
+    torch.testing.assert_close(loss_sum(logits(), target, WEIGHT, smoothing) / target.weight(WEIGHT), expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_of_mixed_pictures_it_is_torch_s_for_probabilities(smoothing):
+    ours, reference = logits(), logits()
+    loss = loss_sum(ours, MIXED, WEIGHT, smoothing)
+    options = {"reduction": "sum", "label_smoothing": smoothing}
+    expected = F.cross_entropy(reference, probabilities(MIXED), WEIGHT, **options)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, reference.grad)
+    swapped = loss_sum(logits(), Target(PARTNERS, LABELS, SHARE), WEIGHT, smoothing)  # the control
+    assert abs(swapped - expected) > 0.01
+
+
+def test_weights_follow_the_shares():
+    torch.testing.assert_close(MIXED.weight(WEIGHT), (probabilities(MIXED) @ WEIGHT).sum())
+    assert MIXED.weight(torch.ones(3)) == 7
+
+
+def test_a_whole_share_is_no_mixing():
+    whole = Target(LABELS, PARTNERS, torch.ones(7))
+    for smoothing in (0.0, 0.2):
+        plain = loss_sum(logits(), Target(LABELS), WEIGHT, smoothing)
+        torch.testing.assert_close(loss_sum(logits(), whole, WEIGHT, smoothing), plain)
+    assert whole.weight(WEIGHT) == Target(LABELS).weight(WEIGHT)
+
+
+def test_a_batch_says_whether_it_is_mixed_and_may_be_empty():
+    batch = {"label": LABELS, "image": None}
+    assert target_of(batch) == Target(LABELS)
+    assert target_of({**batch, "partner_label": PARTNERS, "share": SHARE}) == MIXED
+    assert Target(LABELS[:0]).weight(WEIGHT) == 0 and Target(LABELS[:0], PARTNERS[:0], SHARE[:0]).weight(WEIGHT) == 0
 
 
 def test_balanced_weights_are_inverse_to_frequency_and_one_on_average():
