@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from finetune.data.transforms import ResizeMode
-from finetune.models.weights import EXPORTED as KEY
+from finetune.models.weight_files import EXPORTED as KEY
 from finetune.runs.licence import licence
 
 READABLE = (".onnx", ".safetensors")

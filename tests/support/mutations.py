@@ -157,10 +157,10 @@ MUTATIONS = [
     ),
     Mutation(
         "no file is unpickled: weights",
-        "models/weights.py",
+        "models/weight_files.py",
         'content = torch.load(path, map_location="cpu", weights_only=True)',
         'content = torch.load(path, map_location="cpu", weights_only=False)',
-        "tests/models/test_weights.py",
+        "tests/models/test_weight_files.py",
     ),
     Mutation(
         "a checkpoint chooses no module to import",

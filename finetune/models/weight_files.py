@@ -1,0 +1,98 @@
+"""Files of weights, read safely: state dicts of torch, safetensors, and checkpoints and exports of ours."""
+
+import json
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# Published files older than the modules they belong to (torchvision: densenet.py `_load_state_dict`,
+# vision_transformer.py `MLPBlock._load_from_state_dict`).
+_RENAMED = {
+    r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.",
+    r"\.mlp\.linear_1\.": ".mlp.0.",
+    r"\.mlp\.linear_2\.": ".mlp.3.",
+}
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Weights as read, before they are put into a network."""
+
+    state: dict[str, Tensor]
+    class_names: list[str] | None  # one for each row of the source classifier's head
+    origin: str  # for messages
+    mean: Tensor | None = None  # (3, 1, 1) in grey levels: the normalisation that they state
+    std: Tensor | None = None
+
+    def write_normalization(self, mean: Tensor, std: Tensor) -> None:
+        """Write the normalisation, where these weights state one, to buffers (3, 1, 1) in grey levels."""
+        for buffer, values in ((mean, self.mean), (std, self.std)):
+            if values is not None:
+                buffer.copy_(values)
+
+
+EXPORTED = "finetune"  # in the metadata of what `finetune export` writes
+
+
+def read_file(path: Path) -> Pretrained:
+    """Read a file by its ending, to CPU memory; nothing but tensors and plain values is ever unpickled.
+
+    Raises:
+        ValueError: It is broken, or holds something else than weights.
+    """
+    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+
+
+def _read_safetensors(path: Path) -> Pretrained:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            state, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} can't be read as safetensors: {error}") from error
+    if EXPORTED not in about:
+        return Pretrained(tidy(state), None, str(path))
+    try:  # of `finetune export`: which pixels it has learned with
+        known = json.loads(about[EXPORTED])
+        mean, std = (torch.tensor(known[name], dtype=torch.float32).view(3, 1, 1) for name in ("mean", "std"))
+        return Pretrained(tidy(state), [str(name) for name in known["model"]["class_names"]], str(path), mean, std)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged: what it says of itself can't be read") from error
+
+
+def _read_torch(path: Path) -> Pretrained:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # arbitrary bytes make the unpickler raise anything
+        has_objects = isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error)
+        reason = "is not a plain state dict (it contains Python objects); refusing to unpickle"
+        raise ValueError(f"{path} {reason if has_objects else 'is broken, or no file of torch'}") from error
+    state = content
+    for key in ("state_dict", "model"):
+        state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
+    if not (isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())):
+        raise ValueError(f"{path} is not a state dict: it holds something else than named tensors")
+    settings = content.get("hyper_parameters")  # in a checkpoint of ours
+    if not isinstance(settings, dict):
+        return Pretrained(tidy(state), None, str(path))
+    mean, std = state.get("mean"), state.get("std")
+    for name, value in (("mean", mean), ("std", std)):
+        if value is not None and value.shape != (3, 1, 1):
+            raise ValueError(f"{path} is no checkpoint of ours: its {name} has the shape {tuple(value.shape)}")
+    return Pretrained(tidy(state), settings.get("class_names"), str(path), mean, std)
+
+
+def tidy(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Bring names to those of today's torchvision modules and half precision to float32."""
+    state = {k: v for k, v in state.items() if k.startswith("network.")} or state
+    for prefix in ("network.", "module.", "model.", "_orig_mod.") * 2:  # twice: they are nested in any order
+        if all(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    for pattern, replacement in _RENAMED.items():
+        state = {re.sub(pattern, replacement, key): value for key, value in state.items()}
+    return {k: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for k, v in state.items()}
