@@ -17,6 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 # Shapes: b pictures of this device's share (0 is allowed), C channels, N values of a channel in the whole batch.
 
 
+_BEHIND = {"drop", "act"}  # what timm's batch norm goes on to do
+
+
 class SharedBatchNorm(_BatchNorm):
     """Batch norm of 1, 2 or 3 dimensions with the statistics of all devices' shares together while it trains."""
 
@@ -37,6 +40,16 @@ class SharedBatchNorm(_BatchNorm):
                 factor = 1 / self.num_batches_tracked.to(average) if self.momentum is None else self.momentum
                 average.lerp_(value.to(average), factor)
         return output
+
+
+class SharedBatchNormAct(SharedBatchNorm):
+    """The same with what timm's `BatchNormAct2d` does behind it."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(input)))
 
 
 class _Normalize(torch.autograd.Function):
@@ -104,20 +117,31 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = (), 
         network: Its batch norm modules are replaced in place.
         except_in: Modules whose batch norm keeps its running statistics anyway.
         group: Process group of the devices that share a batch; None for all.
+
+    Raises:
+        ValueError: A batch norm does more than is known here.
     """
     for name, child in network.named_children():
         if any(child is module for module in except_in):
             continue
         if isinstance(child, _BatchNorm):
-            shared = SharedBatchNorm(
+            shared = _kind(child)(
                 child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
             )
             shared.process_group = group
-            shared._parameters, shared._buffers = child._parameters, child._buffers
+            shared._parameters, shared._buffers, shared._modules = child._parameters, child._buffers, child._modules
             shared.training = child.training
             setattr(network, name, shared)
         else:
             share_statistics(child, except_in, group)
+
+
+def _kind(norm: nn.Module) -> type[SharedBatchNorm]:
+    if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SharedBatchNorm):
+        return SharedBatchNorm
+    if type(norm) is SharedBatchNormAct or (type(norm).__name__ == "BatchNormAct2d" and {*norm._modules} == _BEHIND):
+        return SharedBatchNormAct
+    raise ValueError(f"{type(norm).__name__} can't take the statistics of several devices: train on one")
 
 
 def _all_but_channels(x: Tensor) -> list[int]:

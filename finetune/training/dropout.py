@@ -12,8 +12,10 @@ Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" 
 Vigna's splitmix64.c.
 """
 
+import functools
 import logging
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,6 +120,25 @@ class PictureStochasticDepth(_ByPicture, StochasticDepth):
         return input * kept.view(-1, *[1] * (input.ndim - 1))
 
 
+class _DropPath(_ByPicture):
+    """Mixed into timm's stochastic depth."""
+
+    drop_prob: float
+    scale_by_keep: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self._next_keys(x)
+        if keys is None:
+            return super().forward(x)
+        kept = self._is_kept(keys).to(x.dtype) * (self._scale if self.scale_by_keep else 1.0)
+        return x * kept.view(-1, *[1] * (x.ndim - 1))
+
+
+@functools.cache
+def _of_timm(kind: type) -> type:
+    return type("PictureDropPath", (_DropPath, kind), {})
+
+
 _OURS: dict[type, type] = {
     **{nn.Dropout: PictureDropout, nn.Dropout1d: PictureDropout1d, nn.Dropout2d: PictureDropout2d},
     **{nn.Dropout3d: PictureDropout3d, StochasticDepth: PictureStochasticDepth},
@@ -129,10 +150,15 @@ def by_picture(network: nn.Module) -> list[_ByPicture]:
 
     Classes derived from torch's are left alone: they may do more.
     """
-    found = [module for module in network.modules() if type(module) in (*_OURS, *_OURS.values())]
+    ours, layers = dict(_OURS), sys.modules.get("timm.layers")  # there is a network of timm's only where that is there
+    if layers is not None:
+        ours[layers.DropPath] = _of_timm(layers.DropPath)
+    found: list[Any] = [module for module in network.modules() if type(module) in (*ours, *ours.values())]
     for module in found:
-        module.__class__ = _OURS.get(type(module), type(module))
-    return found  # type: ignore[return-value]
+        module.__class__ = ours.get(type(module), type(module))
+        if isinstance(module, _DropPath):
+            module.p = module.drop_prob
+    return found
 
 
 def draw(layers: Sequence[_ByPicture], seed: int, step: int, pictures: Tensor) -> None:

@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -167,3 +168,29 @@ def test_without_a_process_group_it_is_plain_batch_norm():
     expected, shared = both(nn.BatchNorm2d(4))
     x = torch.randn(3, 4, 5, 2, dtype=torch.float64)
     assert torch.equal(shared(x), expected(x))
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_what_timm_does_behind_batch_norm_is_kept(group, is_training):
+    torch.manual_seed(0)
+    expected, shared = both(BatchNormAct2d(4, act_layer=nn.SiLU))
+    plain = nn.Sequential(nn.BatchNorm2d(4).double())
+    plain[0].load_state_dict(expected[0].state_dict())
+    assert list(shared.state_dict()) == list(expected.state_dict())
+    x = torch.randn(3, 4, 5, 2, dtype=torch.float64)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [network.train(is_training)(i) for network, i in zip((expected, shared), inputs, strict=True)]
+    for output in outputs:
+        output.square().sum().backward()
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-13)  # float64: rounding, as above
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=0, atol=1e-12)
+    assert not torch.allclose(plain.train(is_training)(x), outputs[0])  # which it was, once replaced by its class
+
+
+def test_batch_norm_that_does_more_is_refused(group):
+    class Louder(nn.BatchNorm2d):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    with pytest.raises(ValueError, match="Louder can't take the statistics of several devices: train on one"):
+        share_statistics(nn.Sequential(Louder(3)))

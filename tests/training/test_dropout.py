@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from timm.layers import DropPath
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +23,8 @@ NOISE = {
     "channels": (nn.Dropout2d(0.3), (12, 7, 3, 3)),
     "rows": (StochasticDepth(0.3, "row"), (12, 2, 3, 3)),
     "batch": (StochasticDepth(0.5, "batch"), (12, 2, 3, 3)),
+    "timm's rows": (DropPath(0.3), (12, 2, 3, 3)),
+    "timm's rows, unscaled": (DropPath(0.3, scale_by_keep=False), (12, 6, 5)),
 }
 
 
