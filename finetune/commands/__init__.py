@@ -6,7 +6,8 @@ the short forms. `help_pages` is what `--help` shows, by `help_texts`.
 
 `lightning_cli` has the flags of fit, validate, test and predict, `trainer` what a Trainer is made of, `fit` what
 training is besides. `parser` tells of wrong keys and values, `error_lines` of all else, `config_files` finds configs
-by name, `default_rates` gives another optimizer its usual learning rate, `trust` says what a checkpoint may import.
+by name, `default_rates` gives another optimizer its usual learning rate,
+`preparation` prepares pictures as weights of timm's say, `trust` says what a checkpoint may import.
 Our own: `benchmark` measures a fit, `by_hand` trains in parallel without a framework, `cache` lists what is kept,
 `check` says what is wrong with a data set, `demo` shows the whole job, `export` writes files for other programs,
 `parity` compares ways of using devices, `report` writes the page of a run, `serve` answers requests, `sheet` draws

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from finetune.system.messages import WrongUsage, as_wrong_usage, reason, shown
 from finetune.system.progress import watched
 
 if TYPE_CHECKING:
-    from finetune.data.transforms import ResizeMode
     from finetune.features.picture_features import Features
 
 _NUM_NEIGHBOURS = 5  # of each picture, that may show a part of it
@@ -33,8 +32,7 @@ class _Network(NamedTuple):
 
     name: str
     features: "Features"
-    image_size: int
-    resize: "ResizeMode"
+    preparation: dict[str, Any]  # as `picture_features` takes it
 
 
 def check(
@@ -94,7 +92,7 @@ def check(
 
 def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str | None) -> _Network | None:
     """Return from which network features come, and how pictures are prepared for it; None without weights."""
-    resize: ResizeMode = "shorter_side"
+    preparation: dict[str, Any] = {}
     if image_size < 1:
         raise WrongUsage(f"--image_size must be at least 1, not {image_size}")
     if ckpt_path is not None:
@@ -104,7 +102,9 @@ def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str
 
         checkpoint = read_checkpoint(ckpt_path)
         weights, backbone = ckpt_path, checkpoint["hyper_parameters"]["backbone"]
-        image_size, resize = (checkpoint["datamodule_hyper_parameters"][name] for name in ("image_size", "resize"))
+        data = checkpoint["datamodule_hyper_parameters"]
+        preparation = {name: data[name] for name in ("resize", "interpolation", "crop_share") if name in data}
+        image_size = data["image_size"]
     if weights is None:
         return None
     if "torch" not in sys.modules:
@@ -112,15 +112,22 @@ def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str
     import torch  # takes seconds
 
     from finetune.features.picture_features import Features
+    from finetune.models.timm_backbones import describe, is_timm
 
-    features = Features(backbone, weights)
+    if is_timm(backbone) and ckpt_path is None:
+        about = describe(backbone, weights if os.path.isdir(weights) else None)
+        preparation = {name: getattr(about, name) for name in ("resize", "interpolation", "crop_share")}
+
+    features = Features(backbone, weights, image_size)
     try:
         features(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
     except Exception as error:  # a network may say in any way that a picture is too small
         hint = "" if ckpt_path else ": another --image_size may do"
         size = f"{image_size}x{image_size}"
         raise WrongUsage(f"{backbone} can't take pictures of {size} pixels ({reason(error)}){hint}") from error
-    return _Network(f"{backbone} of {weights} at {image_size} pixels", features, image_size, resize)
+    return _Network(
+        f"{backbone} of {weights} at {image_size} pixels", features, {"image_size": image_size, **preparation}
+    )
 
 
 def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Iterator[Finding]:
@@ -134,7 +141,7 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
         from finetune.features.picture_features import picture_features
 
         paths = [listing.paths[int(i)] for i in chosen]
-        parts = picture_features(network.features, paths, network.image_size, network.resize)
+        parts = picture_features(network.features, paths, **network.preparation)
         features = np.stack(list(watched(parts, len(paths), "what the network makes of them")))
         i, j = neighbours(features, _NUM_NEIGHBOURS)
         near = larger_crops(facts, chosen[i], chosen[j], near)

@@ -188,7 +188,9 @@ def _is_checkpoint(path: str) -> bool:
 
 
 def _is_folder_of_weights(path: str) -> bool:
-    """Whether a folder is meant, and not a name such as DEFAULT that one beside happens to have."""
+    """Whether a run's folder is meant, not one of timm's, nor a name such as DEFAULT that one beside has."""
+    if os.path.isfile(os.path.join(path, "config.json")):
+        return False
     return os.path.isdir(path) and (os.sep in path or os.path.isdir(os.path.join(path, "checkpoints")))
 
 

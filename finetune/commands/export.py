@@ -21,6 +21,7 @@ from finetune.data.decode import decode
 from finetune.data.readers import files_to_predict
 from finetune.data.samplers import ESTIMATE, SHEET, some_of
 from finetune.data.seen import keep_unseen
+from finetune.data.transforms import CROP_SHARE
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
 from finetune.inference.export_check import Agreement, Run, hold_against, hold_any_size_against, opened
@@ -71,6 +72,10 @@ def export(
     if format != "onnx" and (quantize or input != "network_size"):
         wanted = f"--quantize {quantize}" if quantize else f"--input {input}"
         raise WrongUsage(f"{wanted} makes an .onnx, not --format {format}")
+    kernel = checkpoint["datamodule_hyper_parameters"].get("interpolation", "bilinear")
+    if input == "any_size" and kernel != "bilinear":
+        hint = "leave it out, and prepare pictures as the .json beside the file says"
+        raise WrongUsage(f"--input any_size can't resize as this network wants it, {kernel}: {hint}")
     target = Path(output) if output else Path(ckpt_path).with_suffix(f".int8{suffix}" if quantize else suffix)
     if target.suffix != suffix:
         raise WrongUsage(f"--output {output}: a file of --format {format} is a {suffix}")
@@ -199,7 +204,8 @@ def _of_any_size(
         return own(np.stack([predictor.prepare(picture) for picture in batch]))
 
     target = source.with_name(f"any.{source.name}")
-    prepend(source, target, predictor.image_size, predictor.resize)
+    how = predictor.preparation
+    prepend(source, target, predictor.image_size, how["resize"], how.get("crop_share", CROP_SHARE))
     return target, hold_any_size_against(predictor, prepared_before, opened(target), (read() for read in pictures))
 
 

@@ -15,9 +15,11 @@ from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.signals import Interrupted
+from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
+from finetune.runs.licence import is_restricted, licence
 from finetune.runs.lightning_callbacks import check_averaging
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
@@ -60,13 +62,19 @@ def fit(
     if finished:
         return _finish(trainer, model, datamodule, run, options, finished)
     if first is None and model.weights is not None:
-        read_weights(model.weights, model.backbone)  # fails here, before other processes are started
+        read_weights(
+            model.weights, model.backbone, model.network_size
+        )  # fails here, before other processes are started
     if resumed:
         go_on(trainer, run, datamodule, options)
     else:
         run.began_from = None if first is None else str(Path(first).resolve())
+        weights = model.weights and (Path(model.weights).name if Path(model.weights).is_file() else model.weights)
+        run.licence = licence(weights, model.backbone, run.began_from and Path(run.began_from).name)
         for text in filter(None, (why_anew, *told) if trainer.is_global_zero else ()):
             log.info(text)
+        if trainer.is_global_zero and (is_timm(model.backbone) or is_restricted(run.licence)):
+            log.log(logging.WARNING if is_restricted(run.licence) else logging.INFO, "weights: %s", run.licence)
         if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
             run.choose()  # its processes get a copy of the run, the parent keeps the original
     if options.patience is not None:
@@ -74,7 +82,8 @@ def fit(
     if options.threshold is not None:
         model.calibrator.aim = parse_aim(options.threshold, model.class_names)
         _check_has_both_classes(trainer, datamodule)
-    run.about = {"command": typed, "folder": os.getcwd(), **overview.tell(trainer, model, datamodule, first)}
+    terms = {"licence_of_the_weights": run.licence}
+    run.about = {"command": typed, "folder": os.getcwd(), **terms, **overview.tell(trainer, model, datamodule, first)}
     datamodule.is_fitted = True  # said here: processes that are spawned have a copy
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.fit(model, datamodule=datamodule, **kwargs)

@@ -29,8 +29,8 @@ _DATA = (
     Option("data.on_bad_image", "HOW", "error", "skip: leave unreadable pictures out, and list them"),
 )
 _NETWORK = (
-    Option("model.backbone", "NAME", "resnet18", "a network of torchvision, as resnet50, convnext_tiny"),
-    Option("model.weights", "FILE", "DEFAULT", "DEFAULT: torchvision's; a file, a run; null: random ones"),
+    Option("model.backbone", "NAME", "resnet18", "of torchvision, as resnet50; of timm, as timm/convnext_nano"),
+    Option("model.weights", "FILE", "DEFAULT", "DEFAULT: published ones; a file, a run; null: random ones"),
     Option("model.freeze", "STAGE", None, "train what follows a stage, as layer2; backbone: the head alone"),
     Option("model.head_init", "HOW", "xavier", "probe: logistic regression on features; source: known classes"),
 )

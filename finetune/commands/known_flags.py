@@ -25,6 +25,7 @@ from finetune.system.messages import WrongUsage, did_you_mean
 
 _OF_CLASSES = ("class_path", "init_args", "dict_kwargs")
 _NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # others are left to the parser
+_LATER = ("squeezenet", "timm/")  # networks that are refused, or looked for, where there is more to say of them
 _WORDS = ("null", "none", "true", "false", "inf", "nan")  # what YAML may read as something else than text
 
 
@@ -60,7 +61,7 @@ def _wrong_value(full: str, value: str) -> str:
     if full in NUMBERS and _NO_NUMBER.fullmatch(value) and value.lower() not in _WORDS:
         return f"takes a number, such as 3 or 0.01, not {value!r}"
     if full in ("model.backbone", "backbone") and version("torchvision").startswith(f"{TORCHVISION}."):
-        is_one = value in BACKBONES.split() or value.startswith("squeezenet")  # which is refused with its reason
+        is_one = value in BACKBONES.split() or value.startswith(_LATER)
         return "" if is_one else f"can't be {value!r}{did_you_mean(value, BACKBONES.split())}"
     names = {name.lower(): name for name in OPTIMIZERS.split()}
     name = names.get(value.lower()) if full == "model.optimizer" else None

@@ -19,10 +19,12 @@ from finetune.commands.command_line import with_pictures
 from finetune.commands.default_rates import settle_rate
 from finetune.commands.fit import fit
 from finetune.commands.parser import OneLineErrorParser, last_value
+from finetune.commands.preparation import settle_preparation
 from finetune.commands.short_words import both
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import add_trust_flag, check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.transforms import PREPARATION
 from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
 from finetune.inference.onnx_network import put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -78,7 +80,8 @@ class FinetuneCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         parser.set_defaults({"data": {"class_path": "finetune.ImageFolderData"}})
         if subcommand == "fit":
-            parser.link_arguments("data.class_names", "model.class_names", apply_on="instantiate")
+            for name, given in (("class_names", "class_names"), ("network_size", "image_size")):
+                parser.link_arguments(f"data.{given}", f"model.{name}", apply_on="instantiate")
             parser.add_argument(
                 "--resume",
                 action="store_true",
@@ -150,7 +153,7 @@ class FinetuneCLI(LightningCLI):
         check_root(self.config[subcommand], self.checkpoint, args)
         if type(seed := self.config[subcommand].get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
-        self.told = [settle_rate(self.config, args)]
+        self.told = [settle_rate(self.config, args), settle_preparation(self.config, args)]
 
     def _parse_ckpt_path(self) -> None:
         # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.
@@ -161,8 +164,7 @@ class FinetuneCLI(LightningCLI):
             self.parser.error(f"finetune predict needs pictures: {both('predict', 'data.predict')}")
         settings, data = model_settings(self.checkpoint), self.checkpoint["datamodule_hyper_parameters"]
         learned_with = {"class_names": settings["class_names"]}
-        for name in ("image_size", "resize"):
-            learned_with[name] = data[name]
+        learned_with |= {name: data[name] for name in PREPARATION if name in data}
         told = _put(config.model, settings, Classifier, "model", self.given)
         told += _put(config.data.init_args, learned_with, ImageDataModule, "data", self.given)
         if told and is_first_process():

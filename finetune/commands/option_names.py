@@ -7,8 +7,8 @@ Frozen; `tests/commands/test_option_names.py` holds them against the parser, and
 LIGHTNING = "2.6"
 
 DATA = """
-augmentations batch_size cache_limit_gb cache_size class_names crop_and_flip cutmix image_size min_crop mixup num_views
-num_workers on_bad_image predict resize root split_seed test_fraction val_fraction
+augmentations batch_size cache_limit_gb cache_size class_names crop_and_flip crop_share cutmix image_size interpolation
+min_crop mixup num_views num_workers on_bad_image predict resize root split_seed test_fraction val_fraction
 """
 _MODEL = """
 backbone class_mapping class_weights compile decay_norm_and_bias freeze freeze_batch_norm head_init head_lr_multiplier
@@ -37,12 +37,13 @@ _FIT = "allow_changes checkpoint_every_n_steps patience report resume test_after
 CHOICES = {
     "tta": ("flip",),
     "data.resize": ("shorter_side", "squash", "whole"),
+    "data.interpolation": ("bilinear", "bicubic"),
     "data.on_bad_image": ("error", "skip"),
     "model.head_init": ("xavier", "source", "probe"),
 }
 NUMBERS = {
     *("data.batch_size", "data.image_size", "data.val_fraction", "data.test_fraction", "data.min_crop"),
-    *("data.mixup", "data.cutmix"),
+    *("data.crop_share", "data.mixup", "data.cutmix"),
     *("trainer.max_epochs", "trainer.max_steps", "model.optimizer.lr", "model.head_lr_multiplier", "top_k"),
     *("abstain_below", "patience"),
 }
@@ -70,7 +71,7 @@ _CHECK = "output lists weights backbone image_size ckpt_path"
 _SERVE = """
 ckpt_path host port token device precision max_batch max_waiting max_pictures max_megabytes max_megapixels timeout
 """
-_MEASURE = _all("trust_modules tta", f"{_MODEL} class_names")
+_MEASURE = _all("trust_modules tta", f"{_MODEL} class_names network_size")
 
 # command: the names of its options without dashes; those of classes that are named by a class_path are not there.
 OPTIONS = {

@@ -21,7 +21,9 @@ def check_sizes(
         raise WrongUsage(f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative")
 
 
-def check_shares(val_fraction: float, test_fraction: float, min_crop: float, num_views: int | None) -> None:
+def check_shares(
+    val_fraction: float, test_fraction: float, min_crop: float, num_views: int | None, crop_share: float = 1.0
+) -> None:
     """Make sure that shares of the pictures, and of a picture, leave something.
 
     Raises:
@@ -29,6 +31,8 @@ def check_shares(val_fraction: float, test_fraction: float, min_crop: float, num
     """
     if not 0 < min_crop <= 1:
         raise WrongUsage(f"min_crop must be above 0 and at most 1, got {min_crop}")
+    if not 0 < crop_share <= 1:
+        raise WrongUsage(f"crop_share must be above 0 and at most 1, got {crop_share}")
     if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
         given = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
         raise WrongUsage(f"{given} must leave some training data")
@@ -48,3 +52,9 @@ def check_mixing(mixup: float, cutmix: float, num_views: int | None) -> None:
         if value and num_views is not None:
             hint = "leave it out, or say --data.num_views null"
             raise WrongUsage(f"{name} mixes anew in each epoch, num_views repeats pictures: {hint}")
+
+
+def is_without(root: str | None, split: str) -> str:
+    """Return what to say where a folder lacks a split that a command is about."""
+    hint = "give a folder of classes alone with --data.root to measure all of it"
+    return f"{root} has no {split} split: put pictures in {root}/{split}/CLASS, or {hint}"

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, default_convert
 
-from finetune.data.data_settings import check_mixing, check_shares, check_sizes
+from finetune.data.data_settings import check_mixing, check_shares, check_sizes, is_without
 from finetune.data.dataset import Collate, FeatureDataset, ImageDataset
 from finetune.data.identity import identity
 from finetune.data.image_cache import CacheOfSplits
@@ -22,7 +22,7 @@ from finetune.data.readers import FileReader, files_to_predict
 from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed
 from finetune.data.seen import Seen
 from finetune.data.splits import Split
-from finetune.data.transforms import ResizeMode, eval_transform, train_transform
+from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.batch_share import batch_share
 from finetune.system.messages import WrongUsage
 
@@ -36,6 +36,8 @@ class ImageDataModule(pl.LightningDataModule):
         image_size: Side in pixels of what the network sees.
         resize: How evaluation brings a picture to size: `shorter_side` keeps its proportions, `squash` does not (the
             book); the centre is then cropped. `whole` squashes and crops nothing.
+        interpolation: How pictures are brought to size: `bilinear`, or `bicubic` as for many of timm's weights.
+        crop_share: Share of the resized side that evaluation's crop has, in (0, 1].
         crop_and_flip: Crops and flips at random in training; without it pictures are prepared as in evaluation.
         min_crop: Smallest share of a picture's area that a random crop in training keeps, in (0, 1].
         augmentations: Training transforms after crop and flip by class_path and init_args, also `TrivialAugment`.
@@ -66,6 +68,8 @@ class ImageDataModule(pl.LightningDataModule):
         batch_size: int = 64,
         image_size: int = 224,
         resize: ResizeMode = "shorter_side",
+        interpolation: Interpolation = "bilinear",
+        crop_share: float = CROP_SHARE,
         crop_and_flip: bool = True,
         min_crop: float = 0.08,
         augmentations: list[dict[str, Any]] | None = None,
@@ -85,15 +89,14 @@ class ImageDataModule(pl.LightningDataModule):
         root = root and os.path.expanduser(root)
         super().__init__()
         check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers)
-        check_shares(val_fraction, test_fraction, min_crop, num_views)
+        check_shares(val_fraction, test_fraction, min_crop, num_views, crop_share)
         check_mixing(mixup, cutmix, num_views)
         self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
         self.root = root or self.default_root
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
         self.on_bad_image, self.cache_limit_gb, self.cache_size = on_bad_image, cache_limit_gb, cache_size
-        self.eval_transform = eval_transform(image_size, resize)
-        prepared = None if crop_and_flip else self.eval_transform
-        self.train_transform = train_transform(image_size, augmentations or (), min_crop, prepared)
+        how = (image_size, resize, interpolation, crop_share, crop_and_flip, augmentations or (), min_crop)
+        self.train_transform, self.eval_transform = pipelines(*how)
         self.mixing = Mixing(mixup, cutmix)
         self.num_views = num_views if crop_and_flip or augmentations or mixup or cutmix else 1
         self.splits: dict[str, Split] = {}
@@ -232,17 +235,13 @@ class ImageDataModule(pl.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader | list:
         if "val" not in self.splits and self.trainer and self.trainer.state.fn == "validate":
-            raise ValueError(self._is_without("val"))
+            raise ValueError(is_without(self.root, "val"))
         return self.loader("val", is_limited=True) if "val" in self.splits else []
 
     def test_dataloader(self) -> DataLoader:
         if "test" in self.splits:
             return self.loader("test", is_limited=True)
-        raise ValueError(self._is_without("test"))
-
-    def _is_without(self, split: str) -> str:
-        hint = "give a folder of classes alone with --data.root to measure all of it"
-        return f"{self.root} has no {split} split: put pictures in {self.root}/{split}/CLASS, or {hint}"
+        raise ValueError(is_without(self.root, "test"))
 
     def predict_dataloader(self) -> DataLoader:
         if "predict" in self.splits:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import albumentations as A
+import cv2
 import numpy as np
 
 from finetune.data.resize import RandomResizedCrop, Resize, SmallestMaxSize
@@ -17,9 +18,13 @@ from finetune.data.trivial_augment import TrivialAugment
 from finetune.system.messages import WrongUsage, did_you_mean
 
 ResizeMode = Literal["shorter_side", "squash", "whole"]
+Interpolation = Literal["bilinear", "bicubic"]
 
-# The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same ratio at any size.
-_RESIZE_RATIO = 256 / 224
+# The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same share at any size.
+CROP_SHARE = 224 / 256
+# What decides how evaluation prepares a picture, by the names of `ImageDataModule`.
+PREPARATION = ("image_size", "resize", "interpolation", "crop_share")
+_KERNELS: dict[Interpolation, Any] = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _OWN = {"TrivialAugment": TrivialAugment}  # by their names alone, like those of albumentations
 _WORDS_OF_PART = 5  # of 64 bits: one for Python's generator, four for NumPy's
 _SET_RANDOM_SEED = (A.BasicTransform.set_random_seed, A.BaseCompose.set_random_seed)
@@ -30,6 +35,7 @@ def train_transform(
     extra: Sequence[dict[str, Any]] = (),
     min_crop: float = 0.08,
     prepared: A.Compose | None = None,
+    interpolation: Interpolation = "bilinear",
 ) -> A.Compose:
     """Return the book's training pipeline: random resized crop and flip, then the `extra` transforms.
 
@@ -38,32 +44,57 @@ def train_transform(
         extra: More transforms, each as `{"class_path": ..., "init_args": {...}}`: albumentations' or `TrivialAugment`.
         min_crop: Smallest share of the picture's area that a crop keeps, in (0, 1].
         prepared: What brings a picture to size instead of crop and flip.
+        interpolation: How a crop is brought to size.
 
     Source: d2l.ai, section "Fine-Tuning".
     """
-    random = [RandomResizedCrop((image_size, image_size), scale=(min_crop, 1.0)), A.HorizontalFlip()]
+    size, kernel = (image_size, image_size), _KERNELS[interpolation]
+    random = [RandomResizedCrop(size, scale=(min_crop, 1.0), interpolation=kernel), A.HorizontalFlip()]
     first = random if prepared is None else prepared.transforms
     return _checked(A.Compose([*first, *(build_transform(spec) for spec in extra)]), image_size)
 
 
-def eval_transform(image_size: int, resize: ResizeMode = "shorter_side") -> A.Compose:
-    """Return the evaluation pipeline: resize to 8/7 of `image_size`, then crop the centre.
+def eval_transform(
+    image_size: int,
+    resize: ResizeMode = "shorter_side",
+    interpolation: Interpolation = "bilinear",
+    crop_share: float = CROP_SHARE,
+) -> A.Compose:
+    """Return the evaluation pipeline: resize to more than `image_size`, by default to 8/7 of it, then crop the centre.
 
     Args:
         image_size: Side of the result in pixels.
         resize: `shorter_side` keeps the picture's proportions; `squash` makes it square, as the book does; `whole`
             makes it square at `image_size` itself, so that nothing is cropped.
+        interpolation: How it is resized.
+        crop_share: Share of the resized side that the crop has, in (0, 1].
     """
+    kernel = _KERNELS[interpolation]
     if resize == "whole":
-        return A.Compose([Resize(image_size, image_size)])
-    side = resized_side(image_size)
-    first = Resize(side, side) if resize == "squash" else SmallestMaxSize(side)
+        return A.Compose([Resize(image_size, image_size, interpolation=kernel)])
+    side = resized_side(image_size, crop_share)
+    is_squashed = resize == "squash"
+    first = Resize(side, side, interpolation=kernel) if is_squashed else SmallestMaxSize(side, interpolation=kernel)
     return A.Compose([first, A.CenterCrop(image_size, image_size)])
 
 
-def resized_side(image_size: int) -> int:
+def pipelines(
+    image_size: int,
+    resize: ResizeMode,
+    interpolation: Interpolation,
+    crop_share: float,
+    is_random: bool,
+    extra: Sequence[dict[str, Any]],
+    min_crop: float,
+) -> tuple[A.Compose, A.Compose]:
+    """Return what pictures go through in training and in evaluation; see `train_transform` and `eval_transform`."""
+    prepared = eval_transform(image_size, resize, interpolation, crop_share)
+    return train_transform(image_size, extra, min_crop, None if is_random else prepared, interpolation), prepared
+
+
+def resized_side(image_size: int, crop_share: float = CROP_SHARE) -> int:
     """Return to how many pixels evaluation resizes before it crops the centre."""
-    return round(image_size * _RESIZE_RATIO)
+    return round(image_size / crop_share)
 
 
 def set_random_seed(transform: A.Compose, seed: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from finetune.data.decode import decode
-from finetune.data.transforms import ResizeMode, eval_transform
+from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, eval_transform
 from finetune.models.backbones import build, normalization
 from finetune.models.fx import fuse_batch_norm
 from finetune.models.stages import head_name
@@ -26,17 +26,18 @@ class Features(nn.Module):
     Args:
         backbone: The network.
         weights: What it starts from, as `--model.weights` takes it.
+        image_size: Side of the pictures in pixels, where a network of timm's has to know it.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, backbone: str, weights: str) -> None:
+    def __init__(self, backbone: str, weights: str, image_size: int | None = None) -> None:
         super().__init__()
-        network = build(backbone, 2)
+        network = build(backbone, 2, image_size)
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
-        start(network, weights, backbone, self.mean, self.std)
+        start(network, weights, backbone, (self.mean, self.std), image_size)
         network.set_submodule(head_name(network), nn.Identity())
         self.network = fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)
         self.eval()
@@ -48,7 +49,12 @@ class Features(nn.Module):
 
 
 def picture_features(
-    network: Features, paths: Sequence[str], image_size: int, resize: ResizeMode = "shorter_side"
+    network: Features,
+    paths: Sequence[str],
+    image_size: int,
+    resize: ResizeMode = "shorter_side",
+    interpolation: Interpolation = "bilinear",
+    crop_share: float = CROP_SHARE,
 ) -> Iterator[np.ndarray]:
     """Yield the features of each picture, (D,) float32, prepared as in evaluation; the next are read meanwhile.
 
@@ -56,11 +62,13 @@ def picture_features(
         network: On a GPU if there is one.
         paths: Pictures that can be read.
         image_size: Side in pixels of what the network sees.
-        resize: How a picture is brought to it.
+        resize: How a picture is brought to it, as in `eval_transform`; the next two, too.
+        interpolation: How it is resized.
+        crop_share: Share of the resized side that is seen.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
-    transform = eval_transform(image_size, resize)
+    transform = eval_transform(image_size, resize, interpolation, crop_share)
 
     def prepared(path: str) -> np.ndarray:
         # Twice the size is what a JPEG is decoded at anyway, where it is that large.

@@ -14,7 +14,7 @@ from onnx import compose, inliner
 from onnxscript import UINT8, opset20, script
 
 from finetune.data.limits import MAX_PIXELS
-from finetune.data.transforms import ResizeMode, resized_side
+from finetune.data.transforms import CROP_SHARE, ResizeMode, resized_side
 from finetune.inference.onnx_network import PREPARED
 
 pixel: Any = UINT8
@@ -25,18 +25,19 @@ BYTE, INT, LONG, DOUBLE, FLOAT = (getattr(onnx.TensorProto, t) for t in ("UINT8"
 # int64 of shape (1,): which part of the resized side is kept.
 
 
-def prepend(source: Path, target: Path, image_size: int, resize: ResizeMode) -> None:
-    """Write a copy of an .onnx whose `images` (N, H, W, 3) may have any H and W.
+def prepend(source: Path, target: Path, image_size: int, resize: ResizeMode, crop_share: float = CROP_SHARE) -> None:
+    """Write a copy of an .onnx whose `images` (N, H, W, 3) may have any H and W, resized bilinearly.
 
     Args:
         source: The file, which takes prepared `images` (N, S, S, 3) uint8.
         target: The copy.
         image_size: S.
         resize: How pictures are brought to that, as `data.resize` has it.
+        crop_share: As `data.crop_share` has it.
     """
     model = onnx.load(source)
     prepared: list[Any] = ["batch", image_size, image_size, 3]
-    first = _preparation(image_size, resize).to_model_proto(
+    first = _preparation(image_size, resize, crop_share).to_model_proto(
         ir_version=model.ir_version, input_types=[pixel["batch", "height", "width", 3]], output_types=[pixel[*prepared]]
     )
     first = inliner.inline_local_functions(first)
@@ -129,8 +130,8 @@ def _larger(pixels, height, width, new_height, new_width, top, left, size):
     return op.Cast((tall + 2) / 4, to=BYTE)
 
 
-def _preparation(image_size: int, resize: ResizeMode) -> Any:
-    side = float(image_size if resize == "whole" else resized_side(image_size))
+def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
+    side = float(image_size if resize == "whole" else resized_side(image_size, crop_share))
     most = float(MAX_PIXELS)
 
     @script()

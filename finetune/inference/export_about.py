@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune.data.transforms import resized_side
+from finetune.data.transforms import CROP_SHARE, resized_side
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
 from finetune.runs.exported_files import InputSize, begun_with, licence_of
@@ -25,13 +25,14 @@ def about(
         takes: Pictures of which size.
         found: How well the file agrees, or what it was made of, by the name that says which.
     """
-    size, resized = predictor.image_size, resized_side(predictor.image_size)
+    size, how = predictor.image_size, predictor.preparation
+    resized = resized_side(size, how.get("crop_share", CROP_SHARE))
     ways = {
         "shorter_side": f"resize until the shorter side has {resized} pixels, then take the middle {size} x {size}",
         "squash": f"resize to {resized} x {resized} pixels, then take the middle {size} x {size}",
         "whole": f"resize to {size} x {size} pixels",
     }
-    preparation = f"{ways[predictor.resize]}; bilinear, antialiased where it gets smaller"
+    preparation = f"{ways[how['resize']]}; {how.get('interpolation', 'bilinear')}, antialiased where it gets smaller"
     is_whole, is_any = format != "safetensors", takes == "any_size"
     whole = ["N", *(("H", "W") if is_any else (size, size)), 3, "uint8 RGB"]
     return {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finetune.data.transforms import eval_transform
+from finetune.data.transforms import PREPARATION, eval_transform
 from finetune.inference.class_activation import class_activation
 from finetune.inference.onnx_network import OnnxNetwork, put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -39,7 +39,7 @@ class Predictor:
         device: Where it is.
         precision: What it computes in.
         image_size: Side in pixels of what the network sees.
-        resize: How a picture is brought to that, as `data.resize` has it.
+        preparation: How a picture is brought to that: arguments of `eval_transform`.
         batch_size: How many pictures `finetune predict` answers at once unless it is told another number: their number
             decides about the last bits.
         calibration: How its logits are read.
@@ -61,7 +61,8 @@ class Predictor:
     ) -> None:
         checkpoint = read_checkpoint(ckpt_path) if checkpoint is None else checkpoint
         data = checkpoint["datamodule_hyper_parameters"]
-        self.image_size, self.resize = data["image_size"], data["resize"]
+        self.image_size = data["image_size"]
+        self.preparation = {name: data[name] for name in PREPARATION if name in data}
         self.batch_size: int = data.get("batch_size", 64)
         self._transforms: dict[int, A.Compose] = {}
         self.device = torch.device(device)
@@ -92,7 +93,7 @@ class Predictor:
         """
         size = side or self.image_size
         if size not in self._transforms:  # making one takes longer than most pictures do
-            self._transforms[size] = eval_transform(size, self.resize)
+            self._transforms[size] = eval_transform(**{**self.preparation, "image_size": size})
         return self._transforms[size](image=picture)["image"]
 
     def __call__(self, pictures: Sequence[np.ndarray]) -> np.ndarray:

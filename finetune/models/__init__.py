@@ -5,5 +5,6 @@ head, and freezes. `weight_files` reads files of pretrained weights, `weights` f
 follows the data flow: a network split where it begins to learn, or with batch norm fused in. `safe_load` reads files of
 torch from anybody without running what they hold.
 
-Networks from elsewhere get a module here, which `backbones`, `stages` and `weights` ask.
+Networks from elsewhere get a module here, which `backbones`, `stages` and `weights` ask: `timm_backbones` builds those
+of timm and knows what their weights say of themselves, `timm_weights` reads these.
 """

@@ -1,4 +1,4 @@
-"""Classification networks, torchvision's and three small ones: building one.
+"""Classification networks, torchvision's, timm's and three small ones: building one.
 
 A network is a module from normalised pictures (B, 3, H, W) to logits (B, K). Its last linear layer is the *head*; what
 comes before is a row of *stages*, from the stem on (`stages`). Both are known by their dotted module names.
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from finetune.models.stages import head, head_name
+from finetune.models.timm_backbones import build_timm, describe, is_timm
 from finetune.system.messages import WrongUsage, did_you_mean
 
 # Mean and standard deviation of the pixels that a network wants to see, in [0, 1]: ImageNet's for torchvision's.
@@ -90,13 +91,26 @@ def _normal(network: _Network) -> _Network:
 
 def normalization(backbone: str) -> Normalization:
     """Return mean and standard deviation of the pixels, in [0, 1], that a network wants to see where no weights say."""
+    if is_timm(backbone):
+        return describe(backbone)[1:3]
     return _AS_THEY_ARE if backbone in OWN else _IMAGENET
 
 
-def build(backbone: str, num_classes: int) -> nn.Module:
-    """Make an untrained network: one of `OWN`, or torchvision's with a Xavier head, as d2l.ai does for fine-tuning."""
+def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
+    """Make an untrained network: one of `OWN`, or another with a Xavier head, as d2l.ai does for fine-tuning.
+
+    Args:
+        backbone: Its name; that of timm's begins with `timm/`.
+        num_classes: K.
+        image_size: Side of the pictures in pixels, where a network of timm's has to know it.
+
+    Raises:
+        WrongUsage: There is no such network, or it has no linear head.
+    """
     if backbone in OWN:
         return OWN[backbone](num_classes)
+    if is_timm(backbone):
+        return _with_xavier_head(build_timm(backbone, num_classes, image_size), num_classes)
     names = models.list_models(module=models)
     if backbone not in names:
         raise WrongUsage(f"there is no classification network {backbone!r}{did_you_mean(backbone, [*OWN, *names])}")
@@ -105,7 +119,10 @@ def build(backbone: str, num_classes: int) -> nn.Module:
     # As torchvision does with weights: `transform_input` turns ImageNet's normalisation into that of these two.
     inception = {"aux_logits": False, "init_weights": False, "transform_input": True}
     options = inception if backbone in ("inception_v3", "googlenet") else {}
-    network = models.get_model(backbone, weights=None, num_classes=num_classes, **options)
+    return _with_xavier_head(models.get_model(backbone, weights=None, num_classes=num_classes, **options), num_classes)
+
+
+def _with_xavier_head(network: nn.Module, num_classes: int) -> nn.Module:
     fresh = nn.Linear(head(network).in_features, num_classes)
     nn.init.xavier_uniform_(fresh.weight)
     nn.init.zeros_(fresh.bias)

@@ -1,6 +1,8 @@
 """Networks along what torch.fx sees of their data flow: cut where they begin to learn, or with batch norm fused in."""
 
+import inspect
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -19,12 +21,16 @@ def split_frozen(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Mo
         frozen: Its first stages.
 
     Returns:
-        (B, 3, H, W) to (B, …), and (B, …) to (B, K); None where something else goes from the one to the other.
+        (B, 3, H, W) to (B, …), and (B, …) to (B, K); None where something else goes from the one to the other, or where
+        torch.fx can't follow.
     """
     parts = {**stages(network), head_name(network): head(network)}
     halves = []
     for is_rest in (False, True):
-        graph = _Tracer(parts).trace(network)
+        try:
+            graph = _Tracer(parts).trace(network, _defaults(network))
+        except Exception:  # whatever a network of timm's does with what it takes for pictures
+            return None
         pictures = next(node for node in graph.nodes if node.op == "placeholder")
         first = next(node for node in graph.nodes if _learns_or_is_random(network, node, frozen))
         if len(first.all_input_nodes) != 1:
@@ -41,6 +47,8 @@ def split_frozen(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Mo
             if pictures.users:
                 return None
             graph.erase_node(pictures)
+        for node in [n for n in graph.nodes if n.op == "placeholder" and n is not pictures and not n.users]:
+            graph.erase_node(node)  # an argument that has its default
         halves.append(fx.GraphModule(network, graph))
     return halves[0], halves[1]
 
@@ -72,12 +80,24 @@ class _Tracer(fx.Tracer):
         return module_qualified_name not in self.containers
 
 
+def _defaults(network: nn.Module) -> dict[str, Any]:
+    """Return the values of a network's arguments beside the pictures."""
+    parameters = inspect.signature(network.forward).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not one.empty}
+
+
 def _learns_or_is_random(network: nn.Module, node: fx.Node, frozen: Sequence[nn.Module]) -> bool:
     if node.op != "call_module":
         return False
     module = network.get_submodule(str(node.target))
     if any(module is stage for stage in frozen):
         return False
-    if any(isinstance(part, _DropoutNd | StochasticDepth) and part.p > 0 for part in module.modules()):
+    if any(_drops(part) for part in module.modules()):
         return True
     return bool([*module.parameters(), *module.buffers()])
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd | StochasticDepth):
+        return module.p > 0
+    return bool(getattr(module, "drop_prob", 0))  # timm's

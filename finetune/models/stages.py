@@ -3,6 +3,7 @@
 What is frozen stays so: what trains is settled once, before DDP wraps the network.
 """
 
+from collections.abc import Iterator
 from typing import cast
 
 from torch import nn
@@ -10,8 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from finetune.system.messages import WrongUsage
 
-# Modules that only hold a row of stages, in torchvision's naming.
-_CONTAINERS = {"features", "encoder", "layers", "blocks", "trunk_output"}
+# Modules that only hold a row of stages, in torchvision's naming; the last two in that of those networks of timm's that
+# don't say themselves which layers they have.
+_CONTAINERS = {"features", "encoder", "layers", "blocks", "trunk_output", "stages", "dense_stages"}
 
 
 def head_name(network: nn.Module) -> str:
@@ -28,21 +30,70 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
     """Parts of the network from the stem to the last one before the head, without overlap, by dotted name.
 
     Together with the head they hold every parameter but those that lie directly on a container (ViT's `class_token`
-    and `encoder.pos_embedding`). Modules without parameters are left out.
+    and `encoder.pos_embedding`). Modules without parameters are left out. Those of a network of timm's are as large as
+    its `group_matcher` lets them be.
     """
-    last = head_name(network)
+    last, layers = head_name(network), _layers(network)
     found = {}
 
     def walk(container: nn.Module, prefix: str) -> None:
         for name, module in container.named_children():
             path = prefix + name
-            if name in _CONTAINERS or last.startswith(path + "."):
+            if path == last or next(module.parameters(), None) is None:
+                continue
+            if last.startswith(path + ".") or (name in _CONTAINERS if layers is None else _is_row(module, path)):
                 walk(module, path + ".")
-            elif path != last and next(module.parameters(), None) is not None:
+            else:
                 found[path] = module
 
+    def _is_row(module: nn.Module, path: str) -> bool:
+        return len(set(_layers_in(module, path))) > 1 and next(module.children(), None) is not None
+
+    def _layers_in(module: nn.Module, path: str) -> Iterator[int]:
+        assert layers is not None
+        return (layers[f"{path}.{name}"] for name, _ in module.named_parameters())
+
     walk(network, "")
-    return found
+    return found if layers is None else dict(sorted(found.items(), key=lambda part: min(_layers_in(part[1], part[0]))))
+
+
+def depths(network: nn.Module) -> dict[str, int]:
+    """Return how far each stage is from the head, by name: the last has depth 1, and so on to the stem.
+
+    A stage of nothing but norm parameters has the depth of the one before it, to which it belongs. In a network of
+    timm's all that is one layer to its `group_matcher` has one depth, and what is one with the head has depth 0.
+    """
+    parts, layers = stages(network), _layers(network)
+    found, depth = {}, 0
+    if layers is not None:
+        last = layers[f"{head_name(network)}.weight"]
+        for name, stage in parts.items():
+            own = last - min(layers[f"{name}.{inner}"] for inner, _ in stage.named_parameters())
+            found[name] = depth = depth if own == 0 and _is_norm(stage) else own
+        return found
+    for name in reversed(parts):
+        # Counted from the head, a norm's depth is that of the stage before it, which comes next here.
+        found[name] = depth + 1
+        depth += not _is_norm(parts[name])
+    return {name: found[name] for name in parts}
+
+
+def _layers(network: nn.Module) -> dict[str, int] | None:
+    """Return in which layer each parameter is, by its name and timm's count; None for a network that doesn't say."""
+    matcher = getattr(network, "group_matcher", None)
+    if matcher is None:
+        return None
+    from timm.models import group_parameters
+
+    try:
+        groups = matcher(coarse=True)
+    except AssertionError:  # timm's own word for a network that can't
+        return None
+    return group_parameters(network, groups, reverse=True)
+
+
+def _is_norm(stage: nn.Module) -> bool:
+    return all(parameter.ndim <= 1 for parameter in stage.parameters())
 
 
 def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:

@@ -14,6 +14,8 @@ from torchvision import models
 
 from finetune.models.backbones import OWN
 from finetune.models.stages import head, head_name
+from finetune.models.timm_backbones import is_timm
+from finetune.models.timm_weights import read_timm
 from finetune.models.weight_files import Pretrained, read_file, tidy
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import WrongUsage, did_you_mean
@@ -24,11 +26,18 @@ log = logging.getLogger(__name__)
 _AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
 
 
-def read_weights(weights: str, backbone: str) -> Pretrained:
+def read_weights(weights: str, backbone: str, image_size: int | None = None) -> Pretrained:
     """Read a torchvision weights name of this backbone, a state dict, a safetensors file or a checkpoint of ours.
 
     All is read to CPU memory, and nothing but tensors and plain values is ever unpickled.
+
+    Args:
+        weights: Of a network of timm's `DEFAULT`, a file, or a folder as timm writes it.
+        backbone: The network.
+        image_size: Side of the pictures in pixels, where a network of timm's has to know it.
     """
+    if is_timm(backbone):
+        return read_timm(weights, backbone, image_size)
     published: dict[str, Any] = {}
     if backbone not in OWN:
         enum = models.get_model_weights(backbone)
@@ -88,13 +97,19 @@ def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
     network.load_state_dict(own)
 
 
-def start(network: nn.Module, weights: str | None, backbone: str, mean: Tensor, std: Tensor) -> Pretrained | None:
+def start(
+    network: nn.Module,
+    weights: str | None,
+    backbone: str,
+    normalization: tuple[Tensor, Tensor],
+    image_size: int | None = None,
+) -> Pretrained | None:
     """Put pretrained weights into a network, and the normalisation that they state into buffers; None for none."""
     if weights is None:
         return None
-    pretrained = read_weights(weights, backbone)
+    pretrained = read_weights(weights, backbone, image_size)
     load_weights(network, pretrained)
-    pretrained.write_normalization(mean, std)
+    pretrained.write_normalization(*normalization)
     return pretrained
 
 

@@ -43,6 +43,7 @@ def origin(trainer: pl.Trainer) -> dict[str, Any]:
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     seen = getattr(data, "seen", None)
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    run = next((callback.run for callback in callbacks if isinstance(callback, Checkpoints)), None)
     return {
         "version": finetune.__version__,
         "torch": str(torch.__version__),
@@ -50,7 +51,8 @@ def origin(trainer: pl.Trainer) -> dict[str, Any]:
         "data_fingerprint": getattr(data, "fingerprint", ""),
         "seen": seen.packed() if seen else None,
         "data_class": _class_path(type(data)),
-        "began_from": next((c.run.began_from for c in callbacks if isinstance(c, Checkpoints)), None),
+        "began_from": run and run.began_from,
+        "licence_of_the_weights": run and run.licence,
     }
 
 

@@ -16,13 +16,13 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from finetune.data.transforms import ResizeMode
+from finetune.data.transforms import PREPARATION, Interpolation, ResizeMode
 from finetune.models.weight_files import EXPORTED as KEY
 from finetune.runs.licence import licence
 
 READABLE = (".onnx", ".safetensors")
-_MODEL = ("class_names", "backbone", "label_smoothing", "class_weights")
-_DATA = ("image_size", "resize", "split_seed", "val_fraction", "test_fraction")
+_MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size")
+_DATA = (*PREPARATION, "split_seed", "val_fraction", "test_fraction")
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
 
 
@@ -34,7 +34,7 @@ def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size"
     model, data, origin = (checkpoint[k] for k in ("hyper_parameters", "datamodule_hyper_parameters", "finetune"))
     seen, state, data_class = origin.get("seen"), checkpoint["state_dict"], str(origin.get("data_class"))
     plain = {
-        "model": {name: model[name] for name in _MODEL} | {"weights": begun_with(checkpoint)},
+        "model": {name: model[name] for name in _MODEL if name in model} | {"weights": begun_with(checkpoint)},
         "licence_of_the_weights": licence_of(checkpoint),
         "data": {name: data[name] for name in _DATA if name in data},
         "origin": {name: origin.get(name) for name in _ORIGIN},
@@ -56,7 +56,9 @@ def begun_with(checkpoint: Mapping[str, Any]) -> str | None:
 
 def licence_of(checkpoint: Mapping[str, Any]) -> str:
     """Return whose terms hold for the weights that training began with, which are named without their folder."""
-    began_from = checkpoint["finetune"].get("began_from")
+    if told := checkpoint["finetune"].get("licence_of_the_weights"):
+        return str(told)
+    began_from = checkpoint["finetune"].get("began_from")  # an older checkpoint does not say it
     backbone = checkpoint["hyper_parameters"]["backbone"]
     return licence(begun_with(checkpoint), backbone, began_from and PurePath(began_from).name)
 
@@ -144,6 +146,10 @@ def _check(plain: Any) -> None:
         and type(data["image_size"]) is int
         and data["image_size"] > 0
         and data["resize"] in get_args(ResizeMode)
+        and data.get("interpolation", "bilinear") in get_args(Interpolation)
+        and type(share := data.get("crop_share", 1.0)) is float
+        and 0 < share <= 1
+        and type(model.get("network_size")) in (int, type(None))
         and (seen is None or (type(seen["num_train"]) is int and seen["num_train"] >= 0))
     )
     if not is_sound:

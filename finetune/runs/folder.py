@@ -18,12 +18,14 @@ class Run:
     Attributes:
         path: The run's folder; None until `choose`.
         began_from: The checkpoint of another run that this one went on from, if it did.
+        licence: Whose terms hold for the weights that it began with, in a sentence.
         about: What a fit began with, for about.json; None where nothing is known of it.
     """
 
     def __init__(self, root: str | Path, command: str, path: Path | None = None) -> None:
         self.root, self.command, self.path = Path(root), command, path
         self.began_from: str | None = None
+        self.licence: str | None = None
         self.about: dict[str, Any] | None = None
 
     def choose(self) -> Path:

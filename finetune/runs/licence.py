@@ -1,9 +1,17 @@
 """Whose terms hold for what a network learned before its training here: the one place that says it."""
 
+import os
+from pathlib import PurePath
+
 from torchvision import models
 
 from finetune.models.backbones import OWN
+from finetune.models.timm_backbones import describe, is_timm
 
+# As timm's descriptions name them. What else they name has terms of its own.
+_FREE = {"apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0"}
+_NOT_COMMERCIAL = ("-nc", "noncommercial", "apple-amlr", "seer")  # in the name
+_WARNING, _OTHER, _OWN = "commercial use is not allowed", "terms of their own", "a licence of their own"
 _FILES = (".pt", ".pth", ".safetensors", ".ckpt")
 
 
@@ -11,7 +19,7 @@ def licence(weights: str | None, backbone: str, began_from: str | None = None) -
     """Return what training started from and whose terms hold for it, in a sentence; what is not known is unknown.
 
     Args:
-        weights: As `model.weights` has them: torchvision's name, a file, None for random ones.
+        weights: As `model.weights` has them: torchvision's name, a file, a folder of timm's, None for random ones.
         backbone: Of which network.
         began_from: The checkpoint of another run that training went on from instead.
     """
@@ -19,14 +27,36 @@ def licence(weights: str | None, backbone: str, began_from: str | None = None) -
         return f"the checkpoint {began_from}: licence unknown, its terms hold"
     if weights is None:
         return "random weights: nobody else's terms hold"
+    if is_timm(str(backbone)) and not weights.endswith(_FILES):
+        return _of_timm(weights, backbone)
     if str(weights).endswith(_FILES):
         return f"the file {weights}: licence unknown, whoever gave it to you says on which terms"
     if terms := _own_terms(weights, backbone):
-        return f"torchvision's {weights} weights, which have a licence of their own: {terms}"
+        return f"torchvision's {weights} weights, which have {_OWN}: {terms}"
     return (
         f"torchvision's {weights} weights, learned from ImageNet: torchvision's code is under the BSD 3-Clause "
         "licence, and its authors leave it to you whether ImageNet's terms allow your use"
     )
+
+
+def is_restricted(text: str) -> bool:
+    """Return whether a sentence of `licence` is one that somebody should read before all else."""
+    return any(words in text for words in (_WARNING, _OTHER, _OWN))
+
+
+def _of_timm(weights: str, backbone: str) -> str:
+    """Return the same of weights that say under which licence they are."""
+    is_folder = weights != "DEFAULT"
+    if is_folder and not os.path.isdir(weights):
+        return f"the folder {PurePath(weights).name}: licence unknown, whoever gave it to you says on which terms"
+    about = describe(backbone, weights if is_folder else None)
+    which = f"the weights in the folder {PurePath(weights).name}" if is_folder else f"timm's {about.name} weights"
+    name = about.licence or "unknown"
+    if name == "unknown":
+        return f"{which}: licence unknown"
+    if any(part in name for part in _NOT_COMMERCIAL):
+        return f"{which}, licence {name}: {_WARNING}"
+    return f"{which}, licence {name}" + ("" if name in _FREE else f": {_OTHER}, which you should read")
 
 
 def _own_terms(weights: str, backbone: str) -> str | None:

@@ -9,6 +9,8 @@ from finetune.runs.statistics import interval, percent
 
 def weights_and_licence(run: RunRecord) -> str:
     """Return what training started from and whose terms hold for it, in a sentence."""
+    if told := run.about.get("licence_of_the_weights"):
+        return str(told)
     return licence(run.setting("model", "weights"), run.setting("model", "backbone"), run.about.get("began_from"))
 
 

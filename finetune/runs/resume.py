@@ -91,7 +91,7 @@ def go_on(trainer: pl.Trainer, run: Run, data: ImageDataModule, options: Namespa
     told, held = compared(before, yaml.safe_load(folder.text()), has_other_pictures, options.allow_changes)
     for key, value in held.items():
         options[key] = value
-    run.began_from = known.get("began_from")
+    run.began_from, run.licence = known.get("began_from"), known.get("licence_of_the_weights")
     if trainer.is_global_zero:
         others = [other for other in not_looked_at(run.root) if _written(other) > _written(run.path or other)]
         told = f"; {told}" if told else ""

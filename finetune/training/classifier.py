@@ -38,9 +38,9 @@ class Classifier(pl.LightningModule):
 
     Args:
         class_names: The K classes, in the order of the logits.
-        backbone: A torchvision classification network except squeezenet's, or lenet, resnet18_small or small_cnn.
-        weights: Where training starts: a torchvision weights name such as DEFAULT, the path of a state dict (.pt, .pth,
-            .safetensors) or of one of our checkpoints, or null for random weights.
+        backbone: A torchvision classification network but squeezenet's, timm/NAME, lenet, resnet18_small or small_cnn.
+        weights: Where training starts: a torchvision weights name or DEFAULT, the path of a state dict (.pt, .pth,
+            .safetensors), one of our checkpoints or a folder of timm's, or null for random weights.
         head_init: Start of the new head: `xavier` (random), `source` (rows of the source classifier whose class names
             match), `probe` (logistic regression on the features of the training pictures).
         source_classes: Text file with the source classifier's class names, one a line, where its weights carry none.
@@ -59,6 +59,7 @@ class Classifier(pl.LightningModule):
         label_smoothing: Share of the target spread over all classes, in [0, 1).
         class_weights: `balanced` weighs each class with the inverse of its frequency in training.
         compile: Use torch.compile; the first batch of each kind then takes the better part of a minute.
+        network_size: Side of the pictures in pixels, for networks of timm's that hold a position of each patch.
     """
 
     mean: Tensor
@@ -84,12 +85,13 @@ class Classifier(pl.LightningModule):
         label_smoothing: float = 0.0,
         class_weights: Literal["balanced"] | None = None,
         compile: bool = False,
+        network_size: int | None = None,
     ) -> None:
         super().__init__()
         # What the optimizer was is in config.yaml; a checkpoint holds plain values only (`weights_only=True`).
         self.save_hyperparameters(ignore=["optimizer", "scheduler", "compile"])
-        self.class_names, self.backbone, self.weights = list(class_names), backbone, weights
-        self.head_init, self.source_classes, self.class_mapping = head_init, source_classes, class_mapping
+        self.class_names, self.backbone, self.weights, self.head_init = list(class_names), backbone, weights, head_init
+        self.source_classes, self.class_mapping, self.network_size = source_classes, class_mapping, network_size
         param_groups.check_rates(head_lr_multiplier, layer_decay, label_smoothing)
         self.head_lr_multiplier, self.layer_decay, self.class_weights = head_lr_multiplier, layer_decay, class_weights
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
@@ -97,7 +99,7 @@ class Classifier(pl.LightningModule):
         self.rest: Callable[[Tensor], Tensor]  # from features to logits, once there are any
         self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
         num_classes = len(self.class_names)
-        self.network = build(backbone, num_classes).to(memory_format=torch.channels_last)
+        self.network = build(backbone, num_classes, network_size).to(memory_format=torch.channels_last)
         # Decided before DDP wraps: it would never average what is unfrozen later.
         self.frozen = stages.freeze(self.network, freeze)
         self.always_eval = [*self.frozen, *(stages.batch_norms(self.network) if freeze_batch_norm else ())]
@@ -127,7 +129,7 @@ class Classifier(pl.LightningModule):
 
     def prepare_data(self) -> None:
         if self.trainer.state.fn == "fit" and self.trainer.ckpt_path is None and self.weights is not None:
-            read_weights(self.weights, self.backbone)  # downloads once on each machine, if it is to be downloaded
+            read_weights(self.weights, self.backbone, self.network_size)  # downloads once on each machine
 
     def setup(self, stage: str) -> None:
         own_buffers(self.trainer)
@@ -136,7 +138,7 @@ class Classifier(pl.LightningModule):
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())
-        pretrained = start(self.network, self.weights, self.backbone, self.mean, self.std)
+        pretrained = start(self.network, self.weights, self.backbone, (self.mean, self.std), self.network_size)
         if self.head_init == "source":
             source_head(self.network, pretrained, self.class_names, self.class_mapping, class_list(self.source_classes))
         if self.class_weights == "balanced":

@@ -1,11 +1,9 @@
 """How fast what learns learns: named optimizer groups, settled once."""
 
-from collections.abc import Iterable
-
 from torch import nn
 from torch.optim import Optimizer
 
-from finetune.models.stages import head, outside_stages, stages
+from finetune.models.stages import depths, head, outside_stages, stages
 from finetune.system.messages import WrongUsage
 
 # What weight decay should not draw to zero besides, scales and positions: by the name of
@@ -37,8 +35,8 @@ def param_groups(
     """Name the groups of an optimizer, stem first; every trainable parameter is in exactly one, frozen ones in none.
 
     Nothing is modified. Without layer decay the groups are `backbone` and `head`. With it each stage is one: the head
-    has depth 0, the last stage depth 1, and so on to the stem; a stage of depth d learns at `layer_decay ** d` times
-    the rate. A stage of nothing but norm parameters has the depth of the one before it, to which it belongs.
+    has depth 0, the last stage depth 1, and so on to the stem (`depths`); a stage of depth d learns at `layer_decay **
+    d` times the rate.
 
     Args:
         network: Frozen as it will be.
@@ -56,12 +54,7 @@ def param_groups(
     parts = {name: list(stage.parameters()) for name, stage in stages(network).items()}
     for name in list(parts)[:1]:
         parts[name] = [*outside_stages(network), *parts[name]]
-    multipliers: dict[str, float] = {}
-    depth = 0
-    for name in reversed(parts):
-        # Counted from the head, a norm's depth is that of the stage before it, which comes next here.
-        multipliers[name] = layer_decay ** (depth + 1)
-        depth += not _is_norm(parts[name])
+    multipliers = {name: layer_decay**depth for name, depth in depths(network).items()}
     if layer_decay == 1:
         parts = {"backbone": [parameter for parameters in parts.values() for parameter in parameters]}
         multipliers = {"backbone": 1.0}
@@ -88,12 +81,9 @@ def scale_learning_rates(optimizer: Optimizer) -> None:
 
 
 def _without_decay(network: nn.Module) -> set[int]:
+    told: set[str] = getattr(network, "no_weight_decay", set)()  # timm's networks name what else
     return {
         id(parameter)
         for name, parameter in network.named_parameters()
-        if parameter.ndim <= 1 or not _WITHOUT_DECAY.isdisjoint(name.split("."))
+        if parameter.ndim <= 1 or name in told or not _WITHOUT_DECAY.isdisjoint(name.split("."))
     }
-
-
-def _is_norm(parameters: Iterable[nn.Parameter]) -> bool:
-    return all(parameter.ndim <= 1 for parameter in parameters)

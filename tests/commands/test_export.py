@@ -253,7 +253,7 @@ def test_pictures_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, c
 
 def test_a_preparation_that_disagrees_is_not_kept(of_any_size, cli, tmp_path, monkeypatch):
     prepend = any_size.prepend
-    monkeypatch.setattr(any_size, "prepend", lambda source, target, size, _: prepend(source, target, size, "whole"))
+    monkeypatch.setattr(any_size, "prepend", lambda source, target, size, *_: prepend(source, target, size, "whole"))
     with pytest.raises(ValueError, match="was not kept, .* on 96 drawn pictures and pieces of them, of many sizes"):
         cli("export", of_any_size / "some.ckpt", "--input", "any_size", "--output", "any.onnx")
     assert not list(tmp_path.iterdir())

@@ -33,6 +33,8 @@ def test_sizes(wrong, told):
         ({"val_fraction": 0.5, "test_fraction": 0.5}, "must leave some training data"),
         ({"min_crop": 0.0}, "min_crop must be above 0"),
         ({"num_views": 0}, "num_views must be at least 1"),
+        ({"crop_share": 0.0}, "crop_share must be above 0"),
+        ({"crop_share": 1.1}, "crop_share must be above 0"),
     ],
 )
 def test_shares(wrong, told):

@@ -130,7 +130,7 @@ def test_a_later_run_finds_them_and_only_the_same_one(colours):
     assert len(caches()) == 7  # val has no augmentation
 
 
-def other_network(backbone: str, num_classes: int):
+def other_network(backbone: str, num_classes: int, image_size: int | None = None):
     network = calibrated_network(backbone, num_classes)
     network.conv1.weight.data[0, 0, 0, 0] += 1e-3
     return network

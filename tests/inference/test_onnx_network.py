@@ -26,7 +26,7 @@ def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(calibrate
     write_onnx(whole, 32, packed(read_checkpoint(calibrated)), tmp_path / "some.onnx")
     of_file = Predictor(tmp_path / "some.onnx")
     assert isinstance(of_file.model.network, OnnxNetwork) and not list(of_file.model.network.parameters())
-    assert (of_file.class_names, of_file.image_size, of_file.resize) == (own.class_names, 32, "squash")
+    assert (of_file.class_names, of_file.image_size, of_file.preparation) == (own.class_names, 32, own.preparation)
     assert of_file.calibration == own.calibration and of_file.versions == own.versions
     pictures = [np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)]
     np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-6)
@@ -39,7 +39,7 @@ def test_what_takes_any_size_takes_prepared_pictures_here(calibrated, tmp_path):
     own = Predictor(calibrated)
     whole = EndToEnd(own.model.network, own.model.mean, own.model.std, own.calibration.temperature).eval()
     write_onnx(whole, 32, packed(read_checkpoint(calibrated), "any_size"), tmp_path / "source.onnx")
-    prepend(tmp_path / "source.onnx", tmp_path / "some.onnx", 32, own.resize)
+    prepend(tmp_path / "source.onnx", tmp_path / "some.onnx", 32, own.preparation["resize"])
     of_file = Predictor(tmp_path / "some.onnx")
     pictures = [np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)]
     np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-6)

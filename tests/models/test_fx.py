@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from timm_scenarios import FAMILIES
 from torch import nn
 
 from finetune.models.backbones import build
@@ -34,6 +35,31 @@ def test_both_parts_together_are_the_network(backbone):
         assert parts is not None
         network.eval()
         assert torch.equal(parts[1](parts[0](images)), network(images))
+
+
+@pytest.mark.parametrize(("backbone", "image_size"), FAMILIES.values())
+@torch.no_grad()
+def test_networks_of_timm_can_be_cut_behind_every_stage(backbone, image_size):
+    network = build(backbone, 4, image_size).eval()
+    images, names = torch.rand(2, 3, image_size, image_size), list(stages(network))
+    for last in (names[0], names[1], names[len(names) // 2], names[-1]):
+        parts = split_frozen(network, freeze(network, last))
+        assert parts is not None
+        assert torch.equal(parts[1](parts[0](images)), network(images))
+
+
+@torch.no_grad()
+def test_what_can_not_be_followed_can_not_be_cut():
+    class Choosy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 1), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b(self.a(x).mean((2, 3)) if x.sum() > 0 else x)
+
+    network = Choosy()
+    assert split_frozen(network, [network.a]) is None
 
 
 def test_weights_are_shared_and_all_that_learn_are_in_the_rest():

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from networks import ALL, BACKBONES, HEADS, SMALL, network, skeleton, trainable
+from timm.models import group_parameters
+from timm_scenarios import FAMILIES
 from torch import nn
 
 from finetune.models.backbones import OWN, build
-from finetune.models.stages import batch_norms, freeze, head, head_name, stages
+from finetune.models.stages import batch_norms, depths, freeze, head, head_name, stages
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -77,6 +79,48 @@ def test_stages_and_head_cover_every_network_without_overlap(backbone):
     outside = {name for name, _ in net.named_parameters()} - set(inside)
     assert outside == ({"class_token", "encoder.pos_embedding"} if backbone.startswith("vit") else set())
     assert head(net).out_features == 3
+
+
+TIMM = {
+    "resnet": ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"],
+    "convnext": ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head.norm"],
+    "efficientnetv2": ["conv_stem", "bn1", *(f"blocks.{i}" for i in range(6)), "conv_head", "bn2"],
+    "mobilenetv4": ["conv_stem", "bn1", *(f"blocks.{i}" for i in range(5)), "conv_head", "norm_head"],
+    "vit": ["patch_embed", *(f"blocks.{i}" for i in range(12)), "norm"],
+    "dinov2": ["patch_embed", *(f"blocks.{i}" for i in range(12)), "norm"],
+    "focalnet": ["stem", "layers.0", "layers.1", "layers.2", "layers.3", "norm"],
+}
+
+
+@pytest.mark.parametrize("family", TIMM)
+def test_stages_of_timm_go_by_its_layers(family):
+    network = build(FAMILIES[family][0], 3)
+    assert list(stages(network)) == TIMM[family]
+    inside = [name for part in (*stages(network), head_name(network)) for name, _ in named_below(network, part)]
+    outside = {name for name, _ in network.named_parameters()} - set(inside)
+    assert len(inside) == len(set(inside))
+    assert outside == ({"cls_token", "pos_embed"} if family in ("vit", "dinov2") else set())
+    frozen = freeze(network, TIMM[family][2])
+    assert frozen == list(stages(network).values())[:3]
+    left = {name for part in [*TIMM[family][3:], head_name(network)] for name, _ in named_below(network, part)}
+    assert trainable(network) == left
+
+
+@pytest.mark.parametrize("family", TIMM)
+def test_depths_of_timm_are_those_of_its_own_layer_decay(family):
+    network = build(FAMILIES[family][0], 3)
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    groups = group_parameters(network, network.group_matcher(coarse=True), reverse=True)
+    last = groups[f"{head_name(network)}.weight"]
+    for stage, depth in depths(network).items():
+        theirs = {last - groups[names[id(parameter)]] for parameter in stages(network)[stage].parameters()}
+        assert theirs == {depth} or (theirs == {0} and stage == "head.norm" and depth == 1)  # ours goes with its stage
+
+
+def test_a_network_of_timm_without_layers_of_its_own_has_stages_all_the_same():
+    network = build("timm/poolformer_s12", 3)
+    assert list(stages(network)) == ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head.norm"]
+    assert depths(network) == {"stem": 5, "stages.0": 4, "stages.1": 3, "stages.2": 2, "stages.3": 1, "head.norm": 1}
 
 
 def named_below(net: nn.Module, part: str) -> list[tuple[str, nn.Parameter]]:

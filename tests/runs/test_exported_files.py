@@ -73,7 +73,8 @@ def test_what_a_checkpoint_says_is_read_back(checkpoint, colours, tmp_path, writ
 def test_weights_of_a_folder_are_known_by_their_name_alone(checkpoint):
     checkpoint["hyper_parameters"]["weights"] = "/home/somebody/secret/resnet18.pt"
     assert json.loads(packed(checkpoint))["model"]["weights"] == "resnet18.pt"
-    checkpoint["finetune"]["began_from"] = "/home/somebody/other/best.ckpt"
+    older = {"began_from": "/home/somebody/other/best.ckpt", "licence_of_the_weights": None}
+    checkpoint["finetune"] |= older
     text = packed(checkpoint)
     assert json.loads(text)["licence_of_the_weights"].startswith("the checkpoint best.ckpt: licence unknown")
     assert "somebody" not in text

@@ -1,10 +1,11 @@
 """Whose terms hold for the weights that a run began with."""
 
+import json
 import re
 
 import pytest
 
-from finetune.runs.licence import licence
+from finetune.runs.licence import is_restricted, licence
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,16 @@ from finetune.runs.licence import licence
         ("ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1", "vit_b_16", "have a licence of their own: https://.*SWAG"),
         ("IMAGENET1K_V1", "vit_b_16", "learned from ImageNet"),
         ("some.safetensors", "lenet", "the file some.safetensors: licence unknown"),
+        ("some.pt", "timm/resnet18", "the file some.pt: licence unknown"),
+        (
+            "DEFAULT",
+            "timm/convnext_nano.in12k_ft_in1k",
+            "_nano.in12k_ft_in1k weights, licence apache-2.0$",
+        ),
+        ("DEFAULT", "timm/convnextv2_nano.fcmae_ft_in22k_in1k", "licence cc-by-nc-4.0: commercial use is not allowed$"),
+        ("DEFAULT", "timm/vit_small_patch16_dinov3.lvd1689m", "licence dinov3-license: terms of their own, which you"),
+        ("my/folder", "timm/resnet18", "the folder folder: licence unknown"),
+        (None, "timm/resnet18", "random weights: nobody else's terms hold"),
     ],
 )
 def test_each_kind_of_weights_has_its_terms(weights, backbone, told):
@@ -25,3 +36,23 @@ def test_each_kind_of_weights_has_its_terms(weights, backbone, told):
 
 def test_what_went_on_from_another_run_has_the_terms_of_that():
     assert licence("DEFAULT", "resnet18", "other.ckpt").startswith("the checkpoint other.ckpt: licence unknown")
+
+
+def test_a_folder_of_timms_states_its_own(tmp_path):
+    told = {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 96, 96], "interpolation": "bilinear"}
+    told |= {"crop_pct": 1.0, "license": "cc-by-nc-4.0"}
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": told}))
+    text = licence(str(tmp_path / "theirs"), "timm/resnet18")
+    assert text == "the weights in the folder theirs, licence cc-by-nc-4.0: commercial use is not allowed"
+
+
+def test_what_should_be_read_first_is_told_from_the_rest():
+    free = [("DEFAULT", "resnet18"), ("DEFAULT", "timm/resnet18"), ("a.pt", "resnet18"), (None, "timm/resnet18")]
+    others = [
+        ("IMAGENET1K_SWAG_LINEAR_V1", "vit_b_16"),
+        ("DEFAULT", "timm/convnextv2_nano.fcmae_ft_in22k_in1k"),
+        ("DEFAULT", "timm/vit_small_patch16_dinov3.lvd1689m"),
+    ]
+    assert not any(is_restricted(licence(*weights)) for weights in free)
+    assert all(is_restricted(licence(*weights)) for weights in others)

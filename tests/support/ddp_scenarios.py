@@ -35,7 +35,7 @@ NUM_EVALUATED = (1, 2, 11, 12, 13)
 MOVED: list[float] = []  # how far each training has moved the weights, at most
 
 
-def small_network(backbone: str, num_classes: int) -> nn.Module:
+def small_network(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
     """A network of LeNet's size, without batch norm and dropout."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5, stride=2),
@@ -50,7 +50,7 @@ def small_network(backbone: str, num_classes: int) -> nn.Module:
     )
 
 
-def calibrated_network(backbone: str, num_classes: int) -> nn.Module:
+def calibrated_network(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
     """A random network with the running statistics of a trained one.
 
     Without them activations grow from block to block, and training is chaos that blows any rounding up.

@@ -31,7 +31,7 @@ AT, STEPS = 7, 10  # of five steps an epoch, the last on one picture: two of thr
 FROM = {1: 3, 2: 1, 3: 2}  # each goes on from a checkpoint of so many processes
 
 
-def noisy_network(backbone: str, num_classes: int) -> nn.Module:
+def noisy_network(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
     """A network of LeNet's size with every kind of noise; one dropout stands in two places."""
     twice = nn.Dropout(0.5)
     return nn.Sequential(
@@ -51,7 +51,7 @@ def noisy_network(backbone: str, num_classes: int) -> nn.Module:
 
 
 @cache
-def calibrated(backbone: str, num_classes: int) -> nn.Module:
+def calibrated(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
     torch.manual_seed(1)
     return calibrated_network(backbone, num_classes)
 

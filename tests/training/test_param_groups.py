@@ -3,6 +3,8 @@
 import pytest
 import torch
 from networks import BACKBONES, skeleton, trainable
+from timm.models import group_parameters
+from timm_scenarios import FAMILIES
 from torch import nn
 
 from finetune.models.backbones import build
@@ -35,6 +37,25 @@ def test_groups_partition_what_trains(backbone, layer_decay, decay_norm_and_bias
                 assert "weight_decay" not in group
         heads = [group for group in groups if group["name"].startswith("head")]
         assert {names[id(p)].rpartition(".")[0] for g in heads for p in g["params"]} == {head_name(network)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_networks_of_timm_learn_at_the_rates_of_timm_and_decay_as_it_says(family):
+    network = build(FAMILIES[family][0], 3)
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    groups = param_groups(network, 1.0, 0.5, decay_norm_and_bias=False)
+    ours = {names[id(p)]: group["lr_multiplier"] for group in groups for p in group["params"]}
+    layers = group_parameters(network, network.group_matcher(coarse=True), reverse=True)
+    assert set(ours) == set(names.values())
+    for name, rate in ours.items():
+        theirs = 0.5 ** (max(layers.values()) - layers[name])
+        assert rate == theirs or (name.startswith("head.norm.") and rate == 0.5)  # which goes with its stage
+    exempt = {names[id(p)] for group in groups if group.get("weight_decay") == 0.0 for p in group["params"]}
+    assert exempt == {n for n, p in network.named_parameters() if p.ndim <= 1} | network_names(network)
+
+
+def network_names(network: nn.Module) -> set[str]:
+    return set(getattr(network, "no_weight_decay", set)()) & {name for name, _ in network.named_parameters()}
 
 
 # By number: ConvNeXt-T has 18 blocks, Swin-T 12, ViT-B one token and one table; Swin V2 has no table, but a scale and a

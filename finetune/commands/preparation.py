@@ -1,0 +1,62 @@
+"""How pictures are prepared for a network of timm's: as its weights say, unless somebody says otherwise."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from finetune.commands.parser import last_value, settings_in
+from finetune.data.transforms import PREPARATION
+from finetune.models.timm_backbones import describe, is_timm
+
+
+def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
+    """Prepare a fit's pictures as the weights of timm were learned with; return what to tell of it.
+
+    What the command line says holds, and what a config says that names this network: the config of an earlier run. What
+    others say was meant for another network.
+
+    Args:
+        config: As parsed, with the subcommand; changed in place.
+        arguments: The command line, configs before flags, their paths resolved.
+
+    Raises:
+        ValueError: The weights want what can't be had here.
+    """
+    if config.subcommand != "fit" or not is_timm(backbone := config["fit"].model.backbone):
+        return ""
+    weights, data = config["fit"].model.weights, config["fit"].data.init_args
+    about = describe(backbone, weights if weights and os.path.isdir(weights) else None)
+    said = _said(arguments, backbone)
+    told = []
+    for name in PREPARATION:
+        value = getattr(about, name)
+        if name in said:
+            if data[name] != value:
+                told.append(f"{name} {data[name]}, not {value}")
+            continue
+        data[name] = value
+        told.append(f"{name} {value}")
+    return f"pictures are prepared as {about.name} says: {', '.join(told)}" if told else ""
+
+
+def _said(arguments: Sequence[str], backbone: str) -> set[str]:
+    """Return which of `PREPARATION` is meant for this network."""
+    said = {
+        name
+        for name in PREPARATION
+        if any(last_value(arguments, f"--data.{prefix}{name}") is not None for prefix in ("", "init_args."))
+    }
+    for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, has_value, value = flag.partition("=")
+        if name not in ("--config", "--data", "--data.init_args"):
+            continue
+        given = settings_in(value if has_value else following)
+        if name == "--config":
+            model = given.get("model") or {}
+            model = settings_in(model) if isinstance(model, str) else model
+            if model.get("backbone") != backbone:
+                continue
+            given = given.get("data") or {}
+            given = settings_in(given) if isinstance(given, str) else given
+        said |= {**given, **(given.get("init_args") or {})}.keys() & set(PREPARATION)
+    return said

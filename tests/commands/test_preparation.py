@@ -1,0 +1,66 @@
+"""Whose word decides how pictures are prepared for a network of timm's."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_lines import ParseOnly
+
+CONVNEXT = ("--model.backbone", "timm/convnext_nano.in12k_ft_in1k")
+TOLD = {"image_size": 224, "resize": "shorter_side", "interpolation": "bicubic", "crop_share": 0.95}
+
+# run_lightning would silence it; here it is an error.
+pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """How pictures are prepared after a command line, and what is said of it."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.chdir(tmp_path)
+    other = "{class_path: finetune.Hotdog, init_args: {image_size: 96, crop_share: 0.5}}"
+    Path("other.yaml").write_text(f"data: {other}")
+    Path("own.yaml").write_text(f"data: {other}\nmodel: {{backbone: {CONVNEXT[1]}}}")
+
+    def parse(*arguments: str):
+        cli = ParseOnly(["fit", *arguments])
+        data = cli.config["fit"].data.init_args
+        return {name: data[name] for name in TOLD}, cli.told[1]
+
+    return parse
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [
+        (CONVNEXT, {}),
+        (("--config", "other.yaml", *CONVNEXT), {}),  # which was meant for another network
+        (("--config", "own.yaml"), {"image_size": 96, "crop_share": 0.5}),  # that of an earlier run, say
+        ((*CONVNEXT, "--data.image_size", "160"), {"image_size": 160}),
+        ((*CONVNEXT, "--data.init_args.interpolation=bilinear"), {"interpolation": "bilinear"}),
+        (("--model.backbone", "timm/vit_small_patch14_dinov2"), {"image_size": 518, "crop_share": 1.0}),
+        (("--model.backbone", "timm/dm_nfnet_f0"), {"image_size": 192, "resize": "squash", "crop_share": 0.9}),
+    ],
+)
+def test_what_the_weights_say_holds_unless_somebody_said_otherwise_of_this_network(prepared, arguments, changes):
+    values, told = prepared(*arguments)
+    assert values == {**TOLD, **changes}
+    assert told.startswith("pictures are prepared as ") and len(told.splitlines()) == 1
+    assert all(f"{name} {value}" in told for name, value in values.items() if values[name] != changes.get(name))
+
+
+def test_a_folder_says_it_of_its_own_weights(prepared, tmp_path):
+    told = {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 96, 96], "interpolation": "bilinear"}
+    about = {"architecture": "resnet18", "pretrained_cfg": {**told, "crop_pct": 1.0, "crop_mode": "squash"}}
+    Path("weights").mkdir()
+    Path("weights/config.json").write_text(json.dumps(about))
+    values, said = prepared("--model.backbone", "timm/resnet18", "--model.weights", "./weights")
+    assert values == {"image_size": 96, "resize": "whole", "interpolation": "bilinear", "crop_share": 1.0}
+    assert said.startswith("pictures are prepared as ./weights says: image_size 96")
+
+
+def test_other_networks_are_as_they_were(prepared):
+    values, told = prepared("--config", "other.yaml")
+    assert values == {"image_size": 96, "resize": "shorter_side", "interpolation": "bilinear", "crop_share": 0.5}
+    assert told == ""
+    assert prepared()[0] == {**TOLD, "interpolation": "bilinear", "crop_share": 0.875}

@@ -1,0 +1,147 @@
+"""Networks of timm by the command line: from a folder to a checkpoint that needs neither folder nor hub."""
+
+import csv
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from colours import QUICK
+from timm.models import save_for_hf
+
+from finetune.data.transforms import eval_transform
+from finetune.inference.predictor import Predictor
+
+NETWORK = "test_convnext.r160_in1k"  # timm's smallest of its kind: 160 pixels, bicubic, 0.95
+
+
+@pytest.fixture
+def weights(tmp_path):
+    torch.manual_seed(0)
+    folder = tmp_path / "weights"
+    network = timm.create_model(NETWORK, num_classes=5)
+    save_for_hf(network, str(folder), safe_serialization=True)
+    about = json.loads((folder / "config.json").read_text())
+    about["pretrained_cfg"] |= {"input_size": [3, 40, 40], "mean": [0.4] * 3, "std": [0.3] * 3, "crop_pct": 0.8}
+    (folder / "config.json").write_text(json.dumps(about))
+    return folder
+
+
+def options(weights, *more):
+    quick = [value for i, value in enumerate(QUICK) if QUICK[i - i % 2] != "--data.image_size"]
+    given = {"--model.weights": str(weights), "--model.backbone": f"timm/{NETWORK}"}
+    return [*quick, *(part for pair in given.items() for part in pair), *more]
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*_, **__):
+        pytest.fail("asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse)
+
+
+def test_a_checkpoint_alone_predicts_as_the_weights_want_it(colours, weights, cli, tmp_path, no_network, caplog):
+    cli("fit", colours, *options(weights))
+    run = tmp_path / "runs/fit/version_0"
+    shutil.rmtree(weights)
+    cli("predict", run, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
+    known = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
+    data = known["datamodule_hyper_parameters"]
+    wanted = {"image_size": 40, "resize": "shorter_side", "interpolation": "bicubic", "crop_share": 0.8}
+    assert {name: data[name] for name in wanted} == wanted
+    assert known["state_dict"]["mean"].flatten().tolist() == pytest.approx([102.0] * 3)
+    assert known["state_dict"]["std"].flatten().tolist() == pytest.approx([76.5] * 3)
+    predictor = Predictor(run / "checkpoints/best.ckpt")
+    image = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
+    assert np.array_equal(
+        predictor.prepare(image), eval_transform(40, "shorter_side", "bicubic", 0.8)(image=image)["image"]
+    )
+    assert not np.array_equal(predictor.prepare(image), eval_transform(40)(image=image)["image"])
+    with open("out.csv") as file:
+        assert len(list(csv.DictReader(file))) == 30
+    cli("test", run, "--data.num_workers", "0")
+    again, first = (
+        json.loads((tmp_path / "runs" / name / "version_0/test.json").read_text()) for name in ("test", "fit")
+    )
+    assert again["confusion_matrix"] == first["confusion_matrix"]
+
+
+@pytest.mark.parametrize("kind", ["onnx", "safetensors"])
+def test_exported_files_say_what_the_network_says(colours, weights, cli, kind, no_network):
+    cli("fit", colours, *options(weights))
+    cli("export", "runs/fit/version_0", "--format", kind, "--output", f"file.{kind}", "--verify_on", colours / "test")
+    about = json.loads(Path(f"file.{kind}.json").read_text())
+    assert about["preparation"].startswith(
+        "resize until the shorter side has 50 pixels, then take the middle 40 x 40; "
+    )
+    assert "bicubic" in about["preparation"]
+    image = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
+    ours = Predictor("runs/fit/version_0/checkpoints/best.ckpt")
+    theirs = Predictor(f"file.{kind}")
+    assert np.array_equal(ours.prepare(image), theirs.prepare(image))
+    np.testing.assert_allclose(theirs([image]), ours([image]), rtol=0, atol=1e-5)  # float32, another program
+
+
+def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
+    about = json.loads((weights / "config.json").read_text())
+    about["pretrained_cfg"]["license"] = "cc-by-nc-4.0"
+    (weights / "config.json").write_text(json.dumps(about))
+    cli("fit", colours, *options(weights))
+    told = "the weights in the folder weights, licence cc-by-nc-4.0: commercial use is not allowed"
+    assert [(record.levelname, record.message) for record in caplog.records if told in record.message] == [
+        ("WARNING", f"weights: {told}")
+    ]
+    shutil.rmtree(weights)
+    known = torch.load("runs/fit/version_0/checkpoints/best.ckpt", weights_only=True)
+    assert known["finetune"]["licence_of_the_weights"] == told
+    assert json.loads(Path("runs/fit/version_0/about.json").read_text())["licence_of_the_weights"] == told
+    cli("export", "runs/fit/version_0", "--format", "safetensors", "--output", "file.safetensors")
+    assert json.loads(Path("file.safetensors.json").read_text())["licence_of_the_weights"] == told
+    cli("report", "runs/fit/version_0")
+    assert told in Path("runs/fit/version_0/report.html").read_text()
+
+
+def test_preparing_inside_the_file_is_refused_before_anything_is_written(colours, weights, cli, tmp_path):
+    cli("fit", colours, *options(weights))
+    with pytest.raises(ValueError, match="--input any_size can't resize as this network wants it, bicubic: leave it"):
+        cli("export", "runs/fit/version_0", "--input", "any_size", "--output", "any.onnx")
+    assert not (tmp_path / "any.onnx").exists()
+
+
+def test_a_frozen_part_is_computed_once_and_ends_where_it_would_without(colours, weights, cli, tmp_path):
+    more = (
+        "--model.freeze",
+        "stages.1",
+        "--data.num_views",
+        "1",
+        "--trainer.max_epochs",
+        "3",
+        "--test_after_fit",
+        "false",
+    )
+    for limit in ("8", "0"):
+        cli("fit", colours, *options(weights, *more, "--data.cache_limit_gb", limit))
+    states = [
+        torch.load(tmp_path / f"runs/fit/version_{i}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for i in (0, 1)
+    ]
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], rtol=0, atol=1e-5)  # float32, of which 9 steps were taken
+
+
+def test_a_run_that_was_stopped_ends_where_one_does_that_was_not(colours, weights, cli, tmp_path):
+    for epochs in ((2,), (1, 2)):
+        rest = ("--model.scheduler", "null", "--out", f"runs{len(epochs)}", "--resume")
+        for num in epochs:
+            cli("fit", colours, *options(weights, "--trainer.max_epochs", num, *rest))
+    states = [
+        torch.load(tmp_path / f"runs{i}/fit/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for i in (1, 2)
+    ]
+    assert all(value.equal(states[1][name]) for name, value in states[0].items())

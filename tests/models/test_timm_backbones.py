@@ -1,0 +1,132 @@
+"""Networks of timm: what is known of them, which can be had, and at which sizes."""
+
+import json
+import sys
+
+import pytest
+import timm
+import torch
+from timm.data import resolve_data_config
+from timm_scenarios import FAMILIES
+
+from finetune.models.backbones import build, normalization
+from finetune.models.stages import head, head_name
+from finetune.models.timm_backbones import describe, timm_name
+
+
+@pytest.mark.parametrize(("backbone", "image_size"), FAMILIES.values())
+def test_the_head_is_timms_classifier_and_xavier(backbone, image_size):
+    network = build(backbone, 3, image_size).eval()
+    assert network.get_submodule(timm.get_pretrained_cfg(timm_name(backbone)).classifier) is head(network)
+    bound = (6 / (head(network).in_features + 3)) ** 0.5  # Glorot and Bengio 2010, equation 16
+    assert 0.9 * bound < head(network).weight.abs().max() <= bound
+    with torch.inference_mode():
+        assert network(torch.rand(2, 3, image_size, image_size)).shape == (2, 3)
+    theirs = timm.create_model(timm_name(backbone), num_classes=3).state_dict()
+    assert list(network.state_dict()) == list(theirs)
+
+
+@pytest.mark.parametrize("backbone", ["timm/convnext_nano.in12k_ft_in1k", *(name for name, _ in FAMILIES.values())])
+def test_the_description_is_what_timm_itself_goes_by(backbone):
+    theirs = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(timm_name(backbone)).to_dict())
+    ours = describe(backbone)
+    assert (ours.mean, ours.std, ours.crop_share) == (theirs["mean"], theirs["std"], theirs["crop_pct"])
+    assert ours.interpolation == theirs["interpolation"]
+    assert (3, ours.image_size, ours.image_size) == theirs["input_size"]
+    assert ours.resize == {"center": "shorter_side", "squash": "squash"}[theirs["crop_mode"]]
+    assert normalization(backbone) == (ours.mean, ours.std)
+
+
+def test_what_is_squashed_and_not_cropped_is_whole():
+    assert describe("timm/coat_lite_medium_384").resize == "whole"
+    assert describe("timm/dm_nfnet_f0")[5:7] == (0.9, "squash")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        ("timm/resnet81", "no network 'resnet81'; did you mean 'resnet18'"),
+        ("timm/resnet18.nowhere", "no weights 'nowhere' of resnet18; valid are .*tv_in1k"),
+        ("timm/deit_tiny_distilled_patch16_224", r"it has 2 heads \(head, head_dist\), not one$"),
+        ("timm/levit_384_s8", "its head head.linear is not the last of its linear layers$"),
+        ("timm/dla34", "it ends in a Conv2d, not in a linear head$"),
+        ("timm/resnetv2_50", "it ends in a Conv2d, not in a linear head$"),
+        ("timm/qwen3_vit_88m_enc", "it has no head, not one$"),
+    ],
+)
+def test_what_can_not_be_had_is_said_in_a_line(backbone, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        build(backbone, 3)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["hf-hub:somebody/theirs", "hf_hub:somebody/theirs", "local-dir:/tmp", "/tmp", ""])
+def test_a_name_is_never_a_place(name, monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("made"))
+    with pytest.raises(ValueError, match="has no network"):
+        build(f"timm/{name}", 3)
+
+
+def test_without_timm_a_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ValueError, match=r"^timm/resnet18 needs timm: pip install 'finetune\[timm\]'$"):
+        build("timm/resnet18", 3)
+
+
+def test_positions_are_of_the_pictures_size():
+    network = build("timm/vit_small_patch16_224", 3, 48)
+    assert network.pos_embed.shape[1] == 1 + 3 * 3
+    assert build("timm/vit_small_patch16_224", 3).pos_embed.shape[1] == 1 + 14 * 14
+    with pytest.raises(AssertionError):  # which is why the size is asked for
+        build("timm/vit_small_patch16_224", 3)(torch.rand(1, 3, 48, 48))
+
+
+def test_a_size_that_does_not_fit_is_told():
+    with pytest.raises(ValueError, match=r"nest_tiny can't be had for pictures of 100x100 pixels: .* image_size 224$"):
+        build("timm/nest_tiny", 3, 100)
+
+
+def config(**changes):
+    told = {"mean": [0.5] * 3, "std": [0.25] * 3, "input_size": [3, 96, 96], "interpolation": "bilinear"}
+    told |= {"crop_pct": 0.9, "crop_mode": "center", "license": "cc-by-nc-4.0"}
+    above = {"architecture": "resnet18", "num_classes": 2, "label_names": ["a", "b"]}
+    return {**above, **changes, "pretrained_cfg": told | changes.get("pretrained_cfg", {})}
+
+
+def test_a_folder_describes_itself(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config(label_descriptions={"a": "an ape"})))
+    told = describe("timm/resnet18.tv_in1k", tmp_path)
+    assert told[1:5] == ((0.5,) * 3, (0.25,) * 3, 96, "bilinear")
+    assert told[5:] == (0.9, "shorter_side", "cc-by-nc-4.0", 2, ["an ape", "b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            json.dumps(config(architecture="resnet34")),
+            "is of resnet34, not of resnet18: .*--model.backbone timm/resnet34",
+        ),
+        (json.dumps(config(model_args={"act_layer": "gelu"})), "built otherwise .*gelu"),
+        (json.dumps(config(model_args={"in_chans": 1})), "built otherwise .*in_chans"),
+        (json.dumps(config(pretrained_cfg={"crop_mode": "border"})), "in a way that is not known here: .*crop border"),
+        (json.dumps(config(pretrained_cfg={"interpolation": "lanczos"})), "in a way that is not known here"),
+        (json.dumps(config(pretrained_cfg={"input_size": [3, 96, 64]})), "not of three colours and equal sides"),
+        (json.dumps(config(pretrained_cfg={"mean": None})), "does not say how pictures are prepared"),
+        ("{}", "is damaged, or none of timm's"),
+        ("[]", "is damaged, or none of timm's"),
+        ("no json", "is damaged, or none of timm's"),
+        (None, "has no config.json"),
+    ],
+)
+def test_a_folder_that_does_not_do_says_why(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        describe("timm/resnet18", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_names():
+    assert head_name(build("timm/mobilenetv4_conv_small", 3)) == "classifier"
+    assert timm_name("timm/convnext_nano.in12k_ft_in1k") == "convnext_nano.in12k_ft_in1k"

@@ -1,0 +1,142 @@
+"""Weights of timm: folders and files against timm's own loading, and its hub, which is not asked here."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import save_for_hf
+from timm_scenarios import FAMILIES
+from torch import nn
+
+from finetune.models.backbones import build
+from finetune.models.stages import head, head_name
+from finetune.models.timm_backbones import timm_name
+from finetune.models.timm_weights import read_timm
+from finetune.models.weight_files import Pretrained
+from finetune.models.weights import load_weights, read_weights, source_head
+
+NAMES = ["eel", "fox", "gnu", "hen"]
+
+
+def folder_of(backbone: str, place: Path, **options) -> nn.Module:
+    """Write weights that are like no initialisation as timm does, for four classes, and return their network."""
+    torch.manual_seed(0)
+    network = timm.create_model(timm_name(backbone), num_classes=len(NAMES), **options).eval()
+    with torch.no_grad():
+        for value in network.state_dict().values():
+            if value.is_floating_point():
+                value += 0.01 * torch.rand(value.shape)
+    save_for_hf(network, str(place), safe_serialization=True, model_config={"label_names": NAMES})
+    return network
+
+
+def with_their_head(network: nn.Module, weights: Pretrained) -> nn.Module:
+    load_weights(network, weights)
+    name = head_name(network)
+    head(network).load_state_dict({key: weights.state[f"{name}.{key}"] for key in ("weight", "bias")})
+    return network.eval()
+
+
+@pytest.mark.parametrize(("backbone", "image_size"), FAMILIES.values())
+def test_a_folder_gives_the_network_that_timm_would(backbone, image_size, tmp_path):
+    folder_of(backbone, tmp_path)
+    fixed = timm.get_pretrained_cfg(timm_name(backbone)).fixed_input_size
+    size = {"img_size": image_size} if fixed else {}
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **size).eval()
+    ours = build(backbone, len(NAMES), image_size).eval()
+    x = torch.rand(2, 3, image_size, image_size)
+    with torch.inference_mode():
+        assert not torch.allclose(ours(x), theirs(x), atol=1e-3)
+        weights = read_weights(str(tmp_path), backbone, image_size)
+        assert with_their_head(ours, weights)(x).equal(theirs(x))  # the same code and weights
+    assert weights.class_names == NAMES
+    told = timm.get_pretrained_cfg(timm_name(backbone))
+    assert weights.mean.flatten().tolist() == pytest.approx([255 * m for m in told.mean])
+    assert weights.std.shape == (3, 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["model.safetensors", "state.pt", "ours.ckpt"])
+def test_a_file_alone_does_and_says_nothing_of_pixels(kind, tmp_path):
+    source = folder_of("timm/resnet18", tmp_path)
+    if kind == "state.pt":
+        torch.save({"state_dict": source.state_dict()}, tmp_path / kind)
+    if kind == "ours.ckpt":
+        state = {f"network.{key}": value for key, value in source.state_dict().items()}
+        about = {"hyper_parameters": {"class_names": NAMES}}
+        torch.save(
+            {"state_dict": state | {"mean": torch.ones(3, 1, 1), "std": torch.ones(3, 1, 1)}, **about}, tmp_path / kind
+        )
+    weights = read_weights(str(tmp_path / kind), "timm/resnet18")
+    assert all(weights.state[key].equal(value) for key, value in source.state_dict().items())
+    assert (weights.mean is None) == (kind != "ours.ckpt")
+    assert weights.class_names == (NAMES if kind == "ours.ckpt" else None)
+
+
+def test_files_of_other_networks_are_refused_in_a_line(tmp_path):
+    source = folder_of("timm/resnet18", tmp_path).state_dict()
+    del source["layer1.0.conv1.weight"]
+    save_file(source, tmp_path / "less.safetensors")
+    for backbone, file in (("timm/resnet18", "less"), ("timm/resnet34", "model"), ("timm/convnext_nano", "model")):
+        with pytest.raises(ValueError, match=f"{file}.safetensors does not fit {backbone}: ") as caught:
+            read_weights(str(tmp_path / f"{file}.safetensors"), backbone)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    with pytest.raises(FileNotFoundError, match="no weights file or folder .*none.pt$"):
+        read_weights(str(tmp_path / "none.pt"), "timm/resnet18")
+    with pytest.raises(ValueError, match="neither DEFAULT nor a file or folder; .*as timm/resnet18.TAG$"):
+        read_weights("tv_in1k", "timm/resnet18")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="neither model.safetensors nor pytorch_model.bin in "):
+        read_weights(str(tmp_path), "timm/resnet18")
+
+
+def test_another_way_of_pooling_is_another_network(tmp_path):
+    folder_of("timm/resnet18", tmp_path, global_pool="max")
+    with pytest.raises(ValueError, match="is of a network that pools by max, timm/resnet18 by avg$"):
+        read_weights(str(tmp_path), "timm/resnet18")
+
+
+def test_pickles_in_a_folder_stay_shut(tmp_path, capsys):
+    class Evil:
+        def __reduce__(self):
+            return (print, ("unpickled",))
+
+    folder_of("timm/resnet18", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"state_dict": Evil()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="refusing to unpickle"):
+        read_weights(str(tmp_path), "timm/resnet18")
+    assert "unpickled" not in capsys.readouterr().out
+
+
+def test_default_are_those_of_the_hub_that_the_name_means(monkeypatch):
+    torch.manual_seed(0)
+    there = timm.create_model("convnext_nano").state_dict()
+    asked = []
+
+    def fetch(model_id, *_, **__):
+        asked.append(model_id)
+        return dict(there)
+
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", fetch)
+    weights = read_timm("DEFAULT", "timm/convnext_nano.in12k_ft_in1k")
+    assert asked == ["timm/convnext_nano.in12k_ft_in1k"]
+    assert all(weights.state[key].equal(value) for key, value in there.items())
+    assert weights.mean.flatten().tolist() == pytest.approx([255 * 0.485, 255 * 0.456, 255 * 0.406])
+
+
+def test_a_hub_out_of_reach_is_a_line_that_says_what_else_to_do(monkeypatch):
+    def fetch(*_, **__):
+        raise ConnectionError("no route\nto the hub")
+
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", fetch)
+    with pytest.raises(OSError, match="can't get the weights of timm/resnet18 .*no route to the hub.*--model.weights"):
+        read_timm("DEFAULT", "timm/resnet18")
+
+
+def test_rows_of_the_source_head_are_found_by_name(tmp_path):
+    source = folder_of("timm/convnext_nano", tmp_path)
+    network = build("timm/convnext_nano", 2)
+    source_head(network, read_weights(str(tmp_path), "timm/convnext_nano"), ["gnu", "eel"])
+    assert head(network).weight.equal(head(source).weight[[2, 0]])
