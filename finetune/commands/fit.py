@@ -62,9 +62,8 @@ def fit(
     if finished:
         return _finish(trainer, model, datamodule, run, options, finished)
     if first is None and model.weights is not None:
-        read_weights(
-            model.weights, model.backbone, model.network_size
-        )  # fails here, before other processes are started
+        # It fails here, before other processes are started.
+        read_weights(model.weights, model.backbone, model.network_size)
     if resumed:
         go_on(trainer, run, datamodule, options)
     else:
