@@ -184,8 +184,8 @@ def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--data.val_fraction", 0, "--threshold", "f1"], "chosen on a validation split"),
-        (["--trainer.limit_val_batches", 0, "--threshold", "f1"], "chosen on a validation split"),
+        (["--data.val_fraction", 0, "--threshold", "f1"], "chosen on validation pictures, and there is no"),
+        (["--trainer.limit_val_batches", 0, "--threshold", "f1"], "chosen on validation pictures, and there is no"),
         (["--threshold", "f1:red"], "no class 'red'; there are blue and green"),
     ],
 )
