@@ -179,8 +179,8 @@ MUTATIONS = [
     Mutation(
         "a checkpoint says how pictures are prepared",
         "commands/lightning_cli.py",
-        'for name in ("image_size", "resize"):',
-        "for name in ():",
+        "learned_with |= {name: data[name] for name in PREPARATION if name in data}",
+        "learned_with |= {}",
         "tests/integration/test_cli.py -k 'predict or prepared or preprocessing'",
     ),
     Mutation(
