@@ -34,7 +34,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 @pytest.fixture(autouse=True)
 def as_in_a_fresh_process() -> Iterator[None]:
     """Let loggers be as before any command: others have run in this process."""
-    loggers = [logging.getLogger(name) for name in ("finetune", "pytorch_lightning")]
+    loggers = [logging.getLogger(name) for name in ("finetune", "pytorch_lightning", "matplotlib")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.NOTSET)
