@@ -73,13 +73,17 @@ class Predictor:
         self.model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names
         self.model.to(_TRUE.get(self.precision))  # before there are weights: float64 would be rounded to float32
         put_exported(self.model, checkpoint)
+        if isinstance(self.model.network, OnnxNetwork):
+            if precision not in (None, "32-true"):
+                raise WrongUsage(f"precision {precision!r}: an .onnx computes as it was exported: leave it out")
+            self.precision = "32-true" if self.precision in _MIXED else self.precision
         try:
             self.model.load_state_dict(checkpoint["state_dict"])
         except RuntimeError as error:  # with all names that are too many or too few
             raise ValueError(f"{str(ckpt_path)!r} does not hold the weights of {self.model.backbone}") from error
         check_first_pass(self.model, self.image_size)
         self.model.to(self.device)
-        if self.precision == "bf16-mixed" and not isinstance(self.model.network, OnnxNetwork):
+        if self.precision == "bf16-mixed":
             self.model.evaluate = in_bf16(self.model.network).forward
         self.calibration = read_calibration(checkpoint)
         self.class_names: list[str] = self.model.class_names

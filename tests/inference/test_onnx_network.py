@@ -18,6 +18,7 @@ from finetune.inference.onnx_network import OnnxNetwork, open_session
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import packed
+from finetune.system.messages import WrongUsage
 
 
 def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(calibrated, tmp_path):
@@ -31,6 +32,9 @@ def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(calibrate
     pictures = [np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)]
     np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-6)
     assert of_file.activation(np.stack([of_file.prepare(picture) for picture in pictures]), [0] * 4) is None
+    assert Predictor(tmp_path / "some.onnx", precision=None).precision == "32-true"  # whatever a checkpoint would take
+    with pytest.raises(WrongUsage, match="precision 'bf16-mixed': an .onnx computes as it was exported"):
+        Predictor(tmp_path / "some.onnx", precision="bf16-mixed")
     options = open_session(str(tmp_path / "some.onnx")).get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
 
