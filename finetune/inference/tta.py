@@ -5,8 +5,6 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import Tensor
 
-TTA = ("flip",)  # ways
-
 
 class AverageFlip(pl.Callback):
     """Lets `finetune validate`, `test` and `predict` see each picture as it is and mirrored, and take the mean logits.

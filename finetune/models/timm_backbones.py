@@ -84,9 +84,7 @@ def describe(backbone: str, folder: str | Path | None = None) -> Description:
     if folder is None:
         return _described(timm_name(backbone), pretrained_cfg(backbone).to_dict())
     told = read_config(backbone, folder)
-    above: dict[str, Any] = {
-        key: told[key] for key in ("num_classes", "label_names", "label_descriptions") if key in told
-    }
+    above: dict[str, Any] = {key: told[key] for key in _ABOVE if key in told}
     return _described(str(folder), {**told.get("pretrained_cfg", told), **above})
 
 
