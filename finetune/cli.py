@@ -9,6 +9,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 from finetune import __version__
@@ -61,6 +62,7 @@ def main(args: Sequence[str] | None = None) -> None:
     0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C, SIGTERM and a closed terminal (a service that
     has answered what it accepted: 0).
     """
+    began = time.monotonic()
     arguments = list(sys.argv[1:] if args is None else args)
     is_own = args is None  # the process is ours, and ends with this
     code = 0
@@ -73,7 +75,7 @@ def main(args: Sequence[str] | None = None) -> None:
         end_with_first_process()
     try:
         try:
-            run(arguments)
+            run(arguments, began)
             if sys.stdout is not None:  # a daemon's may be closed
                 sys.stdout.flush()
         finally:
@@ -102,8 +104,8 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def run(arguments: Sequence[str]) -> None:
-    """Run the command that `arguments` begin with."""
+def run(arguments: Sequence[str], began: float | None = None) -> None:
+    """Run the command that `arguments` begin with, since `began` on the clock of `time.monotonic`."""
     import_less(has_plots=False)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help", "help"):
@@ -126,7 +128,7 @@ def run(arguments: Sequence[str]) -> None:
             with contextlib.suppress(SystemExit):
                 run_lightning(in_full)
             in_full = [command, "--data.help", "finetune.ImageFolderData"]
-        run_lightning(in_full, typed=arguments)
+        run_lightning(in_full, typed=arguments, began=began)
     elif command in OWN:
         run_own(command, arguments[1:])
     else:

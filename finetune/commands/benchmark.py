@@ -23,10 +23,10 @@ from finetune.system.messages import WrongUsage
 class BenchmarkCLI(FinetuneCLI):
     """Takes what `finetune fit` takes; the fit is measured, then given up, and leaves no more than its caches."""
 
-    def __init__(self, arguments: Sequence[str], typed: Sequence[str] = ()) -> None:
+    def __init__(self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None) -> None:
         with tempfile.TemporaryDirectory(prefix="finetune-benchmark-") as folder:
             self.folder = folder
-            super().__init__(["fit", *arguments[1:]], typed)
+            super().__init__(["fit", *arguments[1:]], typed, began)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -44,6 +44,11 @@ class BenchmarkCLI(FinetuneCLI):
             )
             parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
         return parser
+
+    def instantiate_classes(self) -> None:
+        if self.config["fit"].minutes is not None:
+            self.parser.error("--minutes is for finetune fit: what is measured here has no length")
+        super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self._get(self.config_init, "trainer")

@@ -32,7 +32,6 @@ _NETWORK = (
     Option("model.backbone", "NAME", "resnet18", "of torchvision, as resnet50; of timm, as timm/convnext_nano"),
     Option("model.weights", "FILE", "DEFAULT", "DEFAULT: published ones; a file, a run; null: random ones"),
     Option("model.freeze", "STAGE", None, "train what follows a stage, as layer2; backbone: the head alone"),
-    Option("model.head_init", "HOW", "xavier", "probe: logistic regression on features; source: known classes"),
 )
 _TRAINING = (
     Option("trainer.max_epochs", "N", None, "passes over the training pictures; 5 to 50 by their number"),
@@ -50,6 +49,7 @@ _OUT = Option("trainer.default_root_dir", "FOLDER", "runs", "where runs go: FOLD
 _RUN = (
     _OUT,
     Option("resume", "", None, "go on in the newest run there, else begin one"),
+    Option("minutes", "M", None, "end within M minutes: chooses epochs, and a size, by some steps"),
     Option("patience", "N", None, "end after N validations without a higher accuracy"),
     Option("threshold", "AIM", None, "of two classes: recall:0.95, precision:0.95, accuracy or f1"),
 )

@@ -6,8 +6,9 @@ import re
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jsonargparse.typing import register_type
@@ -18,11 +19,13 @@ from finetune.commands import config_files
 from finetune.commands.command_line import with_pictures
 from finetune.commands.default_rates import settle_rate
 from finetune.commands.fit import fit
+from finetune.commands.lightning_flags import add_flags
+from finetune.commands.minutes import settle_minutes
 from finetune.commands.parser import OneLineErrorParser, last_value
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.short_words import both
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
-from finetune.commands.trust import add_trust_flag, check_root, data_settings
+from finetune.commands.trust import check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.transforms import PREPARATION
 from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
@@ -49,9 +52,10 @@ class FinetuneCLI(LightningCLI):
 
     kind_of_parser: type[LightningArgumentParser] = OneLineErrorLightningParser
 
-    def __init__(self, arguments: Sequence[str], typed: Sequence[str] = ()) -> None:
+    def __init__(self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None) -> None:
         self.run: Run
         self.typed = typed or arguments
+        self.began = time.monotonic() if began is None else began
         self.checkpoint: dict[str, Any] | None = None
         super().__init__(
             Classifier,
@@ -82,60 +86,7 @@ class FinetuneCLI(LightningCLI):
         if subcommand == "fit":
             for name, given in (("class_names", "class_names"), ("network_size", "image_size")):
                 parser.link_arguments(f"data.{given}", f"model.{name}", apply_on="instantiate")
-            parser.add_argument(
-                "--resume",
-                action="store_true",
-                help="Go on in the newest run beneath trainer.default_root_dir; start afresh if there is none.",
-            )
-            parser.add_argument(
-                "--allow_changes",
-                type=bool,
-                default=False,
-                help="Let --resume go on with another seed, batch size or training pictures, and so in another order.",
-            )
-            parser.add_argument(
-                "--test_after_fit", type=bool, default=True, help="Test the best checkpoint, if there is a test split."
-            )
-            parser.add_argument(
-                "--report", type=bool, default=True, help="Write report.html, a page of what came out of the run."
-            )
-            parser.add_argument(
-                "--checkpoint_every_n_steps",
-                type=int | None,
-                default=None,
-                help="Write last.ckpt every n optimizer steps, not only at the end of each epoch.",
-            )
-            parser.add_argument(
-                "--threshold",
-                type=str | None,
-                default=None,
-                help="Say the first of two classes, or that in f1:CLASS, where it is as probable as is best on the "
-                "validation split for this: accuracy, f1, precision:0.95 or recall:0.99.",
-            )
-            parser.add_argument(
-                "--patience",
-                type=int | None,
-                default=None,
-                help="End after so many validations without a higher val/accuracy.",
-            )
-        else:
-            parser.add_argument(
-                "--tta",
-                type=Literal["flip"] | None,
-                default=None,
-                help="flip: average what is said of each picture and of its mirror image, in twice the time.",
-            )
-            parser.set_defaults({"model.class_names": []})
-            add_trust_flag(parser)
-        if subcommand == "predict":
-            parser.add_argument("--output", type=str | None, default=None, help="A .csv, .jsonl or .parquet file.")
-            parser.add_argument("--top_k", type=int | None, default=None, help="Write only the k best classes.")
-            parser.add_argument(
-                "--abstain_below",
-                type=float | None,
-                default=None,
-                help="Say unsure instead of a class where none is as probable as that, from 0 to 1.",
-            )
+        add_flags(parser, subcommand)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -184,9 +135,17 @@ class FinetuneCLI(LightningCLI):
         return make_ready(trainer)
 
     def instantiate_classes(self) -> None:
+        if self.subcommand == "fit":
+            told = settle_minutes(self.config["fit"], self.given, self.began, self._made)
+            self.told.append(told)
         super().instantiate_classes()
         if self.checkpoint is not None:
             put_exported(self.model, self.checkpoint)
+
+    def _made(self) -> tuple[ImageDataModule, Classifier]:
+        """Return pictures and a network of the settings as they are now."""
+        init = self.parser.instantiate(self.config)
+        return self._get(init, "data"), self._get(init, "model")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
@@ -222,7 +181,10 @@ def _put(place: Any, settings: dict[str, Any], kind: type, group: str, args: Seq
 
 
 def run_lightning(
-    arguments: Sequence[str], kind: type[FinetuneCLI] = FinetuneCLI, typed: Sequence[str] = ()
+    arguments: Sequence[str],
+    kind: type[FinetuneCLI] = FinetuneCLI,
+    typed: Sequence[str] = (),
+    began: float | None = None,
 ) -> FinetuneCLI:
     """Run fit, validate, test or predict, or another kind of fit, and return what ran.
 
@@ -230,13 +192,14 @@ def run_lightning(
         arguments: The command line in full.
         kind: What runs it.
         typed: The command line as typed, if that is another.
+        began: `time.monotonic` when the command began, if that was not just now.
     """
     be_quiet()
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
     handlers = {signum: signal.getsignal(signum) for signum in stopping()}
     install_stop_at_once()  # until training begins, where Checkpoints takes over
     try:
-        return kind(arguments, typed)
+        return kind(arguments, typed, began)
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)

@@ -32,7 +32,7 @@ def _all(own: str, model: str = _MODEL) -> frozenset[str]:
     return frozenset({*dotted, *common.split(), *own.split()})
 
 
-_FIT = "allow_changes checkpoint_every_n_steps patience report resume test_after_fit threshold"
+_FIT = "allow_changes checkpoint_every_n_steps minutes patience report resume test_after_fit threshold"
 # Options with few values, and some that take numbers.
 CHOICES = {
     "tta": ("flip",),
@@ -45,7 +45,7 @@ NUMBERS = {
     *("data.batch_size", "data.image_size", "data.val_fraction", "data.test_fraction", "data.min_crop"),
     *("data.crop_share", "data.mixup", "data.cutmix"),
     *("trainer.max_epochs", "trainer.max_steps", "model.optimizer.lr", "model.head_lr_multiplier", "top_k"),
-    *("abstain_below", "patience"),
+    *("abstain_below", "minutes", "patience"),
 }
 OPTIMIZERS = """
 ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD SparseAdam

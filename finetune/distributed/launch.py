@@ -51,6 +51,12 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
     return int(here) if devices == "auto" else devices, int(nodes)
 
 
+def is_launched() -> bool:
+    """Return whether torchrun or srun has started this process beside others."""
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) if SLURMEnvironment.detect() else 1
+    return tasks > 1 or (TorchElasticEnvironment.detect() and int(os.environ["WORLD_SIZE"]) > 1)
+
+
 def _has_environment(plugins: Sequence[Any]) -> bool:
     return any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
 

@@ -1,5 +1,6 @@
 """Where a fit's time goes.
 
 `recorder` measures a fit from inside, `step_timing` its parts and a plain loop beside it, `roofline` the least time
-that a step can take; `summary` says it in words, and what would help.
+that a step can take; `summary` says it in words, and what would help. `time_trial` is for a fit that has yet to begin:
+what its parts will take.
 """

@@ -1,0 +1,76 @@
+"""The flags that fit, validate, test and predict have beside Lightning's own."""
+
+from typing import Literal
+
+from pytorch_lightning.cli import LightningArgumentParser
+
+from finetune.commands.trust import add_trust_flag
+
+
+def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
+    """Add those of a subcommand to its parser."""
+    if subcommand == "fit":
+        _add_fit_flags(parser)
+    else:
+        parser.add_argument(
+            "--tta",
+            type=Literal["flip"] | None,
+            default=None,
+            help="flip: average what is said of each picture and of its mirror image, in twice the time.",
+        )
+        parser.set_defaults({"model.class_names": []})
+        add_trust_flag(parser)
+    if subcommand == "predict":
+        parser.add_argument("--output", type=str | None, default=None, help="A .csv, .jsonl or .parquet file.")
+        parser.add_argument("--top_k", type=int | None, default=None, help="Write only the k best classes.")
+        parser.add_argument(
+            "--abstain_below",
+            type=float | None,
+            default=None,
+            help="Say unsure instead of a class where none is as probable as that, from 0 to 1.",
+        )
+
+
+def _add_fit_flags(parser: LightningArgumentParser) -> None:
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="Go on in the newest run beneath trainer.default_root_dir; start afresh if there is none.",
+    )
+    parser.add_argument(
+        "--allow_changes",
+        type=bool,
+        default=False,
+        help="Let --resume go on with another seed, batch size or training pictures, and so in another order.",
+    )
+    parser.add_argument(
+        "--test_after_fit", type=bool, default=True, help="Test the best checkpoint, if there is a test split."
+    )
+    parser.add_argument(
+        "--report", type=bool, default=True, help="Write report.html, a page of what came out of the run."
+    )
+    parser.add_argument(
+        "--checkpoint_every_n_steps",
+        type=int | None,
+        default=None,
+        help="Write last.ckpt every n optimizer steps, not only at the end of each epoch.",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=str | None,
+        default=None,
+        help="Say the first of two classes, or that in f1:CLASS, where it is as probable as is best on the "
+        "validation split for this: accuracy, f1, precision:0.95 or recall:0.99.",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float | None,
+        default=None,
+        help="End within so many minutes: steps are tried, then epochs, and perhaps a smaller size, chosen.",
+    )
+    parser.add_argument(
+        "--patience",
+        type=int | None,
+        default=None,
+        help="End after so many validations without a higher val/accuracy.",
+    )

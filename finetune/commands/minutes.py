@@ -1,0 +1,182 @@
+"""`--minutes M`: how long a fit trains, and at which size, such that it ends in time on this machine."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import yaml
+from pytorch_lightning.utilities.seed import isolate_rng
+
+from finetune.commands.parser import last_value
+from finetune.commands.short_words import both
+from finetune.data.datamodule import ImageDataModule
+from finetune.distributed.launch import is_launched
+from finetune.distributed.signals import is_first_process
+from finetune.models.timm_backbones import is_timm
+from finetune.profiling.time_trial import Costs, trial
+from finetune.runs.folder import newest_with_checkpoint
+from finetune.system.messages import WrongUsage
+from finetune.training.classifier import Classifier
+from finetune.training.precision import automatic_precision
+from finetune.training.run_length import usual_epochs
+from finetune.training.time_budget import Plan, plan
+
+Make = Callable[[], tuple[ImageDataModule, Classifier]]
+
+_CHOICE = "FINETUNE_MINUTES"  # what was chosen, for the processes of the other devices
+# What else can say how long to train, and what it is where it does not.
+_LIMITS = {
+    "max_steps": -1,
+    "max_time": None,
+    "fast_dev_run": False,
+    "overfit_batches": 0.0,
+    "limit_train_batches": None,
+}
+_TRIED = 0.05  # share of the minutes in which steps are timed, and seconds at most
+_LONGEST_TRIAL = 5.0
+_MOST = 100  # epochs
+_ENDING = 4.0  # seconds for what is written in the end, the report most of all
+_BETWEEN = 0.2  # seconds between epochs besides validation and checkpoint
+_SIZES = (224, 192, 160, 128)  # the default, and smaller ones that pretrained networks still take well
+
+
+def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Make) -> str:
+    """Choose the length of a fit that is given minutes, and return in words what was chosen.
+
+    What is chosen stands in the config as if it had been given, so that the run can be repeated: the minutes do not.
+
+    Args:
+        config: Of `fit`, as parsed; changed in place.
+        arguments: The command line: a limit in it is not overruled, but refused.
+        began: `time.monotonic` when the command began.
+        make: Gives the pictures and a network as the config has them.
+
+    Raises:
+        WrongUsage: Another limit is given, or several machines are to work together.
+        ValueError: The time does not suffice for a single step.
+    """
+    minutes, config.minutes = config.minutes, None
+    if minutes is None:
+        return ""
+    _check(minutes, config, arguments)
+    if chosen := _chosen_before(config):
+        _put(config, chosen)
+        return ""
+    if config.trainer.precision is None:
+        config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
+    aim = _Aim(60 * minutes, began, config.test_after_fit)
+    found = aim.tried(make, config.trainer)
+    size = config.data.init_args.image_size
+    if not found.is_enough() and _may_shrink(config, arguments):
+        smaller = next((s for s in _SIZES[1:] if found.at(s / size).is_enough()), _SIZES[-1])
+        config.data.init_args.image_size = size = smaller
+        found = aim.tried(make, config.trainer)
+    if found.plan is None:
+        raise ValueError(
+            f"--minutes {minutes:g} is not enough for a single step: all else takes {found.others:.0f} s here, and a "
+            f"step {found.costs.batch:.1f} s"
+        )
+    epochs, batches, _, seconds = found.plan
+    chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size}
+    _put(config, chosen)
+    os.environ[_CHOICE] = json.dumps(chosen)
+    steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
+    part = f" of {batches} batches each" if batches else ""
+    least = "; more would hardly help" if epochs == _MOST else ""
+    until_now = _duration(time.monotonic() - began)
+    length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {size} pixels"
+    return f"{length}: about {_duration(seconds)} here, after {until_now} until now{least}"
+
+
+class _Length(NamedTuple):
+    """How long a fit can be at one size; `others` are the seconds that are not training or validation."""
+
+    costs: Costs
+    plan: Plan | None
+    num_images: int
+    num_batches: int
+    others: float
+    again: Callable[[Costs], "_Length"]
+
+    def is_enough(self) -> bool:
+        """Return whether training sees half as many pictures as it does where nobody says how long."""
+        usual = usual_epochs(self.num_images) * self.num_images
+        return self.plan is not None and 2 * self.plan.seen >= usual
+
+    def at(self, scale: float) -> "_Length":
+        """Return what to expect at another size: convolutions cost as much as there are pixels."""
+        by_area = {name: getattr(self.costs, name) * scale**2 for name in ("batch", "evaluate")}
+        return self.again(self.costs._replace(**by_area))
+
+
+class _Aim(NamedTuple):
+    """When a fit is to have ended: `seconds` after `began`; `is_tested` says whether with a test."""
+
+    seconds: float
+    began: float
+    is_tested: bool
+
+    def tried(self, make: Make, trainer: Any) -> _Length:
+        """Return how long a fit can be, from a trial."""
+        with isolate_rng():  # the fit begins with random numbers of its own
+            data, model = make()
+            batch_size = data.batch_size
+            costs = trial(model, data, trainer, min(_LONGEST_TRIAL, _TRIED * self.seconds))
+        sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
+        return self._length(costs, sizes, batch_size)
+
+    def _length(self, costs: Costs, sizes: Mapping[str, int], batch_size: int) -> _Length:
+        num_tested = sizes.get("test", 0) if self.is_tested else 0
+        others = costs.start + num_tested * (costs.evaluate + costs.decode) + _ENDING
+        others += time.monotonic() - self.began
+        between = sizes.get("val", 0) * costs.evaluate + costs.checkpoint + _BETWEEN
+        num = sizes["train"]
+        found = plan(self.seconds - others, costs.batch, between, num, batch_size, _MOST)
+        again = partial(self._length, sizes=sizes, batch_size=batch_size)
+        return _Length(costs, found, num, math.ceil(num / batch_size), others, again)
+
+
+def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
+    if minutes <= 0:
+        raise WrongUsage(f"--minutes must be more than 0, got {minutes}")
+    given = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
+    if last_value(arguments, "--trainer.max_epochs") is not None:
+        given.append("max_epochs")
+    if given:
+        flag = both("fit", f"trainer.{given[0]}")
+        raise WrongUsage(f"--minutes and {flag} both say how long to train: leave one out")
+    if config.trainer.num_nodes != 1 or is_launched():
+        raise WrongUsage("--minutes measures on one machine: give --epochs (--trainer.max_epochs) to several")
+
+
+def _chosen_before(config: Any) -> dict[str, Any] | None:
+    """Return what this run's first process has chosen, or the run that this one goes on with."""
+    if not is_first_process():
+        return json.loads(os.environ[_CHOICE])
+    newest = newest_with_checkpoint(config.trainer.default_root_dir) if config.resume else None
+    if newest is None or not (file := newest / "config.yaml").is_file():
+        return None
+    before = yaml.safe_load(file.read_text("utf-8"))
+    chosen = {name: before["trainer"][name] for name in ("max_epochs", "limit_train_batches")}
+    return {**chosen, "image_size": before["data"]["init_args"]["image_size"]}
+
+
+def _put(config: Any, chosen: Mapping[str, Any]) -> None:
+    config.trainer.max_epochs = chosen["max_epochs"]
+    config.trainer.limit_train_batches = chosen["limit_train_batches"]
+    config.data.init_args.image_size = chosen["image_size"]
+
+
+def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:
+    """Return whether nobody has said a size; networks of timm's have their own."""
+    flags = ("--data.image_size", "--data.init_args.image_size")
+    is_given = any(last_value(arguments, flag) is not None for flag in flags)
+    return not is_given and config.data.init_args.image_size == _SIZES[0] and not is_timm(config.model.backbone)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} minutes"

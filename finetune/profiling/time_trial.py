@@ -1,0 +1,148 @@
+"""What a fit costs on this machine: some of its steps, on its own pictures, timed and given up."""
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.accelerators import CUDAAccelerator
+from torch import Tensor
+
+from finetune.data.datamodule import ImageDataModule
+from finetune.data.loader import end_workers
+from finetune.distributed.launch import count
+from finetune.distributed.signals import install_stop_at_once
+from finetune.profiling import step_timing
+from finetune.profiling.recorder import Measured
+from finetune.system.machine import num_cores
+from finetune.training.classifier import Classifier
+
+_WARM_UP = 3  # steps that are not timed: libraries choose their kernels, workers read ahead
+_FEWEST = 4  # steps that are
+_NUM_DECODED = 24  # pictures
+
+
+class Costs(NamedTuple):
+    """Seconds that the parts of a fit take.
+
+    Attributes:
+        start: From its beginning to its first step; what is kept of the pictures lies there then.
+        batch: Of training on a batch.
+        evaluate: Of a picture that is evaluated.
+        decode: Of a picture that is decoded, on one core.
+        checkpoint: Of writing a checkpoint.
+    """
+
+    start: float
+    batch: float
+    evaluate: float
+    decode: float
+    checkpoint: float
+
+
+class _Stopwatch(pl.Callback):
+    """Ends a fit with `Measured` once its steps have been timed for some seconds."""
+
+    def __init__(self, seconds: float, folder: str) -> None:
+        self.seconds, self.folder = seconds, folder
+        self.ends: list[float] = []
+        self.costs: Costs | None = None
+        self.began = time.perf_counter()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        install_stop_at_once()  # there is nothing to save
+        self.start = time.perf_counter() - self.began
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step_timing.synchronize(pl_module.device)
+        self.ends.append(time.perf_counter())
+        taken = len(self.ends) - 1 - _WARM_UP
+        if taken < _FEWEST or self.ends[-1] - self.ends[_WARM_UP] < self.seconds:
+            return
+        batch_seconds = (self.ends[-1] - self.ends[_WARM_UP]) / taken
+        evaluate = _evaluating(pl_module, trainer, batch["image"])
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
+        _, checkpoint = step_timing.clocked(
+            lambda: trainer.save_checkpoint(os.path.join(self.folder, "trial.ckpt")), pl_module.device
+        )
+        self.costs = Costs(self.start, batch_seconds, evaluate, decode, checkpoint)
+        raise Measured
+
+
+def _evaluating(model: Any, trainer: pl.Trainer, images: Tensor) -> float:
+    """Return the seconds of one of the pictures when they are evaluated."""
+
+    def evaluate() -> Tensor:
+        with trainer.precision_plugin.forward_context():
+            return model(images)
+
+    if len(images) == 0:
+        return 0.0
+    model.eval()
+    with torch.no_grad():
+        seconds = step_timing.timed(evaluate, model.device, 1)[0]
+    model.train()
+    return seconds / len(images)
+
+
+def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float) -> Costs:
+    """Return what the parts of a fit take on one of its devices.
+
+    Args:
+        model: Used up by it: its weights are others afterwards.
+        data: The pictures; of its batch the trial takes a device's share.
+        trainer: `accelerator`, `precision`, `devices` and `accumulate_grad_batches` of the fit.
+        seconds: For how long steps are timed.
+    """
+    num_devices = _num_devices(trainer["accelerator"], trainer["devices"])
+    data.batch_size = math.ceil(data.batch_size / num_devices)
+    with tempfile.TemporaryDirectory(prefix="finetune-trial-") as folder, _cores(num_devices):
+        stopwatch = _Stopwatch(seconds, folder)
+        fit = pl.Trainer(
+            accelerator=trainer["accelerator"],
+            devices=1,
+            precision=trainer["precision"],
+            accumulate_grad_batches=trainer["accumulate_grad_batches"],
+            max_epochs=10**6,  # so many that what is kept of the pictures is made, as in a fit of several
+            limit_val_batches=0,
+            callbacks=[stopwatch],
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
+        try:
+            fit.fit(model, datamodule=data)
+        except Measured:
+            pass
+        finally:
+            end_workers()
+    assert stopwatch.costs is not None, "a fit of a million epochs ends in no other way"
+    return stopwatch.costs
+
+
+def _num_devices(accelerator: Any, devices: Any) -> int:
+    """Return how many devices of this machine the fit will have."""
+    is_cuda = accelerator in ("auto", "gpu", "cuda") or isinstance(accelerator, CUDAAccelerator)
+    return count(devices) or (torch.cuda.device_count() if is_cuda else 0) or 1
+
+
+@contextmanager
+def _cores(num_devices: int) -> Iterator[None]:
+    """Leave a device's share of the cores to torch, as Lightning does where it starts several processes."""
+    before = torch.get_num_threads()
+    if num_devices > 1:
+        torch.set_num_threads(max(1, num_cores() // num_devices))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,170 @@
+"""A fit that is given minutes: what it chooses stands in its config, and the run can be repeated and resumed."""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from colours import QUICK
+from jsonargparse import Namespace
+
+from finetune.commands import minutes
+from finetune.commands.minutes import settle_minutes
+from finetune.profiling.time_trial import Costs
+from finetune.system.messages import WrongUsage
+
+LENGTH = ("--trainer.max_epochs", "1")
+SHORT = [option for option in QUICK if option not in LENGTH]
+COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, decode=0.01, checkpoint=0.1)
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """What every trial says, and the sizes that were tried."""
+    sizes = []
+
+    def trial(model, data, trainer, seconds):
+        sizes.append(data.image_size)
+        share = (data.image_size / 224) ** 2
+        return COSTS._replace(batch=40 * COSTS.batch * share)
+
+    monkeypatch.setattr(minutes, "trial", trial)
+    return sizes
+
+
+def config_of(run: Path) -> dict:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def test_what_is_chosen_is_written_down_and_repeats_the_run(colours, cli, tmp_path, caplog):
+    fit = ["fit", "--data.root", colours, *SHORT]
+    with caplog.at_level("INFO", "finetune"):
+        cli(*fit, "--minutes", "0.2", "--test_after_fit", "false")
+    first, second = (tmp_path / f"runs/fit/version_{i}" for i in range(2))
+    chosen = config_of(first)
+    assert chosen["minutes"] is None and chosen["trainer"]["max_epochs"] >= 1
+    (told,) = [text for text in caplog.messages if "pixels: about" in text]
+    assert told.startswith(f"{chosen['trainer']['max_epochs']} epochs")
+    cli("fit", "--config", first / "config.yaml")
+    assert config_of(second)["trainer"] == chosen["trainer"]
+    a, b = (torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in (first, second))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(colours, cli, tmp_path, tried):
+    fit = ["fit", "--data.root", colours, *SHORT, "--data.image_size", 16, "--minutes"]
+    cli(*fit, 0.2)
+    run = tmp_path / "runs/fit/version_0"
+    before, num = config_of(run)["trainer"], len(tried)
+    cli(*fit, 50, "--resume")
+    assert len(tried) == num == 1 and config_of(run)["trainer"] == before
+    assert not (tmp_path / "runs/fit/version_1").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--trainer.max_epochs", 3), r"--minutes and --epochs \(--trainer.max_epochs\) both say how long to train"),
+        (("--trainer.max_steps", 3), "--minutes and --trainer.max_steps both say how long to train: leave one out"),
+        (("--trainer.max_time", "00:00:01:00"), "--minutes and --trainer.max_time both"),
+        (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
+        (("--trainer.num_nodes", 2), "--minutes measures on one machine: give --epochs"),
+        (("--minutes", 0), "--minutes must be more than 0, got 0"),
+        (("--minutes", -2), "--minutes must be more than 0, got -2"),
+    ],
+)
+def test_what_can_not_be_had_is_told_before_anything_is_tried(colours, cli, tmp_path, tried, given, words):
+    with pytest.raises(WrongUsage, match=words):
+        cli("fit", "--data.root", colours, *SHORT, "--minutes", 1, *given)
+    assert not tried and not (tmp_path / "runs").exists()
+
+
+def test_a_launcher_of_several_processes_is_refused(colours, cli, monkeypatch, tried):
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(WrongUsage, match="--minutes measures on one machine"):
+        cli("fit", "--data.root", colours, *SHORT, "--minutes", 1)
+
+
+def test_too_little_time_for_a_step_is_told(colours, cli, tmp_path, tried):
+    with pytest.raises(ValueError, match=r"--minutes 0.01 is not enough for a single step: all else takes \d+ s here"):
+        cli("fit", "--data.root", colours, *SHORT, "--minutes", "0.01")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_benchmark_has_no_minutes(colours, cli, capsys):
+    with pytest.raises(SystemExit):
+        cli("benchmark", colours, "--minutes", 1)
+    assert "--minutes is for finetune fit" in capsys.readouterr().err
+
+
+@pytest.fixture
+def settle(monkeypatch, tried):
+    """What is chosen for 2,000 pictures of a network that takes 40 half-seconds a batch at 224 pixels."""
+
+    def choose(budget, *arguments, backbone="resnet18", num=2000, image_size=224):
+        trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
+        trainer.update(Namespace(**minutes._LIMITS, max_epochs=None, accumulate_grad_batches=1))
+        data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size))
+        config = SimpleNamespace(minutes=budget, trainer=trainer, data=data, test_after_fit=True, resume=False)
+        config.model = SimpleNamespace(backbone=backbone)
+
+        def make():
+            splits = {"train": SimpleNamespace(labels=range(num)), "test": SimpleNamespace(labels=range(100))}
+            return SimpleNamespace(batch_size=32, splits=splits, image_size=data.init_args.image_size), None
+
+        told = settle_minutes(config, arguments, time.monotonic(), make)
+        return config, told
+
+    before = dict(os.environ)
+    yield choose
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_pictures_become_smaller_where_few_could_be_seen_else(settle, tried):
+    # Five times 2,000 pictures would be usual, and half is enough: 157 batches of 20 s at 224 pixels, 10 s at 160 and
+    # 6.5 s at 128.
+    for budget, size in ((18, 128), (30, 160), (60, 224), (2, 128)):
+        tried.clear()
+        config, told = settle(budget)
+        assert config.data.init_args.image_size == size and f"with pictures of {size} pixels" in told
+        assert tried == ([224] if size == 224 else [224, size])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (("--data.image_size", "224"), {}),
+        (("--data.init_args.image_size=224",), {}),
+        ((), {"image_size": 160}),
+        ((), {"backbone": "timm/vit_small_patch14_dinov2"}),
+    ],
+)
+def test_a_size_that_somebody_chose_stays(settle, tried, arguments, options):
+    config, _ = settle(30.0, *arguments, **options)
+    assert len(tried) == 1 and config.data.init_args.image_size == options.get("image_size", 224)
+
+
+def test_the_processes_of_other_devices_take_what_the_first_has_chosen(settle, tried, monkeypatch):
+    first, _ = settle(18.0)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    num = len(tried)
+    other, told = settle(18.0)
+    assert told == "" and len(tried) == num
+    assert other.trainer.max_epochs == first.trainer.max_epochs
+    assert other.trainer.limit_train_batches == first.trainer.limit_train_batches
+    assert other.data.init_args.image_size == first.data.init_args.image_size == 128
+
+
+def test_a_long_time_is_not_used_up_for_its_own_sake(settle):
+    config, told = settle(10_000.0, num=320)
+    assert config.trainer.max_epochs == minutes._MOST and told.endswith("more would hardly help")
+
+
+def test_without_minutes_nothing_is_tried(settle, tried):
+    config, told = settle(None)
+    assert (told, tried, config.trainer.max_epochs) == ("", [], None)

@@ -1,0 +1,55 @@
+"""How long a fit may be: never longer than there is time for, and hardly shorter."""
+
+import itertools
+import math
+
+import pytest
+
+from finetune.training.time_budget import plan
+
+COSTS = [0.01, 0.3]  # seconds of a batch
+BETWEEN = [0.1, 2.0]
+SIZES = [(3, 32), (300, 32), (20_000, 64)]
+
+
+@pytest.mark.parametrize("seconds", [30, 100, 1000])
+@pytest.mark.parametrize(("batch", "between", "size"), [*itertools.product(COSTS, BETWEEN, SIZES)])
+def test_a_plan_keeps_to_its_time_and_uses_nine_tenths_of_it(seconds, batch, between, size):
+    num_images, batch_size = size
+    found = plan(seconds, batch, between, num_images, batch_size, most=10**9)
+    assert found is not None
+    whole = math.ceil(num_images / batch_size)
+    batches = found.batches or whole
+    assert found.epochs * (batches * batch + between) == pytest.approx(found.seconds)
+    assert found.seen == found.epochs * min(num_images, batches * batch_size)
+    assert batches <= whole and found.seconds <= seconds * (1 + 1e-12)
+    assert found.seconds >= 0.9 * seconds - batch  # nine whole epochs of nearly ten, or epochs cut to a batch
+
+
+def test_epochs_are_cut_where_they_are_few_and_whole_where_they_are_many():
+    assert plan(250, 1.0, 0.0, 3200, 32, 100) == (3, 83, 3 * 83 * 32, 249.0)
+    assert plan(50, 1.0, 0.0, 3200, 32, 100) == (1, 50, 50 * 32, 50.0)
+    assert plan(1050, 1.0, 0.0, 3200, 32, 100) == (10, None, 32_000, 1000.0)
+    assert plan(10_000, 1.0, 0.0, 3200, 32, 7) == (7, None, 7 * 3200, 700.0)
+
+
+def test_control_whole_epochs_alone_would_leave_half_of_the_time_unused():
+    assert math.floor(199 / 100) * 100 < 0.6 * 199 < plan(199, 1.0, 0.0, 3200, 32, 100).seconds
+
+
+@pytest.mark.parametrize("num_images", [40, 2_000])
+def test_more_time_never_means_fewer_pictures(num_images):
+    seen = [found.seen for t in range(5, 400) if (found := plan(t, 0.3, 0.5, num_images, 32, 10**6))]
+    # Where one epoch more begins, its checkpoint takes the time of some batches.
+    assert all(later >= earlier - 3 * 32 for earlier, later in itertools.pairwise(seen))
+    assert seen[-1] > 10 * seen[0]
+
+
+@pytest.mark.parametrize("seconds", [-3.0, 0.0, 0.5, 1.4])
+def test_without_time_for_a_batch_there_is_no_plan(seconds):
+    assert plan(seconds, 1.0, 0.5, 100, 32, 100) is None
+
+
+def test_where_checkpoints_take_longer_than_epochs_there_are_fewer_of_them():
+    assert plan(10.0, 1.0, 9.0, 32, 32, 100) == (1, None, 32, 10.0)
+    assert plan(15.0, 1.0, 9.0, 32, 32, 100) == (1, None, 32, 10.0)
