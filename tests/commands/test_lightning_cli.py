@@ -119,6 +119,7 @@ def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_tol
         "checkpoint_every_n_steps",
         "report",
         "threshold",
+        "minutes",
         "patience",
     ):
         del given[name]  # `test` has them not

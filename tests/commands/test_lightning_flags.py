@@ -16,6 +16,7 @@ PREDICT = MEASURE | {"output", "top_k", "abstain_below"}
 )
 def test_a_command_has_its_flags(command, flags):
     parser = LightningArgumentParser()
+    parser.add_argument("--model.class_names")
     before = {action.dest for action in parser._actions}
     add_flags(parser, command)
     added = {action.dest: action for action in parser._actions if action.dest not in before}
