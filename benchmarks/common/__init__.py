@@ -1,1 +1,1 @@
-"""What every measurement needs: records that are added one by one, numbers and blocks in documents."""
+"""What every measurement needs: records that are added one by one, blocks in documents, a set of pictures."""

@@ -13,21 +13,19 @@ to go on. What failed is recorded too, and done again with `--again` alone. `--d
 
 import argparse
 import dataclasses
-import hashlib
-import json
 import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.common.documents import ROOT, fill
-from benchmarks.common.records import load, save, where_and_when
+from benchmarks.common.records import load
+from benchmarks.common.resume import forget_failed, measure_all
 from benchmarks.peers import materials, measure, tools
+from benchmarks.peers.attempts import Given, attempt, circumstances
 from benchmarks.peers.documents import draw, has_chart, tables
 
 RECORDS = ROOT / "benchmarks/peers/compare.json"
@@ -112,44 +110,23 @@ def predict(run: Run, place: tools.Place, model: Path, folders: dict[int, Path])
 
 
 class Bench:
-    """Folders of pictures, weights and models, made when they are first wanted."""
+    """Folders of pictures and models, made when they are first wanted."""
 
-    def __init__(self, root: Path, weights: Path, environments: Path, timm: Path | None, folder: Path) -> None:
-        self.root, self.weights, self.environments, self.timm, self.folder = root, weights, environments, timm, folder
+    def __init__(self, root: Path, given: Given) -> None:
+        self.root, self.given, self.folder = root, given, given.folder
 
-    def place(self, run: Run) -> tools.Place:
+    def data(self, run: Run) -> Path:
         _, _, num_train, num_val = EXPERIMENTS[run.experiment]
         data = self.folder / f"pictures_{num_train}_{num_val}"
         if not data.exists():
             materials.write_folder(self.root, data, num_train, num_val)
-        forms = self.folder / "weights"
-        if not forms.exists():
-            materials.write_weights(self.weights, forms)
-        if run.tool not in ("finetune", "plain"):
-            materials.environment(run.tool, self.environments)
-        (self.environments / "home").mkdir(parents=True, exist_ok=True)
-        out = Path(tempfile.mkdtemp(dir=self.folder))
-        return tools.Place(data, out, self.weights, forms, self.environments, self.timm)
+        return data
 
     def measure(self, run: Run) -> dict:
         """Return a run's record."""
-        place = self.place(run)
-        try:
-            result = self.predict(run, place) if run.experiment == "predict" else train(run, place)
-        except (measure.Failed, subprocess.TimeoutExpired, OSError, LookupError, ValueError) as error:
-            # A tool that ends well and leaves no result has failed as well.
-            result = {"failed": place.hidden(str(error))[:200]}
-        finally:
-            shutil.rmtree(place.out)
-        if "command" in result:
-            result["command"] = place.hidden(result["command"])
-        about = where_and_when()
-        versions = {"torch": about.pop("torch")}
-        if run.tool not in ("finetune", "plain"):
-            versions[run.tool] = materials.pins(run.tool)[run.tool]
-        if run.tool == "timm":
-            versions["its train.py, sha256"] = hashlib.sha256((self.timm / "train.py").read_bytes()).hexdigest()[:12]
-        return {**run._asdict(), **result, "versions": versions, **about}
+        place = self.given.place(run.tool, self.data(run))
+        result = attempt(place, partial(self.predict if run.experiment == "predict" else train, run))
+        return {**run._asdict(), **result, **circumstances(run.tool, self.given.timm)}
 
     def predict(self, run: Run, place: tools.Place) -> dict:
         model = self.folder / f"model_{run.tool}"
@@ -191,28 +168,24 @@ def main() -> None:
     args = parser.parse_args()
     if not args.document and not (args.root and args.weights):
         parser.error("--root and --weights are needed to measure")
-    has_failed, deadline = False, time.monotonic() + 60 * args.minutes
     wanted = set(args.only or [])
     experiments, names = wanted & EXPERIMENTS.keys() or EXPERIMENTS, wanted & tools.TOOLS.keys() or tools.TOOLS
     if unknown := wanted - {*EXPERIMENTS, *tools.TOOLS}:
         parser.error(f"--only: {', '.join(unknown)} are none of {', '.join([*EXPERIMENTS, *tools.TOOLS])}")
     if args.again:
-        of = [r for r in load(RECORDS) if r["experiment"] in experiments and r["tool"] in names]
-        save(RECORDS, [r for r in load(RECORDS) if "failed" not in r or r not in of])
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [path and path.resolve() for path in (args.root, args.weights, args.environments, args.timm)]
-        bench = Bench(*paths, Path(folder))
-        while not args.document and time.monotonic() < deadline:
-            records = load(RECORDS)
-            done = {key(r) for r in records}
-            chosen = (r for r in plan(records) if r.experiment in experiments and r.tool in names and r not in done)
-            run = next((r for r in chosen if r.tool != "timm" or args.timm), None)
-            if run is None:
-                break
-            record = bench.measure(run)
-            save(RECORDS, [*records, record])
-            has_failed |= "failed" in record
-            print(json.dumps(record), flush=True)
+        forget_failed(RECORDS, lambda r: r["experiment"] in experiments and r["tool"] in names)
+
+    def choose(records: list[dict]) -> Run | None:
+        done = {key(r) for r in records}
+        chosen = (r for r in plan(records) if r.experiment in experiments and r.tool in names and r not in done)
+        return next((r for r in chosen if r.tool != "timm" or args.timm), None)
+
+    has_failed = False
+    if not args.document:
+        with tempfile.TemporaryDirectory() as folder:
+            root, *given = (path and path.resolve() for path in (args.root, args.weights, args.environments, args.timm))
+            bench = Bench(root, Given(*given, Path(folder)))
+            has_failed = measure_all(RECORDS, choose, bench.measure, args.minutes)
     document()
     sys.exit(has_failed)
 

@@ -1,6 +1,6 @@
 """fastai as its documentation has it: vision_learner and fine_tune, or load_learner and get_preds.
 
-    python fastai_peer.py --data FOLDER --out FOLDER [--epochs 5] [--best] [--head]
+    python fastai_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best] [--head]
     python fastai_peer.py --predict FOLDER --out FOLDER
 
 `fine_tune` trains the head alone in the first of the epochs, its default. `--best` is channels last and workers that
@@ -23,6 +23,7 @@ from fastai.vision.all import (
     get_image_files,
     load_learner,
     resnet18,
+    set_seed,
     vision_learner,
 )
 
@@ -33,6 +34,8 @@ class Ticks(Callback):
 
 
 def train(args: argparse.Namespace) -> None:
+    if args.seed is not None:
+        set_seed(args.seed)
     item = Resize(args.image_size, "squish") if args.head else RandomResizedCrop(args.image_size, min_scale=0.35)
     options = {"persistent_workers": True} if args.best else {}
     dls = ImageDataLoaders.from_folder(

@@ -1,6 +1,6 @@
 """Plain PyTorch in the manner of torchvision's references: ImageFolder, its transforms, the loop written out.
 
-    python plain_peer.py --data FOLDER --out FOLDER [--epochs 5] [--best] [--head]
+    python plain_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best] [--head]
 
 The recipe is `one_rate` of benchmarks/recipes/plain.py. `--best` is bf16, channels last and workers that stay; `--head`
 trains the head alone, without random augmentation. Prints the accuracy of the last epoch.
@@ -20,6 +20,8 @@ from torchvision.models import resnet18
 
 def main() -> None:
     args = parser(__doc__).parse_args()
+    if args.seed is not None:
+        torch.manual_seed(args.seed)
 
     side = args.image_size * 256 // 224
     to_tensor = [transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ TOOLS = {
     "transformers": ("transformers Trainer", ("default", "best")),
 }
 PEERS = tuple(TOOLS)[1:]
+OF_OURS = ("finetune", "plain")  # run in our own environment
 PREDICTING = ("finetune", "timm", "fastai")
 # Asked for and not offered: said in the table instead of a number.
 CANNOT = {("head", "timm"): "`train.py` has no option that freezes"}
@@ -55,7 +57,7 @@ class Place:
     timm: Path | None  # a checkout of timm with train.py and inference.py
 
     def python(self, tool: str) -> str:
-        return sys.executable if tool in ("finetune", "plain") else str(self.environments / tool / "bin/python")
+        return sys.executable if tool in OF_OURS else str(self.environments / tool / "bin/python")
 
     def hidden(self, text: str) -> str:
         """Return a text without the names of this machine's folders."""
@@ -97,21 +99,26 @@ def fit(tool: str, setting: str, experiment: str, epochs: int, place: Place) -> 
     more = _BEST[tool].split() if setting == "best" else []
     if experiment == "head":
         more += _HEAD[tool].split()
+    return fit_peer(tool, epochs, BATCH_SIZE, more, place)
+
+
+def fit_peer(tool: str, epochs: int, batch_size: int, more: Sequence[str], place: Place) -> list[str]:
+    """Return the command by which a peer trains ResNet-18 from the same weights; `more` are options of its own."""
     if tool == "timm":
         common = (
             f"--model resnet18 --pretrained --num-classes {len(list((place.data / 'train').iterdir()))} --device cpu "
         )
         common += (
-            f"--input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} --batch-size {BATCH_SIZE} --epochs {epochs} --experiment run"
+            f"--input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} --batch-size {batch_size} --epochs {epochs} --experiment run"
         )
         weights = place.forms / "torch/hub/checkpoints/resnet18-f37072fd.pth"
         places = ["--data-dir", place.data, "--output", place.out, "--pretrained-path", weights]
         return [place.python(tool), f"{place.timm}/train.py", *common.split(), *more, *map(str, places)]
     if tool == "ultralytics":
-        common = f"classify train model=yolo11-cls-resnet18.yaml imgsz={IMAGE_SIZE} batch={BATCH_SIZE} epochs={epochs}"
+        common = f"classify train model=yolo11-cls-resnet18.yaml imgsz={IMAGE_SIZE} batch={batch_size} epochs={epochs}"
         yolo = str(Path(place.python(tool)).with_name("yolo"))
         return [yolo, *common.split(), "device=cpu", f"data={place.data}", f"project={place.out}", "name=run", *more]
-    common = f"--epochs {epochs} --batch_size {BATCH_SIZE} --image_size {IMAGE_SIZE}"
+    common = f"--epochs {epochs} --batch_size {batch_size} --image_size {IMAGE_SIZE}"
     places = ["--data", place.data, "--out", place.out]
     if tool == "transformers":
         places += ["--weights", place.forms / "hub_model"]

@@ -1,6 +1,7 @@
 """Hugging Face's Trainer as its documentation and its image classification example have it, on timm's ResNet-18.
 
-    python transformers_peer.py --data FOLDER --weights FOLDER --out FOLDER [--epochs 5] [--best] [--head]
+    python transformers_peer.py --data FOLDER --weights FOLDER --out FOLDER [--epochs 5] [--seed 0] [--workers 2]
+        [--best] [--head]
 
 `--best` is bf16, channels last and two workers that stay; `--head` trains the head alone, without random augmentation.
 Prints the accuracy of the last epoch.
@@ -12,13 +13,17 @@ import torch
 from arguments import parser
 from datasets import load_dataset
 from torchvision import transforms
-from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments
+from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, set_seed
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--weights", required=True, help="folder with config.json and model.safetensors")
+    arguments.add_argument("--workers", type=int, default=0, help="processes that read pictures; --best has two")
     args = arguments.parse_args()
+    seed = {} if args.seed is None else {"seed": args.seed}
+    if seed:
+        set_seed(args.seed)  # the new head is drawn before the Trainer does so
 
     data = load_dataset("imagefolder", data_dir=args.data)
     names = data["train"].features["label"].names
@@ -45,8 +50,9 @@ def main() -> None:
     if args.head:
         net.requires_grad_(False)
         net.timm_model.get_classifier().requires_grad_(True)
-    fast = {"bf16": True, "dataloader_num_workers": 2, "dataloader_persistent_workers": True} if args.best else {}
+    fast = {"dataloader_num_workers": args.workers}
     if args.best:
+        fast = {"bf16": True, "dataloader_num_workers": 2, "dataloader_persistent_workers": True}
         net.to(memory_format=torch.channels_last)
     options = TrainingArguments(
         args.out,
@@ -58,6 +64,7 @@ def main() -> None:
         remove_unused_columns=False,
         report_to="none",
         use_cpu=True,
+        **seed,
         **fast,
     )
     trainer = Trainer(

@@ -26,6 +26,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.common.documents import ROOT, fill
+from benchmarks.common.fashion import write_fashion_folder
 from benchmarks.common.records import load, save, where_and_when
 from benchmarks.recipes.documents import draw, table
 
@@ -166,21 +167,6 @@ def paired(records: list[dict], names: Sequence[str], data: str, image_size: int
         f"{what}: only {names[0]} right {a}, only {names[1]} right {b}, p = {binomtest(a, max(1, a + b)).pvalue:.3f}"
         for what, a, b in lines
     )
-
-
-def write_fashion_folder(source: str, root: Path, train: int = 200, test: int = 100) -> Path:
-    """Write the first pictures of each class of Fashion-MNIST as an image folder: 2,000 to train, 1,000 to test."""
-    from PIL import Image
-    from torchvision.datasets import FashionMNIST
-
-    for split, num in (("train", train), ("test", test)):
-        pictures = FashionMNIST(source, train=split == "train", download=True)  # unpacks what is there
-        for k, name in enumerate(pictures.classes):
-            folder = root / split / name.replace("/", " or ")
-            folder.mkdir(parents=True)
-            for i in (pictures.targets == k).nonzero().flatten()[:num].tolist():
-                Image.fromarray(pictures.data[i].numpy()).save(folder / f"{i:05d}.png")
-    return root
 
 
 def valid(records: list[dict]) -> list[dict]:
