@@ -1,0 +1,52 @@
+"""By which command each tool trains with its own recipe, and how accurate it then is on the test pictures."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from benchmarks.peers import measure, tools
+from benchmarks.quality.plan import Run, number
+
+# What each tool takes where it is told nothing; the plain script's is that of benchmarks/peers.
+BATCH_SIZES = {"plain": 64, "timm": 128, "fastai": 64, "ultralytics": 16, "transformers": 8}
+# Workers where there is an option, two for two cores. timm: a tenth of the rate from scratch, as its author advises for
+# a new head (huggingface/pytorch-image-models#25), and a warm-up that is shorter than the shortest run.
+OPTIONS = {
+    "plain": "--seed {seed}",
+    "timm": "--lr-base 0.01 --warmup-epochs 1 --workers 2 --seed {seed}",
+    "fastai": "--seed {seed}",
+    "ultralytics": "workers=2 seed={seed}",
+    "transformers": "--workers 2 --seed {seed}",
+}
+
+
+def command(run: Run, place: tools.Place) -> list[str]:
+    """Return the command of a run; of a peer with the tool's own batch size, rate, optimizer and augmentation."""
+    if run.tool != "finetune":
+        options = OPTIONS[run.tool].format(seed=run.seed).split()
+        return tools.fit_peer(run.tool, int(number(run.setting)), BATCH_SIZES[run.tool], options, place)
+    program = [str(Path(sys.executable).with_name("finetune")), "fit", str(place.data)]
+    length = [] if run.setting == "default" else [f"--{run.setting.partition('_')[0]}", f"{number(run.setting):g}"]
+    places = ["--weights", str(place.weights), "--out", str(place.out)]
+    return [*program, "--size", str(tools.IMAGE_SIZE), *length, "--seed", str(run.seed), *places]
+
+
+def accuracy(tool: str, place: tools.Place, output: str) -> float:
+    """Return the accuracy on the test pictures: ours of the checkpoint that is kept, a peer's of its last epoch."""
+    if tool == "finetune":
+        return json.loads((place.out / "fit/version_0/test.json").read_text("utf-8"))["test/accuracy"]
+    return tools.accuracy(tool, place.out, output)
+
+
+def train(run: Run, place: tools.Place) -> dict:
+    """Return what a run gave: seconds of the whole command, accuracy, and of how many pictures that is."""
+    words = command(run, place)
+    done = measure.run(words, tools.variables(place), place.out / "clock.txt")
+    split = "test" if run.tool == "finetune" else "val"
+    return {
+        "accuracy": round(accuracy(run.tool, place, done["output"]), 5),
+        "num_test": sum(1 for _ in place.data.glob(f"{split}/*/*")),
+        "seconds": round(done["seconds"], 2),
+        "command": shlex.join(words),
+    }

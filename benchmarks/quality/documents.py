@@ -1,0 +1,153 @@
+"""The records as tables and sentences of docs/benchmarks.md."""
+
+import math
+from collections.abc import Sequence
+
+from benchmarks.common.documents import mean_and_spread
+from benchmarks.peers.tools import TOOLS
+from benchmarks.quality import targets
+from benchmarks.quality.plan import SEEDS, SETS, number
+from benchmarks.quality.points import Point, Records, main_machine, mean_sets, on_set, over_sets, rows
+
+NOT_YET = "Not measured yet."
+
+
+def label(tool: str, setting: str) -> str:
+    """Return what a table calls a tool with a setting."""
+    name = TOOLS[tool][0]
+    if setting == "default":
+        return name
+    word, num = setting.partition("_")[0], number(setting)
+    if tool == "finetune":
+        return f"{name}, --{word} {num:g}"
+    return f"{name}, 1 + {num - 1:g} epochs" if tool == "fastai" else f"{name}, {num:g} epochs"
+
+
+def name_of(point: Point) -> str:
+    return label(point.tool, point.setting)
+
+
+def cell(point: Point | None) -> str:
+    if point is None:
+        return "–"
+    some = f" (n = {len(point.accuracies)})" if 1 < len(point.accuracies) < len(SEEDS) else ""
+    return f"{mean_and_spread(point.accuracies, 3)}{some}, {point.seconds:.0f} s"
+
+
+def table(records: Records) -> str:
+    """Return accuracy and seconds of each tool and setting on each set, and the mean over the sets."""
+    names = [name for name in SETS if any(r["set"] == name for r in records)]
+    nums = {r["set"]: r["num_test"] for r in records if "num_test" in r}
+    columns = {f"{name}, {nums.get(name, '–')}": {p[:2]: p for p in on_set(records, name)} for name in names}
+    columns["mean"] = {p[:2]: p for p in over_sets(records)}
+    failed = {(r["set"], r["tool"], r["setting"]): r["failed"] for r in records if "failed" in r}
+    lines = ["|  | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    for row in rows():
+        cells = [cell(points.get(row)) for points in columns.values()]
+        for i, name in enumerate(names):
+            if (name, *row) in failed and row not in columns[list(columns)[i]]:
+                cells[i] = "failed"
+        lines.append(f"| {label(*row)} | {' | '.join(cells)} |")
+    lines += [""] * bool(failed)
+    lines += [f"- {label(*row)}, {name}, failed: `{text}`" for (name, *row), text in failed.items()]
+    return "\n".join(lines)
+
+
+def about(records: Records, num_elsewhere: int) -> str:
+    """Return with what, where and when it was measured, and what the means are of."""
+    versions = sorted({f"{name} {version}" for r in records for name, version in r["versions"].items()})
+    ours = sorted({r["commit"] for r in records if r["tool"] == "finetune"})
+    days = sorted({r["date"] for r in records})
+    parts = [
+        f"{main_machine(records)}, {' to '.join(dict.fromkeys((days[0], days[-1])))}; {', '.join(versions)}",
+        f"finetune at {', '.join(ours) or '–'}",
+        f"the means are over {', '.join(mean_sets(records))}",
+    ]
+    if num_elsewhere:
+        parts.append(f"results of other machines that are left out: {num_elsewhere}")
+    return f"{'; '.join(parts)}."
+
+
+def verdict(is_met: bool) -> str:
+    return "met" if is_met else "missed"
+
+
+def listed(parts: Sequence[tuple[Point, float]]) -> str:
+    """Return names with their values; `never` for what has none."""
+    return ", ".join(f"{name_of(p)} ({f'{part:.2f}' if math.isfinite(part) else 'never'})" for p, part in parts)
+
+
+def summary(records: Records) -> str:
+    """Return a line for each target, and the errors at equal time."""
+    points = over_sets(records)
+    has_peers = any(not p.is_ours for p in points)
+    has_ours, has_budget = any(p.is_ours for p in points), any(p.is_budget for p in points)
+    rivals = targets.at_equal_time(points) if has_budget else []
+    is_speed_known = has_peers and has_ours
+    verdicts = {
+        "Each peer's accuracy in at most half of its seconds, aim a fifth": is_speed_known and speed(points),
+        f"At equal time, an error of at most {targets.ERROR_RATIO} of the best peer's": rivals and errors(rivals),
+        "At equal time, no set where a peer is ahead by more than two standard errors": rivals and sets_lost(records),
+    }
+    lines = [f"- {target}: {text or NOT_YET}" for target, text in verdicts.items()]
+    if rivals:
+        lines += ["", "| best peer so far | its seconds | its error | ours by then | our error | ours ÷ its |"]
+        lines.append("| --- |" + " --- |" * 5)
+    for peer, ours, ratio in rivals:
+        cells = [name_of(peer), f"{peer.seconds:.0f}", f"{1 - peer.accuracy:.3f}"]
+        cells += [name_of(ours), f"{1 - ours.accuracy:.3f}", f"{ratio:.2f}"] if ours else ["none yet", "–", "–"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def speed(points: Sequence[Point]) -> str:
+    parts = targets.reached(points)
+    slow = [(peer, part) for peer, part in parts if part > targets.HALF]
+    text = f"{verdict(not slow)}. {len(parts) - len(slow)} of {len(parts)} points of the peers in half, "
+    text += f"{sum(part <= targets.FIFTH for _, part in parts)} in a fifth"
+    return f"{text}; not in half: {listed(slow)}." if slow else f"{text}."
+
+
+def errors(rivals: Sequence[targets.Rival]) -> str:
+    worst = max(rivals, key=lambda rival: rival.value)
+    text = verdict(worst.value <= targets.ERROR_RATIO)
+    if worst.ours is None:
+        return f"{text}. None of our budgets is over as soon as {name_of(worst.peer)}."
+    return f"{text}. The largest ratio is {worst.value:.2f}, beside {name_of(worst.peer)}."
+
+
+def sets_lost(records: Records) -> str:
+    rivals = targets.ahead(records)
+    compared = [(name, r) for name, r in rivals if r.ours is not None]
+    lost = [f"{name}: {name_of(r.peer)} by {r.value:.1f}" for name, r in compared if r.value > targets.STANDARD_ERRORS]
+    parts = [verdict(not lost)] if compared else []
+    if lost:
+        parts.append(f"Ahead are {', '.join(lost)}")
+    parts.append(f"{len(compared)} of {len(rivals)} points are compared")
+    if len(compared) < len(rivals):
+        parts[-1] += ", the others are over before any budget of ours"
+    return f"{'. '.join(parts)}."
+
+
+def blocks(records: Records) -> dict[str, str]:
+    """Return the blocks of docs/benchmarks.md: of the machine with the most results."""
+    here = of_one_machine(records)
+    if not here:
+        return dict.fromkeys(("quality_about", "quality_accuracy", "quality_targets"), NOT_YET)
+    shown = table(here)
+    if has_chart(records):
+        shown += "\n\n![Mean accuracy over the sets against seconds, of each tool](quality.png)"
+    return {
+        "quality_about": about(here, len(records) - len(here)),
+        "quality_accuracy": shown,
+        "quality_targets": summary(here),
+    }
+
+
+def of_one_machine(records: Records) -> list[dict]:
+    """Return the records of the machine with the most results."""
+    return [r for r in records if r["machine"] == main_machine(records)]
+
+
+def has_chart(records: Records) -> bool:
+    return bool(over_sets(of_one_machine(records)))

@@ -1,0 +1,71 @@
+"""What is run on which set with which seed, in which order."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+# set: training pictures, for the order alone
+SETS = {"satellite": 273, "flowers": 295, "clothing": 331, "trash": 404, "hotdog": 2000, "fashion": 2000}
+SMALL = tuple(SETS)[:4]
+SEEDS = range(3)
+LONG = 120.0  # seconds from which on there is one seed
+# tool: its settings. Of fastai's epochs the first trains the head alone.
+SETTINGS = {
+    "finetune": (
+        "default",
+        *(f"epochs_{n}" for n in (5, 20)),
+        *(f"minutes_{m}" for m in ("0.5", "1", "2", "5", "10")),
+    ),
+    "plain": ("epochs_5", "epochs_20"),
+    "timm": ("epochs_5", "epochs_20"),
+    "fastai": ("epochs_5", "epochs_20"),
+    "ultralytics": ("epochs_5", "epochs_20", "epochs_100"),
+    "transformers": ("epochs_3", "epochs_20"),
+}
+ON_ONE_SET = {("ultralytics", "epochs_100"): "satellite"}  # its default, so long that one must do
+
+
+class Run(NamedTuple):
+    """What there is one record of on a machine."""
+
+    set: str
+    tool: str
+    setting: str
+    seed: int
+
+
+def key(record: dict) -> Run:
+    return Run(*(record[name] for name in Run._fields))
+
+
+def number(setting: str) -> float:
+    """Return how many epochs or minutes a setting is about."""
+    return float(setting.partition("_")[2])
+
+
+def expected_seconds(run: Run) -> float:
+    """Return a guess of how long a run takes, which decides about its turn and nothing else."""
+    if run.setting.startswith("minutes"):
+        return 60 * number(run.setting)
+    passes = 8000 if run.setting == "default" else number(run.setting) * SETS[run.set]
+    return 10 + passes / (60 if run.tool == "finetune" else 30)
+
+
+def first_round() -> list[Run]:
+    """Return all runs of the first seed, what takes little time first."""
+    everything = (
+        Run(name, tool, setting, SEEDS[0])
+        for tool, settings in SETTINGS.items()
+        for setting in settings
+        for name in SETS
+        if ON_ONE_SET.get((tool, setting), name) == name
+    )
+    return sorted(everything, key=expected_seconds)
+
+
+def plan(records: Sequence[dict]) -> Iterator[Run]:
+    """Yield all runs in their order: the first seed of everything, the others of what took less than `LONG`."""
+    first = first_round()
+    yield from first
+    seconds = {key(r): r["seconds"] for r in records if "accuracy" in r}
+    for seed in SEEDS[1:]:
+        yield from (run._replace(seed=seed) for run in first if seconds.get(run, LONG) < LONG)

@@ -1,0 +1,77 @@
+"""What the records come to: for each tool and setting its seconds and its accuracy, on a set and over the sets."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.quality.plan import ON_ONE_SET, SETS, SETTINGS
+
+Records = Sequence[dict]
+
+
+class Point(NamedTuple):
+    """Means over seeds, and perhaps sets."""
+
+    tool: str
+    setting: str
+    seconds: float
+    accuracies: tuple[float, ...]  # of each seed; over several sets the mean of those that have it
+
+    @property
+    def accuracy(self) -> float:
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def is_ours(self) -> bool:
+        return self.tool == "finetune"
+
+    @property
+    def is_budget(self) -> bool:
+        """Whether we were told how long it may take."""
+        return self.is_ours and self.setting.startswith("minutes")
+
+
+def rows() -> list[tuple[str, str]]:
+    """Return tools and settings in the order of the tables."""
+    return [(tool, setting) for tool, settings in SETTINGS.items() for setting in settings]
+
+
+def main_machine(records: Records) -> str | None:
+    """Return the machine with the most results: seconds of two machines are not held against each other."""
+    counts = Counter(r["machine"] for r in records if "accuracy" in r)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def on_set(records: Records, name: str) -> list[Point]:
+    """Return the points on one set."""
+    points = []
+    for tool, setting in rows():
+        found = [r for r in records if (r["set"], r["tool"], r["setting"]) == (name, tool, setting)]
+        good = sorted((r for r in found if "accuracy" in r), key=lambda r: r["seed"])
+        if good:
+            seconds = statistics.fmean(r["seconds"] for r in good)
+            points.append(Point(tool, setting, seconds, tuple(r["accuracy"] for r in good)))
+    return points
+
+
+def mean_sets(records: Records) -> list[str]:
+    """Return the sets that means are made of: those on which at least half of the points are measured."""
+    on = {name: {p[:2] for p in on_set(records, name)} - ON_ONE_SET.keys() for name in SETS}
+    num = len(set().union(*on.values()))
+    return [name for name in SETS if on[name] and 2 * len(on[name]) >= num]
+
+
+def over_sets(records: Records) -> list[Point]:
+    """Return the means over `mean_sets` of what is measured on each of them, of the seeds that are on all."""
+    sets = mean_sets(records)
+    points = []
+    for tool, setting in rows():
+        own = [r for r in records if (r["tool"], r["setting"]) == (tool, setting) and "accuracy" in r]
+        found = {(r["seed"], r["set"]): r for r in own}
+        seeds = [seed for seed in sorted({seed for seed, _ in found}) if all((seed, name) in found for name in sets)]
+        if sets and seeds:
+            of = [[found[seed, name] for name in sets] for seed in seeds]
+            accuracies = tuple(statistics.fmean(r["accuracy"] for r in results) for results in of)
+            points.append(Point(tool, setting, statistics.fmean(r["seconds"] for rs in of for r in rs), accuracies))
+    return points
