@@ -1,6 +1,7 @@
 """Networks of timm: what is known of one without its weights, and building it."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -63,13 +64,13 @@ def timm_name(backbone: str) -> str:
     except ImportError as error:
         raise WrongUsage(f"{backbone} needs timm: pip install 'finetune[timm]'") from error
     name = backbone.removeprefix(PREFIX)
-    architecture, _, tag = name.partition(".")
+    architecture, dot, tag = name.partition(".")
     known = timm.list_models()
     if architecture not in known:
         near = did_you_mean(architecture, known)
         raise WrongUsage(f"timm {timm.__version__} has no network {architecture!r}{near}")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
-    if tag and tag not in tags:
+    if dot and tag not in tags:
         raise WrongUsage(f"timm {timm.__version__} has no weights {tag!r} of {architecture}{did_you_mean(tag, tags)}")
     return name
 
@@ -85,7 +86,10 @@ def describe(backbone: str, folder: str | Path | None = None) -> Description:
         return _described(timm_name(backbone), pretrained_cfg(backbone).to_dict())
     told = read_config(backbone, folder)
     above: dict[str, Any] = {key: told[key] for key in _ABOVE if key in told}
-    return _described(str(folder), {**told.get("pretrained_cfg", told), **above})
+    about = told.get("pretrained_cfg", told)
+    if not isinstance(about, dict):
+        raise _damaged(Path(folder, _CONFIG), "its pretrained_cfg is no mapping")
+    return _described(str(folder), {**about, **above})
 
 
 def pretrained_cfg(backbone: str) -> Any:
@@ -110,15 +114,21 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
         told = json.loads(path.read_text("utf-8"))
         there = told["architecture"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged, or none of timm's: it names no architecture") from error
+        raise _damaged(path, "it names no architecture") from error
     own = timm_name(backbone).partition(".")[0]
     if there != own:
         raise WrongUsage(f"{path} is of {there}, not of {own}: take --model.backbone {PREFIX}{there}")
-    args = told.get("model_args", {})
+    args = told.get("model_args") or {}
+    if not isinstance(args, dict):
+        raise _damaged(path, "its model_args are no mapping")
     others = {key: value for key, value in args.items() if key not in _ARGS and value != _OWN_ARGS.get(key, not value)}
     if others:
         raise WrongUsage(f"{path} is of a {there} that was built otherwise ({others}): only timm's own can be had")
     return told
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} is damaged, or none of timm's: {why}")
 
 
 def _described(name: str, told: Mapping[str, Any]) -> Description:
@@ -128,7 +138,9 @@ def _described(name: str, told: Mapping[str, Any]) -> Description:
         mean, std = (tuple(float(value) for value in told[key]) for key in ("mean", "std"))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name} does not say how pictures are prepared: {error!r}") from error
-    if len(size) != 3 or size[0] != 3 or size[1] != size[2]:
+    if len(mean) != 3 or len(std) != 3 or not all(map(math.isfinite, mean)) or not all(0 < v < math.inf for v in std):
+        raise ValueError(f"{name} wants pixels of mean {mean} and standard deviation {std}, which can't be had")
+    if len(size) != 3 or size[0] != 3 or size[1] != size[2] or type(size[1]) is not int:
         raise ValueError(f"{name} takes pictures of {size}, not of three colours and equal sides")
     if interpolation not in ("bilinear", "bicubic") or mode not in _RESIZE or not 0 < crop_share <= 1:
         asked = f"interpolation {interpolation}, crop {mode} of {crop_share}"
@@ -143,7 +155,7 @@ def _described(name: str, told: Mapping[str, Any]) -> Description:
 
 def _class_names(told: Mapping[str, Any], num: int) -> list[str] | None:
     names, descriptions = told.get("label_names"), told.get("label_descriptions") or {}
-    if names and len(names) == num:
+    if isinstance(names, list | tuple) and len(names) == num and isinstance(descriptions, dict):
         return [str(descriptions.get(name, name)) for name in names]
     return None
 

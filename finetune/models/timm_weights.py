@@ -1,5 +1,7 @@
 """Weights of timm: from its hub, from a folder as timm writes it, or from a file that any version of it has written."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def read_timm(weights: str, backbone: str, image_size: int | None = None) -> Pre
         file = next((path / name for name in _FILES if (path / name).is_file()), None)
         if file is None:
             raise FileNotFoundError(f"there is neither {' nor '.join(_FILES)} in {weights}")
-        pool = read_config(backbone, path).get("model_args", {}).get("global_pool")
+        pool = (read_config(backbone, path).get("model_args") or {}).get("global_pool")
         return _arranged(read_file(file), backbone, image_size, about, pool)
     if path.is_file():
         return _arranged(read_file(path), backbone, image_size)
@@ -46,13 +48,27 @@ def read_timm(weights: str, backbone: str, image_size: int | None = None) -> Pre
 def _published(backbone: str, image_size: int | None) -> Pretrained:
     about = describe(backbone)
     try:
-        source = create(backbone, about.num_classes, image_size, pretrained=True)
+        with _quiet_hub():
+            source = create(backbone, about.num_classes, image_size, pretrained=True)
     except WrongUsage:
         raise
     except Exception as error:  # the hub's clients have errors of many kinds
         hint = "give a file or a folder of timm's with --model.weights, or null for none"
         raise OSError(f"can't get the weights of {backbone} ({reason(error)}); {hint}") from error
     return _pretrained(source, about, str(about.name), about.class_names)
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Leave out what the hub's client says of each of its tries, two dozen lines: what came of them is told."""
+    from huggingface_hub.utils import logging  # which timm brings
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def _arranged(

@@ -51,6 +51,9 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
         raise WrongUsage(f"training can't begin with {weights}: an .onnx gives answers alone; take the checkpoint")
     if path.is_file():
         return read_file(path)
+    if path.is_dir():
+        hint = "only networks of timm's (--model.backbone timm/NAME) take one; give a file"
+        raise WrongUsage(f"the weights {weights} of {backbone} are a folder, and {hint}")
     if path.suffix in (".pt", ".pth", ".ckpt", ".safetensors") or len(path.parts) > 1:
         raise FileNotFoundError(f"there is no weights file {weights}")
     valid = ", ".join(name for name in published if "." not in name)

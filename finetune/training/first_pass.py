@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from finetune.models.backbones import OWN
 from finetune.models.stages import batch_norms
+from finetune.models.timm_backbones import describe, is_timm
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
 
@@ -41,6 +42,8 @@ def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]
     except Exception as error:  # a network may say in any way that a picture is too small
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "" if model.backbone in OWN else "; most networks take --data.image_size 224"
+        if is_timm(model.backbone):
+            hint = f"; that of its weights is --data.image_size {describe(model.backbone).image_size}"
         size = f"{image_size}x{image_size} pixels"
         raise ValueError(f"{model.backbone} can't take pictures of {size}: {reason}{hint}") from error
     finally:

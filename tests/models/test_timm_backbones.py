@@ -1,6 +1,7 @@
 """Networks of timm: what is known of them, which can be had, and at which sizes."""
 
 import json
+import math
 import sys
 
 import pytest
@@ -49,6 +50,7 @@ def test_what_is_squashed_and_not_cropped_is_whole():
         ("timm/resnet18.nowhere", "no weights 'nowhere' of resnet18; valid are .*tv_in1k"),
         ("timm/deit_tiny_distilled_patch16_224", r"it has 2 heads \(head, head_dist\), not one$"),
         ("timm/levit_384_s8", "its head head.linear is not the last of its linear layers$"),
+        ("timm/resnet18.", "has no weights '' of resnet18; valid are .*tv_in1k"),
         ("timm/dla34", "it ends in a Conv2d, not in a linear head$"),
         ("timm/resnetv2_50", "it ends in a Conv2d, not in a linear head$"),
         ("timm/qwen3_vit_88m_enc", "it has no head, not one$"),
@@ -98,6 +100,9 @@ def test_a_folder_describes_itself(tmp_path):
     told = describe("timm/resnet18.tv_in1k", tmp_path)
     assert told[1:5] == ((0.5,) * 3, (0.25,) * 3, 96, "bilinear")
     assert told[5:] == (0.9, "shorter_side", "cc-by-nc-4.0", 2, ["an ape", "b"])
+    for unnamed in ({"label_names": 2}, {"label_descriptions": ["an ape", "b"]}, {"num_classes": None}):
+        (tmp_path / "config.json").write_text(json.dumps(config(model_args=None, **unnamed)))
+        assert describe("timm/resnet18.tv_in1k", tmp_path).class_names is None
 
 
 @pytest.mark.parametrize(
@@ -113,6 +118,12 @@ def test_a_folder_describes_itself(tmp_path):
         (json.dumps(config(pretrained_cfg={"interpolation": "lanczos"})), "in a way that is not known here"),
         (json.dumps(config(pretrained_cfg={"input_size": [3, 96, 64]})), "not of three colours and equal sides"),
         (json.dumps(config(pretrained_cfg={"mean": None})), "does not say how pictures are prepared"),
+        (json.dumps(config(pretrained_cfg={"input_size": "abb"})), "not of three colours and equal sides"),
+        (json.dumps(config(pretrained_cfg={"std": [0.5, 0, 0.5]})), r"deviation \(0.5, 0.0, 0.5\), which can't be had"),
+        (json.dumps(config(pretrained_cfg={"mean": [0.5]})), r"mean \(0.5,\) .*can't be had"),
+        (json.dumps(config(pretrained_cfg={"mean": [math.nan] * 3})), r"mean \(nan, nan, nan\) .*can't be had"),
+        (json.dumps({**config(), "pretrained_cfg": None}), "is damaged, or none of timm's: its pretrained_cfg"),
+        (json.dumps(config(model_args=[1])), "is damaged, or none of timm's: its model_args"),
         ("{}", "is damaged, or none of timm's"),
         ("[]", "is damaged, or none of timm's"),
         ("no json", "is damaged, or none of timm's"),

@@ -1,7 +1,10 @@
 """Weights of timm: folders and files against timm's own loading, and its hub, which is not asked here."""
 
+import json
+import logging
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import timm
 import torch
@@ -91,6 +94,14 @@ def test_files_of_other_networks_are_refused_in_a_line(tmp_path):
         read_weights(str(tmp_path), "timm/resnet18")
 
 
+def test_a_folder_need_not_say_what_the_network_was_built_with(tmp_path):
+    folder_of("timm/resnet18", tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())
+    for args in ({**told, "model_args": None}, {key: value for key, value in told.items() if key != "model_args"}):
+        (tmp_path / "config.json").write_text(json.dumps(args))
+        assert read_timm(str(tmp_path), "timm/resnet18").mean is not None
+
+
 def test_another_way_of_pooling_is_another_network(tmp_path):
     folder_of("timm/resnet18", tmp_path, global_pool="max")
     with pytest.raises(ValueError, match="is of a network that pools by max, timm/resnet18 by avg$"):
@@ -126,13 +137,16 @@ def test_default_are_those_of_the_hub_that_the_name_means(monkeypatch):
     assert weights.mean.flatten().tolist() == pytest.approx([255 * 0.485, 255 * 0.456, 255 * 0.406])
 
 
-def test_a_hub_out_of_reach_is_a_line_that_says_what_else_to_do(monkeypatch):
+def test_a_hub_out_of_reach_is_a_line_that_says_what_else_to_do(monkeypatch, caplog):
     def fetch(*_, **__):
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
         raise ConnectionError("no route\nto the hub")
 
     monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", fetch)
+    before = huggingface_hub.utils.logging.get_verbosity()
     with pytest.raises(OSError, match="can't get the weights of timm/resnet18 .*no route to the hub.*--model.weights"):
         read_timm("DEFAULT", "timm/resnet18")
+    assert not caplog.messages and huggingface_hub.utils.logging.get_verbosity() == before
 
 
 def test_rows_of_the_source_head_are_found_by_name(tmp_path):

@@ -76,6 +76,8 @@ def test_load_weights_into_mnasnet_without_version_numbers():
 def test_weights_that_are_nowhere(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no weights file .*none.pt$"):
         read_weights(str(tmp_path / "none.pt"), "resnet50")
+    with pytest.raises(ValueError, match=r"are a folder, and only networks of timm's \(--model.backbone timm/NAME\)"):
+        read_weights(str(tmp_path), "resnet50")
     valid = "valid are: IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT$"
     for wrong in ("IMAGENET1K_V3", "ResNet18_Weights.IMAGENET1K_V1"):
         with pytest.raises(ValueError, match=valid):

@@ -23,6 +23,7 @@ NAMES = ["blue", "green", "red"]
         ("alexnet", 32, "Output size is too small"),
         ("inception_v3", 64, "Kernel size can't be greater"),
         ("vgg11", 16, "Output size is too small"),
+        ("timm/test_maxvit", 50, "that of its weights is --data.image_size 160"),
         ("small_cnn", 32, "image_size must be 28"),
     ],
 )
