@@ -25,14 +25,18 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     """Give a fit its usual epochs if no limit was given, and return in words what was chosen.
 
     Args:
-        limits: The Trainer's settings; `max_epochs` is set where neither it nor `max_steps` was.
+        limits: The Trainer's settings; `max_epochs` is set where neither it nor `max_steps` was, to `min_epochs` where
+            that is more.
         num_images: In the training split.
         batch_size: Of a batch over all devices.
     """
     if limits["max_epochs"] is not None or limits["max_steps"] != -1 or limits["fast_dev_run"]:
         return ""
-    limit = 1.0 if limits["limit_train_batches"] is None else limits["limit_train_batches"]
-    seen = min(num_images, limit * batch_size) if isinstance(limit, int) else int(num_images * limit)
-    epochs = limits["max_epochs"] = usual_epochs(seen)
-    steps = epochs * math.ceil(math.ceil(seen / batch_size) / limits["accumulate_grad_batches"])
+    limit = limits["overfit_batches"] or limits["limit_train_batches"]
+    batches = math.ceil(num_images / batch_size)
+    if limit is not None:  # a number of batches, or a share of them
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    seen = min(num_images, batches * batch_size)
+    epochs = limits["max_epochs"] = max(usual_epochs(seen), limits["min_epochs"] or 0)
+    steps = epochs * math.ceil(batches / limits["accumulate_grad_batches"])
     return f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training pictures; --epochs sets another number"

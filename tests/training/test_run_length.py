@@ -10,6 +10,8 @@ UNSET = {
     "fast_dev_run": False,
     "limit_train_batches": None,
     "accumulate_grad_batches": 1,
+    "overfit_batches": 0.0,
+    "min_epochs": None,
 }
 
 
@@ -31,7 +33,11 @@ def test_sets_of_middle_size_have_the_same_number_of_pictures_in_all(num_images)
         ({}, 8, "8 epochs, 256 steps, as is usual for 1,000 training pictures; --epochs sets another number"),
         ({"accumulate_grad_batches": 3}, 8, "8 epochs, 88 steps, as"),  # 11 of 32 batches, the last of two
         ({"limit_train_batches": 10}, 25, "25 epochs, 250 steps, as is usual for 320 training"),
-        ({"limit_train_batches": 0.5}, 16, "16 epochs, 256 steps, as is usual for 500 training"),
+        ({"limit_train_batches": 0.5}, 16, "16 epochs, 256 steps, as is usual for 512 training"),  # whole batches
+        ({"limit_train_batches": 0.1}, 50, "50 epochs, 150 steps, as is usual for 96 training"),
+        ({"overfit_batches": 2, "limit_train_batches": 10}, 50, "50 epochs, 100 steps, as is usual for 64 training"),
+        ({"min_epochs": 12}, 12, "12 epochs, 384 steps"),
+        ({"min_epochs": 2}, 8, "8 epochs, 256 steps"),
     ],
 )
 def test_who_says_nothing_is_told_what_is_usual(given, epochs, words):
