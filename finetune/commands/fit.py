@@ -62,6 +62,8 @@ def fit(
     if finished:
         return _finish(trainer, model, datamodule, run, options, finished)
     if first is None and model.weights is not None:
+        if is_timm(model.backbone) and model.weights == "DEFAULT" and trainer.is_global_zero:
+            log.info("looking for the weights of %s here, else on the Hugging Face hub", model.backbone)
         # It fails here, before other processes are started.
         read_weights(model.weights, model.backbone, model.network_size)
     if resumed:
@@ -109,8 +111,10 @@ def _finish(
     callback = next(c for c in callbacks if isinstance(c, Checkpoints))
     if callback.stopped_by and has_test:
         raise Interrupted(callback.stopped_by)
-    is_stopped = any(isinstance(c, EarlyStopping) and c.stopped_epoch for c in callbacks)
-    if is_stopped and options.patience is not None and trainer.is_global_zero:
+    # Not `stopped_epoch`, which a run that goes on with more patience has from before.
+    waits = (c.wait_count for c in callbacks if isinstance(c, EarlyStopping) and c.monitor == "val/accuracy")
+    is_stopped = options.patience is not None and any(wait >= options.patience for wait in waits)
+    if is_stopped and trainer.is_global_zero:
         told = "ended after epoch %d: no higher val/accuracy in --patience %d validations"
         log.info(told, trainer.current_epoch, options.patience)
     if has_test:
@@ -153,7 +157,9 @@ def _report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
 
 
 def _check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
-    if "val" not in data.splits or trainer.limit_val_batches == 0:
+    if "val" in data.splits and trainer.limit_val_batches == 0:
+        raise ValueError(f"{what}, and trainer.limit_val_batches is 0: leave it out")
+    if "val" not in data.splits:
         raise ValueError(f"{what}, and there is no validation split: --data.val_fraction 0.1 sets one apart of train")
 
 

@@ -7,13 +7,16 @@ from typing import Any
 from finetune.commands.parser import last_value, settings_in
 from finetune.data.transforms import PREPARATION
 from finetune.models.timm_backbones import describe, is_timm
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.folder import newest_with_checkpoint
 
 
 def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
     """Prepare a fit's pictures as the weights of timm were learned with; return what to tell of it.
 
     What the command line says holds, and what a config says that names this network: the config of an earlier run. What
-    others say was meant for another network.
+    others say was meant for another network. A run that goes on prepares them as before: the folder may be another, or
+    gone, by then.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
@@ -24,19 +27,30 @@ def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
     """
     if config.subcommand != "fit" or not is_timm(backbone := config["fit"].model.backbone):
         return ""
-    weights, data = config["fit"].model.weights, config["fit"].data.init_args
-    about = describe(backbone, weights if weights and os.path.isdir(weights) else None)
+    data = config["fit"].data.init_args
+    name_of, values = _meant(config["fit"], backbone)
     said = _said(arguments, backbone)
     told = []
-    for name in PREPARATION:
-        value = getattr(about, name)
+    for name, value in values.items():
         if name in said:
             if data[name] != value:
                 told.append(f"{name} {data[name]}, not {value}")
             continue
         data[name] = value
         told.append(f"{name} {value}")
-    return f"pictures are prepared as {about.name} says: {', '.join(told)}" if told else ""
+    return f"pictures are prepared as {name_of} says: {', '.join(told)}" if told else ""
+
+
+def _meant(options: Any, backbone: str) -> tuple[str, dict[str, Any]]:
+    """Return who says how pictures are prepared, and the values of `PREPARATION`."""
+    newest = newest_with_checkpoint(options.trainer.default_root_dir) if options.resume else None
+    path = newest / "checkpoints/last.ckpt" if newest else options.ckpt_path
+    if path and (checkpoint := read_checkpoint(path))["hyper_parameters"].get("backbone") == backbone:
+        before = checkpoint["datamodule_hyper_parameters"]
+        return str(path), {name: before[name] for name in PREPARATION if name in before}
+    weights = options.model.weights
+    about = describe(backbone, weights if weights and os.path.isdir(weights) else None)
+    return about.name, {name: getattr(about, name) for name in PREPARATION}
 
 
 def _said(arguments: Sequence[str], backbone: str) -> set[str]:

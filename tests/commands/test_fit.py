@@ -124,6 +124,12 @@ def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path
     assert "ended after epoch 3: no higher val/accuracy in --patience 2 validations" in caplog.messages
     last = torch.load(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
     assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
+    caplog.clear()
+    more = [*fit[:-4], "--trainer.max_epochs", 4, "--patience", 5, "--resume"]
+    cli(*more, "--model.optimizer.lr", "1e-12")
+    assert not [told for told in caplog.messages if told.startswith("ended after")]  # its epochs are over
+    with pytest.raises(ValueError, match="--patience counts validations, and trainer.limit_val_batches is 0: leave it"):
+        cli(*fit, "--trainer.limit_val_batches", 0)
     with pytest.raises(ValueError, match="--patience counts validations, and there is no validation split"):
         cli(*fit, "--data.val_fraction", 0)
     with pytest.raises(WrongUsage, match="--patience must be at least 1, got 0"):

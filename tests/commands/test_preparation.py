@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from command_lines import ParseOnly
 
+from finetune.commands import preparation
+
 CONVNEXT = ("--model.backbone", "timm/convnext_nano.in12k_ft_in1k")
 TOLD = {"image_size": 224, "resize": "shorter_side", "interpolation": "bicubic", "crop_share": 0.95}
 
@@ -57,6 +59,19 @@ def test_a_folder_says_it_of_its_own_weights(prepared, tmp_path):
     values, said = prepared("--model.backbone", "timm/resnet18", "--model.weights", "./weights")
     assert values == {"image_size": 96, "resize": "whole", "interpolation": "bilinear", "crop_share": 1.0}
     assert said.startswith("pictures are prepared as ./weights says: image_size 96")
+
+
+@pytest.mark.parametrize("how", [("--resume",), ("--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")])
+def test_a_run_that_goes_on_prepares_them_as_before_whatever_became_of_the_folder(prepared, monkeypatch, how):
+    before = {"image_size": 96, "resize": "whole", "interpolation": "bilinear", "crop_share": 1.0, "root": "there"}
+    checkpoint = {"hyper_parameters": {"backbone": "timm/resnet18"}, "datamodule_hyper_parameters": before}
+    monkeypatch.setattr(preparation, "read_checkpoint", lambda path: checkpoint)
+    Path("runs/fit/version_0/checkpoints").mkdir(parents=True)
+    Path("runs/fit/version_0/checkpoints/last.ckpt").touch()
+    goes_on = ("--model.backbone", "timm/resnet18", "--model.weights", "./gone", *how)
+    assert prepared(*goes_on)[0] == {name: before[name] for name in TOLD}
+    assert prepared(*goes_on, "--data.image_size", "160")[0]["image_size"] == 160
+    assert prepared(*CONVNEXT, *how)[0] == TOLD  # of another network
 
 
 def test_other_networks_are_as_they_were(prepared):
