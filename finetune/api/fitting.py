@@ -67,8 +67,9 @@ def fit(
         size: Side in pixels of what the network sees.
         batch: Pictures in a batch, over all devices together.
         workers: Processes that read pictures for each device, or `auto`.
-        backbone: A torchvision network, such as resnet50.
-        weights: Where training starts: a name of torchvision's, a file, or a run; None for random weights.
+        backbone: A torchvision network, such as resnet50, or timm's, such as timm/convnext_nano.
+        weights: Where training starts: a name of torchvision's, a file, a run, or a folder of timm's; None for random
+            weights.
         freeze: The last frozen stage, such as layer2, or `backbone` for all but the head; None for nothing.
         devices: How many, or which.
         precision: Such as bf16-mixed or 32-true.
