@@ -7,6 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from torch import nn
 
 import finetune
 from finetune.models.safe_load import load_safely
@@ -72,6 +73,26 @@ def check_model(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> None
         given = checkpoint["hyper_parameters"][name]
         if own != given:
             raise ValueError(f"the checkpoint is of a run with {name} {given}, this one has {own}")
+
+
+def check_size(checkpoint: Mapping[str, Any], size: int | None, network: nn.Module) -> None:
+    """Make sure that a checkpoint's weights are for pictures of the size that a network was made for.
+
+    Args:
+        checkpoint: Of a network of the same kind.
+        size: Side in pixels of what the network sees.
+        network: Which has other shapes at another size if it holds a position of each patch.
+
+    Raises:
+        ValueError: They are for another.
+    """
+    given, own = checkpoint["hyper_parameters"].get("network_size"), network.state_dict()
+    weights = {name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()}
+    if given != size and any(weights[name].shape != own[name].shape for name in weights.keys() & own.keys()):
+        raise ValueError(
+            f"the checkpoint's network is made for pictures of {given} pixels, this one for {size}: give "
+            f"--data.image_size {given}, or begin a new run with --model.weights and that checkpoint"
+        )
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

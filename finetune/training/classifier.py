@@ -19,7 +19,7 @@ from finetune.features import feature_cache
 from finetune.models import stages
 from finetune.models.backbones import build, normalization
 from finetune.models.weights import class_list, read_weights, source_head, start
-from finetune.runs.checkpoint_io import check_model, origin
+from finetune.runs.checkpoint_io import check_model, check_size, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import param_groups
 from finetune.training.calibration import Calibration, Calibrator, read_calibration
@@ -236,6 +236,7 @@ class Classifier(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_model(checkpoint, {"backbone": self.backbone, "class_names": self.class_names})
+        check_size(checkpoint, self.network_size, self.network)
         self.calibration = read_calibration(checkpoint)
         if self._trainer is not None:
             # Lightning does this after it has restored the weights: float64 would be rounded to float32 on its way.
