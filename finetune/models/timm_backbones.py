@@ -190,14 +190,15 @@ def build_timm(backbone: str, num_classes: int, image_size: int | None = None) -
     """Make an untrained network, whose head is its last linear layer; nothing is fetched. See `create`.
 
     Raises:
-        WrongUsage: It is unknown, can't be had for this size, or doesn't end in one linear head.
+        WrongUsage: It is unknown, can't be had for this size, doesn't end in one linear head, or shares weights among
+            its modules.
     """
     network = create(backbone, num_classes, image_size, pretrained=False)
-    _check_head(network, backbone)
+    _check_parts(network, backbone)
     return network
 
 
-def _check_head(network: nn.Module, backbone: str) -> None:
+def _check_parts(network: nn.Module, backbone: str) -> None:
     name = pretrained_cfg(backbone).classifier
     if not isinstance(name, str):
         what = f"it has {len(name)} heads ({', '.join(name)})" if name else "it has no head"
@@ -207,3 +208,7 @@ def _check_head(network: nn.Module, backbone: str) -> None:
         raise WrongUsage(f"{backbone} is not supported: it ends in a {type(found).__name__}, not in a linear head")
     if name != head_name(network):
         raise WrongUsage(f"{backbone} is not supported: its head {name} is not the last of its linear layers")
+    if len([*network.named_parameters(remove_duplicate=False)]) != len([*network.parameters()]):
+        raise WrongUsage(
+            f"{backbone} is not supported: several of its modules share weights"
+        )  # whose stage are they of?

@@ -6,7 +6,7 @@ from timm_scenarios import FAMILIES
 from torch import nn
 
 from finetune.models.backbones import build
-from finetune.models.fx import split_frozen
+from finetune.models.fx import fuse_batch_norm, split_frozen
 from finetune.models.stages import freeze, stages
 
 # One of each way to be built: plain rows, blocks with shortcuts, branches, dropout before the head, tokens.
@@ -105,3 +105,9 @@ class Shortcut(nn.Module):
 def test_a_network_with_another_way_around_is_left_whole():
     network = Shortcut()
     assert split_frozen(network, freeze(network, "backbone")) is None
+
+
+@pytest.mark.parametrize("backbone", ["timm/nest_tiny", "timm/hiera_tiny_224"])
+def test_batch_norm_is_not_fused_where_a_network_can_not_be_followed(backbone):
+    part = build(backbone, 2).eval()
+    assert fuse_batch_norm(part) is part

@@ -51,6 +51,7 @@ def test_what_is_squashed_and_not_cropped_is_whole():
         ("timm/deit_tiny_distilled_patch16_224", r"it has 2 heads \(head, head_dist\), not one$"),
         ("timm/levit_384_s8", "its head head.linear is not the last of its linear layers$"),
         ("timm/resnet18.", "has no weights '' of resnet18; valid are .*tv_in1k"),
+        ("timm/coat_tiny", "several of its modules share weights$"),
         ("timm/dla34", "it ends in a Conv2d, not in a linear head$"),
         ("timm/resnetv2_50", "it ends in a Conv2d, not in a linear head$"),
         ("timm/qwen3_vit_88m_enc", "it has no head, not one$"),
