@@ -127,8 +127,7 @@ def _finish(
             print(line, flush=True)
         record = read_run(best.parents[1])
         if best.exists() and record.best:
-            epoch, accuracy = record.best
-            print(f"best.ckpt is of epoch {epoch}: the highest val/accuracy, {accuracy:.4f}", flush=True)
+            print(f"best.ckpt is {record.why_best}", flush=True)
         print(f"run in {run.path}", flush=True)
         if options.report:
             _report(run, record, data)

@@ -101,7 +101,7 @@ def headline(run: RunRecord) -> str:
     if run.best:
         return (
             f"{percent(run.best[1])} of the validation pictures are named rightly after epoch {run.best[0]}, "
-            "the best of them. That is the highest of several, and so a little too high: nothing was tested."
+            "which was chosen by them. So that may be a little too high: nothing was tested."
         )
     return "Nothing has been measured on pictures that were not trained on."
 
@@ -111,7 +111,7 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
         what, _, text = line.partition(": ")
         yield what, text
     if run.best:
-        yield "best.ckpt", f"of epoch {run.best[0]}: the highest val/accuracy, of equal ones the lowest val/loss"
+        yield "best.ckpt", run.why_best
     if run.setting("seed_everything") is not None:
         yield "seed", str(run.setting("seed_everything"))
     if run.about.get("fingerprint"):

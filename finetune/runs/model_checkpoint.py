@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from finetune.distributed.signals import Interrupted, SignalFlag
+from finetune.runs.best_epoch import highest_of, lowest_kept
 from finetune.runs.folder import Run
 from finetune.runs.lightning_callbacks import Rates, enter_epoch, keep_patience, limits
 from finetune.runs.metrics_csv import MetricsCSV
@@ -18,7 +19,8 @@ from finetune.system.messages import WrongUsage
 class Checkpoints(Checkpoint):
     """Writes `last.ckpt` at each epoch's end, every n steps and on a signal, `best.ckpt` after validation.
 
-    Best is the highest val/accuracy, at equal accuracy the lower val/loss; without a validation split best is last.
+    Best is the latest validation within a standard error of the highest val/accuracy (`best_epoch`); without a
+    validation split best is last.
 
     Lightning can go on from four points: after a batch inside an epoch, inside a validation, after one, and at an
     epoch's end. After the last batch of an epoch, or one that validation follows, it would skip that validation: what
@@ -32,7 +34,7 @@ class Checkpoints(Checkpoint):
             raise WrongUsage(f"--checkpoint_every_n_steps must be at least 1, got {every_n_steps}")
         self.run, self.every_n_steps = run, every_n_steps
         self.signal = SignalFlag()
-        self.best_score: tuple[float, float] | None = None
+        self.highest: float | None = None  # val/accuracy
         self._is_due = False
         self.limits: dict[str, Any] | None = None  # of a run that a callback has stopped, not a signal
         self._is_stop_held = False
@@ -40,12 +42,10 @@ class Checkpoints(Checkpoint):
         self.stopped_by = 0  # the signal that all devices agree on once training has ended
 
     def state_dict(self) -> dict[str, Any]:
-        score = list(self.best_score) if self.best_score else None
-        return {"best_score": score, "is_stopped": self.limits is not None, "limits": self.limits}
+        return {"highest": self.highest, "is_stopped": self.limits is not None, "limits": self.limits}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        score = state_dict["best_score"]
-        self.best_score = (score[0], score[1]) if score else None
+        self.highest = highest_of(state_dict)
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
         keep_patience(checkpoint, trainer)
@@ -53,7 +53,7 @@ class Checkpoints(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         has_best = trainer.strategy.broadcast(self.run.checkpoint("best").exists())
         if not has_best:
-            self.best_score = None  # that of another run, whose --ckpt_path this one began from
+            self.highest = None  # that of another run, whose --ckpt_path this one began from
         self._epoch_began = time.monotonic()  # of one that is entered in the middle
         enter_epoch(trainer)
         self.signal.join()
@@ -101,9 +101,10 @@ class Checkpoints(Checkpoint):
             return
         metrics = trainer.callback_metrics
         _check_finite(trainer, "train/loss", "val/loss")
-        score = (float(metrics["val/accuracy"]), -float(metrics["val/loss"]))
-        if self.best_score is None or score > self.best_score:
-            self.best_score = score
+        accuracy = float(metrics["val/accuracy"])
+        self.highest = accuracy if self.highest is None else max(accuracy, self.highest)
+        num_images = len(trainer.datamodule.splits["val"].labels)  # type: ignore[attr-defined]
+        if accuracy >= lowest_kept(self.highest, num_images):
             self._save(trainer, "best")
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or self._is_accumulating(trainer):
             return
@@ -127,7 +128,7 @@ class Checkpoints(Checkpoint):
                 logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._save(trainer, "last")
-        if self.best_score is None and trainer.is_global_zero:
+        if self.highest is None and trainer.is_global_zero:
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from finetune.runs.answers import Answers, read_answers
+from finetune.runs.best_epoch import kept_epoch, told
 from finetune.runs.metrics_csv import read_metrics
 
 
@@ -65,13 +66,18 @@ class RunRecord:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The epoch of best.ckpt, counted from one, and its val/accuracy: the highest, of equal ones the least loss."""
+        """The epoch of best.ckpt, counted from one, and its val/accuracy; None where nothing was validated."""
         epochs, accuracies = self.line("val/accuracy")
         if not epochs:
             return None
-        losses = [-loss for loss in self.line("val/loss")[1]]
-        accuracy, _, epoch = max(zip(accuracies, losses, epochs, strict=True), key=lambda row: row[:2])
-        return int(epoch), accuracy
+        counts = self.about.get("splits", {}).get("val", {}).get("counts", {})
+        kept = kept_epoch(accuracies, sum(counts.values()))
+        return int(epochs[kept]), accuracies[kept]
+
+    @property
+    def why_best(self) -> str:
+        """Which epoch best.ckpt is of, and why; "" where nothing was validated."""
+        return told(*self.best, max(self.line("val/accuracy")[1])) if self.best else ""
 
 
 def read_run(path: Path) -> RunRecord:

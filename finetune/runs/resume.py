@@ -10,6 +10,7 @@ from jsonargparse import Namespace
 
 from finetune import public_paths
 from finetune.data.datamodule import ImageDataModule
+from finetune.runs.best_epoch import highest_of
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, RunFolder, newest_with_checkpoint, not_looked_at, versions
@@ -113,7 +114,7 @@ def take_up(trainer: pl.Trainer, run: Run) -> None:
     epochs: Any = trainer.fit_loop.epoch_progress.current
     epochs.completed = epochs.processed  # written at an epoch's end, it lags
     is_stale = not best.exists() or best.stat().st_mtime < last.stat().st_mtime
-    if is_stale and checkpoint["callbacks"]["Checkpoints"]["best_score"] is None and trainer.is_global_zero:
+    if is_stale and highest_of(checkpoint["callbacks"]["Checkpoints"]) is None and trainer.is_global_zero:
         link(last, best)
 
 

@@ -11,19 +11,12 @@ from colours import QUICK
 
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.metrics_csv import read_metrics
-from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
 
 
 def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
     """Here that of the first epoch of three; the control: the last one's result is another."""
-    original = Checkpoints.on_validation_end
-
-    def then_nothing_is_better(self, trainer, pl_module):
-        original(self, trainer, pl_module)
-        self.best_score = (2.0, 0.0)
-
-    with patch.object(Checkpoints, "on_validation_end", then_nothing_is_better):
+    with patch("finetune.runs.model_checkpoint.lowest_kept", side_effect=[0.0, 2.0, 2.0]):
         cli("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3)
     folder = tmp_path / "runs/fit/version_0"
     assert [read_checkpoint(folder / f"checkpoints/{name}.ckpt")["epoch"] for name in ("best", "last")] == [0, 2]
