@@ -1,0 +1,111 @@
+"""Measure what each technique gives on validation pictures of four small sets, for docs/benchmarks.md.
+
+    pip install -e '.[dev]'
+    python -m benchmarks.techniques --sets SETS --weights resnet18.pt [--minutes 60] [--only NAMES]
+
+SETS holds satellite, flowers, clothing and trash, each with train/CLASS. 30 % of train are set apart and alone are
+looked at: the test pictures are for recipes that are finished. Each run is added to techniques.json beside this as soon
+as it is there and not done again: stop at any time, start again to go on. `--document` only writes the documents.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.common.documents import ROOT, fill
+from benchmarks.common.records import load, where_and_when
+from benchmarks.common.resume import measure_all
+from benchmarks.peers import measure
+from benchmarks.quality.plan import SEEDS, SMALL
+from benchmarks.techniques import watch
+from benchmarks.techniques.documents import blocks
+
+RECORDS = ROOT / "benchmarks/techniques/techniques.json"
+_SGD = "--model.optimizer.lr {lr} --model.head_lr_multiplier {head}"
+# name: what is added to `finetune fit SET --size 128`
+TECHNIQUES = {
+    "default": "",
+    "head ×10, rate 0.01": _SGD.format(lr=0.01, head=10),
+    "head ×10, rate 0.003": _SGD.format(lr=0.003, head=10),
+    "mixup 0.2": "--data.mixup 0.2",
+    "cutmix 1": "--data.cutmix 1",
+    "label smoothing 0.1": "--model.label_smoothing 0.1",
+    "TrivialAugment": "--data.augmentations [{class_path:TrivialAugment}]",
+    "head from a probe": "--model.head_init probe",
+}
+
+
+class Run(NamedTuple):
+    """What there is one record of."""
+
+    technique: str
+    set: str
+    seed: int
+
+
+def plan() -> Iterator[Run]:
+    """Yield all runs: each technique on each set, then with the next seed."""
+    yield from (Run(name, on, seed) for seed in SEEDS for name in TECHNIQUES for on in SMALL)
+
+
+def command(run: Run, sets: Path, weights: Path, out: Path) -> list[str]:
+    """Return the command of a run; the splits have the run's seed, too."""
+    common = f"--size 128 --seed {run.seed} --data.split_seed {run.seed} --data.val_fraction 0.3"
+    common += " --trainer.callbacks+ benchmarks.techniques.watch.Watch --test_after_fit false --report false"
+    # Nothing of ours looks at the validation pictures until the end: the callback does.
+    common += " --trainer.check_val_every_n_epoch 1000"
+    program = [sys.executable, "-m", "finetune", "fit", str(sets / run.set)]
+    options = TECHNIQUES[run.technique].replace("{class_path:", "{class_path: ").split(" ")
+    options = [" ".join(options[:1]), " ".join(options[1:])] if "{" in TECHNIQUES[run.technique] else options
+    return [*program, *common.split(), *filter(None, options), "--weights", str(weights), "--out", str(out)]
+
+
+def train(run: Run, sets: Path, weights: Path) -> dict:
+    """Return the record of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, out = Path(folder, "right.json"), Path(folder, "out")
+        try:
+            done = measure.run(command(run, sets, weights, out), {watch.FILE: str(file)}, Path(folder, "clock.txt"))
+            found = {"right": json.loads(file.read_text("utf-8")), "seconds": round(done["seconds"], 1)}
+        except (measure.Failed, OSError, ValueError) as error:
+            found = {"failed": str(error).replace(str(sets), "SETS").replace(str(weights), "WEIGHTS")[:200]}
+    return {**run._asdict(), **found, **where_and_when()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", type=Path, help="folder of the four sets")
+    parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
+    parser.add_argument("--only", nargs="*", help="names of techniques and sets; all without it")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument("--document", action="store_true", help="run nothing")
+    args = parser.parse_args()
+    has_failed = False
+    if not args.document:
+        if not (args.sets and args.weights):
+            parser.error("--sets and --weights are needed to measure")
+        wanted = set(args.only or [])
+        if unknown := wanted - {*TECHNIQUES, *SMALL}:
+            parser.error(f"--only: {', '.join(unknown)} are none of {', '.join([*TECHNIQUES, *SMALL])}")
+        techniques, sets = wanted & TECHNIQUES.keys() or TECHNIQUES, wanted & {*SMALL} or SMALL
+
+        def choose(records: list[dict]) -> Run | None:
+            done = {Run(*(r[name] for name in Run._fields)) for r in records}
+            chosen = (run for run in plan() if run.technique in techniques and run.set in sets)
+            return next((run for run in chosen if run not in done), None)
+
+        # For the callback, in the fits.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        places = args.sets.resolve(), args.weights.resolve()
+        has_failed = measure_all(RECORDS, choose, lambda run: train(run, *places), args.minutes)
+    fill(ROOT / "docs/benchmarks.md", blocks(load(RECORDS), TECHNIQUES))
+    sys.exit(has_failed)
+
+
+if __name__ == "__main__":
+    main()

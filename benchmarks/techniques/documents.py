@@ -1,0 +1,89 @@
+"""Tables of what was right: of each technique at the end of a fit, of averages of weights, and of the epoch kept."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from benchmarks.quality.plan import SMALL
+from finetune.runs.best_epoch import kept_epoch
+
+_NUM_CHOOSING = 30  # pictures: about what the default sets apart of such sets
+_DRAWS = 1000
+
+
+def right(digits: str) -> np.ndarray:
+    """Return a digit for each picture as numbers, (num_images,)."""
+    return np.array(list(map(int, digits)), float)
+
+
+def epochs(record: dict) -> np.ndarray:
+    """Return what was right after each epoch, (num_epochs, num_images)."""
+    return np.stack([right(digits) for name, digits in record["right"].items() if name.startswith("epoch ")])
+
+
+def at_the_end(record: dict) -> float:
+    return float(epochs(record)[-1].mean())
+
+
+def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]:
+    """Return what stands between the markers of docs/benchmarks.md."""
+    good = [r for r in records if "right" in r]
+    base = [r for r in good if r["technique"] == "default"]
+    rows = {"default, the last epoch": [*map(_of(at_the_end), base)]}
+    for name in techniques:
+        rows[name] = [*map(_of(at_the_end), (r for r in good if r["technique"] == name))]
+    names = [name for name in (base[0]["right"] if base else ()) if not name.startswith("epoch ")]
+    for name in names:
+        told = {"flip": "mirrored pictures, too"}.get(name, name.replace("ema", "average of the weights, decay"))
+        told = told.replace("mean of", "mean of the weights after the last epochs,")
+        rows[told] = [(r["set"], r["seed"], float(right(r["right"][name]).mean())) for r in base]
+    del rows["default"]
+    head = "| technique | " + " | ".join(SMALL) + " | mean of the differences to the default |\n" + "| --- " * 6 + "|\n"
+    return {"techniques": head + "\n".join(_row(name, found, rows) for name, found in rows.items()), **_kept(base)}
+
+
+def _of(measure: Callable[[dict], float]) -> Callable[[dict], tuple[str, int, float]]:
+    return lambda record: (record["set"], record["seed"], measure(record))
+
+
+def _row(name: str, found: Sequence[tuple[str, int, float]], rows: dict) -> str:
+    """Return the line of a technique; differences are those of runs with the same set and seed."""
+    base = {(on, seed): value for on, seed, value in next(iter(rows.values()))}
+    cells = []
+    for on in SMALL:
+        values = [value for set_, _, value in found if set_ == on]
+        cells.append(f"{statistics.fmean(values):.3f}" if values else "–")
+    differences = [value - base[on, seed] for on, seed, value in found if (on, seed) in base]
+    if len(differences) < 2 or name.startswith("default"):
+        return f"| {name} | {' | '.join(cells)} | – |"
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    difference = f"{statistics.fmean(differences):+.3f} ± {error:.3f} (n = {len(differences)})"
+    return f"| {name} | {' | '.join(cells)} | {difference} |"
+
+
+def choices(record: dict, num_draws: int = _DRAWS) -> dict[str, float]:
+    """Return the accuracy on the other pictures of what some chosen at random would have kept, on average."""
+    found, rng = epochs(record), np.random.default_rng(0)
+    sums = dict.fromkeys(("the highest", "kept", "the last"), 0.0)
+    for _ in range(num_draws):
+        order = rng.permutation(found.shape[1])
+        accuracies, others = found[:, order[:_NUM_CHOOSING]].mean(1), found[:, order[_NUM_CHOOSING:]].mean(1)
+        sums["the highest"] += others[accuracies.argmax()]
+        sums["kept"] += others[kept_epoch(accuracies, _NUM_CHOOSING)]
+        sums["the last"] += others[-1]
+    return {name: value / num_draws for name, value in sums.items()}
+
+
+def _kept(base: Sequence[dict]) -> dict[str, str]:
+    lines = ["| set | runs | the highest | the last within a standard error | the last |", "| --- " * 5 + "|"]
+    means = []
+    for on in SMALL:
+        found = [choices(r) for r in base if r["set"] == on]
+        if found:
+            values = [statistics.fmean(f[name] for f in found) for name in found[0]]
+            means.append(values)
+            lines.append(f"| {on} | {len(found)} | " + " | ".join(f"{v:.3f}" for v in values) + " |")
+    if means:
+        lines.append("| mean | | " + " | ".join(f"{statistics.fmean(v):.3f}" for v in zip(*means, strict=True)) + " |")
+    return {"kept_epoch": "\n".join(lines)}
