@@ -57,6 +57,8 @@ class BenchmarkCLI(FinetuneCLI):
         options.report = False
         if options.repeats < 1:
             self.parser.error(f"repeats must be at least 1, not {options.repeats}")
+        if self.datamodule.sizes:
+            raise WrongUsage("benchmark measures pictures of one size: leave out --data.image_size_schedule")
         self.recorder = Recorder(options.repeats)
         trainer = super().instantiate_trainer(**kwargs)
         self.recorder.attach(trainer)

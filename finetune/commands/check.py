@@ -98,13 +98,14 @@ def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str
     if ckpt_path is not None:
         if weights is not None:
             raise WrongUsage("give --weights or --ckpt_path, not both")
+        from finetune.data.transforms import preparation as evaluation
         from finetune.runs.checkpoint_io import read_checkpoint
 
         checkpoint = read_checkpoint(ckpt_path)
         weights, backbone = ckpt_path, checkpoint["hyper_parameters"]["backbone"]
         data = checkpoint["datamodule_hyper_parameters"]
-        preparation = {name: data[name] for name in ("resize", "interpolation", "crop_share") if name in data}
-        image_size = data["image_size"]
+        preparation = evaluation(data)
+        image_size = preparation["image_size"]
     if weights is None:
         return None
     if "torch" not in sys.modules:

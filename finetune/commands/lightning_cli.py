@@ -27,7 +27,7 @@ from finetune.commands.short_words import both
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.transforms import PREPARATION
+from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
 from finetune.inference.onnx_network import put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -116,6 +116,8 @@ class FinetuneCLI(LightningCLI):
         settings, data = model_settings(self.checkpoint), self.checkpoint["datamodule_hyper_parameters"]
         learned_with = {"class_names": settings["class_names"]}
         learned_with |= {name: data[name] for name in PREPARATION if name in data}
+        if "eval_image_size" in config.data.init_args:  # not every class has it
+            learned_with["eval_image_size"] = preparation(data)["image_size"]
         told = _put(config.model, settings, Classifier, "model", self.given)
         told += _put(config.data.init_args, learned_with, ImageDataModule, "data", self.given)
         if told and is_first_process():

@@ -7,8 +7,9 @@ Frozen; `tests/commands/test_option_names.py` holds them against the parser, and
 LIGHTNING = "2.6"
 
 DATA = """
-augmentations batch_size cache_limit_gb cache_size class_names crop_and_flip crop_share cutmix image_size interpolation
-min_crop mixup num_views num_workers on_bad_image predict resize root split_seed test_fraction val_fraction
+augmentations batch_size cache_limit_gb cache_size class_names crop_and_flip crop_share cutmix eval_image_size
+image_size image_size_schedule interpolation min_crop mixup num_views num_workers on_bad_image predict resize root
+split_seed test_fraction val_fraction
 """
 _MODEL = """
 backbone class_mapping class_weights compile decay_norm_and_bias freeze freeze_batch_norm head_init head_lr_multiplier
@@ -43,7 +44,7 @@ CHOICES = {
 }
 NUMBERS = {
     *("data.batch_size", "data.image_size", "data.val_fraction", "data.test_fraction", "data.min_crop"),
-    *("data.crop_share", "data.mixup", "data.cutmix"),
+    *("data.crop_share", "data.mixup", "data.cutmix", "data.eval_image_size"),
     *("trainer.max_epochs", "trainer.max_steps", "model.optimizer.lr", "model.head_lr_multiplier", "top_k"),
     *("abstain_below", "minutes", "patience"),
 }

@@ -18,6 +18,8 @@ _SAID = {
     "seed_everything": "seed",
     "data.batch_size": "batch bs b",
     "data.image_size": "size img_size imgsz input_size resolution crop_size",
+    "data.eval_image_size": "eval_size test_size val_size test_input_size",
+    "data.image_size_schedule": "progressive_resizing size_schedule",
     "data.num_workers": "workers j",
     "data.root": "path folder dir data_dir data_path dataset",
     "data.class_names": "classes",

@@ -1,12 +1,20 @@
 """What may be asked of a data module: wrong values are told before a file is looked at."""
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 from finetune.system.messages import WrongUsage
 
 
 def check_sizes(
-    batch_size: int, image_size: int, cache_size: int | None, cache_limit_gb: float, num_workers: int | str
+    batch_size: int,
+    image_size: int,
+    cache_size: int | None,
+    cache_limit_gb: float,
+    num_workers: int | str,
+    schedule: Sequence[int] = (),
+    eval_image_size: int | None = None,
 ) -> None:
     """Make sure that sizes and numbers are possible.
 
@@ -15,8 +23,13 @@ def check_sizes(
     """
     if batch_size < 1 or image_size < 8:
         raise WrongUsage(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
-    if cache_size is not None and cache_size < image_size:
-        raise WrongUsage(f"cache_size {cache_size} must be at least image_size, {image_size}")
+    if eval_image_size is not None and eval_image_size < 8:
+        raise WrongUsage(f"eval_image_size must be at least 8, got {eval_image_size}")
+    sizes = {"image_size": image_size, "eval_image_size": eval_image_size or 0}
+    sizes["image_size_schedule"] = max(schedule, default=0)
+    name = max(sizes, key=lambda name: sizes[name])
+    if cache_size is not None and cache_size < sizes[name]:
+        raise WrongUsage(f"cache_size {cache_size} must be at least {name}, {sizes[name]}")
     if cache_limit_gb < 0 or (isinstance(num_workers, int) and num_workers < 0):
         raise WrongUsage(f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative")
 
@@ -54,7 +67,20 @@ def check_mixing(mixup: float, cutmix: float, num_views: int | None) -> None:
             raise WrongUsage(f"{name} mixes anew in each epoch, num_views repeats pictures: {hint}")
 
 
+def folder_of(root: str | None) -> Path:
+    """Return the folder of a data set that somebody has named.
+
+    Raises:
+        WrongUsage: Nobody has.
+    """
+    if root is None:
+        raise WrongUsage("no data: give the folder of the pictures, by its name or as --data.root FOLDER")
+    return Path(root)
+
+
 def is_without(root: str | None, split: str) -> str:
     """Return what to say where a folder lacks a split that a command is about."""
+    if split == "predict":
+        return "no pictures to predict: finetune predict CKPT PICTURES (--data.predict)"
     hint = "give a folder of classes alone with --data.root to measure all of it"
     return f"{root} has no {split} split: put pictures in {root}/{split}/CLASS, or {hint}"

@@ -7,24 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, default_convert
 
-from finetune.data.data_settings import check_mixing, check_shares, check_sizes, is_without
+from finetune.data.data_settings import check_mixing, check_shares, check_sizes, folder_of, is_without
 from finetune.data.dataset import Collate, FeatureDataset, ImageDataset
 from finetune.data.identity import identity
 from finetune.data.image_cache import CacheOfSplits
-from finetune.data.loader import DeviceCopy, Loader, automatic_workers, check_shared_memory, end_workers, start_worker
+from finetune.data.loader import DeviceCopy, Loader, end_workers, is_pinned, loader_options
 from finetune.data.mixing import Mixing
-from finetune.data.readers import FileReader, files_to_predict
+from finetune.data.readers import files_to_predict
 from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed
 from finetune.data.seen import Seen
-from finetune.data.splits import Split
+from finetune.data.size_schedule import parse_sizes, scheduled
+from finetune.data.splits import Split, unlabelled
 from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.batch_share import batch_share
-from finetune.system.messages import WrongUsage
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -34,6 +33,9 @@ class ImageDataModule(pl.LightningDataModule):
         root: Folder of the data set.
         batch_size: Pictures in a batch, over all devices together.
         image_size: Side in pixels of what the network sees.
+        eval_image_size: The same where nothing trains, in validation, test and predictions; null for `image_size`.
+        image_size_schedule: Sizes of the training pictures, such as 96,128, each for an equal share of the epochs; the
+            last one is `image_size`. A size depends on the epoch and `trainer.max_epochs` alone; not with `num_views`.
         resize: How evaluation brings a picture to size: `shorter_side` keeps its proportions, `squash` does not (the
             book); the centre is then cropped. `whole` squashes and crops nothing.
         interpolation: How pictures are brought to size: `bilinear`, or `bicubic` as for many of timm's weights.
@@ -67,6 +69,8 @@ class ImageDataModule(pl.LightningDataModule):
         root: str | None = None,
         batch_size: int = 64,
         image_size: int = 224,
+        eval_image_size: int | None = None,
+        image_size_schedule: list[int] | str | None = None,
         resize: ResizeMode = "shorter_side",
         interpolation: Interpolation = "bilinear",
         crop_share: float = CROP_SHARE,
@@ -88,30 +92,30 @@ class ImageDataModule(pl.LightningDataModule):
     ) -> None:
         root = root and os.path.expanduser(root)
         super().__init__()
-        check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers)
+        sizes = self.sizes = parse_sizes(image_size_schedule, image_size, num_views)
+        check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers, sizes, eval_image_size)
         check_shares(val_fraction, test_fraction, min_crop, num_views, crop_share)
         check_mixing(mixup, cutmix, num_views)
         self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
         self.root = root or self.default_root
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
         self.on_bad_image, self.cache_limit_gb, self.cache_size = on_bad_image, cache_limit_gb, cache_size
-        how = (image_size, resize, interpolation, crop_share, crop_and_flip, augmentations or (), min_crop)
-        self.train_transform, self.eval_transform = pipelines(*how)
-        self.mixing = Mixing(mixup, cutmix)
-        self.num_views = num_views if crop_and_flip or augmentations or mixup or cutmix else 1
+        self.eval_image_size = eval_image_size or image_size
+        how = (resize, interpolation, crop_share, crop_and_flip, augmentations or (), min_crop)
+        self.train_transforms, self.eval_transform = pipelines({image_size, *sizes}, self.eval_image_size, *how)
+        self.mixing, self.collate = Mixing(mixup, cutmix), Collate(image_size, self.eval_image_size, *sizes)
+        self.num_views = num_views if crop_and_flip or augmentations or mixup or cutmix or sizes else 1
         self.splits: dict[str, Split] = {}
         self.features: dict[str, FeatureDataset] = {}  # instead of the pictures, where a frozen part made them
         self._cache, self._transfer = CacheOfSplits(), DeviceCopy()
         self.class_names, self.fingerprint, self.is_fitted = class_names or [], "", False
         self.seen: Seen | None = None  # what training sees
         if predict is not None:
-            paths = files_to_predict(predict)
-            self.splits["predict"] = Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
+            self.splits["predict"] = unlabelled(files_to_predict(predict))
         else:
-            if self.root is None:
-                raise WrongUsage("no data: give the folder of the pictures, by its name or as --data.root FOLDER")
-            self.obtain(Path(self.root))
-            self.scan(Path(self.root), val_fraction, test_fraction, split_seed)
+            folder = folder_of(self.root)
+            self.obtain(folder)
+            self.scan(folder, val_fraction, test_fraction, split_seed)
 
     def obtain(self, root: Path) -> None:
         """Make or fetch the data set where it is missing; of several processes one does it, and the others wait."""
@@ -140,26 +144,30 @@ class ImageDataModule(pl.LightningDataModule):
             split: train, val, test or predict.
             train: Whether to train on it, not to evaluate.
             is_limited: Whether the trainer's limit of batches to evaluate cuts the split.
+
+        Raises:
+            ValueError: There is no such split.
         """
+        if split not in self.splits:
+            raise ValueError(is_without(self.root, split))
         rank, world_size = batch_share(self.trainer)
         given = self.features.get(split)
+        num = len(self.splits[split].labels) if train else self.num_rows(split)
         if train:
-            num = len(self.splits[split].labels)
             is_same = getattr(self.trainer, "overfit_batches", 0) > 0  # which Lightning's classes do not declare
             place = position(self.trainer)
             batches: Any = TrainBatches(num, self.batch_size, run_seed(), rank, world_size, *place, is_same=is_same)
         else:
-            num = self.num_rows(split)
-            if self.trainer is not None and is_limited:
-                num = limited(self.trainer, split, num, self.batch_size)
+            num = limited(self.trainer, split, num, self.batch_size) if is_limited else num
             key = partial(self.key, split) if given is None and self._has_views(split) else None
             batches = EvalBatches(num, math.ceil(self.batch_size / world_size), rank, world_size, key)
         if given is not None:
-            return DataLoader(given, batch_sampler=batches, collate_fn=default_convert, pin_memory=self._is_pinned())
+            pinned = is_pinned(self.trainer)
+            return DataLoader(given, batch_sampler=batches, collate_fn=default_convert, pin_memory=pinned)
         dataset = self.pictures(split, train or self._has_views(split))
         options = self.worker_options(math.ceil(self.batch_size / world_size))
         options["persistent_workers"] = options["num_workers"] > 0 and split in ("train", "val")
-        loader = Loader(dataset, batch_sampler=batches, collate_fn=Collate(self.image_size), **options)
+        loader = Loader(dataset, batch_sampler=batches, collate_fn=self.collate, **options)
         if split == "val" and options["persistent_workers"]:
             loader.start_workers()
         return loader
@@ -177,8 +185,9 @@ class ImageDataModule(pl.LightningDataModule):
             settings = self.splits, self.root or "", self.cache_limit_gb, self.batch_size
             self.splits |= self._cache.take(self.trainer, *settings, reads)
         given, on_bad_image = self.splits[split], "skip" if split == "predict" else self.on_bad_image
-        transform = self.train_transform if train else self.eval_transform
-        options = run_seed(), on_bad_image, self.num_views, self.mixing
+        transform = self.train_transforms[self.image_size] if train else self.eval_transform
+        by_epoch = scheduled(self.train_transforms, self.sizes, self.trainer) if train else None
+        options = run_seed(), on_bad_image, self.num_views, self.mixing, by_epoch
         return ImageDataset(given.read, given.labels, transform, *options)
 
     @property
@@ -196,7 +205,7 @@ class ImageDataModule(pl.LightningDataModule):
         batches = [keys[i : i + num_at_once] for i in range(0, len(keys), num_at_once)]
         pictures = self.pictures(split, train=split == "train", reads=1 if is_look else self.num_views or 1)
         options = self.worker_options(num_at_once) | ({"num_workers": 0} if is_look else {})
-        return Loader(pictures, batch_sampler=batches, collate_fn=Collate(self.image_size), **options)
+        return Loader(pictures, batch_sampler=batches, collate_fn=self.collate, **options)
 
     def identity(self, split: str) -> str:
         """Return a hash of all that decides about the pixels of the `num_rows`.
@@ -205,9 +214,10 @@ class ImageDataModule(pl.LightningDataModule):
             ValueError: The split is read by something that does not say which pictures it reads.
         """
         is_train = split == "train"
-        transform = self.train_transform if is_train else self.eval_transform
+        transform = self.train_transforms[self.image_size] if is_train else self.eval_transform
         # A transform's own words may leave out what it was told; evaluation has none but ours.
-        settings = {**self.hparams, "root": None, "batch_size": None} if is_train else self.cache_size
+        others = {"root": None, "batch_size": None, "eval_image_size": None}
+        settings = {**self.hparams, **others} if is_train else self.cache_size
         about = (split, run_seed() * is_train, repr(transform), settings)
         return identity(self.splits[split].read, self.root or "", about)
 
@@ -220,30 +230,20 @@ class ImageDataModule(pl.LightningDataModule):
 
     def worker_options(self, num_at_once: int) -> dict[str, Any]:
         """Return a loader's options for reading this many pictures at once, on this device."""
-        num_workers = automatic_workers(self.trainer) if self.num_workers == "auto" else self.num_workers
-        check_shared_memory(num_workers, num_at_once * 3 * self.image_size**2)
-        return {"num_workers": num_workers, "pin_memory": self._is_pinned(), "worker_init_fn": start_worker}
+        return loader_options(self.trainer, self.num_workers, 3 * num_at_once * max(self.collate.sizes) ** 2)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return self._transfer(batch, device, partial(super().transfer_batch_to_device, dataloader_idx=dataloader_idx))
-
-    def _is_pinned(self) -> bool:
-        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def train_dataloader(self) -> DataLoader:
         return self.loader("train", train=True)
 
     def val_dataloader(self) -> DataLoader | list:
-        if "val" not in self.splits and self.trainer and self.trainer.state.fn == "validate":
-            raise ValueError(is_without(self.root, "val"))
-        return self.loader("val", is_limited=True) if "val" in self.splits else []
+        is_asked_for = self.trainer is not None and self.trainer.state.fn == "validate"
+        return self.loader("val", is_limited=True) if "val" in self.splits or is_asked_for else []
 
     def test_dataloader(self) -> DataLoader:
-        if "test" in self.splits:
-            return self.loader("test", is_limited=True)
-        raise ValueError(is_without(self.root, "test"))
+        return self.loader("test", is_limited=True)
 
     def predict_dataloader(self) -> DataLoader:
-        if "predict" in self.splits:
-            return self.loader("predict", is_limited=True)
-        raise ValueError("no pictures to predict: finetune predict CKPT PICTURES (--data.predict)")
+        return self.loader("predict", is_limited=True)

@@ -35,6 +35,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         on_bad_image: What a picture that can't be decoded does: end the run, or be left out.
         num_views: After so many epochs the transforms begin again; None for never.
         mixing: What is done with two pictures in training, which then have `partner_label` and `share`, too.
+        by_epoch: The transform of an epoch, where that is not the same for all.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class ImageDataset(Dataset[dict[str, Any]]):
         on_bad_image: Literal["error", "skip"] = "error",
         num_views: int | None = None,
         mixing: Mixing = _UNMIXED,
+        by_epoch: Callable[[int], A.Compose] | None = None,
     ) -> None:
         self.read, self.labels, self.transform, self.seed = read, labels, transform, seed
         self.on_bad_image, self.num_views, self.mixing = on_bad_image, num_views, mixing
+        self.by_epoch = by_epoch
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -81,10 +84,12 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return {**item, "image": image}
 
     def _transformed(self, picture: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
-        if epoch is not None:
-            view = epoch % self.num_views if self.num_views else epoch
-            set_random_seed(self.transform, augmentation_seed(self.seed, view, index))
-        return self.transform(image=picture)["image"]
+        if epoch is None:
+            return self.transform(image=picture)["image"]
+        transform = self.transform if self.by_epoch is None else self.by_epoch(epoch)
+        view = epoch % self.num_views if self.num_views else epoch
+        set_random_seed(transform, augmentation_seed(self.seed, view, index))
+        return transform(image=picture)["image"]
 
 
 class FeatureDataset(Dataset[dict[str, Any]]):
@@ -115,14 +120,19 @@ class Collate:
     Returns a dict: `image` (B, 3, h, w) uint8 in channels_last order, `label` and `index` (B,) int64, and `bad`, a list
     of (index, error) for the pictures that could not be decoded; these are not among the B. Of mixed pictures there are
     `partner_label` (B,) int64, the class of what was mixed in, and `share` (B,) float32, at least a half, of `label`.
+
+    Args:
+        image_size: Side in pixels, also of a batch of no pictures.
+        others: What the side may be, too, of a whole batch.
     """
 
-    def __init__(self, image_size: int) -> None:
-        self.image_size = image_size
+    def __init__(self, image_size: int, *others: int) -> None:
+        self.sizes = (image_size, *others)
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         good = [item for item in items if item["image"] is not None]
-        images = np.empty((len(good), self.image_size, self.image_size, 3), np.uint8)
+        side = next((len(item["image"]) for item in good[:1] if len(item["image"]) in self.sizes), self.sizes[0])
+        images = np.empty((len(good), side, side, 3), np.uint8)
         for image, item in zip(images, good, strict=True):
             image[:] = item["image"]
         mixed: dict[str, Tensor] = {}

@@ -57,6 +57,24 @@ def check_shared_memory(num_workers: int, batch_bytes: int) -> None:
         )
 
 
+def loader_options(trainer: pl.Trainer | None, num_workers: int | str, batch_bytes: int) -> dict[str, Any]:
+    """Return a loader's options for reading batches of at most so many bytes on this device.
+
+    Args:
+        trainer: Of all devices, if any.
+        num_workers: A number, or `auto` for what suits the machine.
+        batch_bytes: See `check_shared_memory`.
+    """
+    num = num_workers if isinstance(num_workers, int) else automatic_workers(trainer)
+    check_shared_memory(num, batch_bytes)
+    return {"num_workers": num, "pin_memory": is_pinned(trainer), "worker_init_fn": start_worker}
+
+
+def is_pinned(trainer: pl.Trainer | None) -> bool:
+    """Return whether batches are on their way to a GPU, which copies them sooner from pinned memory."""
+    return trainer is not None and trainer.strategy.root_device.type == "cuda"
+
+
 class Loader(DataLoader):
     """A DataLoader whose workers end when the main process wants it or is gone, and never by another's signal.
 

@@ -129,12 +129,14 @@ class EvalBatches(Sampler[Sequence[Any]]):
         return self.num_steps
 
 
-def limited(trainer: "pl.Trainer", split: str, num_images: int, batch_size: int) -> int:
+def limited(trainer: "pl.Trainer | None", split: str, num_images: int, batch_size: int) -> int:
     """Return how many pictures of val, test or predict the trainer's limit leaves: whole batches over all devices.
 
     Lightning would count each device's batches, which hold other pictures on another number of devices; what it reads
     of its limit from here on is a number of ours.
     """
+    if trainer is None:
+        return num_images
     limit = getattr(trainer, f"limit_{split}_batches")
     if isinstance(limit, float):
         if limit == 1.0:

@@ -8,6 +8,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+from finetune.data.readers import FileReader, PathList
+
 SET_APART = "set apart from training"
 
 _KIND = b"finetune split"  # at most 16 bytes: no other use of a seed gets these hashes
@@ -43,6 +45,11 @@ class Split:
     def hashes(self) -> np.ndarray:
         """Return what identifies each picture, (N,) uint64."""
         return hashes(self.names())
+
+
+def unlabelled(paths: PathList) -> Split:
+    """Return pictures whose classes nobody knows."""
+    return Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
 
 
 def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:

@@ -6,7 +6,7 @@ Normalisation is the network's business, so a pipeline never leaves uint8.
 import copy
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import albumentations as A
@@ -22,7 +22,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 # The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same share at any size.
 CROP_SHARE = 224 / 256
-# What decides how evaluation prepares a picture, by the names of `ImageDataModule`.
+# What decides how pictures are prepared, by the names of `ImageDataModule`; evaluation's size may be another.
 PREPARATION = ("image_size", "resize", "interpolation", "crop_share")
 _KERNELS: dict[Interpolation, Any] = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _OWN = {"TrivialAugment": TrivialAugment}  # by their names alone, like those of albumentations
@@ -79,17 +79,29 @@ def eval_transform(
 
 
 def pipelines(
-    image_size: int,
+    sizes: Iterable[int],
+    eval_image_size: int,
     resize: ResizeMode,
     interpolation: Interpolation,
     crop_share: float,
     is_random: bool,
     extra: Sequence[dict[str, Any]],
     min_crop: float,
-) -> tuple[A.Compose, A.Compose]:
-    """Return what pictures go through in training and in evaluation; see `train_transform` and `eval_transform`."""
-    prepared = eval_transform(image_size, resize, interpolation, crop_share)
-    return train_transform(image_size, extra, min_crop, None if is_random else prepared, interpolation), prepared
+) -> tuple[dict[int, A.Compose], A.Compose]:
+    """Return what pictures go through in training, by its sizes, and in evaluation.
+
+    See `train_transform` and `eval_transform`; where nothing is cropped and flipped, both begin alike.
+    """
+    how = resize, interpolation, crop_share
+    prepared = {size: None if is_random else eval_transform(size, *how) for size in sizes}
+    train = {size: train_transform(size, extra, min_crop, first, interpolation) for size, first in prepared.items()}
+    return train, eval_transform(eval_image_size, *how)
+
+
+def preparation(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how evaluation prepares a picture by the settings of a data module: arguments of `eval_transform`."""
+    given = {name: settings[name] for name in PREPARATION if name in settings}
+    return given | {"image_size": settings.get("eval_image_size") or settings["image_size"]}
 
 
 def resized_side(image_size: int, crop_share: float = CROP_SHARE) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finetune.data.transforms import PREPARATION, eval_transform
+from finetune.data.transforms import eval_transform, preparation
 from finetune.inference.class_activation import class_activation
 from finetune.inference.onnx_network import OnnxNetwork, put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -61,8 +61,8 @@ class Predictor:
     ) -> None:
         checkpoint = read_checkpoint(ckpt_path) if checkpoint is None else checkpoint
         data = checkpoint["datamodule_hyper_parameters"]
-        self.image_size = data["image_size"]
-        self.preparation = {name: data[name] for name in PREPARATION if name in data}
+        self.preparation = preparation(data)
+        self.image_size: int = self.preparation["image_size"]
         self.batch_size: int = data.get("batch_size", 64)
         self._transforms: dict[int, A.Compose] = {}
         self.device = torch.device(device)

@@ -22,6 +22,8 @@ _SETTINGS = (
     ("model", "head_init"),
     ("data", "init_args", "root"),
     ("data", "init_args", "image_size"),
+    ("data", "init_args", "eval_image_size"),
+    ("data", "init_args", "image_size_schedule"),
     ("data", "init_args", "batch_size"),
     ("trainer", "max_epochs"),
     ("trainer", "precision"),

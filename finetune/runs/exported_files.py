@@ -22,7 +22,7 @@ from finetune.runs.licence import licence
 
 READABLE = (".onnx", ".safetensors")
 _MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size")
-_DATA = (*PREPARATION, "split_seed", "val_fraction", "test_fraction")
+_DATA = (*PREPARATION, "eval_image_size", "split_seed", "val_fraction", "test_fraction")
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
 
 
@@ -145,6 +145,8 @@ def _check(plain: Any) -> None:
         and min(plain["std"]) > 0
         and type(data["image_size"]) is int
         and data["image_size"] > 0
+        and type(side := data.get("eval_image_size") or data["image_size"]) is int
+        and side > 0
         and data["resize"] in get_args(ResizeMode)
         and data.get("interpolation", "bilinear") in get_args(Interpolation)
         and type(share := data.get("crop_share", 1.0)) is float

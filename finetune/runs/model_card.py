@@ -18,7 +18,8 @@ def model_card(run: RunRecord) -> str:
     """Return the card as Markdown; what only a person can know is left to be filled in."""
     result, about = run.result, run.about
     names = result.get("class_names") or list(about.get("splits", {}).get("train", {}).get("counts", {}))
-    size, backbone = (run.setting("data", "init_args", "image_size"), run.setting("model", "backbone"))
+    sizes = (run.setting("data", "init_args", name) for name in ("eval_image_size", "image_size"))
+    size, backbone = next(filter(None, sizes), None), run.setting("model", "backbone")
     lines = [
         f"# {run.name}",
         "",

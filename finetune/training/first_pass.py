@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from finetune.data.size_schedule import schedule_of
 from finetune.models.backbones import OWN
 from finetune.models.stages import batch_norms
 from finetune.models.timm_backbones import describe, is_timm
@@ -66,8 +67,13 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
     split = {"validate": "val", "test": "test", "predict": "predict"}.get(command)
     if split and getattr(trainer, f"limit_{split}_batches") == 0:
         raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
-    num_values = check_first_pass(model, data.image_size)
-    if command != "fit" or "train" not in data.splits or 1 not in num_values.values():
+    num_values = check_first_pass(model, data.eval_image_size)
+    if command != "fit" or "train" not in data.splits:
+        return
+    schedule = schedule_of(data.sizes, trainer)
+    sizes = sorted({data.image_size} if schedule is None else schedule.sizes)
+    num_values, *_ = [num_values if size == data.eval_image_size else check_first_pass(model, size) for size in sizes]
+    if 1 not in num_values.values():
         return
     num = len(data.splits["train"].labels)
     num_batches, limit = math.ceil(num / data.batch_size), trainer.limit_train_batches
@@ -76,6 +82,6 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
     if (num - 1) % data.batch_size == 0 and (is_reached or data.batch_size == 1):
         raise ValueError(
             f"{num} pictures to train on, in batches of {data.batch_size}, leave one for the last batch, and the batch "
-            f"norm of {model.backbone} can't train on one at {data.image_size} pixels: take another --data.batch_size, "
+            f"norm of {model.backbone} can't train on one at {sizes[0]} pixels: take another --data.batch_size, "
             "a larger --data.image_size, or --model.freeze_batch_norm true"
         )

@@ -12,6 +12,7 @@ import torch
 from finetune.data.checking.first_look import first_look
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.depth import warn_of_dark_samples
+from finetune.data.size_schedule import schedule_of
 from finetune.data.splits import SET_APART
 from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier
@@ -122,6 +123,7 @@ def _machine(trainer: pl.Trainer, data: ImageDataModule) -> str:
         num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
     limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
     length = [f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0]
+    length += [f"image_size {schedule.told()}"] if (schedule := schedule_of(data.sizes, trainer)) else []
     batches = f"{num_batches:,} batches of {data.batch_size} an epoch"
     return f"training: {', '.join([f'{num} x {kind}', f'precision {trainer.precision}', batches, *length])}"
 

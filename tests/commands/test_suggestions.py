@@ -27,6 +27,8 @@ MEANT = {
     "imgsz": "data.image_size",
     "image-size": "data.image_size",
     "resolution": "data.image_size",
+    "eval_size": "data.eval_image_size",
+    "data.size_schedule": "data.image_size_schedule",
     "num_workers": "data.num_workers",
     "j": "data.num_workers",
     "arch": "model.backbone",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune.data.data_settings import check_mixing, check_shares, check_sizes
+from finetune.data.data_settings import check_mixing, check_shares, check_sizes, folder_of, is_without
 from finetune.system.messages import WrongUsage
 
 SIZES = {"batch_size": 1, "image_size": 8, "cache_size": None, "cache_limit_gb": 0.0, "num_workers": "auto"}
@@ -15,6 +15,9 @@ SHARES = {"val_fraction": 0.0, "test_fraction": 0.0, "min_crop": 1.0, "num_views
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"image_size": 7}, "image_size 8"),
         ({"cache_size": 7}, "cache_size 7 must be at least image_size, 8"),
+        ({"cache_size": 9, "eval_image_size": 10}, "cache_size 9 must be at least eval_image_size, 10"),
+        ({"cache_size": 9, "schedule": (12, 8)}, "cache_size 9 must be at least image_size_schedule, 12"),
+        ({"eval_image_size": 7}, "eval_image_size must be at least 8, got 7"),
         ({"cache_limit_gb": -1.0}, "must not be negative"),
         ({"num_workers": -1}, "must not be negative"),
     ],
@@ -58,3 +61,16 @@ def test_mixing(wrong, told):
     check_mixing(**{**right, "cutmix": 0.0, "num_views": 2})
     with pytest.raises(WrongUsage, match=told):
         check_mixing(**{**right, **wrong})
+
+
+def test_a_folder_that_nobody_has_named():
+    assert folder_of("some").name == "some"
+    with pytest.raises(
+        WrongUsage, match="no data: give the folder of the pictures, by its name or as --data.root FOLDER"
+    ):
+        folder_of(None)
+
+
+def test_what_lacks_is_told_by_its_split():
+    assert is_without("some", "val").startswith("some has no val split: put pictures in some/val/CLASS")
+    assert "finetune predict CKPT PICTURES" in is_without("some", "predict")

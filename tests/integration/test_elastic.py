@@ -44,7 +44,13 @@ def test_going_on_with_another_number_of_processes_ends_where_one_does_that_was_
 
 
 @pytest.mark.parametrize(
-    ("control", "name"), [("seeds_of_ranks", "noisy"), ("order_of_ranks", "small"), ("restored_in_float32", "small")]
+    ("control", "name"),
+    [
+        ("seeds_of_ranks", "noisy"),
+        ("order_of_ranks", "small"),
+        ("restored_in_float32", "small"),
+        ("sizes_begun_anew", "sizes"),
+    ],
 )
 def test_the_mistakes_are_caught(results, control, name):
     assert distance(load(results["world1"], name), load(results["world2"], control)) > 1e-10

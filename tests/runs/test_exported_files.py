@@ -123,6 +123,8 @@ STRANGE = [
     ("std", [0.0] * 3),
     ("data", None),
     ("data.image_size", -1),
+    ("data.eval_image_size", -1),
+    ("data.eval_image_size", "48"),
     ("data.resize", "foo"),
     ("model.class_names", None),
     ("model.class_names", "abc"),

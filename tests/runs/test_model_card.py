@@ -25,6 +25,13 @@ def test_numbers_of_the_run(run):
     assert "- few pictures" in card and "8 pictures: a 4, b 4" in card and "f00d" in card
 
 
+@pytest.mark.parametrize(("of_evaluation", "seen"), [(None, 32), (48, 48)])
+def test_it_says_what_the_network_sees_where_it_is_used(run, of_evaluation, seen):
+    settings = {"image_size": 32, "eval_image_size": of_evaluation}
+    config = {**run.config, "data": {"init_args": settings}, "model": {"backbone": "resnet18", "weights": None}}
+    assert f"resnet18, which sees {seen} x {seen} pixels" in model_card(replace(run, config=config))
+
+
 def test_without_a_test_it_says_so(run):
     assert "No test pictures" in model_card(replace(run, result={}))
 

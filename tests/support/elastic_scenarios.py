@@ -23,6 +23,7 @@ from torchvision.ops import StochasticDepth
 from finetune import Classifier, ImageFolderData
 from finetune.data.dataset import Collate
 from finetune.data.mixing import Mixing
+from finetune.data.size_schedule import SizeSchedule
 from finetune.runs.folder import Run
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.training.lr_schedulers import WarmupCosine
@@ -79,6 +80,11 @@ CASES: dict[str, dict[str, Any]] = {
         "label_smoothing": 0.1,
         "data": {"mixup": 0.4, "cutmix": 1.0, "augmentations": [{"class_path": "TrivialAugment"}]},
     },
+    "sizes": {
+        "build": small_network,
+        "data": {"image_size": 32, "image_size_schedule": [24, 32], "mixup": 0.4},
+        "max_epochs": 2,
+    },
     "views": pretrained_like({"backbone": "mobilenet_v3_small", "data": {"num_views": 2}, "freeze": "features"}),
 }
 
@@ -106,6 +112,7 @@ def trained(
     options = {"optimizer": sgd, **CASES[name]}
     data = make_data("uneven", 6, **options.pop("data", {}))
     steps, at = options.pop("steps", STEPS), options.pop("at", AT)
+    max_epochs = options.pop("max_epochs", -1)
     precision, accumulated = options.pop("precision", "64-true"), options.pop("accumulate_grad_batches", 1)
     pl.seed_everything(1, verbose=False)
     with patch("finetune.training.classifier.build", options.pop("build")), control():
@@ -117,7 +124,7 @@ def trained(
         fit = trainer(
             precision=precision,
             max_steps=steps,
-            max_epochs=-1,
+            max_epochs=max_epochs,
             limit_val_batches=0,
             callbacks=callbacks,
             accumulate_grad_batches=accumulated,
@@ -137,6 +144,11 @@ def restored_in_float32() -> AbstractContextManager:
         return convert(self, module) if len(calls) > 1 else module
 
     return patch.object(DoublePrecision, "convert_module", late)
+
+
+def sizes_begun_anew() -> AbstractContextManager:
+    """Control: the schedule counts the epochs of the process, as one that keeps its own count would."""
+    return patch.object(SizeSchedule, "at", lambda self, epoch: self.sizes[epoch - 1])
 
 
 @contextmanager
@@ -173,6 +185,7 @@ def main() -> None:
         "seeds_of_ranks": ("noisy", lambda: patch("finetune.training.dropout.draw")),
         "order_of_ranks": ("small", order_of_each_rank),
         "restored_in_float32": ("small", restored_in_float32),
+        "sizes_begun_anew": ("sizes", sizes_begun_anew),
     }
     for control, (name, context) in controls.items() if k == 2 else ():
         save(control, trained(out, name, data, before / f"{name}.ckpt", context))

@@ -39,8 +39,8 @@ MUTATIONS = [
     Mutation(
         "a transform is a function of (seed, epoch, picture)",
         "data/dataset.py",
-        "set_random_seed(self.transform, augmentation_seed(self.seed, view, index))",
-        "set_random_seed(self.transform, augmentation_seed(self.seed, view, 0))",
+        "set_random_seed(transform, augmentation_seed(self.seed, view, index))",
+        "set_random_seed(transform, augmentation_seed(self.seed, view, 0))",
         "tests/data/test_dataset.py tests/data/test_datamodule.py",
     ),
     Mutation(
@@ -49,6 +49,20 @@ MUTATIONS = [
         "rng = np.random.default_rng((MIXING, seed, epoch, index))",
         "rng = np.random.default_rng((MIXING, seed, 0, index))",
         "tests/data/test_mixing.py",
+    ),
+    Mutation(
+        "the size of training pictures is a function of the epoch and the run's length",
+        "data/size_schedule.py",
+        "epoch * len(self.sizes) // self.max_epochs",
+        "epoch",
+        "tests/data/test_size_schedule.py",
+    ),
+    Mutation(
+        "a checkpoint prepares pictures at the size of evaluation",
+        "data/transforms.py",
+        'settings.get("eval_image_size") or settings["image_size"]',
+        'settings["image_size"]',
+        "tests/integration/test_sizes.py",
     ),
     Mutation(
         "each random transform draws its own numbers",

@@ -74,9 +74,10 @@ def trainer(**options: Any) -> Any:
     return SimpleNamespace(**{**defaults, **options})
 
 
-def data(num: int, batch_size: int, image_size: int) -> Any:
+def data(num: int, batch_size: int, image_size: int, **more: Any) -> Any:
     splits = {"train": SimpleNamespace(labels=[0] * num)}
-    return SimpleNamespace(splits=splits, batch_size=batch_size, image_size=image_size)
+    sizes = {"image_size": image_size, "eval_image_size": image_size, "sizes": (), **more}
+    return SimpleNamespace(splits=splits, batch_size=batch_size, **sizes)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,27 @@ def test_a_batch_on_which_batch_norm_can_not_train_is_found_before(backbone, num
 def test_what_that_line_advises_helps(image_size, options):
     model = Classifier(NAMES, backbone="mobilenet_v3_small", weights=None, **options)
     check_fit(trainer(), model, data(36, 35, image_size))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "of_evaluation", "told"),
+    [
+        ((32, 64), 64, "can't train on one at 32 pixels"),  # maps of one pixel in the first epochs
+        ((64, 32), 64, "can't train on one at 32 pixels"),
+        ((64, 128), 32, None),  # evaluation takes statistics from nowhere
+        ((64, 28), 64, "can't take pictures of 28x28 pixels"),
+        ((64,), 28, "can't take pictures of 28x28 pixels"),
+    ],
+)
+def test_every_size_of_a_schedule_is_looked_at(sizes, of_evaluation, told):
+    backbone = "alexnet" if "take" in (told or "") else "mobilenet_v3_small"
+    model = Classifier(NAMES, backbone=backbone, weights=None)
+    pictures = data(36, 35, sizes[-1], sizes=sizes, eval_image_size=of_evaluation)
+    if told is None:
+        check_fit(trainer(), model, pictures)
+        return
+    with pytest.raises(ValueError, match=told):
+        check_fit(trainer(), model, pictures)
 
 
 def test_it_is_found_by_fit_on_any_devices_before_there_is_a_run(tmp_path, cli):

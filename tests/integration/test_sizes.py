@@ -1,0 +1,121 @@
+"""`--data.image_size_schedule` and `--data.eval_image_size` from fit to a file for other programs."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from colours import QUICK
+from small_fits import data, fit, scramble
+
+from finetune import Classifier
+from finetune.cli import main
+from finetune.data.decode import decode
+from finetune.data.transforms import eval_transform
+from finetune.inference.predictor import Predictor
+from finetune.system.messages import WrongUsage
+
+SIZES = ("--data.image_size_schedule", "24,32", "--data.eval_image_size", "48", "--epochs", "3")
+
+
+@pytest.fixture(scope="module")
+def run(colours, tmp_path_factory):
+    out = tmp_path_factory.mktemp("sizes")
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", str(colours), *QUICK, *SIZES, "--out", str(out)])
+    assert caught.value.code == 0
+    return out / "fit/version_0"
+
+
+def test_the_checkpoint_alone_prepares_pictures_at_the_size_of_evaluation(run, colours, cli, tmp_path):
+    told = json.loads((run / "about.json").read_text())["lines"][2]
+    assert told.endswith("max_epochs 3, image_size 24 in epochs 1 to 2, 32 in epoch 3")
+    best = run / "checkpoints/best.ckpt"
+    predictor, picture = Predictor(best), decode(next((colours / "test").rglob("*.png")))
+    assert predictor.image_size == 48
+    np.testing.assert_array_equal(predictor.prepare(picture), eval_transform(48)(image=picture)["image"])
+
+    cli("test", run, "--data.num_workers", "0", "--precision", "32-true")
+    first, again = (json.loads(path.read_text()) for path in (run / "test.json", next(tmp_path.rglob("test.json"))))
+    assert again["test/loss"] == pytest.approx(first["test/loss"], abs=1e-6)
+
+
+def test_predictions_are_those_of_pictures_at_the_size_of_evaluation(run, colours, cli, tmp_path):
+    shutil.copy(run / "checkpoints/best.ckpt", tmp_path / "some.ckpt")
+    scramble(tmp_path / "some.ckpt")
+    cli("predict", tmp_path / "some.ckpt", colours / "test", "--output", "out.csv", "--precision", "32-true")
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    found = [float(row["p_blue"]) for row in rows]
+
+    def expected(side: int) -> list[float]:
+        known = torch.load(tmp_path / "some.ckpt", weights_only=True)
+        known["datamodule_hyper_parameters"] |= {"image_size": side, "eval_image_size": None}
+        torch.save(known, tmp_path / "plain.ckpt")
+        return Predictor(tmp_path / "plain.ckpt")([decode(row["path"]) for row in rows])[:, 0].tolist()
+
+    np.testing.assert_allclose(found, expected(48), rtol=0, atol=2e-6)  # seven digits, batch norm folded
+    assert np.abs(np.subtract(found, expected(32))).max() > 1e-3  # control: the size of training
+
+
+def test_an_exported_file_takes_the_size_of_evaluation(run, colours, cli, tmp_path):
+    file = tmp_path / "some.safetensors"
+    cli("export", run, "--format", "safetensors", "--out", file)
+    about = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert about["input"]["images"][:4] == ["N", 3, 48, 48] and "resize until the shorter side has 55" in str(about)
+    assert Predictor(file).image_size == 48
+    with pytest.raises(WrongUsage, match="eval_image_size 40: the checkpoint decides that it is 48"):
+        cli("test", file, colours, "--data.eval_image_size", "40")
+    cli("test", file, colours, "--data.num_workers", "0")
+    first, again = (json.loads(path.read_text()) for path in (run / "test.json", next(tmp_path.rglob("test.json"))))
+    assert again["test/loss"] == pytest.approx(first["test/loss"], abs=1e-5)
+
+
+def test_the_checkpoint_decides_about_the_size_of_evaluation(run, cli):
+    with pytest.raises(WrongUsage, match="eval_image_size 40: the checkpoint decides that it is 48"):
+        cli("test", run, "--data.eval_image_size", "40")
+    cli("test", run, "--data.eval_image_size", "48", "--data.num_workers", "0")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--data.image_size_schedule", "24,40"), "ends at 40, and image_size is 32"),
+        (("--data.image_size_schedule", "32"), None),
+        (("--data.image_size_schedule", "[24, 32]"), "trainer.max_epochs 1 leaves some out"),
+        (
+            ("--data.image_size_schedule", "24,32", "--epochs", "-1", "--trainer.max_steps", "2"),
+            "give trainer.max_epochs",
+        ),
+        (("--data.image_size_schedule", "8,32", "--backbone", "alexnet", "--epochs", "2"), "can't take pictures of"),
+        (("--data.eval_image_size", "7"), "eval_image_size must be at least 8, got 7"),
+    ],
+)
+def test_what_can_not_be_is_told_before_there_is_a_run(colours, cli, tmp_path, options, told):
+    arguments = ("fit", colours, *QUICK, "--test_after_fit", "false", *options)
+    if told is None:
+        cli(*arguments)
+        assert (tmp_path / "runs").exists()
+        return
+    with pytest.raises(ValueError, match=told):
+        cli(*arguments)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_benchmark_of_several_sizes_is_refused(colours, cli):
+    with pytest.raises(WrongUsage, match="leave out --data.image_size_schedule"):
+        cli("benchmark", colours, *QUICK[:-2], "--data.image_size_schedule", "24,32", "--epochs", "2")
+
+
+def test_evaluation_at_another_size_leaves_training_as_it_is(colours):
+    def weights(**options) -> torch.Tensor:
+        torch.manual_seed(0)
+        pictures = data(colours, val_fraction=0.2, **options)
+        model = Classifier(pictures.class_names, backbone="mobilenet_v3_small", weights=None)
+        fit(model, pictures, max_epochs=2)
+        return torch.cat([value.flatten() for value in model.network.parameters()])
+
+    plain = weights()
+    assert torch.equal(plain, weights(eval_image_size=48))
+    assert not torch.equal(plain, weights(image_size_schedule="24,32"))  # which trains on others
