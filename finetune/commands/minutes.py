@@ -108,7 +108,7 @@ class _Length(NamedTuple):
         return self.plan is not None and 2 * self.plan.seen >= usual
 
     def at(self, scale: float) -> "_Length":
-        """Return what to expect at another size: convolutions cost as much as there are pixels."""
+        """Return what to expect at another size."""
         by_area = {name: getattr(self.costs, name) * scale**2 for name in ("batch", "evaluate")}
         return self.again(self.costs._replace(**by_area))
 
@@ -126,6 +126,8 @@ class _Aim(NamedTuple):
             data, model = make()
             batch_size = data.batch_size
             costs = trial(model, data, trainer, min(_LONGEST_TRIAL, _TRIED * self.seconds))
+        # It has evaluated what training sees: convolutions cost as much as there are pixels.
+        costs = costs._replace(evaluate=costs.evaluate * (data.eval_image_size / data.image_size) ** 2)
         sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
         return self._length(costs, sizes, batch_size)
 
@@ -149,6 +151,8 @@ def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
     if given:
         flag = both("fit", f"trainer.{given[0]}")
         raise WrongUsage(f"--minutes and {flag} both say how long to train: leave one out")
+    if getattr(config.data.init_args, "image_size_schedule", None) is not None:
+        raise WrongUsage("--minutes tries pictures of one size: leave out --data.image_size_schedule, or give --epochs")
     if config.trainer.num_nodes != 1 or is_launched():
         raise WrongUsage("--minutes measures on one machine: give --epochs (--trainer.max_epochs) to several")
 

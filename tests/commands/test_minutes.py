@@ -72,6 +72,7 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(colours, 
         (("--trainer.max_time", "00:00:01:00"), "--minutes and --trainer.max_time both"),
         (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
         (("--trainer.num_nodes", 2), "--minutes measures on one machine: give --epochs"),
+        (("--data.image_size_schedule", "24,32"), "--minutes tries pictures of one size: leave out"),
         (("--minutes", 0), "--minutes must be more than 0, got 0"),
         (("--minutes", -2), "--minutes must be more than 0, got -2"),
     ],
@@ -105,7 +106,7 @@ def test_a_benchmark_has_no_minutes(colours, cli, capsys):
 def settle(monkeypatch, tried):
     """What is chosen for 2,000 pictures of a network that takes 40 half-seconds a batch at 224 pixels."""
 
-    def choose(budget, *arguments, backbone="resnet18", num=2000, image_size=224):
+    def choose(budget, *arguments, backbone="resnet18", num=2000, image_size=224, eval_image_size=None):
         trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
         trainer.update(Namespace(**minutes._LIMITS, max_epochs=None, accumulate_grad_batches=1))
         data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size))
@@ -114,7 +115,8 @@ def settle(monkeypatch, tried):
 
         def make():
             splits = {"train": SimpleNamespace(labels=range(num)), "test": SimpleNamespace(labels=range(100))}
-            return SimpleNamespace(batch_size=32, splits=splits, image_size=data.init_args.image_size), None
+            sizes = {"image_size": (size := data.init_args.image_size), "eval_image_size": eval_image_size or size}
+            return SimpleNamespace(batch_size=32, splits=splits, **sizes), None
 
         told = settle_minutes(config, arguments, time.monotonic(), make)
         return config, told
@@ -158,6 +160,13 @@ def test_the_processes_of_other_devices_take_what_the_first_has_chosen(settle, t
     assert other.trainer.max_epochs == first.trainer.max_epochs
     assert other.trainer.limit_train_batches == first.trainer.limit_train_batches
     assert other.data.init_args.image_size == first.data.init_args.image_size == 128
+
+
+def test_evaluation_takes_time_by_its_own_size(settle):
+    # 100 pictures to test take a second, at ten times the side 100 seconds: 15 batches' worth.
+    plain, larger = (settle(60.0, image_size=128, eval_image_size=side)[0] for side in (128, 1280))
+    seen = [config.trainer.max_epochs * (config.trainer.limit_train_batches or 63) for config in (plain, larger)]
+    assert seen[1] < seen[0]
 
 
 def test_a_long_time_is_not_used_up_for_its_own_sake(settle):
