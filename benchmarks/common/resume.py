@@ -24,12 +24,11 @@ def measure_all(
     """
     has_failed, deadline = False, time.monotonic() + 60 * minutes
     while time.monotonic() < deadline:
-        records = load(path)
-        run = choose(records)
+        run = choose(load(path))
         if run is None:
             break
         record = measure(run)
-        save(path, [*records, record])
+        save(path, [*load(path), record])  # another process may have added some meanwhile
         has_failed |= "failed" in record
         print(json.dumps(record), flush=True)
     return has_failed

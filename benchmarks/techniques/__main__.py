@@ -36,6 +36,7 @@ TECHNIQUES = {
     "cutmix 1": "--data.cutmix 1",
     "label smoothing 0.1": "--model.label_smoothing 0.1",
     "TrivialAugment": "--data.augmentations [{class_path:TrivialAugment}]",
+    "96 pixels in the first half": "--data.image_size_schedule 96,128",
     "head from a probe": "--model.head_init probe",
 }
 
