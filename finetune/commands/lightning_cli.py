@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import yaml
 from jsonargparse.typing import register_type
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities.enums import LightningEnum
 
 from finetune.commands import config_files
 from finetune.commands.command_line import with_pictures
@@ -40,7 +42,9 @@ from finetune.training.run_length import settle_length
 
 log = logging.getLogger(__name__)
 
-register_type(torch.device)  # of StochasticWeightAveraging, whose config.yaml could else not be read again
+# Defaults of Lightning's callbacks that config.yaml could else not hold: of StochasticWeightAveraging, and of Timer.
+register_type(torch.device)
+yaml.SafeDumper.add_multi_representer(LightningEnum, lambda dumper, value: dumper.represent_str(value.value))
 
 
 class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
