@@ -75,6 +75,8 @@ def curves(
             label = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"  # what is told apart is at the end
             axes.plot(places, values, style, label=label, marker="o" if len(values) == 1 else "")
         axes.set(xlabel=x, ylabel=y, yscale="log" if is_log else "linear")
+        if is_log:
+            _write_numbers(axes.yaxis)
         if x == "epoch":
             axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # of one epoch: no parts of it
         if mark is not None:
@@ -105,6 +107,18 @@ def reliability_chart(bins: Mapping[str, Sequence[tuple[float, float, int]]], ab
         if len(bins) > 1:
             axes.legend(markerscale=0.5, loc="upper left")
     return made[0]
+
+
+def _write_numbers(axis: Any) -> None:
+    """Let a logarithmic axis have numbers where matplotlib would write formulas, which are not parsed here."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain(labelOnlyBase=False))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 
 from finetune.runs.charts import curves, reliability_chart
 
@@ -35,6 +36,14 @@ def test_names_are_no_formulas():
     svg = curves({r"$\frac$": ([1, 2], [1, 2]), "$x$": ([1, 2], [2, 1])}, "recall of $y", "y", "x")
     words = ["".join(text.itertext()) for text in check(svg).iter(f"{SVG}text")]
     assert {r"$\frac$", "$x$", "recall of $y"} <= set(words)
+
+
+@pytest.mark.parametrize("rates", [[0.016, 0.03, 0.00008], [0.02, 0.03, 0.025], [0.01, 0.01, 0.01]])
+def test_a_logarithmic_axis_has_numbers(rates):
+    svg = curves({"head": ([1, 2, 3], rates)}, "step", "learning rate", "x", is_log=True)
+    words = ["".join(text.itertext()) for text in check(svg).iter(f"{SVG}text")]
+    values = [float(word) for word in words if word not in ("step", "learning rate")]  # no formula is a number
+    assert [value for value in values if 1e-5 < value < 1]
 
 
 def test_places_of_points():
