@@ -17,7 +17,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_first_process
 from finetune.models.timm_backbones import is_timm
-from finetune.profiling.time_trial import Costs, trial
+from finetune.profiling.time_trial import Costs, starting, trial
 from finetune.runs.folder import newest_with_checkpoint
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
@@ -63,12 +63,12 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     if minutes is None:
         return ""
     _check(minutes, config, arguments)
-    if chosen := _chosen_before(config):
+    if chosen := _chosen_before(config, arguments):
         _put(config, chosen)
         return ""
     if config.trainer.precision is None:
         config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
-    aim = _Aim(60 * minutes, began, config.test_after_fit)
+    aim = _Aim(60 * minutes, began, config.test_after_fit, starting(config.trainer, time.monotonic() - began))
     found = aim.tried(make, config.trainer)
     size = config.data.init_args.image_size
     if not found.is_enough() and _may_shrink(config, arguments):
@@ -81,9 +81,7 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
             f"step {found.costs.batch:.1f} s"
         )
     epochs, batches, _, seconds = found.plan
-    chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size}
-    _put(config, chosen)
-    os.environ[_CHOICE] = json.dumps(chosen)
+    _put(config, {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size})
     steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
     part = f" of {batches} batches each" if batches else ""
     least = "; more would hardly help" if epochs == _MOST else ""
@@ -114,11 +112,19 @@ class _Length(NamedTuple):
 
 
 class _Aim(NamedTuple):
-    """When a fit is to have ended: `seconds` after `began`; `is_tested` says whether with a test."""
+    """When a fit is to have ended.
+
+    Attributes:
+        seconds: After `began`.
+        began: `time.monotonic` when the command began.
+        is_tested: Whether that is with a test.
+        starting: Seconds until the processes of the other devices are there.
+    """
 
     seconds: float
     began: float
     is_tested: bool
+    starting: float
 
     def tried(self, make: Make, trainer: Any) -> _Length:
         """Return how long a fit can be, from a trial."""
@@ -133,7 +139,7 @@ class _Aim(NamedTuple):
 
     def _length(self, costs: Costs, sizes: Mapping[str, int], batch_size: int) -> _Length:
         num_tested = sizes.get("test", 0) if self.is_tested else 0
-        others = costs.start + num_tested * (costs.evaluate + costs.decode) + _ENDING
+        others = self.starting + costs.start + num_tested * (costs.evaluate + costs.decode) + _ENDING
         others += time.monotonic() - self.began
         between = sizes.get("val", 0) * costs.evaluate + costs.checkpoint + _BETWEEN
         num = sizes["train"]
@@ -143,8 +149,8 @@ class _Aim(NamedTuple):
 
 
 def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
-    if minutes <= 0:
-        raise WrongUsage(f"--minutes must be more than 0, got {minutes}")
+    if not 0 < minutes < math.inf:
+        raise WrongUsage(f"--minutes must be a number and more than 0, got {minutes}")
     given = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
     if last_value(arguments, "--trainer.max_epochs") is not None:
         given.append("max_epochs")
@@ -157,19 +163,23 @@ def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
         raise WrongUsage("--minutes measures on one machine: give --epochs (--trainer.max_epochs) to several")
 
 
-def _chosen_before(config: Any) -> dict[str, Any] | None:
+def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | None:
     """Return what this run's first process has chosen, or the run that this one goes on with."""
     if not is_first_process():
+        if _CHOICE not in os.environ:
+            raise WrongUsage("--minutes needs to start the other devices' processes itself: give --epochs to these")
         return json.loads(os.environ[_CHOICE])
     newest = newest_with_checkpoint(config.trainer.default_root_dir) if config.resume else None
     if newest is None or not (file := newest / "config.yaml").is_file():
         return None
     before = yaml.safe_load(file.read_text("utf-8"))
     chosen = {name: before["trainer"][name] for name in ("max_epochs", "limit_train_batches")}
-    return {**chosen, "image_size": before["data"]["init_args"]["image_size"]}
+    of = config.data if _is_size_given(arguments) else before["data"]
+    return {**chosen, "image_size": of["init_args"]["image_size"]}
 
 
 def _put(config: Any, chosen: Mapping[str, Any]) -> None:
+    os.environ[_CHOICE] = json.dumps(chosen)
     config.trainer.max_epochs = chosen["max_epochs"]
     config.trainer.limit_train_batches = chosen["limit_train_batches"]
     config.data.init_args.image_size = chosen["image_size"]
@@ -177,9 +187,15 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
 
 def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:
     """Return whether nobody has said a size; networks of timm's have their own."""
-    flags = ("--data.image_size", "--data.init_args.image_size")
-    is_given = any(last_value(arguments, flag) is not None for flag in flags)
-    return not is_given and config.data.init_args.image_size == _SIZES[0] and not is_timm(config.model.backbone)
+    return (
+        not _is_size_given(arguments)
+        and config.data.init_args.image_size == _SIZES[0]
+        and not is_timm(config.model.backbone)
+    )
+
+
+def _is_size_given(arguments: Sequence[str]) -> bool:
+    return any(last_value(arguments, f"--data.{name}") is not None for name in ("image_size", "init_args.image_size"))
 
 
 def _duration(seconds: float) -> str:

@@ -1,11 +1,13 @@
 """What a fit costs on this machine: some of its steps, on its own pictures, timed and given up."""
 
+import logging
 import math
 import os
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -19,8 +21,10 @@ from finetune.distributed.launch import count
 from finetune.distributed.signals import install_stop_at_once
 from finetune.profiling import step_timing
 from finetune.profiling.recorder import Measured
+from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
+from finetune.training.first_pass import check_fit
 
 _WARM_UP = 3  # steps that are not timed: libraries choose their kernels, workers read ahead
 _FEWEST = 4  # steps that are
@@ -31,7 +35,8 @@ class Costs(NamedTuple):
     """Seconds that the parts of a fit take.
 
     Attributes:
-        start: From its beginning to its first step; what is kept of the pictures lies there then.
+        start: From its beginning until its steps take as long as the later ones, but for that time: compiling is in it.
+            What is kept of the pictures lies there then.
         batch: Of training on a batch.
         evaluate: Of a picture that is evaluated.
         decode: Of a picture that is decoded, on one core.
@@ -56,7 +61,6 @@ class _Stopwatch(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         install_stop_at_once()  # there is nothing to save
-        self.start = time.perf_counter() - self.began
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step_timing.synchronize(pl_module.device)
@@ -71,7 +75,8 @@ class _Stopwatch(pl.Callback):
         _, checkpoint = step_timing.clocked(
             lambda: trainer.save_checkpoint(os.path.join(self.folder, "trial.ckpt")), pl_module.device
         )
-        self.costs = Costs(self.start, batch_seconds, evaluate, decode, checkpoint)
+        start = max(0.0, self.ends[_WARM_UP] - self.began - (_WARM_UP + 1) * batch_seconds)
+        self.costs = Costs(start, batch_seconds, evaluate, decode, checkpoint)
         raise Measured
 
 
@@ -97,12 +102,12 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
     Args:
         model: Used up by it: its weights are others afterwards.
         data: The pictures; of its batch the trial takes a device's share.
-        trainer: `accelerator`, `precision`, `devices` and `accumulate_grad_batches` of the fit.
+        trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches` and `default_root_dir` of the fit.
         seconds: For how long steps are timed.
     """
     num_devices = _num_devices(trainer["accelerator"], trainer["devices"])
-    data.batch_size = math.ceil(data.batch_size / num_devices)
-    with tempfile.TemporaryDirectory(prefix="finetune-trial-") as folder, _cores(num_devices):
+    place = _existing(trainer["default_root_dir"])  # a checkpoint takes as long as it takes on that disk
+    with tempfile.TemporaryDirectory(prefix=".finetune-trial-", dir=place) as folder, _cores(num_devices), _untold():
         stopwatch = _Stopwatch(seconds, folder)
         fit = pl.Trainer(
             accelerator=trainer["accelerator"],
@@ -119,7 +124,13 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
             enable_model_summary=False,
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
+            plugins=[AtomicCheckpointIO()],
         )
+        check_fit(fit, model, data)
+        # A last batch of one picture, as a device's share alone may leave, is none for batch norm.
+        data.batch_size = min(data.batch_size, max(2, math.ceil(data.batch_size / num_devices)))
+        num = len(data.splits["train"].labels)
+        fit.limit_train_batches = max(1, num // data.batch_size) if num_devices > 1 else 1.0
         try:
             fit.fit(model, datamodule=data)
         except Measured:
@@ -128,6 +139,37 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
             end_workers()
     assert stopwatch.costs is not None, "a fit of a million epochs ends in no other way"
     return stopwatch.costs
+
+
+def starting(trainer: Any, seconds: float) -> float:
+    """Return the seconds until the processes of a fit's other devices are there.
+
+    Args:
+        trainer: `accelerator`, `devices` and `strategy` of the fit.
+        seconds: What this process took from its beginning until now: they do the same, unless they are forked.
+    """
+    is_alone = _num_devices(trainer["accelerator"], trainer["devices"]) == 1
+    return 0.0 if is_alone or "fork" in str(trainer["strategy"]) else seconds
+
+
+def _existing(folder: Any) -> Path:
+    """Return a folder, or the nearest one above it that is there."""
+    path = Path(folder).absolute()
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """Keep to ourselves how the trial fares: the fit says the same of itself."""
+    log = logging.getLogger("finetune.training"), logging.getLogger("finetune.features")
+    before = [one.level for one in log]
+    for one in log:
+        one.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for one, level in zip(log, before, strict=True):
+            one.setLevel(level)
 
 
 def _num_devices(accelerator: Any, devices: Any) -> int:

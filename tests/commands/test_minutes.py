@@ -73,8 +73,9 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(colours, 
         (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
         (("--trainer.num_nodes", 2), "--minutes measures on one machine: give --epochs"),
         (("--data.image_size_schedule", "24,32"), "--minutes tries pictures of one size: leave out"),
-        (("--minutes", 0), "--minutes must be more than 0, got 0"),
-        (("--minutes", -2), "--minutes must be more than 0, got -2"),
+        (("--minutes", 0), "--minutes must be a number and more than 0, got 0"),
+        (("--minutes", -2), "--minutes must be a number and more than 0, got -2"),
+        (("--minutes", ".nan"), "--minutes must be a number and more than 0, got nan"),
     ],
 )
 def test_what_can_not_be_had_is_told_before_anything_is_tried(colours, cli, tmp_path, tried, given, words):
@@ -106,11 +107,14 @@ def test_a_benchmark_has_no_minutes(colours, cli, capsys):
 def settle(monkeypatch, tried):
     """What is chosen for 2,000 pictures of a network that takes 40 half-seconds a batch at 224 pixels."""
 
-    def choose(budget, *arguments, backbone="resnet18", num=2000, image_size=224, eval_image_size=None):
+    def choose(
+        budget, *arguments, backbone="resnet18", num=2000, image_size=224, eval_image_size=None, is_resumed=False
+    ):
         trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
+        trainer.strategy = "auto"
         trainer.update(Namespace(**minutes._LIMITS, max_epochs=None, accumulate_grad_batches=1))
         data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size))
-        config = SimpleNamespace(minutes=budget, trainer=trainer, data=data, test_after_fit=True, resume=False)
+        config = SimpleNamespace(minutes=budget, trainer=trainer, data=data, test_after_fit=True, resume=is_resumed)
         config.model = SimpleNamespace(backbone=backbone)
 
         def make():
@@ -160,6 +164,26 @@ def test_the_processes_of_other_devices_take_what_the_first_has_chosen(settle, t
     assert other.trainer.max_epochs == first.trainer.max_epochs
     assert other.trainer.limit_train_batches == first.trainer.limit_train_batches
     assert other.data.init_args.image_size == first.data.init_args.image_size == 128
+
+
+def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(settle, tried, monkeypatch, tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
+    )
+    monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: tmp_path)
+    config, told = settle(18.0, is_resumed=True)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    other, _ = settle(18.0, is_resumed=True)
+    for one in (config, other):
+        assert (one.trainer.max_epochs, one.trainer.limit_train_batches, told) == (7, 3, "")
+        assert one.data.init_args.image_size == 160
+    assert not tried
+
+
+def test_a_process_that_somebody_else_started_as_another_device_is_refused(settle, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(WrongUsage, match="--minutes needs to start the other devices' processes itself"):
+        settle(18.0)
 
 
 def test_evaluation_takes_time_by_its_own_size(settle):

@@ -1,16 +1,19 @@
 """The trial of a fit: what it says is what the steps took, and nothing of it stays."""
 
+import logging
 import multiprocessing
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from finetune import Classifier, ImageFolderData
 from finetune.profiling import time_trial
-from finetune.profiling.time_trial import _cores, _num_devices, trial
+from finetune.profiling.time_trial import _cores, _num_devices, starting, trial
 
 ONE = {"accelerator": "cpu", "devices": 1, "precision": "32-true", "accumulate_grad_batches": 1}
+ONE |= {"strategy": "auto", "default_root_dir": "runs"}
 SLOW = 0.05  # seconds
 
 
@@ -44,6 +47,62 @@ def test_the_parts_take_what_they_take(made, tmp_path, monkeypatch):
 def test_workers_end_with_the_trial(made):
     trial(*made(num_workers=1), ONE, seconds=0.1)
     assert not multiprocessing.active_children()
+
+
+def test_what_comes_once_is_in_the_start_alone(made):
+    model, data = made()
+    forward, calls = model.forward, []
+
+    def compiled_at_first(images):
+        time.sleep(0 if calls else 1.0)
+        calls.append(1)
+        return forward(images)
+
+    model.forward = compiled_at_first
+    costs = trial(model, data, ONE, seconds=0.3)
+    assert costs.start >= 1.0 and costs.batch < 3 * SLOW
+
+
+def test_the_checkpoint_is_timed_where_the_fit_writes_its_own(made, tmp_path):
+    (tmp_path / "disk").mkdir()
+    seen = []
+    model, data = made()
+    model.on_save_checkpoint = lambda checkpoint: seen.extend(path.name for path in (tmp_path / "disk").iterdir())
+    trial(model, data, ONE | {"default_root_dir": str(tmp_path / "disk/runs/mine")}, seconds=0.1)
+    assert len(seen) == 1 and seen[0].startswith(".finetune-trial-")
+    assert not list((tmp_path / "disk").iterdir())
+
+
+def test_a_head_is_fitted_in_silence(made, caplog):
+    _, data = made()
+    model = Classifier(data.class_names, "small_cnn", weights=None, head_init="probe")
+    before = logging.getLogger("finetune.features").level
+    with caplog.at_level("INFO", "finetune"):
+        trial(model, data, ONE, seconds=0.1)
+    assert not [text for text in caplog.messages if "head fitted" in text]
+    assert logging.getLogger("finetune.features").level == before
+
+
+def test_batches_that_the_network_can_not_train_on_are_told_as_a_fit_tells_them(made):
+    _, data = made(image_size=32, batch_size=1)
+    model = Classifier(data.class_names, "resnet18", weights=None)
+    with pytest.raises(ValueError, match="the batch norm of resnet18 can't train on one at 32 pixels"):
+        trial(model, data, ONE, seconds=0.1)
+
+
+@pytest.mark.parametrize(("batch_size", "devices"), [(2, 2), (6, 2)])
+def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size, devices):
+    """All devices together have more: batch norm, which they share, can train on them."""
+    _, data = made(image_size=32, batch_size=batch_size)
+    data.splits["train"] = replace(data.splits["train"], labels=data.splits["train"].labels[:10])  # 3 + 3 + 3 + 1
+    model = Classifier(data.class_names, "resnet18", weights=None)
+    assert trial(model, data, ONE | {"devices": devices}, seconds=0.1).batch > 0
+
+
+def test_other_processes_take_as_long_to_be_there_as_this_one():
+    asked = {"accelerator": "cpu", "devices": 2, "strategy": "auto"}
+    assert starting(asked, 9.0) == starting(asked | {"strategy": "ddp_spawn"}, 9.0) == 9.0
+    assert starting(asked | {"devices": 1}, 9.0) == starting(asked | {"strategy": "ddp_fork"}, 9.0) == 0.0
 
 
 @pytest.mark.parametrize(("devices", "num"), [(1, 6), (2, 3), (4, 2)])
