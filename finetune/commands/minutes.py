@@ -68,7 +68,8 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         return ""
     if config.trainer.precision is None:
         config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
-    aim = _Aim(60 * minutes, began, config.test_after_fit, starting(config.trainer, time.monotonic() - began))
+    other_processes = starting(config.trainer, time.monotonic() - began, config.test_after_fit)
+    aim = _Aim(60 * minutes, began, config.test_after_fit, other_processes)
     found = aim.tried(make, config.trainer)
     size = config.data.init_args.image_size
     if not found.is_enough() and _may_shrink(config, arguments):
@@ -172,10 +173,14 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
     newest = newest_with_checkpoint(config.trainer.default_root_dir) if config.resume else None
     if newest is None or not (file := newest / "config.yaml").is_file():
         return None
-    before = yaml.safe_load(file.read_text("utf-8"))
-    chosen = {name: before["trainer"][name] for name in ("max_epochs", "limit_train_batches")}
-    of = config.data if _is_size_given(arguments) else before["data"]
-    return {**chosen, "image_size": of["init_args"]["image_size"]}
+    try:
+        before = yaml.safe_load(file.read_text("utf-8"))
+        chosen = {name: before["trainer"][name] for name in ("max_epochs", "limit_train_batches")}
+        chosen["image_size"] = before["data"]["init_args"]["image_size"]
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on") from error
+    return chosen | ({"image_size": config.data.init_args.image_size} if _is_size_given(arguments) else {})
 
 
 def _put(config: Any, chosen: Mapping[str, Any]) -> None:

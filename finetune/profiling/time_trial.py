@@ -141,15 +141,18 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
     return stopwatch.costs
 
 
-def starting(trainer: Any, seconds: float) -> float:
+def starting(trainer: Any, seconds: float, is_tested: bool) -> float:
     """Return the seconds until the processes of a fit's other devices are there.
 
     Args:
         trainer: `accelerator`, `devices` and `strategy` of the fit.
         seconds: What this process took from its beginning until now: they do the same, unless they are forked.
+        is_tested: Whether a test follows, for which processes are spawned anew.
     """
-    is_alone = _num_devices(trainer["accelerator"], trainer["devices"]) == 1
-    return 0.0 if is_alone or "fork" in str(trainer["strategy"]) else seconds
+    strategy = str(trainer["strategy"])
+    if _num_devices(trainer["accelerator"], trainer["devices"]) == 1 or "fork" in strategy:
+        return 0.0
+    return seconds * (2 if "spawn" in strategy and is_tested else 1)
 
 
 def _existing(folder: Any) -> Path:
@@ -160,11 +163,11 @@ def _existing(folder: Any) -> Path:
 
 @contextmanager
 def _untold() -> Iterator[None]:
-    """Keep to ourselves how the trial fares: the fit says the same of itself."""
-    log = logging.getLogger("finetune.training"), logging.getLogger("finetune.features")
+    """Keep to ourselves what the fit will say again; what is computed once for both, the trial alone can tell."""
+    log = logging.getLogger("finetune.training"), logging.getLogger("finetune.features.linear_probe")
     before = [one.level for one in log]
     for one in log:
-        one.setLevel(logging.WARNING)
+        one.setLevel(logging.ERROR)
     try:
         yield
     finally:

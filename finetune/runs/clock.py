@@ -35,10 +35,8 @@ class Clock(pl.Callback):
         self._phase, self._since = phase, now
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        path = self.run.file("seconds.json")
-        if path.exists():  # of the run that this one goes on with
-            before = json.loads(path.read_text("utf-8"))
-            self.seconds = {phase: before.get(phase, 0.0) + now for phase, now in self.seconds.items()}
+        before = self._before()  # of the run that this one goes on with
+        self.seconds = {phase: before.get(phase, 0.0) + now for phase, now in self.seconds.items()}
         self._enter("training")
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -57,11 +55,20 @@ class Clock(pl.Callback):
         self._enter("")
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        # What has trained were processes of their own, or an earlier command, whose numbers stand there.
+        if self._phase == "preparing" and (before := self._before()):
+            self.seconds, self._phase = {phase: before.get(phase, 0.0) for phase in PHASES}, ""
         self._enter("testing")
 
     def on_test_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._enter("")
         self._write(trainer)
+
+    def _before(self) -> dict[str, float]:
+        """Return the seconds that stand in the run's folder; none where there are none yet."""
+        if self.run.path is None or not (path := self.run.file("seconds.json")).exists():
+            return {}
+        return json.loads(path.read_text("utf-8"))
 
     def _write(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:

@@ -177,7 +177,18 @@ def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(settl
     for one in (config, other):
         assert (one.trainer.max_epochs, one.trainer.limit_train_batches, told) == (7, 3, "")
         assert one.data.init_args.image_size == 160
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    other, _ = settle(18.0, "--data.image_size", "96", image_size=96, is_resumed=True)
+    assert other.data.init_args.image_size == 96  # which resuming refuses or allows, as without --minutes
     assert not tried
+
+
+@pytest.mark.parametrize("text", ["{", "trainer: 1", "[]", "trainer: {max_epochs: 7}"])
+def test_a_damaged_config_of_a_resumed_run_is_told(settle, monkeypatch, tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: tmp_path)
+    with pytest.raises(ValueError, match="config.yaml is damaged: .*; give --epochs instead of --minutes to go on"):
+        settle(18.0, is_resumed=True)
 
 
 def test_a_process_that_somebody_else_started_as_another_device_is_refused(settle, monkeypatch):

@@ -76,11 +76,11 @@ def test_the_checkpoint_is_timed_where_the_fit_writes_its_own(made, tmp_path):
 def test_a_head_is_fitted_in_silence(made, caplog):
     _, data = made()
     model = Classifier(data.class_names, "small_cnn", weights=None, head_init="probe")
-    before = logging.getLogger("finetune.features").level
+    before = logging.getLogger("finetune.features.linear_probe").level
     with caplog.at_level("INFO", "finetune"):
         trial(model, data, ONE, seconds=0.1)
     assert not [text for text in caplog.messages if "head fitted" in text]
-    assert logging.getLogger("finetune.features").level == before
+    assert logging.getLogger("finetune.features.linear_probe").level == before
 
 
 def test_batches_that_the_network_can_not_train_on_are_told_as_a_fit_tells_them(made):
@@ -100,9 +100,11 @@ def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size, device
 
 
 def test_other_processes_take_as_long_to_be_there_as_this_one():
-    asked = {"accelerator": "cpu", "devices": 2, "strategy": "auto"}
-    assert starting(asked, 9.0) == starting(asked | {"strategy": "ddp_spawn"}, 9.0) == 9.0
-    assert starting(asked | {"devices": 1}, 9.0) == starting(asked | {"strategy": "ddp_fork"}, 9.0) == 0.0
+    asked, spawned = ({"accelerator": "cpu", "devices": 2, "strategy": name} for name in ("auto", "ddp_spawn"))
+    assert starting(asked, 9.0, is_tested=True) == starting(spawned, 9.0, is_tested=False) == 9.0
+    assert starting(spawned, 9.0, is_tested=True) == 18.0
+    for none in (asked | {"devices": 1}, asked | {"strategy": "ddp_fork"}):
+        assert starting(none, 9.0, is_tested=True) == 0.0
 
 
 @pytest.mark.parametrize(("devices", "num"), [(1, 6), (2, 3), (4, 2)])

@@ -47,6 +47,19 @@ def test_each_second_has_one_phase(tmp_path, now):
     assert told == {"preparing": 4, "training": 12.75, "validating": 3, "testing": 5}
 
 
+def test_a_test_by_other_processes_than_the_fit_keeps_its_seconds(tmp_path, now):
+    """Spawned processes train with a copy of the clock; a resumed run may have its test left alone to do."""
+    run = Run(tmp_path, "fit", tmp_path)
+    fit(run, now, (3, 10, 2, 0.5, 0.25, 0, 0))
+    parents = Clock(run)
+    now.now += 50
+    parents.on_test_start(SimpleNamespace())
+    now.now += 4
+    parents.on_test_end(SimpleNamespace(is_global_zero=True))
+    told = json.loads((tmp_path / "seconds.json").read_text())
+    assert told == {"preparing": 3, "training": 10.75, "validating": 2, "testing": 4}
+
+
 def test_one_device_writes(tmp_path, now):
     fit(Run(tmp_path, "fit", tmp_path), now, (1,) * 7, is_global_zero=False)
     assert not list(tmp_path.iterdir())
