@@ -29,13 +29,8 @@ Make = Callable[[], tuple[ImageDataModule, Classifier]]
 
 _CHOICE = "FINETUNE_MINUTES"  # what was chosen, for the processes of the other devices
 # What else can say how long to train, and what it is where it does not.
-_LIMITS = {
-    "max_steps": -1,
-    "max_time": None,
-    "fast_dev_run": False,
-    "overfit_batches": 0.0,
-    "limit_train_batches": None,
-}
+_LIMITS = {"max_steps": -1, "max_time": None, "fast_dev_run": False, "overfit_batches": 0.0}
+_CHOSEN = ("max_epochs", "limit_train_batches")  # what a config says of these is overruled
 _TRIED = 0.05  # share of the minutes in which steps are timed, and seconds at most
 _LONGEST_TRIAL = 5.0
 _MOST = 100  # epochs
@@ -153,8 +148,7 @@ def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
     if not 0 < minutes < math.inf:
         raise WrongUsage(f"--minutes must be a number and more than 0, got {minutes}")
     given = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
-    if last_value(arguments, "--trainer.max_epochs") is not None:
-        given.append("max_epochs")
+    given += [name for name in _CHOSEN if last_value(arguments, f"--trainer.{name}") is not None]
     if given:
         flag = both("fit", f"trainer.{given[0]}")
         raise WrongUsage(f"--minutes and {flag} both say how long to train: leave one out")
@@ -175,7 +169,7 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
         return None
     try:
         before = yaml.safe_load(file.read_text("utf-8"))
-        chosen = {name: before["trainer"][name] for name in ("max_epochs", "limit_train_batches")}
+        chosen = {name: before["trainer"][name] for name in _CHOSEN}
         chosen["image_size"] = before["data"]["init_args"]["image_size"]
     except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())

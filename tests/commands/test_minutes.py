@@ -54,6 +54,14 @@ def test_what_is_chosen_is_written_down_and_repeats_the_run(colours, cli, tmp_pa
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_what_a_config_says_of_the_length_is_overruled(colours, cli, tmp_path, tried):
+    (tmp_path / "before.yaml").write_text("trainer: {max_epochs: 7, limit_train_batches: 1}")
+    fit = ["fit", "--data.root", colours, *SHORT, "--config", "before.yaml", "--data.image_size", 16]
+    cli(*fit, "--minutes", 0.2, "--test_after_fit", "false")
+    chosen = config_of(tmp_path / "runs/fit/version_0")["trainer"]
+    assert chosen["max_epochs"] != 7 and chosen["limit_train_batches"] != 1
+
+
 def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(colours, cli, tmp_path, tried):
     fit = ["fit", "--data.root", colours, *SHORT, "--data.image_size", 16, "--minutes"]
     cli(*fit, 0.2)
@@ -112,7 +120,9 @@ def settle(monkeypatch, tried):
     ):
         trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
         trainer.strategy = "auto"
-        trainer.update(Namespace(**minutes._LIMITS, max_epochs=None, accumulate_grad_batches=1))
+        trainer.update(
+            Namespace(**minutes._LIMITS, limit_train_batches=None, max_epochs=None, accumulate_grad_batches=1)
+        )
         data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size))
         config = SimpleNamespace(minutes=budget, trainer=trainer, data=data, test_after_fit=True, resume=is_resumed)
         config.model = SimpleNamespace(backbone=backbone)
