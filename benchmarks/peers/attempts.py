@@ -29,7 +29,10 @@ class Given(NamedTuple):
             materials.environment(tool, self.environments)
         (self.environments / "home").mkdir(parents=True, exist_ok=True)
         out = Path(tempfile.mkdtemp(dir=self.folder))
-        return tools.Place(data, out, self.weights, forms, self.environments, self.timm)
+        place = tools.Place(data, out, self.weights, forms, self.environments, self.timm)
+        if tool == "ultralytics":
+            materials.leave_loggers_out(place.python(tool), tools.variables(place))
+        return place
 
 
 def attempt(place: tools.Place, work: Callable[[tools.Place], dict]) -> dict:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
@@ -41,6 +42,13 @@ def environment(name: str, folder: Path) -> Path:
             raise RuntimeError(f"the environment of {name} has {found}, wanted {pins(name)}")
         done.write_text(wanted, "utf-8")
     return python
+
+
+def leave_loggers_out(python: str, variables: Mapping[str, str]) -> None:
+    """Let Ultralytics log nowhere, like the others: it takes what loggers it finds, and ours are on its path."""
+    names = ("clearml", "comet", "dvc", "mlflow", "raytune", "tensorboard", "wandb")
+    code = f"from ultralytics import settings; settings.update({dict.fromkeys(names, False)})"
+    subprocess.run([python, "-c", code], env={**os.environ, **variables}, check=True, stdout=subprocess.DEVNULL)
 
 
 def write_folder(root: Path, to: Path, num_train: int | None, num_val: int | None) -> Path:
