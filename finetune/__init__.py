@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from finetune.inference.loaded_model import LoadedModel as LoadedModel
     from finetune.inference.loaded_model import Prediction as Prediction
     from finetune.inference.loaded_model import load as load
+    from finetune.runs.mlflow_logger import MLFlowLogger as MLFlowLogger
+    from finetune.runs.tensorboard_logger import TensorBoardLogger as TensorBoardLogger
+    from finetune.runs.trackio_logger import TrackioLogger as TrackioLogger
+    from finetune.runs.wandb_logger import WandbLogger as WandbLogger
     from finetune.training.classifier import Classifier as Classifier
     from finetune.training.lr_schedulers import WarmupCosine as WarmupCosine
 
@@ -34,9 +38,13 @@ _PUBLIC = {
     "Hotdog": "finetune.data.datasets.image_folder",
     "ImageFolderData": "finetune.data.datasets.image_folder",
     "LoadedModel": "finetune.inference.loaded_model",
+    "MLFlowLogger": "finetune.runs.mlflow_logger",
     "MeshStrategy": "finetune.distributed.mesh_strategy",
     "Prediction": "finetune.inference.loaded_model",
     "SampleData": "finetune.data.datasets.image_folder",
+    "TensorBoardLogger": "finetune.runs.tensorboard_logger",
+    "TrackioLogger": "finetune.runs.trackio_logger",
+    "WandbLogger": "finetune.runs.wandb_logger",
     "WarmupCosine": "finetune.training.lr_schedulers",
     "fit": "finetune.api.fitting",
     "load": "finetune.inference.loaded_model",
@@ -53,7 +61,8 @@ _WRITTEN = {
 }
 __all__ = [
     *("Classifier", "FashionMNIST", "FittedRun", "Hotdog", "ImageFolderData", "LoadedModel", "MeshStrategy"),
-    *("Prediction", "SampleData", "WarmupCosine", "__version__", "fit", "load"),
+    *("MLFlowLogger", "Prediction", "SampleData", "TensorBoardLogger", "TrackioLogger", "WandbLogger", "WarmupCosine"),
+    *("__version__", "fit", "load"),
 ]
 
 

@@ -13,6 +13,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
+from finetune.commands.logged_sheet import log_sheet
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.signals import Interrupted
 from finetune.models.timm_backbones import is_timm
@@ -121,6 +122,7 @@ def _finish(
         if not best.exists():
             raise ValueError(f"nothing was trained in {run.path}: a limit ended it before its first step")
         trainer.test(model, datamodule=data, ckpt_path=best, verbose=False)
+        log_sheet(trainer, data, model.class_names, run.file("test_predictions.csv"))
     calibration = read_calibration(read_checkpoint(best)) if best.exists() else Calibration()
     if trainer.is_global_zero:
         for line in () if has_test else calibration.told(model.class_names):  # a test has said it

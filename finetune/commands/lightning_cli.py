@@ -17,7 +17,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.enums import LightningEnum
 
-from finetune.commands import config_files
+from finetune.commands import config_files, logger_names
 from finetune.commands.command_line import with_pictures
 from finetune.commands.default_rates import settle_rate
 from finetune.commands.fit import fit
@@ -34,6 +34,7 @@ from finetune.distributed.signals import install_stop_at_once, is_first_process,
 from finetune.inference.onnx_network import put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
+from finetune.runs.run_logger import ours
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
@@ -71,7 +72,7 @@ class FinetuneCLI(LightningCLI):
             parser_class=self.kind_of_parser,
             seed_everything_default=0,
             trainer_defaults=DEFAULTS,
-            args=config_files.resolve(with_pictures(arguments)),
+            args=logger_names.in_arguments(config_files.resolve(with_pictures(arguments))),
         )
 
     @staticmethod
@@ -159,6 +160,13 @@ class FinetuneCLI(LightningCLI):
         if subcommand == "predict":
             return {**kwargs, "return_predictions": False}
         return kwargs if subcommand == "fit" else {**kwargs, "verbose": False}
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        finally:
+            for logger in ours(self.trainer.loggers):
+                logger.close()
 
     def fit(self, **kwargs: Any) -> None:
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""

@@ -12,6 +12,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from finetune import public_paths
+from finetune.commands import logger_names
 from finetune.commands.short_words import word_for
 from finetune.commands.suggestions import nearest_key
 
@@ -31,7 +32,7 @@ _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
 # Configs of earlier versions name our classes by their modules.
 _load_yaml = get_loader("yaml")
-set_loader("yaml", lambda text: public_paths(_load_yaml(text)), (yaml.YAMLError,))
+set_loader("yaml", lambda text: logger_names.in_config(public_paths(_load_yaml(text))), (yaml.YAMLError,))
 
 
 class OneLineErrorParser(ArgumentParser):

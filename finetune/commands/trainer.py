@@ -25,6 +25,7 @@ from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import PredictionWriter
 from finetune.runs.results import Results, Skipped
 from finetune.runs.resume import beginning
+from finetune.runs.run_logger import LoggedConfig, attach
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage
 from finetune.training.precision import automatic_precision, prepare_arithmetic
@@ -71,7 +72,10 @@ def complete(
         checkpoint = read_checkpoint(path) if path and Path(path).is_file() else known
         precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
         config["precision"] = options.trainer.precision = precision
-    callbacks: list[Any] = [RunFolder(run, parser, options), Results(run), Skipped(run), StopAtOnce()]
+    loggers = [MetricsCSV(run), *_listed(config["logger"])]
+    attach(loggers, run)
+    folder = RunFolder(run, parser, options)
+    callbacks: list[Any] = [folder, LoggedConfig(folder), Results(run), Skipped(run), StopAtOnce()]
     if run.command == "fit":
         callbacks += [Rates(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run)]
         callbacks += [LiveReport(run)] if options.report else []
@@ -85,7 +89,6 @@ def complete(
     own = _listed(config["callbacks"])
     if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in own):
         callbacks.append(PicturesBar())
-    loggers = [MetricsCSV(run), *_listed(config["logger"])]
     config["devices"], config["num_nodes"] = num_processes(config["devices"], config["num_nodes"], plugins)
     plugins += cluster_environment(plugins)
     config["callbacks"] = [*own, *callbacks]

@@ -8,11 +8,15 @@ is the best, `checkpoint_io` how they are written, and reads them, `exported_fil
 and tells what has changed since (`changes`); `lightning_callbacks` sees to it that Lightning's own, such as early
 stopping, go on too.
 
+What logs elsewhere besides, if it is asked to, is a `run_logger`: `tensorboard_logger`, `wandb_logger`,
+`mlflow_logger` or `trackio_logger`.
+
 Then what reads a run's folder and nothing else: `record` reads all of it, `answers` what was said of the test
 pictures, `data_check` what `finetune check` said of its data. `html_report` writes report.html, `live_report` while the
 run goes on, of `charts`, `highlights` (which pictures to look at), a `model_card` and `statistics`; `comparison` puts
 several runs on one page, `inline_report` one into a notebook. `licence` says whose terms hold for the weights that a
 run began with.
 
-Another file that a run writes gets a module here, and so does another page that is made of a run's folder.
+Another file that a run writes gets a module here, and so does another page that is made of a run's folder, and a
+logger.
 """

@@ -17,6 +17,7 @@ from finetune.runs.folder import Run, RunFolder, newest_with_checkpoint, not_loo
 from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_lock import hold
+from finetune.runs.run_logger import RunLogger
 from finetune.system.files import link
 from finetune.system.messages import WrongUsage
 
@@ -99,7 +100,7 @@ def go_on(trainer: pl.Trainer, run: Run, data: ImageDataModule, options: Namespa
         told += "".join(f"; {other} is newer, but not called version_N" for other in others)
         log.info("going on in %s from step %d%s", run.path, checkpoint["global_step"], told)
     for logger in trainer.loggers:
-        if isinstance(logger, MetricsCSV):
+        if isinstance(logger, (MetricsCSV, RunLogger)):
             logger.rewind(checkpoint["global_step"])
 
 

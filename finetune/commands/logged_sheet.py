@@ -1,0 +1,65 @@
+"""A sheet of test pictures, with what was said of each, for the loggers of a fit that take pictures."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from pytorch_lightning import Trainer
+
+from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet, words
+from finetune.data.datamodule import ImageDataModule
+from finetune.data.samplers import SHEET, run_seed, some_of
+from finetune.runs.answers import Answers, read_answers
+from finetune.runs.run_logger import ours
+
+log = logging.getLogger(__name__)
+
+NAME = "test_predictions"
+_MISTAKES, _PICTURES, _COLUMNS = 12, 24, 8
+
+
+def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], table: Path) -> None:
+    """Log it, on the first device.
+
+    Args:
+        trainer: Has tested.
+        data: Its pictures.
+        class_names: What they may be.
+        table: test_predictions.csv.
+    """
+    loggers = ours(trainer.loggers)
+    if not loggers or not trainer.is_global_zero:
+        return
+    try:
+        sheet = answered_sheet(data, read_answers(table, class_names))
+        if sheet is not None:
+            for logger in loggers:
+                logger.log_picture(NAME, sheet, trainer.global_step)
+    except Exception as error:  # of whatever draws or reads: the run itself is whole
+        log.warning("no picture of test predictions could be logged: %s", error)
+
+
+def answered_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | None:
+    """Return the most confident mistakes, then others at random; None where there are no pictures.
+
+    A caption has the class that was said and its probability: green where that is right, else red with the class that
+    the picture is of.
+    """
+    wrong = np.flatnonzero(~answers.is_right)
+    mistakes = wrong[np.argsort(-answers.confidence[wrong], kind="stable")][:_MISTAKES]
+    others = np.setdiff1d(np.arange(len(answers.paths)), mistakes)
+    chosen = [*mistakes, *others[np.sort(some_of(len(others), _PICTURES - len(mistakes), SHEET, run_seed()))]]
+    index = {path: i for i, path in enumerate(data.splits["test"].paths)}
+    pictures, names = data.pictures("test"), answers.class_names
+    shown: list[np.ndarray] = []
+    captions: list[tuple[str, tuple[int, int, int]]] = []
+    for i in chosen:
+        image = pictures[index[answers.paths[i]]]["image"]
+        if image is None:  # it is gone since
+            continue
+        text = words(names[answers.predicted[i]], answers.confidence[i])
+        is_right = answers.is_right[i]
+        captions.append((text if is_right else f"{text}, is {names[answers.labels[i]]}", RIGHT if is_right else WRONG))
+        shown.append(image)
+    return draw_sheet(np.stack(shown), captions, _COLUMNS, SIDE) if shown else None

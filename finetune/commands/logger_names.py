@@ -1,0 +1,64 @@
+"""Loggers by name: Lightning's TensorBoardLogger, WandbLogger and so on mean ours, which know the run's folder."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from finetune.system.messages import WrongUsage
+
+_OURS = ("TensorBoardLogger", "WandbLogger", "MLFlowLogger", "TrackioLogger")
+_NAME = re.compile(rf"(?:pytorch_lightning\.loggers\.(?:\w+\.)?)?({'|'.join(_OURS)})")
+_CSV = re.compile(r"(?:pytorch_lightning\.loggers\.(?:csv_logs\.)?)?CSVLogger")
+_FLAG = re.compile(r"--trainer\.logger(?:\.class_path)?\+?")
+
+
+def in_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with our loggers' class paths where it names one.
+
+    Raises:
+        WrongUsage: It names Lightning's CSVLogger, and no place.
+    """
+    named = list(arguments)
+    for i, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if not _FLAG.fullmatch(flag):
+            continue
+        if not equals and i + 1 < len(arguments):
+            value = arguments[i + 1]
+            named[i + 1] = _in_text(value)
+        elif equals:
+            named[i] = f"{flag}={_in_text(value)}"
+        if _CSV.fullmatch(value) and not any("save_dir" in other for other in arguments):
+            told = "a run's metrics.csv and steps.csv have all that is logged: leave it out, or say where by"
+            raise WrongUsage(f"{flag} {value}: {told} --trainer.logger.save_dir FOLDER")
+    return named
+
+
+def in_config(content: Any) -> Any:
+    """Return what a config file holds with our loggers' class paths where its trainer names one."""
+    trainer = content.get("trainer") if isinstance(content, dict) else None
+    if not isinstance(trainer, dict) or "logger" not in trainer:
+        return content
+    return content | {"trainer": trainer | {"logger": ours(trainer["logger"])}}
+
+
+def ours(value: Any) -> Any:
+    """Return what is said of loggers with our class paths."""
+    if isinstance(value, list):
+        return [ours(one) for one in value]
+    if isinstance(value, dict) and "class_path" in value:
+        return value | {"class_path": ours(value["class_path"])}
+    match = _NAME.fullmatch(value) if isinstance(value, str) else None
+    return f"finetune.{match[1]}" if match else value
+
+
+def _in_text(text: str) -> str:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    named = ours(value)
+    return text if named == value else named if isinstance(named, str) else json.dumps(named)

@@ -1,0 +1,98 @@
+"""Lightning's WandbLogger in the run's folder: silent, and offline unless the user says otherwise."""
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+from PIL import Image
+from pytorch_lightning.loggers.logger import rank_zero_experiment
+from pytorch_lightning.utilities import rank_zero_only
+
+from finetune.runs.run_logger import RunLogger
+from finetune.system.messages import reason
+
+log = logging.getLogger(__name__)
+
+
+class WandbLogger(RunLogger, pl.loggers.WandbLogger):
+    """Writes what `wandb sync` sends to Weights & Biases, or sends it at once.
+
+    Args:
+        save_dir: Where wandb makes its folder `wandb`; by default in the run's.
+        offline: Whether nothing is sent; by default so, unless WANDB_MODE says otherwise.
+        project: By default what WANDB_PROJECT says, else finetune.
+        name: By default the run's folder.
+        id: By which Weights & Biases knows the run; by default a new one.
+        prefix: What stands before each name.
+        entity: The user or team to whom it is sent.
+        group: The group that the run is one of.
+        tags: Of the run.
+        notes: On the run.
+    """
+
+    package = "wandb"
+
+    def __init__(
+        self,
+        save_dir: str | None = None,
+        offline: bool | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        id: str | None = None,
+        prefix: str = "",
+        entity: str | None = None,
+        group: str | None = None,
+        tags: list[str] | None = None,
+        notes: str | None = None,
+    ) -> None:
+        self.check_package()
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
+        mode = "online" if offline is False else None
+        if offline is None:
+            offline = os.environ.get("WANDB_MODE", "offline") in ("offline", "dryrun")
+        project = project or os.environ.get("WANDB_PROJECT", "finetune")
+        others: dict[str, Any] = {"entity": entity, "group": group, "tags": tags, "notes": notes, "mode": mode}
+        super().__init__(name, save_dir or "", offline=offline, id=id, project=project, prefix=prefix, **others)
+        del self._wandb_init["anonymous"]  # wandb would say that it has no effect
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a spawned process gets, which attaches to the run; Lightning's prints a warning of wandb's."""
+        run = self.experiment
+        known = {"_id": run.id, "_name": run.name, "_attach_id": getattr(run, "_attach_id", None)}
+        return {**self.__dict__, **known, "_experiment": None}
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        if self._experiment is None:
+            import wandb
+
+            if not self._save_dir:
+                self._save_dir = self._wandb_init["dir"] = self._run_folder()
+            self._wandb_init["id"] = self._wandb_init["id"] or self._take_up()
+            self._wandb_init["name"] = self._wandb_init["name"] or self._title()
+            self._wandb_init["settings"] = wandb.Settings(silent=True, console="off")
+            try:
+                experiment: Any = super().experiment
+            except wandb.Error as error:
+                raise ValueError(f"WandbLogger: {reason(error)}") from error
+            self._remember(experiment.id)
+            if not self._offline and experiment.url:
+                log.info("logging to %s", experiment.url)
+        return self._experiment
+
+    @rank_zero_only
+    def log_config(self, settings: Mapping[str, Any]) -> None:
+        self.experiment.config.update(dict(settings), allow_val_change=True)  # each command writes a file of its own
+
+    @rank_zero_only
+    def log_picture(self, name: str, image: Image.Image, step: int) -> None:
+        self.log_image(name, [image], step)
+
+    @rank_zero_only
+    def close(self) -> None:
+        if self._experiment is not None:
+            self._experiment.finish()
+            self._experiment = None

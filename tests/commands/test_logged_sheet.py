@@ -1,0 +1,82 @@
+"""The sheet of test pictures that loggers get: which pictures, what stands below them, and when there is none."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from run_folders import write_run
+from small_fits import data
+
+from finetune.commands import logged_sheet
+from finetune.commands.logged_sheet import answered_sheet, log_sheet
+from finetune.commands.sheet import RIGHT, WRONG
+from finetune.data.datamodule import ImageDataModule
+from finetune.runs.answers import Answers
+from finetune.runs.run_logger import RunLogger
+
+NAMES = ["blue", "green", "red"]
+
+
+def answers(pictures: ImageDataModule, wrong: dict[int, float]) -> Answers:
+    """All test pictures, said right with 0.5, but these, said to be of the next class, with these confidences."""
+    split = pictures.splits["test"]
+    labels = np.array(split.labels)
+    predicted, confidence = labels.copy(), np.full(len(labels), 0.5)
+    for i, value in wrong.items():
+        predicted[i], confidence[i] = (labels[i] + 1) % 3, value
+    return Answers(NAMES, list(split.paths), labels, predicted, confidence, None, [])
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list:
+    """What is handed to be drawn."""
+    calls: list = []
+    draw = logged_sheet.draw_sheet
+    monkeypatch.setattr(logged_sheet, "draw_sheet", lambda *given: calls.append(given) or draw(*given))
+    return calls
+
+
+def test_the_most_confident_mistakes_come_first_then_others(colours, drawn):
+    pictures = data(colours)
+    sheet = answered_sheet(pictures, answers(pictures, {3: 0.6, 25: 0.9, 14: 0.7}))
+    ((images, captions, *_),) = drawn
+    assert captions[:3] == [("blue 90 %, is red", WRONG), ("red 70 %, is green", WRONG), ("green 60 %, is blue", WRONG)]
+    assert len(images) == len(captions) == 24 and {colour for _, colour in captions[3:]} == {RIGHT}
+    assert [text for text, _ in captions[3:]] == sorted(text for text, _ in captions[3:])  # in the order of the files
+    for image, (text, _) in zip(images, captions, strict=True):  # each has the colour that it is named for
+        name = text.split(", is ")[-1].split()[0]
+        assert NAMES[::-1][image.mean(axis=(0, 1)).argmax()] == name
+    assert sheet.width == 8 * 128 + 8 and sheet.height == 3 * 150 + 8
+
+
+def test_at_most_a_dozen_mistakes_and_few_pictures_alone(colours, drawn):
+    pictures = data(colours)
+    answered_sheet(pictures, answers(pictures, {i: 0.5 + i / 100 for i in range(20)}))
+    captions = drawn[0][1]
+    assert [colour for _, colour in captions].count(WRONG) >= 12 and captions[0][0].startswith("red 69 %")
+    few = answers(pictures, {0: 0.9})
+    one = Answers(NAMES, few.paths[:1], few.labels[:1], few.predicted[:1], few.confidence[:1], None, [])
+    assert answered_sheet(pictures, one).width == 128 + 8
+    none = Answers(NAMES, [], few.labels[:0], few.predicted[:0], few.confidence[:0], None, few.paths)
+    assert answered_sheet(pictures, none) is None
+
+
+def test_what_fails_is_told_and_takes_nothing_from_the_run(colours, tmp_path, caplog):
+    class Taker(RunLogger):
+        name = version = log_metrics = None
+        taken: list = []  # noqa: RUF012
+
+        def log_picture(self, *given):
+            self.taken.append(given)
+
+    trainer = SimpleNamespace(loggers=[Taker()], is_global_zero=True, global_step=7)
+    table = write_run(tmp_path / "run", [0], np.eye(3)[:1], names=NAMES) / "test_predictions.csv"
+    log_sheet(trainer, data(colours), NAMES, table)  # of pictures that are none of these
+    assert not Taker.taken and "no picture of test predictions could be logged" in caplog.text
+    caplog.clear()
+    path = data(colours).splits["test"].paths[0]
+    table.write_text(f"path,label,class,probability,error\n{path},blue,blue,0.9,\n")
+    log_sheet(trainer, data(colours), NAMES, table)
+    assert [(name, step) for name, _, step in Taker.taken] == [("test_predictions", 7)] and not caplog.text
+    log_sheet(SimpleNamespace(loggers=[Taker()], is_global_zero=False), data(colours), NAMES, table)
+    assert len(Taker.taken) == 1

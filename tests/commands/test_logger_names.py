@@ -1,0 +1,76 @@
+"""Loggers by name, on the command line and in configs."""
+
+import json
+
+import pytest
+import yaml
+from command_lines import parse
+
+from finetune.commands.logger_names import in_arguments, in_config
+from finetune.system.messages import WrongUsage
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--trainer.logger", "WandbLogger"], ["--trainer.logger", "finetune.WandbLogger"]),
+        (["--trainer.logger=MLFlowLogger"], ["--trainer.logger=finetune.MLFlowLogger"]),
+        (["--trainer.logger+=TrackioLogger"], ["--trainer.logger+=finetune.TrackioLogger"]),
+        (["--trainer.logger.class_path", "TrackioLogger"], ["--trainer.logger.class_path", "finetune.TrackioLogger"]),
+        (
+            ["--trainer.logger", "pytorch_lightning.loggers.TensorBoardLogger"],
+            ["--trainer.logger", "finetune.TensorBoardLogger"],
+        ),
+        (
+            ["--trainer.logger", "[WandbLogger, {class_path: MLFlowLogger, init_args: {}}]"],
+            [
+                "--trainer.logger",
+                json.dumps(["finetune.WandbLogger", {"class_path": "finetune.MLFlowLogger", "init_args": {}}]),
+            ],
+        ),
+        *(
+            (same, same)
+            for same in (
+                ["--trainer.logger", "mine.WandbLogger"],
+                ["--trainer.logger", "CometLogger"],
+                ["--trainer.logger", "false"],
+                ["--trainer.logger", "[1, {"],
+                ["--trainer.logger"],
+                ["--data.root", "WandbLogger"],
+                ["--trainer.logger.name", "WandbLogger"],
+            )
+        ),
+    ],
+)
+def test_names_on_the_command_line(given, meant):
+    assert in_arguments(["fit", *given]) == ["fit", *meant]
+
+
+def test_names_in_a_config():
+    init_args = {"name": "WandbLogger"}
+    trainer = {"logger": {"class_path": "TensorBoardLogger", "init_args": init_args}, "max_epochs": 1}
+    named = in_config({"trainer": trainer, "data": {"root": "WandbLogger"}})
+    assert named["trainer"]["logger"] == {
+        "class_path": "finetune.TensorBoardLogger",
+        "init_args": {"name": "WandbLogger"},
+    }
+    assert named["trainer"]["max_epochs"] == 1 and named["data"] == {"root": "WandbLogger"}
+    for other in ("WandbLogger", None, 3, {"trainer": None}, {"trainer": {"max_epochs": 1}}, {"logger": "WandbLogger"}):
+        assert in_config(other) == other
+
+
+def test_both_reach_the_parser(tmp_path, colours):
+    content = {"trainer": {"logger": ["WandbLogger", "TrackioLogger"]}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    line = ["fit", "--data.root", str(colours)]
+    found = parse([*line, "--config", str(tmp_path / "mine.yaml")]).trainer.logger
+    assert [one.class_path for one in found] == ["finetune.WandbLogger", "finetune.TrackioLogger"]
+    found = parse([*line, "--trainer.logger", "WandbLogger", "--trainer.logger.offline", "false"]).trainer.logger
+    assert found.class_path == "finetune.WandbLogger" and found.init_args.offline is False
+
+
+def test_lightnings_csv_logger_needs_a_place():
+    with pytest.raises(WrongUsage, match=r"CSVLogger: a run's metrics.csv and steps.csv have .*save_dir FOLDER$"):
+        in_arguments(["fit", "--trainer.logger", "CSVLogger"])
+    placed = ["fit", "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "here"]
+    assert in_arguments(placed) == placed

@@ -1,0 +1,53 @@
+"""MLflow's files in the run's folder: what steps.csv has, the config once, a picture of test predictions."""
+
+import os
+from pathlib import Path
+
+from logged_fits import RUN, connections, fit_with, mlflow_metrics, mlflow_run, settings, steps
+
+from finetune.commands.logged_sheet import NAME
+from finetune.runs.mlflow_logger import MLFlowLogger
+
+LOGGER = ("--trainer.logger", "MLFlowLogger")
+
+
+def test_a_fit_logs_what_steps_csv_has_and_goes_on_there(colours, cli, capfd):
+    lines = fit_with(colours, capfd, *LOGGER)
+    client, found = mlflow_run()
+    assert mlflow_metrics() == steps() and found.info.status == "FINISHED"
+    assert found.info.run_name == "runs-fit-version_0"
+    params = {name: str(value)[:250] for name, value in settings().items()}
+    assert found.data.params == params
+    assert [file.path for file in client.list_artifacts(found.info.run_id)] == [f"{NAME}.png"]
+    before = steps()
+    fit_with(colours, capfd, *LOGGER, "--resume", "--trainer.max_epochs", "2")
+    assert mlflow_metrics() == before | steps() and max(step for _, step in steps()) == 8
+    client, found = mlflow_run()
+    assert found.info.status == "FINISHED" and found.data.params == params
+    assert lines == fit_with(colours, capfd)
+    assert not (RUN.parent / "version_1/mlflow").exists() and not Path("mlruns").exists()
+
+
+def test_classes_may_be_called_anything(run, environment):
+    """MLflow refuses most characters and long names, and Lightning drops the former: two names could become one."""
+    logger = MLFlowLogger()
+    logger.attach(run, "MLFlowLogger")
+    given = {"val/recall/a, b": 1.0, "val/recall/a; b": 2.0, "val/recall/ä": 3.0, "val/recall/" + 255 * "x": 4.0}
+    with connections() as tried:
+        logger.log_metrics(given, 1)
+        logger.log_metrics({name: -value for name, value in given.items()}, 2)
+    assert not tried
+    found = logger.experiment.get_run(logger.run_id).data.metrics
+    assert set(found.values()) == {-1.0, -2.0, -3.0, -4.0} and len(found) == 4
+    assert {"val/recall/a_ b", "val/recall/a_ b 2", "val/recall/_"} < set(found)
+
+
+def test_a_server_or_a_folder_of_ones_own(run, environment, tmp_path):
+    logger = MLFlowLogger(save_dir=str(tmp_path / "board"), run_name="mine", experiment_name="some")
+    logger.attach(run, "MLFlowLogger")
+    assert not (tmp_path / "board").exists()  # before anything is logged
+    assert logger.experiment.get_run(logger.run_id).info.run_name == "mine"
+    assert (tmp_path / "board").is_dir() and not (run.path / "mlflow").exists()
+    os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
+    assert MLFlowLogger()._uri == "http://127.0.0.1:9" and MLFlowLogger(save_dir="here")._uri is None
+    assert MLFlowLogger(tracking_uri="file:here")._uri == "file:here"

@@ -1,0 +1,87 @@
+"""What loggers in a run's folder have in common: whose they are, how they go on, what they need, several devices."""
+
+import os
+import subprocess
+import sys
+from datetime import date
+
+import pytest
+from colours import QUICK
+from logged_fits import RUN, hyperparameters, mlflow_metrics, mlflow_run, scalars, settings, steps
+
+import finetune
+from finetune.runs import run_logger
+from finetune.runs.folder import Run
+from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.run_logger import RunLogger, attach, flat, ours
+from finetune.system.messages import WrongUsage
+
+KINDS = ["MLFlowLogger", "TensorBoardLogger", "TrackioLogger", "WandbLogger"]
+
+
+class Silent(RunLogger):
+    name = version = log_metrics = None
+    place = "silent"
+
+
+def test_settings_by_dotted_names():
+    nested = {"a": {"b": {"c": 1}, "d": None}, "e": [1, {"f": 2}], "g": {}, "h": "text", "i": False}
+    nested["j"] = date(2026, 1, 2)  # which YAML makes of a name such as 2026-01-02
+    plain = {"a.b.c": 1, "a.d": "null", "e": '[1, {"f": 2}]', "h": "text", "i": False, "j": '"2026-01-02"'}
+    assert flat(nested) == plain
+
+
+def test_a_run_that_goes_on_finds_each_of_its_loggers_again(run):
+    first = [Silent(), MetricsCSV(run), Silent()]
+    attach(first, run)
+    assert ours(first) == [first[0], first[2]]
+    assert [logger._take_up() for logger in ours(first)] == [None, None]
+    for logger, name in zip(ours(first), ("one", "two"), strict=True):
+        logger._remember(name)
+    second = [Silent(), Silent()]
+    attach(second, Run(run.root, "fit", run.path))
+    assert not any(logger.goes_on for logger in second)
+    assert [logger._take_up() for logger in second] == ["one", "two"] and all(logger.goes_on for logger in second)
+
+
+def test_the_folder_is_chosen_when_it_is_needed(tmp_path):
+    run, logger = Run(tmp_path / "some", "fit"), Silent()
+    logger.attach(run, "Silent")
+    assert run.path is None
+    assert logger._run_folder() == str(tmp_path / "some/fit/version_0/silent")
+    assert logger._title() == "some-fit-version_0"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_package_that_is_missing_is_named(kind, monkeypatch):
+    logger = getattr(finetune, kind)
+    monkeypatch.setattr(run_logger, "find_spec", lambda name: None)
+    told = f"^{kind} needs {logger.package}: pip install 'finetune\\[{logger.package}\\]'$"
+    with pytest.raises(WrongUsage, match=told):
+        logger()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_run_each_says_whose_it_is(kind, environment):
+    with pytest.raises(ValueError, match=f"finetune.{kind} belongs to a run of finetune; elsewhere take Lightning's"):
+        _ = getattr(finetune, kind)().experiment
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_of_two_devices_the_first_logs_alone(strategy, colours, tmp_path, monkeypatch):
+    loggers = f"[{', '.join(KINDS)}]"
+    several = ["--trainer.devices", "2", "--trainer.strategy", strategy, "--trainer.log_every_n_steps", "1"]
+    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK, *several]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*command, "--trainer.logger", loggers], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    told = [line.split()[0] for line in result.stderr.splitlines()]
+    assert told == ["pictures:", "network:", "training:", "epoch"]  # and nothing of a library's
+    monkeypatch.chdir(tmp_path)
+    assert scalars() == pytest.approx(steps(), rel=1e-6) and mlflow_metrics() == steps()
+    assert hyperparameters() == [settings()]
+    assert len(list((RUN / "wandb").glob("offline-run-*"))) == 1
+    client, found = mlflow_run()  # there is one
+    assert len(client.list_artifacts(found.info.run_id)) == 1
