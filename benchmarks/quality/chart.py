@@ -37,7 +37,7 @@ def draw(points: Sequence[Point], num_sets: int, path: Path) -> None:
             marker = "o" if is_budget else _MARKERS.get(tool, "*")
             if own:
                 width = 2.2 if is_budget else 0.8 if tool in PEERS else 0
-                name = TOOLS[tool][0] + (", --minutes" if is_budget else "")
+                name = TOOLS[tool][0] + (" --minutes" if is_budget else "")
                 x, y = [p.seconds for p in own], [p.accuracy for p in own]
                 axes.plot(x, y, lw=width, alpha=0.9 if is_budget else 0.5, color=colour)
                 axes.plot([], [], marker=marker, lw=width, ms=7, color=colour, label=name)

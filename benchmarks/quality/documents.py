@@ -19,7 +19,7 @@ def label(tool: str, setting: str) -> str:
         return name
     word, num = setting.partition("_")[0], number(setting)
     if tool == "finetune":
-        return f"{name}, --{word} {num:g}"
+        return f"{name} --{word} {num:g}"
     return f"{name}, 1 + {num - 1:g} epochs" if tool == "fastai" else f"{name}, {num:g} epochs"
 
 
