@@ -43,7 +43,7 @@ def test_waiting_threads_leave_the_cores_to_what_reads_pictures(monkeypatch, tmp
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.setitem(
-        sys.modules, "finetune.commands.lightning_cli", SimpleNamespace(run_lightning=lambda arguments, typed: None)
+        sys.modules, "finetune.commands.lightning_cli", SimpleNamespace(run_lightning=lambda arguments, **_: None)
     )
     monkeypatch.delitem(sys.modules, "torch")  # as at the start of a process: torch reads it when it is imported
     run([command, *({"fit": ["--data.root", "x"], "predict": ["x.ckpt", "x.ckpt"]}.get(command, ["x.ckpt"]))])
@@ -530,7 +530,7 @@ def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, c
 def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
     """Python leaves SIGTERM to the system, which ignores it for the first process of a container."""
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("finetune.cli.run", lambda arguments: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(9))
+    monkeypatch.setattr("finetune.cli.run", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(9))
     with pytest.raises(SystemExit) as caught:
         main(["fit"])
     assert caught.value.code == 143
@@ -539,14 +539,14 @@ def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
 
 def test_a_file_that_cannot_be_made_is_named_in_full(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("finetune.cli.run", lambda arguments: Path("absent/file").touch())
+    monkeypatch.setattr("finetune.cli.run", lambda *_: Path("absent/file").touch())
     with pytest.raises(SystemExit):
         main(["fit"])
     assert capsys.readouterr().err == f"finetune: error: No such file or directory: {tmp_path}/absent/file\n"
 
 
 def test_a_process_out_of_reach_is_told_in_a_line(monkeypatch, capsys):
-    def unreachable(arguments):
+    def unreachable(*_):
         what = "SO_ERROR: Connection refused, remote=[127.0.1.1]:31116"
         raise RuntimeError(f"Gloo connectFullMesh failed with [/__w/third_party/gloo/pair.cc:1] timed out: {what}")
 
@@ -561,7 +561,7 @@ def test_a_process_out_of_reach_is_told_in_a_line(monkeypatch, capsys):
 
 @pytest.mark.parametrize("what", ["(pid 21) is killed by signal: Killed. ", "(pid(s) 21, 22) exited unexpectedly"])
 def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
-    def killed(arguments):
+    def killed(*_):
         raise RuntimeError(f"DataLoader worker {what}")
 
     monkeypatch.setattr("finetune.cli.run", killed)

@@ -34,7 +34,7 @@ from pytorch_lightning.strategies.launchers import subprocess_script
 
 import finetune.commands.lightning_cli
 from finetune.cli import main
-from finetune.data import datamodule, image_cache
+from finetune.data import image_cache, loader
 from finetune.data.loader import Loader
 from finetune.data.readers import FileReader
 from finetune.data.samplers import TrainBatches
@@ -430,7 +430,7 @@ def start_worker_that_ignores_the_first_sigterm(worker_id: int) -> None:
 
 def as_it_was() -> None:
     """Control: workers don't know who sends them a signal."""
-    patch.object(datamodule, "start_worker", start_worker_that_ignores_the_first_sigterm).start()
+    patch.object(loader, "start_worker", start_worker_that_ignores_the_first_sigterm).start()
     patch.object(Loader, "__iter__", torch.utils.data.DataLoader.__iter__).start()
 
 
