@@ -26,18 +26,17 @@ from benchmarks.techniques import watch
 from benchmarks.techniques.documents import blocks
 
 RECORDS = ROOT / "benchmarks/techniques/techniques.json"
-_SGD = "--model.optimizer.lr {lr} --model.head_lr_multiplier {head}"
 # name: what is added to `finetune fit SET --size 128`
-TECHNIQUES = {
-    "default": "",
-    "head ×10, rate 0.01": _SGD.format(lr=0.01, head=10),
-    "head ×10, rate 0.003": _SGD.format(lr=0.003, head=10),
-    "mixup 0.2": "--data.mixup 0.2",
-    "cutmix 1": "--data.cutmix 1",
-    "label smoothing 0.1": "--model.label_smoothing 0.1",
-    "TrivialAugment": "--data.augmentations [{class_path:TrivialAugment}]",
-    "96 pixels in the first half": "--data.image_size_schedule 96,128",
-    "head from a probe": "--model.head_init probe",
+TECHNIQUES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "head ×10, rate 0.01": ("--model.optimizer.lr", "0.01", "--model.head_lr_multiplier", "10"),
+    "head ×10, rate 0.003": ("--model.optimizer.lr", "0.003", "--model.head_lr_multiplier", "10"),
+    "mixup 0.2": ("--data.mixup", "0.2"),
+    "cutmix 1": ("--data.cutmix", "1"),
+    "label smoothing 0.1": ("--model.label_smoothing", "0.1"),
+    "TrivialAugment": ("--data.augmentations", "[{class_path: TrivialAugment}]"),
+    "96 pixels in the first half": ("--data.image_size_schedule", "96,128"),
+    "head from a probe": ("--model.head_init", "probe"),
 }
 
 
@@ -61,9 +60,7 @@ def command(run: Run, sets: Path, weights: Path, out: Path) -> list[str]:
     # Nothing of ours looks at the validation pictures until the end: the callback does.
     common += " --trainer.check_val_every_n_epoch 1000"
     program = [sys.executable, "-m", "finetune", "fit", str(sets / run.set)]
-    options = TECHNIQUES[run.technique].replace("{class_path:", "{class_path: ").split(" ")
-    options = [" ".join(options[:1]), " ".join(options[1:])] if "{" in TECHNIQUES[run.technique] else options
-    return [*program, *common.split(), *filter(None, options), "--weights", str(weights), "--out", str(out)]
+    return [*program, *common.split(), *TECHNIQUES[run.technique], "--weights", str(weights), "--out", str(out)]
 
 
 def train(run: Run, sets: Path, weights: Path) -> dict:

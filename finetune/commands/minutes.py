@@ -80,10 +80,10 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     _put(config, {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size})
     steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
     part = f" of {batches} batches each" if batches else ""
-    least = "; more would hardly help" if epochs == _MOST else ""
+    most = f"; more than {_MOST} epochs are not chosen" if epochs == _MOST else ""
     until_now = _duration(time.monotonic() - began)
     length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {size} pixels"
-    return f"{length}: about {_duration(seconds)} here, after {until_now} until now{least}"
+    return f"{length}: about {_duration(seconds)} here, after {until_now} until now{most}"
 
 
 class _Length(NamedTuple):
