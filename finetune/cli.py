@@ -20,6 +20,7 @@ from finetune.commands.short_words import WORDS
 from finetune.distributed.ranks import end_with_first_process
 from finetune.system.lean_imports import import_less
 from finetune.system.messages import did_you_mean
+from finetune.system.quick_process import end_with, importing, own_process
 from finetune.system.terminal import let_go, outlive_terminal
 from finetune.system.unraised import take_unraisable
 
@@ -70,6 +71,7 @@ def main(args: Sequence[str] | None = None) -> None:
     signums = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before = {signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum)) for signum in signums}
     if is_own:
+        own_process()
         outlive_terminal()
         take_unraisable()
         end_with_first_process()
@@ -85,12 +87,14 @@ def main(args: Sequence[str] | None = None) -> None:
                 signal.signal(signum, handler)
     except KeyboardInterrupt:
         code = 130
-    except SystemExit:
+    except SystemExit as stop:
+        end_with(stop.code)
         raise
     except BaseException as error:
         code = exit_code(error)
         message = one_line(error)
         if isinstance(error, BrokenPipeError) and let_go():  # the reader of our output, such as `head`, went away
+            end_with(141)
             sys.exit(141)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
             raise
@@ -101,6 +105,7 @@ def main(args: Sequence[str] | None = None) -> None:
             code = 0  # started by Lightning, which would kill the first process for it
     finally:
         _leave_process_group()
+    end_with(code)
     sys.exit(code)
 
 
@@ -121,7 +126,7 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
             # Threads that wait leave the cores to what reads pictures: a sixth faster. Training gains nothing from it.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         in_full = in_full_spelling(arguments)
-        with _ending_at_once():
+        with _imports():
             from finetune.commands.lightning_cli import run_lightning
 
         if arguments[1:] == ["--help", "all"]:  # a data module's come with its class: these are those of a folder's
@@ -148,7 +153,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command == "serve" and "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as for predict: the cores are for decoding, too
     module, _, name = OWN[command][0].partition(":")
-    with _ending_at_once():
+    with _imports():
         function = getattr(importlib.import_module(module), name)
     if command in ("benchmark", "report"):  # the flags of fit, and some more; several folders without a flag
         function(arguments)
@@ -159,12 +164,13 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _ending_at_once() -> Iterator[None]:
+def _imports() -> Iterator[None]:
     """End at a signal without raising it: libraries would swallow that while they are imported, or break half-way."""
     signums = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before = {signum: signal.signal(signum, lambda signum, _: os._exit(128 + signum)) for signum in signums}
     try:
-        yield
+        with importing():
+            yield
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)

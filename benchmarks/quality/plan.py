@@ -12,7 +12,7 @@ LONG = 120.0  # seconds from which on there is one seed
 SETTINGS = {
     "finetune": (
         "default",
-        *(f"epochs_{n}" for n in (5, 20)),
+        *(f"epochs_{n}" for n in (3, 5, 20)),
         *(f"minutes_{m}" for m in ("0.5", "1", "2", "5", "10")),
     ),
     "plain": ("epochs_5", "epochs_20"),

@@ -1,0 +1,61 @@
+"""A process of ours that begins and ends without Python's search for garbage.
+
+While packages are imported nothing becomes garbage, and Python looks for it a thousand times: 4.2 s with torch,
+Lightning and albumentations, 3.0 s without. At the end it looks through all that was imported once more and takes it
+apart, to give memory back that the system takes anyhow: 1.6 s. (Medians of 3, 2 cores AMD EPYC; `finetune fit --epochs
+1` with 246 pictures of 128 pixels: 11.8 s before, 9.6 s now.)
+"""
+
+import atexit
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Iterator
+
+_exit_code: int | None = None
+_is_ours = False
+
+
+def own_process() -> None:
+    """Say that this process is ours alone, and ends with what we do."""
+    global _is_ours
+    _is_ours = True
+
+
+def end_with(code: object) -> None:
+    """Let the process end at once when Python has joined its threads and done what is registered with `atexit`.
+
+    Args:
+        code: That of a SystemExit: None is 0; with one that is no number Python ends by itself.
+    """
+    global _exit_code
+    _exit_code = 0 if code is None else code if isinstance(code, int) else None
+    if _is_ours:
+        atexit.register(_end)
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Look for no garbage, and in a process of ours never among what is imported."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        if _is_ours:
+            gc.freeze()
+            atexit.register(gc.unfreeze)  # where Python ends by itself nanobind, in triton, would list what it misses
+
+
+def _end() -> None:
+    atexit.unregister(_end)
+    if _exit_code is None:
+        return
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or nobody reads it: who writes last has told it
+            stream.flush()
+    os._exit(_exit_code)

@@ -1,0 +1,98 @@
+"""A process ends at once, and yet with all that was to be done at its end; nothing is looked through before."""
+
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+from finetune.system import quick_process
+from finetune.system.quick_process import importing
+
+SCRIPT = """
+import atexit, sys, threading, time
+from finetune.system.quick_process import end_with, importing, own_process
+class Slow:
+    def __del__(self):
+        print("taken apart", flush=True)
+slow = Slow()
+atexit.register(print, "before")
+own_process()
+with importing():
+    import json
+atexit.register(print, "registered")
+def later():
+    time.sleep(0.3)
+    print("thread")
+threading.Thread(target=later).start()
+sys.stdout.write("begun ")
+{end}
+"""
+
+
+def ended(end):
+    return subprocess.run([sys.executable, "-c", SCRIPT.format(end=end)], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (None, 0), (143, 143)])
+def test_it_ends_with_its_code_after_threads_and_what_is_registered(code, expected):
+    done = ended(f"end_with({code}); sys.exit({code})")
+    assert (done.returncode, done.stdout, done.stderr) == (expected, "begun thread\nregistered\nbefore\n", "")
+
+
+@pytest.mark.parametrize("end", ["sys.exit('some words')", "end_with('some words'); sys.exit('some words')"])
+def test_without_a_number_python_ends_by_itself(end):
+    done = ended(end)
+    assert (done.returncode, done.stdout) == (1, "begun thread\nregistered\nbefore\ntaken apart\n")
+    assert done.stderr == "some words\n"
+
+
+def test_what_fails_at_the_end_keeps_nothing_else_from_being_done():
+    done = ended("atexit.register(int, 'no number'); end_with(3); sys.exit(3)")
+    assert (done.returncode, done.stdout) == (3, "begun thread\nregistered\nbefore\n")
+    assert "no number" in done.stderr
+
+
+def test_an_error_is_told_as_ever():
+    done = ended("raise ValueError('of ours')")
+    assert done.returncode == 1 and done.stderr.endswith("ValueError: of ours\n") and "taken apart" in done.stdout
+
+
+@pytest.mark.parametrize(("end", "code", "is_told"), [("end_with(141)", 141, False), ("", 120, True)])
+def test_nobody_reads_what_is_left(end, code, is_told):
+    script = f"import sys; from finetune.system.quick_process import *; own_process(); print('unread'); {end}"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], env=buffered, **pipes) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(60) == code and (b"BrokenPipeError" in errors) == is_told
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_imports_are_not_searched_and_later_objects_are(is_ours, monkeypatch):
+    monkeypatch.setattr(quick_process, "_is_ours", is_ours)
+    before = gc.get_freeze_count()
+    try:
+        with importing():
+            assert not gc.isenabled()
+        assert gc.isenabled() and (gc.get_freeze_count() > before + 1000) == is_ours
+    finally:
+        gc.unfreeze()
+
+
+def test_a_collector_that_is_off_stays_off():
+    gc.disable()
+    try:
+        with importing():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_collector_comes_back_after_an_error():
+    with pytest.raises(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()
