@@ -20,6 +20,7 @@ from finetune.models.timm_backbones import is_timm
 from finetune.profiling.time_trial import Costs, starting, trial
 from finetune.runs.folder import newest_with_checkpoint
 from finetune.system.messages import WrongUsage
+from finetune.system.progress import duration
 from finetune.training.classifier import Classifier
 from finetune.training.precision import automatic_precision
 from finetune.training.run_length import usual_epochs
@@ -34,7 +35,7 @@ _CHOSEN = ("max_epochs", "limit_train_batches")  # what a config says of these i
 _TRIED = 0.05  # share of the minutes in which steps are timed, and seconds at most
 _LONGEST_TRIAL = 5.0
 _MOST = 100  # epochs
-_ENDING = 4.0  # seconds for what is written in the end, the report most of all
+_ENDING = 2.5  # seconds for what is written in the end, the report most of all
 _BETWEEN = 0.2  # seconds between epochs besides validation and checkpoint
 _SIZES = (224, 192, 160, 128)  # the default, and smaller ones that pretrained networks still take well
 
@@ -51,7 +52,8 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         make: Gives the pictures and a network as the config has them.
 
     Raises:
-        WrongUsage: Another limit is given, or several machines are to work together.
+        WrongUsage: Another limit is given, by a config max_steps and the like (its epochs are overruled); the pictures'
+            size is to change; or several machines are to work together.
         ValueError: The time does not suffice for a single step.
     """
     minutes, config.minutes = config.minutes, None
@@ -81,9 +83,9 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
     part = f" of {batches} batches each" if batches else ""
     most = f"; more than {_MOST} epochs are not chosen" if epochs == _MOST else ""
-    until_now = _duration(time.monotonic() - began)
+    until_now = duration(time.monotonic() - began)
     length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {size} pixels"
-    return f"{length}: about {_duration(seconds)} here, after {until_now} until now{most}"
+    return f"{length}: about {duration(seconds)} here, after {until_now} until now{most}"
 
 
 class _Length(NamedTuple):
@@ -195,7 +197,3 @@ def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:
 
 def _is_size_given(arguments: Sequence[str]) -> bool:
     return any(last_value(arguments, f"--data.{name}") is not None for name in ("image_size", "init_args.image_size"))
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} minutes"

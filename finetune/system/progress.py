@@ -12,6 +12,13 @@ _QUIET, _QUIET_LOG = 2.0, 5.0  # seconds before a bar is shown, and a line where
 _T = TypeVar("_T")
 
 
+def duration(seconds: float) -> str:
+    """Return about how long that is, in words."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
+
+
 def watched(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
     """Yield items; once that takes long, say on stderr how far they are.
 

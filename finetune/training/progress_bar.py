@@ -4,18 +4,23 @@ import time
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.callbacks import EarlyStopping, ProgressBar, Timer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from finetune.data.samplers import position
 from finetune.distributed.batch_share import batch_share
+from finetune.system.progress import duration
 
 _EVERY = 0.2  # seconds: how often a notebook's bar is drawn anew
+_SOON = 10.0  # seconds: what takes no longer is over before anybody plans by it
 
 
 class PicturesBar(ProgressBar):
-    """A rich progress bar on a terminal and in a notebook; elsewhere only the line at each epoch's end."""
+    """A rich progress bar on a terminal and in a notebook; elsewhere only the line at each epoch's end.
+
+    The line of the first whole epoch says how long the others will take, unless something else may end the run.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,6 +32,7 @@ class PicturesBar(ProgressBar):
         self._drawn = 0.0
         self._pictures, self._seconds, self._since = 0, 0.0, 0.0
         self._finished, self._is_validated = "", False
+        self._epoch_began, self._is_told = 0.0, False
 
     def disable(self) -> None:
         self.is_enabled = False
@@ -84,6 +90,7 @@ class PicturesBar(ProgressBar):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._report(trainer)
+        self._epoch_began = time.perf_counter()
         self._begin(self._epoch(trainer), self.total_train_batches)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -113,9 +120,19 @@ class PicturesBar(ProgressBar):
             shown = [name for name in names if name in trainer.callback_metrics]
             numbers = "  ".join(f"{name.removesuffix('_epoch')} {trainer.callback_metrics[name]:.4f}" for name in shown)
             rate = f"  {self._speed:.0f} pictures/s" if self._speed else ""  # resumed behind the last batch
-            line = f"{self._finished}  {numbers}{rate}"
+            line = f"{self._finished}  {numbers}{rate}{self._to_go(trainer)}"
             self.console.print(line, highlight=False, soft_wrap=True)
         self._finished, self._is_validated = "", False  # in the epoch that comes
+
+    def _to_go(self, trainer: pl.Trainer) -> str:
+        seconds = time.perf_counter() - self._epoch_began if self._epoch_began else 0.0
+        left = ((trainer.max_epochs or 0) - trainer.current_epoch) * seconds
+        others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        is_open = trainer.max_steps > 0 or any(isinstance(c, EarlyStopping | Timer) for c in others)
+        if self._is_told or is_open or left < _SOON:
+            return ""
+        self._is_told = True
+        return f", about {duration(left)} to go"
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._begin("testing", sum(trainer.num_test_batches))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping
 from rich.console import Console
 from tiny_module import QUIET, Tiny, loader, trainer
 
@@ -33,6 +34,34 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
     for i, line in enumerate(lines):
         numbers = rf"epoch {i + 1}/2  train/loss {0.5 + i:.4f}  val/loss 0.2500  val/accuracy 0.7500  \d+ pictures/s"
         assert re.fullmatch(numbers, line), line
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_epochs": 4}, ["", "about 2.5 minutes to go", "", ""]),
+        ({"max_epochs": 2}, ["about 50 s to go", ""]),
+        ({"max_epochs": 1}, [""]),
+        ({"max_epochs": 4, "max_steps": 12}, [""] * 4),
+        ({"max_epochs": 2, "max_time": "00:00:10:00"}, [""] * 2),
+        ({"max_epochs": 2, "callbacks": [EarlyStopping("train/loss_epoch", patience=9)]}, [""] * 2),
+    ],
+)
+def test_how_long_the_others_take_is_told_once(options, told, tmp_path, monkeypatch):
+    """Of each epoch a minute in which nothing else moves the clock; the first of four takes but a second."""
+    now = [100.0]
+    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
+
+    class Takes(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            is_first_of_four = trainer.max_epochs == 4 and trainer.current_epoch == 0
+            now[0] += 1 if is_first_of_four else 50 if trainer.max_epochs == 2 else 75
+
+    shown, text = bar(is_terminal=False)
+    callbacks = [Takes(), *options.pop("callbacks", [])]
+    trainer(tmp_path, shown, *callbacks, **options).fit(Tiny(), loader(), loader())
+    found = [line.partition(", ")[2] for line in text.getvalue().splitlines()]
+    assert found == told
 
 
 def test_numbers_that_are_not_there_are_not_shown(tmp_path):
