@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from finetune.system.lean_imports import import_less
+from finetune.system.quick_process import importing
 
 __version__ = "0.1.0"
 
@@ -69,7 +70,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    with importing():
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 
 def public_paths(value: Any) -> Any:

@@ -5,7 +5,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ class Costs(NamedTuple):
 
     Attributes:
         start: From its beginning until its steps take as long as the later ones, but for that time: compiling is in it.
-            What is kept of the pictures lies there then.
+            Decoding what is kept of the pictures is not: it lies there then.
         batch: Of training on a batch.
         evaluate: Of a picture that is evaluated.
         decode: Of a picture that is decoded, on one core.
@@ -58,6 +58,18 @@ class _Stopwatch(pl.Callback):
         self.ends: list[float] = []
         self.costs: Costs | None = None
         self.began = time.perf_counter()
+
+    def paused(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a function whose seconds don't count."""
+
+        def uncounted() -> Any:
+            before = time.perf_counter()
+            try:
+                return function()
+            finally:
+                self.began += time.perf_counter() - before
+
+        return uncounted
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         install_stop_at_once()  # there is nothing to save
@@ -127,6 +139,7 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
             plugins=[AtomicCheckpointIO()],
         )
         check_fit(fit, model, data)
+        data.train_dataloader = stopwatch.paused(data.train_dataloader)  # type: ignore[method-assign]
         # A last batch of one picture, as a device's share alone may leave, is none for batch norm.
         data.batch_size = min(data.batch_size, max(2, math.ceil(data.batch_size / num_devices)))
         num = len(data.splits["train"].labels)

@@ -79,6 +79,13 @@ def test_what_comes_once_is_in_the_start_alone(made, advance):
     assert (costs.start, costs.batch) == (pytest.approx(1.0), pytest.approx(SLOW))
 
 
+def test_what_is_kept_for_the_fit_is_not_of_its_start(made, advance):
+    model, data = made()
+    loader = data.loader
+    data.loader = lambda *args, **options: (advance(7.0), loader(*args, **options))[1]
+    assert trial(model, data, ONE, seconds=0.3).start == pytest.approx(0, abs=1e-9)
+
+
 def test_the_checkpoint_is_timed_where_the_fit_writes_its_own(made, tmp_path):
     (tmp_path / "disk").mkdir()
     seen = []
