@@ -31,12 +31,17 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "default": (),
     "head ×10, rate 0.01": ("--model.optimizer.lr", "0.01", "--model.head_lr_multiplier", "10"),
     "head ×10, rate 0.003": ("--model.optimizer.lr", "0.003", "--model.head_lr_multiplier", "10"),
+    "rate 0.015": ("--model.optimizer.lr", "0.015"),
+    "rate 0.06": ("--model.optimizer.lr", "0.06"),
     "mixup 0.2": ("--data.mixup", "0.2"),
     "cutmix 1": ("--data.cutmix", "1"),
     "label smoothing 0.1": ("--model.label_smoothing", "0.1"),
     "TrivialAugment": ("--data.augmentations", "[{class_path: TrivialAugment}]"),
     "96 pixels in the first half": ("--data.image_size_schedule", "96,128"),
     "head from a probe": ("--model.head_init", "probe"),
+    "100 epochs": ("--epochs", "100"),
+    "100 epochs, cutmix 1": ("--epochs", "100", "--data.cutmix", "1"),
+    "100 epochs, TrivialAugment": ("--epochs", "100", "--data.augmentations", "[{class_path: TrivialAugment}]"),
 }
 
 

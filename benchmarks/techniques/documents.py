@@ -10,6 +10,7 @@ from finetune.runs.best_epoch import kept_epoch
 
 _NUM_CHOOSING = 30  # pictures: about what the default sets apart of such sets
 _DRAWS = 1000
+_VIEWS = {"flip": "mirrored pictures, too", "five crops": "corners of pictures, too"}
 
 
 def right(digits: str) -> np.ndarray:
@@ -33,11 +34,12 @@ def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]
     rows = {"default, the last epoch": [*map(_of(at_the_end), base)]}
     for name in techniques:
         rows[name] = [*map(_of(at_the_end), (r for r in good if r["technique"] == name))]
-    names = [name for name in (base[0]["right"] if base else ()) if not name.startswith("epoch ")]
+    names = dict.fromkeys(name for r in base for name in r["right"] if not name.startswith("epoch "))
     for name in names:
-        told = {"flip": "mirrored pictures, too"}.get(name, name.replace("ema", "average of the weights, decay"))
+        told = _VIEWS.get(name, name.replace("ema", "average of the weights, decay"))
         told = told.replace("mean of", "mean of the weights after the last epochs,")
-        rows[told] = [(r["set"], r["seed"], float(right(r["right"][name]).mean())) for r in base]
+        has = [r for r in base if name in r["right"]]
+        rows[told] = [(r["set"], r["seed"], float(right(r["right"][name]).mean())) for r in has]
     del rows["default"]
     head = "| technique | " + " | ".join(SMALL) + " | mean of the differences to the default |\n" + "| --- " * 6 + "|\n"
     return {"techniques": head + "\n".join(_row(name, found, rows) for name, found in rows.items()), **_kept(base)}

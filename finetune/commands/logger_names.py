@@ -12,7 +12,7 @@ from finetune.system.messages import WrongUsage
 _OURS = ("TensorBoardLogger", "WandbLogger", "MLFlowLogger", "TrackioLogger")
 _NAME = re.compile(rf"(?:pytorch_lightning\.loggers\.(?:\w+\.)?)?({'|'.join(_OURS)})")
 _CSV = re.compile(r"(?:pytorch_lightning\.loggers\.(?:csv_logs\.)?)?CSVLogger")
-_FLAG = re.compile(r"--trainer\.logger(?:\.class_path)?\+?")
+_FLAG = re.compile(r"--trainer\.logger(?:\.class_path|\.help)?\+?")
 
 
 def in_arguments(arguments: Sequence[str]) -> list[str]:
@@ -31,7 +31,7 @@ def in_arguments(arguments: Sequence[str]) -> list[str]:
             named[i + 1] = _in_text(value)
         elif equals:
             named[i] = f"{flag}={_in_text(value)}"
-        if _CSV.fullmatch(value) and not any("save_dir" in other for other in arguments):
+        if _CSV.fullmatch(value) and "help" not in flag and not any("save_dir" in other for other in arguments):
             told = "a run's metrics.csv and steps.csv have all that is logged: leave it out, or say where by"
             raise WrongUsage(f"{flag} {value}: {told} --trainer.logger.save_dir FOLDER")
     return named

@@ -44,7 +44,7 @@ def test_each_command_is_understood_and_changes_what_it_says(name, colours, tmp_
     settings, base = parsed(name), parsed("default")
     assert settings.seed_everything == settings.data.init_args.split_seed == 1
     assert settings.data.init_args.val_fraction == 0.3
-    differs = (settings.model, settings.data) != (base.model, base.data)
+    differs = any(settings[part] != base[part] for part in ("model", "data", "trainer"))
     assert differs == (name != "default")
 
 
@@ -63,7 +63,7 @@ def test_the_callback_says_what_validation_says_and_leaves_the_fit_alone(colours
     assert all(bool((states[0][name] == value).all()) for name, value in states[1].items())
     right = json.loads((tmp_path / "right.json").read_text())
     assert documents.right(right["epoch 2"]).mean() == pytest.approx(accuracy)
-    assert {"epoch 1", "ema 0.9", "mean of 2", "flip"} <= right.keys()
+    assert {"epoch 1", "ema 0.9", "mean of 2", "flip", "five crops"} <= right.keys()
     assert {len(digits) for digits in right.values()} == {len(pictures.splits["val"].labels)}
 
 

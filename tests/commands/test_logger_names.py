@@ -16,6 +16,7 @@ from finetune.system.messages import WrongUsage
         (["--trainer.logger", "WandbLogger"], ["--trainer.logger", "finetune.WandbLogger"]),
         (["--trainer.logger=MLFlowLogger"], ["--trainer.logger=finetune.MLFlowLogger"]),
         (["--trainer.logger+=TrackioLogger"], ["--trainer.logger+=finetune.TrackioLogger"]),
+        (["--trainer.logger.help", "WandbLogger"], ["--trainer.logger.help", "finetune.WandbLogger"]),
         (["--trainer.logger.class_path", "TrackioLogger"], ["--trainer.logger.class_path", "finetune.TrackioLogger"]),
         (
             ["--trainer.logger", "pytorch_lightning.loggers.TensorBoardLogger"],
@@ -38,6 +39,7 @@ from finetune.system.messages import WrongUsage
                 ["--trainer.logger"],
                 ["--data.root", "WandbLogger"],
                 ["--trainer.logger.name", "WandbLogger"],
+                ["--trainer.logger.help", "CSVLogger"],
             )
         ),
     ],

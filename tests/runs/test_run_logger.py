@@ -1,13 +1,15 @@
 """What loggers in a run's folder have in common: whose they are, how they go on, what they need, several devices."""
 
+import json
 import os
 import subprocess
 import sys
 from datetime import date
+from pathlib import Path
 
 import pytest
 from colours import QUICK
-from logged_fits import RUN, hyperparameters, mlflow_metrics, mlflow_run, scalars, settings, steps
+from logged_fits import RUN, connections, events, hyperparameters, mlflow_metrics, mlflow_run, scalars, settings, steps
 
 import finetune
 from finetune.runs import run_logger
@@ -85,3 +87,19 @@ def test_of_two_devices_the_first_logs_alone(strategy, colours, tmp_path, monkey
     assert len(list((RUN / "wandb").glob("offline-run-*"))) == 1
     client, found = mlflow_run()  # there is one
     assert len(client.list_artifacts(found.info.run_id)) == 1
+
+
+def test_what_measures_and_predicts_logs_in_a_run_of_its_own(colours, cli, capfd):
+    cli("fit", "--data.root", colours, *QUICK, "--test_after_fit", "false", "--report", "false")
+    with connections() as tried:
+        for kind in KINDS:
+            cli("test", RUN, "--trainer.logger", kind)
+        cli("predict", RUN, colours / "test", "--trainer.logger", "TensorBoardLogger")
+    assert not tried
+    for i, kind in enumerate(KINDS):
+        (place,) = [one for one in Path(f"runs/test/version_{i}").iterdir() if one.is_dir()]
+        assert place.name == kind.removesuffix("Logger").lower() and any(one.is_file() for one in place.rglob("*"))
+    result = events(Path("runs/test/version_1/tensorboard"))
+    measured = json.loads(Path("runs/test/version_1/test.json").read_text())["test/accuracy"]
+    assert [event.value for event in result.Scalars("test/accuracy")] == pytest.approx([measured])
+    assert any(Path("runs/predict/version_0/tensorboard").iterdir())
