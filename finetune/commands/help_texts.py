@@ -49,7 +49,7 @@ _OUT = Option("trainer.default_root_dir", "FOLDER", "runs", "where runs go: FOLD
 _RUN = (
     _OUT,
     Option("resume", "", None, "go on in the newest run there, else begin one"),
-    Option("minutes", "M", None, "end within M minutes: chooses epochs, and a size, by some steps"),
+    Option("minutes", "M", None, "end after about M minutes: chooses epochs and size by some steps"),
     Option("patience", "N", None, "end after N validations without a higher accuracy"),
     Option("threshold", "AIM", None, "of two classes: recall:0.95, precision:0.95, accuracy or f1"),
 )
@@ -131,7 +131,7 @@ PAGES["export"] = (
             Option("output", "FILE", None, "unsaid, beside the checkpoint"),
             Option("input", "SIZE", "network_size", "any_size: an .onnx that prepares pictures itself"),
             Option("verify_on", "PICTURES", None, "what it is compared on; unsaid, on 64 drawn pictures"),
-            Option("quantize", "int8", None, "a quarter of the size, if it is as accurate and faster"),
+            Option("quantize", "int8", None, "a quarter of the size, if it loses at most a point and is faster"),
             Option("root", "FOLDER", None, "pictures for int8; unsaid, those of the run"),
         )
     },

@@ -1,7 +1,7 @@
 """Which epoch of a run is kept as its best: the latest that can't be told from the most accurate one.
 
-Of 30 validation pictures the highest accuracy of 25 epochs is a lucky one's, often an early one's. The rule of one
-standard error (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3) takes the simplest model
+Of 30 validation pictures the highest accuracy of 25 to 50 epochs is a lucky one's, often an early one's. The rule of
+one standard error (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3) takes the simplest model
 within one standard error of the best; under a rate that falls, the latest is the one that has settled. What it gives on
 four small sets stands in docs/benchmarks.md, under "Which epoch is kept".
 """

@@ -12,7 +12,7 @@ def usual_epochs(num_images: int) -> int:
 
     A small set needs as many steps as a larger one, or the head has hardly begun to learn when the rate falls to 0, as
     in BiT (arXiv:1912.11370, section 3.3), where all sets of less than 20,000 pictures have the same number. Of ours,
-    see "How long" in docs/benchmarks.md, four sets of 190 to 280 pictures gained much from 5 to 15 epochs, and little
+    see "How long" in docs/benchmarks.md, four sets of 188 to 285 pictures gained much from 5 to 15 epochs, and little
     or nothing from 15 to 25 and 40.
 
     Args:
