@@ -20,7 +20,7 @@ from finetune.commands.short_words import WORDS
 from finetune.distributed.ranks import end_with_first_process
 from finetune.system.lean_imports import import_less
 from finetune.system.messages import did_you_mean
-from finetune.system.quick_process import end_with, importing, own_process
+from finetune.system.quick_process import end_with, importing, leave_imported, own_process
 from finetune.system.terminal import let_go, outlive_terminal
 from finetune.system.unraised import take_unraisable
 
@@ -171,6 +171,7 @@ def _imports() -> Iterator[None]:
     try:
         with importing():
             yield
+        leave_imported()
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)

@@ -37,7 +37,7 @@ def end_with(code: object) -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Look for no garbage, and in a process of ours never among what is imported."""
+    """Look for no garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -45,9 +45,13 @@ def importing() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-        if _is_ours:
-            gc.freeze()
-            atexit.register(gc.unfreeze)  # where Python ends by itself nanobind, in triton, would list what it misses
+
+
+def leave_imported() -> None:
+    """In a process of ours never look for garbage among what there is by now: imported, nothing computed yet."""
+    if _is_ours:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # where Python ends by itself nanobind, in triton, would list what it misses
 
 
 def _end() -> None:

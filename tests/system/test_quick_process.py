@@ -1,5 +1,6 @@
 """A process ends at once, and yet with all that was to be done at its end; nothing is looked through before."""
 
+import atexit
 import gc
 import os
 import subprocess
@@ -8,11 +9,11 @@ import sys
 import pytest
 
 from finetune.system import quick_process
-from finetune.system.quick_process import importing
+from finetune.system.quick_process import importing, leave_imported
 
 SCRIPT = """
 import atexit, sys, threading, time
-from finetune.system.quick_process import end_with, importing, own_process
+from finetune.system.quick_process import end_with, importing, leave_imported, own_process
 class Slow:
     def __del__(self):
         print("taken apart", flush=True)
@@ -21,6 +22,7 @@ atexit.register(print, "before")
 own_process()
 with importing():
     import json
+leave_imported()
 atexit.register(print, "registered")
 def later():
     time.sleep(0.3)
@@ -70,16 +72,22 @@ def test_nobody_reads_what_is_left(end, code, is_told):
         assert process.wait(60) == code and (b"BrokenPipeError" in errors) == is_told
 
 
+def test_imports_are_not_searched():
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_imports_are_not_searched_and_later_objects_are(is_ours, monkeypatch):
+def test_what_was_imported_is_left_alone_in_a_process_of_ours(is_ours, monkeypatch):
     monkeypatch.setattr(quick_process, "_is_ours", is_ours)
     before = gc.get_freeze_count()
     try:
-        with importing():
-            assert not gc.isenabled()
-        assert gc.isenabled() and (gc.get_freeze_count() > before + 1000) == is_ours
+        leave_imported()
+        assert (gc.get_freeze_count() > before + 1000) == is_ours
     finally:
         gc.unfreeze()
+        atexit.unregister(gc.unfreeze)
 
 
 def test_a_collector_that_is_off_stays_off():
