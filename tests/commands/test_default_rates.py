@@ -26,31 +26,31 @@ def optimizer(tmp_path, monkeypatch):
     return parse
 
 
-HOTDOG = ("--config", "hotdog.yaml")  # SGD at 0.03
+HOTDOG = ("--config", "hotdog.yaml")  # SGD at 0.01
 TAKEN = {  # the rate is the usual one, and is told
     ("--model.optimizer", "Adam"): ("Adam", "0.005 is for SGD"),
-    (*HOTDOG, "--model.optimizer", "Adam"): ("Adam", "0.03 is for SGD"),
-    (*HOTDOG, "--model.optimizer=torch.optim.AdamW"): ("AdamW", "0.03 is for SGD"),
-    (*HOTDOG, "--model.optimizer.class_path", "RAdam"): ("RAdam", "0.03 is for SGD"),
-    (*HOTDOG, "--config", "adam.yaml"): ("Adam", "0.03 is for SGD"),
+    (*HOTDOG, "--model.optimizer", "Adam"): ("Adam", "0.01 is for SGD"),
+    (*HOTDOG, "--model.optimizer=torch.optim.AdamW"): ("AdamW", "0.01 is for SGD"),
+    (*HOTDOG, "--model.optimizer.class_path", "RAdam"): ("RAdam", "0.01 is for SGD"),
+    (*HOTDOG, "--config", "adam.yaml"): ("Adam", "0.01 is for SGD"),
     (*HOTDOG, "--model.optimizer", '{"class_path": "torch.optim.Adam", "init_args": {"betas": [0.8, 0.9]}}'): (
         "Adam",
-        "0.03 is for SGD",
+        "0.01 is for SGD",
     ),
     ("--config", "adam_rate.yaml", "--model.optimizer", "SGD"): ("SGD", "0.3 is for Adam"),
     ("--config", "rate.yaml", "--model.optimizer", "Adam"): ("Adam", "0.4 is for SGD"),
 }
 LEFT = {  # it is the optimizer's own, or the user's
     (): 0.005,
-    HOTDOG: 0.03,
-    (*HOTDOG, "--model.optimizer", "SGD"): 0.03,
+    HOTDOG: 0.01,
+    (*HOTDOG, "--model.optimizer", "SGD"): 0.01,
     ("--config", "adam_rate.yaml"): 0.3,
     (*HOTDOG, "--config", "adam_rate.yaml"): 0.3,
     ("--config", "adam.yaml", "--config", "rate.yaml"): 0.4,
-    (*HOTDOG, "--model.optimizer", "Adam", "--model.optimizer.lr", "0.01"): 0.01,
-    (*HOTDOG, "--model.optimizer.lr=0.01", "--model.optimizer", "Adam"): 0.01,
-    (*HOTDOG, "--model.optimizer.init_args.lr", "0.01", "--model.optimizer", "LBFGS"): 0.01,
-    (*HOTDOG, "--model.optimizer", '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}}'): 0.01,
+    (*HOTDOG, "--model.optimizer", "Adam", "--model.optimizer.lr", "0.02"): 0.02,
+    (*HOTDOG, "--model.optimizer.lr=0.02", "--model.optimizer", "Adam"): 0.02,
+    (*HOTDOG, "--model.optimizer.init_args.lr", "0.02", "--model.optimizer", "LBFGS"): 0.02,
+    (*HOTDOG, "--model.optimizer", '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.02}}'): 0.02,
 }
 
 
@@ -74,7 +74,7 @@ def test_a_rate_that_is_its_own_or_was_given_stays_and_nothing_is_said(optimizer
 
 
 def test_where_no_rate_is_usual_it_is_asked_for(optimizer):
-    with pytest.raises(WrongUsage, match="0.03 is for SGD, not for LBFGS: give --model.optimizer.lr"):
+    with pytest.raises(WrongUsage, match="0.01 is for SGD, not for LBFGS: give --model.optimizer.lr"):
         optimizer(*HOTDOG, "--model.optimizer", "LBFGS")
 
 
