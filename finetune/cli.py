@@ -203,6 +203,9 @@ def _is_first_process() -> bool:
 
 
 def _leave_process_group() -> None:
+    # What an error has interrupted: other processes wait for this one until it has left them.
+    if loader := sys.modules.get("finetune.data.loader"):
+        loader.end_workers()
     # Without this a gloo rank sometimes aborts at exit ("terminate called without an active exception").
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

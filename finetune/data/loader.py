@@ -114,11 +114,15 @@ def end_workers() -> None:
 
     Python's garbage collector is too late for it: it takes an iterator that is part of a cycle, as in a trainer or an
     exception's frames, apart from the queues that would tell the workers, and then waits 5 s for each of them.
+
+    May be called again where it was interrupted: the news of a killed worker, which torch raises wherever the main
+    thread is, can come after another error that its death has led to.
     """
     while _started:
-        iterator = _started.pop()
+        iterator = next(iter(_started))
         _ended.add(iterator)
         iterator._shutdown_workers()
+        _started.discard(iterator)  # only now: a worker's end may be raised at any point before
 
 
 def start_worker(worker_id: int) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from finetune.data import loader
-from finetune.data.loader import Loader, automatic_workers, check_shared_memory, start_worker
+from finetune.data.loader import Loader, automatic_workers, check_shared_memory, end_workers, start_worker
 
 FORK = multiprocessing.get_context("fork")
 
@@ -142,6 +142,29 @@ def test_a_worker_obeys_from_its_first_moment(kind, monkeypatch):
         worker.kill()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_an_end_that_a_killed_worker_interrupts_can_be_asked_for_again(when, monkeypatch):
+    kept = [Loader([0], num_workers=2, multiprocessing_context="fork", worker_init_fn=start_worker) for _ in range(2)]
+    iterators: list[Any] = [iter(one) for one in kept]
+    cls, news = type(iterators[0]), ["a worker was killed"]
+    place = {"before": "_shutdown_workers", "while": "_mark_worker_as_unavailable"}[when]
+    own = getattr(cls, place)
+
+    def interrupted(iterator: Any, *args: Any, **options: Any) -> None:
+        if news:
+            raise RuntimeError(news.pop())
+        own(iterator, *args, **options)
+
+    monkeypatch.setattr(cls, place, interrupted)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="killed"):
+        end_workers()
+    assert any(worker.is_alive() for iterator in iterators for worker in iterator._workers)
+    end_workers()
+    assert not any(worker.is_alive() for iterator in iterators for worker in iterator._workers)
+    assert time.monotonic() - began < 5  # what Python's garbage collector waits for one of them
 
 
 def left(start, told) -> None:

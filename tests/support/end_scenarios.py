@@ -342,7 +342,8 @@ class Run:
     def result(self) -> dict[str, Any]:
         for signum in (signal.SIGUSR1, signal.SIGKILL):
             for process in processes_of(self.pids):
-                os.kill(int(process.split()[0]), signum)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(int(process.split()[0]), signum)
             time.sleep(0.2 * bool(self.left))
         for descriptor in {self.reached, self.screen, self.go} & descriptors:
             close(descriptor)
