@@ -49,9 +49,9 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
     ) -> None:
         self.check_package()
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
-        mode = "online" if offline is False else None
-        if offline is None:
-            offline = os.environ.get("WANDB_MODE", "offline") in ("offline", "dryrun")
+        # Said to wandb.init itself: what was used in this process before has its own notion.
+        mode = os.environ.get("WANDB_MODE", "offline") if offline is None else "offline" if offline else "online"
+        offline = mode in ("offline", "dryrun")
         project = project or os.environ.get("WANDB_PROJECT", "finetune")
         others: dict[str, Any] = {"entity": entity, "group": group, "tags": tags, "notes": notes, "mode": mode}
         super().__init__(name, save_dir or "", offline=offline, id=id, project=project, prefix=prefix, **others)
@@ -69,8 +69,8 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
         if self._experiment is None:
             import wandb
 
-            if not self._save_dir:
-                self._save_dir = self._wandb_init["dir"] = self._run_folder()
+            # Absolute: wandb's own process, which outlives a run, goes by the folder in which it was started.
+            self._save_dir = self._wandb_init["dir"] = os.path.abspath(self._save_dir or self._run_folder())
             self._wandb_init["id"] = self._wandb_init["id"] or self._take_up()
             self._wandb_init["name"] = self._wandb_init["name"] or self._title()
             self._wandb_init["settings"] = wandb.Settings(silent=True, console="off")

@@ -61,7 +61,10 @@ def config(file: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if not name.startswith("_")}
 
 
-def test_a_fit_logs_what_steps_csv_has_and_goes_on_by_the_same_id(colours, cli, capfd):
+def test_a_fit_logs_what_steps_csv_has_and_goes_on_by_the_same_id(colours, cli, capfd, monkeypatch):
+    with monkeypatch.context() as elsewhere:  # as after a run in another folder, in a notebook
+        elsewhere.chdir(colours)
+        wandb.setup()
     lines = fit_with(colours, capfd, *LOGGER)
     first = the_file()
     assert metrics(first) == steps() and config(first) == settings()
@@ -77,10 +80,11 @@ def test_a_fit_logs_what_steps_csv_has_and_goes_on_by_the_same_id(colours, cli, 
 @pytest.mark.parametrize(
     ("given", "said", "offline", "mode"),
     [
-        (None, None, True, None),
-        (None, "online", False, None),
+        (None, None, True, "offline"),
+        (None, "online", False, "online"),
+        (None, "disabled", False, "disabled"),
         (False, None, False, "online"),
-        (True, "online", True, None),
+        (True, "online", True, "offline"),
     ],
 )
 def test_nothing_is_sent_unless_the_user_says_so(environment, monkeypatch, given, said, offline, mode):
