@@ -63,6 +63,23 @@ def calibrated_network(backbone: str, num_classes: int, image_size: int | None =
     return network
 
 
+def small_normalised(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
+    """A network of LeNet's size with batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 5, stride=2, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 32),
+        nn.ReLU(),
+        nn.Linear(32, num_classes),
+    )
+
+
 def trainer(**options: Any) -> pl.Trainer:
     world_size = int(sys.argv[3])
     return pl.Trainer(
@@ -241,9 +258,9 @@ def main() -> None:
         "resnet_float64": lambda: weights_after(data(), "64-true", freeze_batch_norm=True, **RESNET),
         "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **RESNET),
         "trained_batch_norm": lambda: weights_after(data(), "64-true", **RESNET),
-        "batch_norm_uneven": lambda: weights_after(data("uneven", 6, 64), "64-true", **RESNET),
+        "batch_norm_uneven": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised),
         "bad_batches": lambda: weights_after(
-            with_bad_batches(data("uneven", 6, 64, on_bad_image="skip")), "64-true", **RESNET
+            with_bad_batches(data("uneven", 6, on_bad_image="skip")), "64-true", build=small_normalised
         ),
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),

@@ -20,6 +20,7 @@ from ddp_scenarios import (
     moved,
     sgd,
     small_network,
+    small_normalised,
     trainer,
     weights_of,
     with_bad_batches,
@@ -85,7 +86,7 @@ def main() -> None:
         "frozen_stages": lambda mesh: weights_after(mesh, data(), freeze="layer2", freeze_batch_norm=True, **RESNET),
         "batch_norm_uneven": lambda mesh: weights_after(mesh, data("uneven", 6, 64), **RESNET),
         "bad_batches": lambda mesh: weights_after(
-            mesh, with_bad_batches(data("uneven", 6, 64, on_bad_image="skip")), **RESNET
+            mesh, with_bad_batches(data("uneven", 6, on_bad_image="skip")), small_normalised
         ),
         "noisy": lambda mesh: weights_after(mesh, data("uneven", 6), noisy_network),
         "probe": lambda mesh: weights_after(mesh, data(), small_network, head_init="probe"),
