@@ -7,9 +7,12 @@ from typing import Any
 
 import yaml
 
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, did_you_mean
 
 _OURS = ("TensorBoardLogger", "WandbLogger", "MLFlowLogger", "TrackioLogger")
+_LIGHTNINGS = ("CometLogger", "CSVLogger", "LitLogger", "NeptuneLogger")
+_BARE = re.compile("[A-Za-z]+")
+_NO_NAMES = ("true", "false", "null", "none", "yes", "no", "on", "off")
 _NAME = re.compile(rf"(?:pytorch_lightning\.loggers\.(?:\w+\.)?)?({'|'.join(_OURS)})")
 _CSV = re.compile(r"(?:pytorch_lightning\.loggers\.(?:csv_logs\.)?)?CSVLogger")
 _FLAG = re.compile(r"--trainer\.logger(?:\.class_path|\.help)?\+?")
@@ -31,6 +34,7 @@ def in_arguments(arguments: Sequence[str]) -> list[str]:
             named[i + 1] = _in_text(value)
         elif equals:
             named[i] = f"{flag}={_in_text(value)}"
+        _check(flag, value)
         if _CSV.fullmatch(value) and "help" not in flag and not any("save_dir" in other for other in arguments):
             told = "a run's metrics.csv and steps.csv have all that is logged: leave it out, or say where by"
             raise WrongUsage(f"{flag} {value}: {told} --trainer.logger.save_dir FOLDER")
@@ -53,6 +57,20 @@ def ours(value: Any) -> Any:
         return value | {"class_path": ours(value["class_path"])}
     match = _NAME.fullmatch(value) if isinstance(value, str) else None
     return f"finetune.{match[1]}" if match else value
+
+
+def _check(flag: str, value: str) -> None:
+    """Make sure that a bare name is a logger's; what has dots or ends as a file is left to jsonargparse."""
+    names = [name.strip() for name in value.strip("[] ").split(",")]
+    is_bare = all(_BARE.fullmatch(name) for name in names)
+    if not is_bare or value.lower() in _NO_NAMES:
+        return
+    for name in names:
+        if name not in _OURS + _LIGHTNINGS:
+            hint = did_you_mean(name, _OURS) or f"; valid are {', '.join(_OURS)}"
+            raise WrongUsage(f"{flag}: there is no logger {name!r}{hint}")
+    if value != names[0] and not (value.startswith("[") and value.endswith("]")):
+        raise WrongUsage(f"{flag} takes several loggers in brackets: '[{', '.join(names)}]'")
 
 
 def _in_text(text: str) -> str:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytorch_lightning as pl
 from PIL import Image
@@ -13,7 +15,10 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune.runs.run_logger import RunLogger
+from finetune.system.messages import reason
 
+log = logging.getLogger(__name__)
+_ANSWERS = 10.0  # seconds in which a server does
 _NOT_ALLOWED = re.compile("[^a-zA-Z0-9_/. -]")  # in a name: Lightning drops them, with a warning at each step
 _LONGEST = 240  # letters of a name
 
@@ -47,11 +52,11 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         artifact_location: str | None = None,
         run_id: str | None = None,
     ) -> None:
-        self.check_package()
         # Before mlflow is imported: it would take databases only, send what is used of it, and miss git on the screen.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+        self.check_package()
         settings = {"experiment_name": experiment_name, "tags": tags, "prefix": prefix}
         self._settings: dict[str, Any] = {**settings, "artifact_location": artifact_location}
         self._given_name, self._given_id, self.goes_on = run_name, run_id, run_id is not None
@@ -66,20 +71,30 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
             return super().experiment
         name, run_id = self._given_name or self._title(), self._take_up()
         uri = self._uri or Path(self._dir or self._run_folder()).absolute().as_uri()
+        _check_server(uri)
         announcing = logging.getLogger("pytorch_lightning.loggers.mlflow")
         level = announcing.level
         announcing.setLevel(logging.ERROR)  # that there was no such experiment yet
         try:
             # Not before: it makes the folder.
-            pl.loggers.MLFlowLogger.__init__(
-                self, tracking_uri=uri, run_name=name, run_id=self._given_id or run_id, **self._settings
-            )
-            client = super().experiment
+            client = self._client(uri, name, self._given_id or run_id)
         finally:
             announcing.setLevel(level)
         self._is_set_up = True
         self._remember(str(self._run_id))
         return client
+
+    def _client(self, uri: str, name: str, run_id: str | None) -> Any:
+        pl.loggers.MLFlowLogger.__init__(self, tracking_uri=uri, run_name=name, run_id=run_id, **self._settings)
+        try:
+            return super().experiment
+        except Exception as error:  # a server's MlflowException, or of a folder nothing more special
+            is_gone = getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST" or "does not exist" in str(error)
+            if run_id is None or self._given_id or not is_gone:
+                raise
+        log.warning("MLFlowLogger: what was logged of this run before is no longer there: it begins anew")
+        self.goes_on = False
+        return self._client(uri, name, None)
 
     @rank_zero_only
     def log_config(self, settings: Mapping[str, Any]) -> None:
@@ -109,3 +124,15 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
                 numbered = f"{allowed} {num}"
             self._names[name] = numbered
         return self._names[name]
+
+
+def _check_server(uri: str) -> None:
+    """Make sure that a server is there: MLflow would ask again and again, for minutes."""
+    if uri.startswith(("http://", "https://")):
+        try:
+            urlopen(uri, timeout=_ANSWERS).close()
+        except HTTPError:  # an answer
+            return
+        except OSError as error:
+            told = "MLFLOW_TRACKING_URI or --trainer.logger.tracking_uri says where it is"
+            raise ValueError(f"no server answers at {uri} ({reason(error)}): {told}") from error

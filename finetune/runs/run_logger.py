@@ -1,7 +1,10 @@
 """What Lightning's loggers are given beside what they can do: a place in the run's folder, its config, a picture."""
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,27 +16,71 @@ from pytorch_lightning.loggers.logger import Logger
 
 from finetune.runs.folder import Run, RunFolder
 from finetune.system.files import replace_text
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, reason
 
 FILE = "loggers.json"  # in the run's folder: by what names its loggers go on
+_LATER = ("log_metrics", "log_picture", "save", "finalize", "close")  # what is done of a run that has begun
+log = logging.getLogger(__name__)
+
+
+def _told(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that tells what a library raises, whatever its kind, as an error of the logger's."""
+
+    @wraps(begin)
+    def method(self: "RunLogger", *args: Any) -> Any:
+        try:
+            return begin(self, *args)
+        except WrongUsage:
+            raise
+        except Exception as error:
+            name, text = type(self).__name__, reason(error)
+            raise ValueError(text if text.startswith(name) else f"{name}: {text}") from error
+
+    return method
+
+
+def _outlived(act: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that says once what it raises, and does nothing afterwards: a run is worth more than its log."""
+
+    @wraps(act)
+    def method(self: "RunLogger", *args: Any, **options: Any) -> Any:
+        if not self.has_failed:
+            try:
+                return act(self, *args, **options)
+            except Exception as error:
+                self.has_failed = True
+                log.warning("%s: %s: from here on it logs nothing", type(self).__name__, reason(error))
+
+    return method
 
 
 class RunLogger(Logger):
     """A logger that writes into a run's folder, unless it is told another place, and goes on there on `--resume`.
 
     Nothing is made before Lightning asks for `experiment`, on the first device alone: the folder is not chosen earlier.
+    Where it can't begin the command fails, at its start; what fails later is said in a line, and the command goes on.
 
     Attributes:
         package: What it needs, which is also the name of our extra with it.
         place: Its folder in the run's; "" for the run's own.
         goes_on: Whether it has logged of this run before.
+        has_failed: Whether it logs no more.
     """
 
     package = ""
     place = ""
     goes_on = False
+    has_failed = False
     _run: Run | None = None
     _key = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.log_config = _told(cls.log_config)  # type: ignore[method-assign]
+        if isinstance(begin := vars(cls).get("experiment"), property) and begin.fget:
+            cls.experiment = property(_told(begin.fget))  # type: ignore[attr-defined]
+        for name in _LATER:
+            setattr(cls, name, _outlived(getattr(cls, name)))
 
     def attach(self, run: Run, key: str) -> None:
         """Tell it whose logger it is.
@@ -49,10 +96,17 @@ class RunLogger(Logger):
         """Make sure that what it needs is installed.
 
         Raises:
-            WrongUsage: It is not.
+            WrongUsage: It is not, or is broken.
         """
-        if find_spec(cls.package) is None:
-            raise WrongUsage(f"{cls.__name__} needs {cls.package}: pip install 'finetune[{cls.package}]'")
+        needed = f"pip install 'finetune[{cls.package}]'"
+        spec = find_spec(cls.package)
+        if spec is None or spec.origin is None:  # a folder of that name, as wandb leaves them where it is used
+            raise WrongUsage(f"{cls.__name__} needs {cls.package}: {needed}")
+        try:
+            import_module(cls.package)
+        except Exception as error:  # built for another version of what it needs, for one
+            told = f"{cls.__name__}: {cls.package} can't be imported: {reason(error)}"
+            raise WrongUsage(f"{told}; in a fresh environment: {needed}") from error
 
     def log_config(self, settings: Mapping[str, Any]) -> None:
         """Log what config.yaml says, by dotted names, unless it did so before."""
@@ -138,4 +192,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    try:
+        return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: remove it, and the run's loggers begin anew") from error

@@ -33,6 +33,7 @@ class TrackioLogger(RunLogger):
         self.check_package()
         self.project, self.run_name, self._dir = project, run_name, save_dir
         self._experiment: Any = None
+        self._before: dict[str, dict[str, Any]] = {}
 
     @property
     def name(self) -> str:
@@ -53,7 +54,7 @@ class TrackioLogger(RunLogger):
         if self._experiment is None:
             folder = Path(self._dir or self._run_folder()).absolute()
             folder.mkdir(parents=True, exist_ok=True)
-            write_into(folder)
+            self._before = write_into(folder)
             from trackio import Run
 
             class LocalRun(Run):
@@ -91,16 +92,23 @@ class TrackioLogger(RunLogger):
             with redirect_stdout(io.StringIO()):  # it announces an upload
                 self._experiment.finish()
             self._experiment = None
+            for module, places in self._before.items():
+                vars(sys.modules[module]).update(places)
 
 
-def write_into(folder: Path) -> None:
-    """Let Trackio write there: it settles when it is imported where all runs of a process go."""
-    os.environ["TRACKIO_DIR"] = str(folder)
+def write_into(folder: Path) -> dict[str, dict[str, Any]]:
+    """Let Trackio write there: it settles when it is imported where all runs of a process go.
+
+    Returns:
+        What its modules said before.
+    """
     import trackio.utils
 
-    if folder != trackio.utils.TRACKIO_DIR:
-        modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "trackio"]
-        for module in modules:
-            for name, place in _PLACES.items():
-                if name in vars(module):
-                    setattr(module, name, folder / place)
+    os.environ["TRACKIO_DIR"] = str(folder)  # for what it starts
+    before = {}
+    for module in [name for name in list(sys.modules) if name.partition(".")[0] == "trackio"]:
+        variables = vars(sys.modules[module])
+        before[module] = {name: variables[name] for name in _PLACES if name in variables}
+        variables.update({name: folder / _PLACES[name] for name in before[module]})
+    assert before["trackio.utils"].keys() == _PLACES.keys(), trackio.utils
+    return before

@@ -2,7 +2,9 @@
 
 import logging
 import os
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -11,9 +13,10 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune.runs.run_logger import RunLogger
-from finetune.system.messages import reason
+from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
+_MODES = ("online", "offline", "disabled", "dryrun", "run", "shared")
 
 
 class WandbLogger(RunLogger, pl.loggers.WandbLogger):
@@ -47,10 +50,12 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
         tags: list[str] | None = None,
         notes: str | None = None,
     ) -> None:
-        self.check_package()
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
+        self.check_package()
         # Said to wandb.init itself: what was used in this process before has its own notion.
         mode = os.environ.get("WANDB_MODE", "offline") if offline is None else "offline" if offline else "online"
+        if mode not in _MODES:
+            raise WrongUsage(f"WANDB_MODE is {mode!r}: it must be online, offline or disabled")
         offline = mode in ("offline", "dryrun")
         project = project or os.environ.get("WANDB_PROJECT", "finetune")
         others: dict[str, Any] = {"entity": entity, "group": group, "tags": tags, "notes": notes, "mode": mode}
@@ -66,22 +71,31 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        if self._experiment is None:
-            import wandb
+        if self._experiment is None and not hasattr(self, "_attach_id"):
+            self._experiment = self._begun()
+        return super().experiment
 
-            # Absolute: wandb's own process, which outlives a run, goes by the folder in which it was started.
-            self._save_dir = self._wandb_init["dir"] = os.path.abspath(self._save_dir or self._run_folder())
-            self._wandb_init["id"] = self._wandb_init["id"] or self._take_up()
-            self._wandb_init["name"] = self._wandb_init["name"] or self._title()
-            self._wandb_init["settings"] = wandb.Settings(silent=True, console="off")
-            try:
-                experiment: Any = super().experiment
-            except wandb.Error as error:
-                raise ValueError(f"WandbLogger: {reason(error)}") from error
-            self._remember(experiment.id)
-            if not self._offline and experiment.url:
-                log.info("logging to %s", experiment.url)
-        return self._experiment
+    def _begun(self) -> Any:
+        import wandb
+
+        # Absolute: wandb's own process, which outlives a run, goes by the folder in which it was started.
+        folder = os.path.abspath(self._save_dir or self._run_folder())
+        Path(folder, "wandb").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=Path(folder, "wandb")):
+            """Where it can't write wandb would take the temporary folder, in silence."""
+        os.environ.setdefault("WANDB_CACHE_DIR", str(Path(folder, "wandb", "cache")))  # its own logs, for one
+        self._save_dir = self._wandb_init["dir"] = folder
+        self._wandb_init["id"] = self._wandb_init["id"] or self._take_up()
+        self._wandb_init["name"] = self._wandb_init["name"] or self._title()
+        settings = wandb.Settings(silent=True, console="off")
+        # A run of its own: Lightning would take the one that a notebook has open, and we would end it.
+        begun: Any = wandb.init(**self._wandb_init, settings=settings, reinit="create_new")
+        begun.define_metric("trainer/global_step")
+        begun.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        self._remember(begun.id)
+        if not self._offline and begun.url:
+            log.info("logging to %s", begun.url)
+        return begun
 
     @rank_zero_only
     def log_config(self, settings: Mapping[str, Any]) -> None:

@@ -76,3 +76,18 @@ def test_lightnings_csv_logger_needs_a_place():
         in_arguments(["fit", "--trainer.logger", "CSVLogger"])
     placed = ["fit", "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "here"]
     assert in_arguments(placed) == placed
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("WandLogger", "^--trainer.logger: there is no logger 'WandLogger'; did you mean 'WandbLogger'"),
+        ("[TensorbordLogger]", "no logger 'TensorbordLogger'; did you mean 'TensorBoardLogger'"),
+        ("Sacred", "no logger 'Sacred'; valid are TensorBoardLogger, WandbLogger, MLFlowLogger, TrackioLogger$"),
+        ("TensorBoardLogger,WandbLogger", r"takes several loggers in brackets: '\[TensorBoardLogger, WandbLogger\]'$"),
+        ("[TensorBoardLogger", r"takes several loggers in brackets: '\[TensorBoardLogger\]'$"),
+    ],
+)
+def test_names_that_there_are_not(value, told):
+    with pytest.raises(WrongUsage, match=told):
+        in_arguments(["fit", "--trainer.logger", value])

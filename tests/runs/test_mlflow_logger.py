@@ -1,8 +1,11 @@
 """MLflow's files in the run's folder: what steps.csv has, the config once, a picture of test predictions."""
 
 import os
+import shutil
+import time
 from pathlib import Path
 
+import pytest
 from logged_fits import RUN, connections, fit_with, mlflow_metrics, mlflow_run, settings, steps
 
 from finetune.commands.logged_sheet import NAME
@@ -51,3 +54,27 @@ def test_a_server_or_a_folder_of_ones_own(run, environment, tmp_path):
     os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
     assert MLFlowLogger()._uri == "http://127.0.0.1:9" and MLFlowLogger(save_dir="here")._uri is None
     assert MLFlowLogger(tracking_uri="file:here")._uri == "file:here"
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("http://127.0.0.1:9", r"no server answers at http://127.0.0.1:9 \(.*refused.*\): MLFLOW_TRACKING_URI or"),
+        ("garbage://x", ".*garbage"),
+    ],
+)
+def test_a_server_that_is_not_there_is_told_soon_in_a_line(uri, told, run, environment):
+    logger = MLFlowLogger(tracking_uri=uri)
+    logger.attach(run, "MLFlowLogger")
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=f"^MLFlowLogger: {told}"):
+        _ = logger.experiment
+    assert time.monotonic() - began < 20  # it would ask for minutes
+
+
+def test_a_run_goes_on_where_mlflow_has_it_no_more(colours, cli, capfd, caplog):
+    fit_with(colours, capfd, *LOGGER)
+    shutil.rmtree(RUN / "mlflow" / mlflow_run()[1].info.experiment_id / mlflow_run()[1].info.run_id)
+    fit_with(colours, capfd, *LOGGER, "--resume", "--trainer.max_epochs", "2")
+    assert "MLFlowLogger: what was logged of this run before is no longer there: it begins anew" in caplog.messages
+    assert {step for _, step in mlflow_metrics()} >= {5, 8} and mlflow_run()[1].data.params

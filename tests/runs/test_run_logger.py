@@ -64,6 +64,62 @@ def test_a_package_that_is_missing_is_named(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_of_the_package_s_name_is_not_it(kind, monkeypatch, tmp_path):
+    logger = getattr(finetune, kind)
+    (tmp_path / "namespace").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(logger, "package", "namespace")
+    with pytest.raises(WrongUsage, match=r"needs namespace: pip install 'finetune\[namespace\]'$"):
+        logger()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_package_that_is_broken_is_told(kind, monkeypatch, tmp_path):
+    logger = getattr(finetune, kind)
+    (tmp_path / "broken.py").write_text("raise ImportError('of another version')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(logger, "package", "broken")
+    with pytest.raises(WrongUsage, match=f"^{kind}: broken can't be imported: of another version; in a fresh"):
+        logger()
+
+
+class Full(RunLogger):
+    """Of a library that raises what it likes."""
+
+    name = version = None
+    written = 0
+
+    def log_config(self, settings):
+        raise KeyError("no\nroom")
+
+    def log_metrics(self, metrics, step=None):
+        self.written += 1
+        raise RuntimeError("the disk\nis full")
+
+
+def test_a_logger_that_fails_says_so_once_and_stops_nothing(caplog):
+    logger = Full()
+    for step in range(3):
+        logger.log_metrics({"a": 1.0}, step)
+    logger.close()
+    assert caplog.messages == ["Full: the disk is full: from here on it logs nothing"]
+    assert logger.has_failed and logger.written == 1
+
+
+def test_one_that_can_not_begin_is_an_error():
+    with pytest.raises(ValueError, match=r"^Full: 'no\\nroom'$"):
+        Full().log_config({})
+
+
+def test_a_table_of_names_that_is_damaged_is_named(run):
+    logger = Silent()
+    logger.attach(run, "Silent")
+    (run.path / run_logger.FILE).touch()
+    with pytest.raises(ValueError, match=f"^{run.path}/loggers.json is damaged: remove it, and the run's loggers"):
+        logger._take_up()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_without_a_run_each_says_whose_it_is(kind, environment):
     with pytest.raises(ValueError, match=f"finetune.{kind} belongs to a run of finetune; elsewhere take Lightning's"):
         _ = getattr(finetune, kind)().experiment

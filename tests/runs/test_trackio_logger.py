@@ -61,3 +61,12 @@ def test_the_network_is_watched(environment, monkeypatch, tmp_path):
     with connections() as tried:
         trackio.Run(None, "control", None, "control", existing_runs=[]).finish()
     assert tried
+
+
+def test_what_others_log_afterwards_goes_where_they_say(colours, cli, capfd):
+    import trackio.utils
+
+    before = trackio.utils.TRACKIO_DIR
+    fit_with(colours, capfd, *LOGGER)
+    assert before == trackio.utils.TRACKIO_DIR != (RUN / "trackio").absolute()
+    assert trackio.utils.MEDIA_DIR.parent == before

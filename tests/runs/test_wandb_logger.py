@@ -14,6 +14,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from finetune.commands.logged_sheet import NAME
 from finetune.runs.wandb_logger import WandbLogger
+from finetune.system.messages import WrongUsage
 
 LOGGER = ("--trainer.logger", "WandbLogger")
 _HEADER, _BLOCK = 7, 32768  # bytes: of a file, and of the blocks that LevelDB's log format, which it is in, has
@@ -100,6 +101,8 @@ def test_where_it_is_sent_is_told(environment, monkeypatch, run, caplog):
     class Sent:
         id, url = "abc", "https://example.org/abc"
 
+        def define_metric(self, *args: Any, **given: Any) -> None: ...
+
     monkeypatch.setattr(wandb, "init", lambda **given: Sent())
     logger = WandbLogger(offline=False)
     logger.attach(run, "WandbLogger")
@@ -117,3 +120,35 @@ def test_an_account_that_is_wanted_and_not_there_is_told_in_a_line(environment, 
     logger.attach(run, "WandbLogger")
     with pytest.raises(ValueError, match="^WandbLogger: No API key configured.$"):
         _ = logger.experiment
+
+
+def test_a_run_that_is_open_is_left_to_its_owner(colours, cli, capfd, tmp_path_factory):
+    """As in a notebook; Lightning's logger takes it, and ours would end it."""
+    with wandb.init(project="own", mode="offline", dir=tmp_path_factory.mktemp("own"), config={"mine": 1}) as own:
+        fit_with(colours, capfd, *LOGGER)
+        own.log({"mine": 2})
+        assert dict(own.config) == {"mine": 1} and wandb.run is own
+    assert metrics(the_file()) == steps()
+
+
+def test_a_place_that_can_not_be_written_is_told(environment, run, tmp_path):
+    """Wandb would write into the temporary folder."""
+    (tmp_path / "file").touch()
+    logger = WandbLogger(save_dir=str(tmp_path / "file"))
+    logger.attach(run, "WandbLogger")
+    with pytest.raises(ValueError, match=f"^WandbLogger: Not a directory: {tmp_path}/file/wandb$"):
+        _ = logger.experiment
+
+
+def test_a_mode_that_there_is_not(environment, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "garbage")
+    with pytest.raises(WrongUsage, match="^WANDB_MODE is 'garbage': it must be online, offline or disabled$"):
+        WandbLogger()
+
+
+def test_its_own_logs_are_in_the_run_too(colours, cli, capfd, monkeypatch):
+    monkeypatch.delenv("WANDB_CACHE_DIR", raising=False)
+    wandb.teardown()
+    fit_with(colours, capfd, *LOGGER)
+    wandb.teardown()
+    assert list((RUN / "wandb/cache").rglob("*.log"))
