@@ -26,6 +26,8 @@ from benchmarks.techniques import watch
 from benchmarks.techniques.documents import blocks
 
 RECORDS = ROOT / "benchmarks/techniques/techniques.json"
+TRIVIAL = ("--data.augmentations", "[{class_path: TrivialAugment}]")
+SMALLER = ("--batch", "16", "--model.optimizer.lr", "0.02")
 # name: what is added to `finetune fit SET --size 128`
 TECHNIQUES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -33,15 +35,20 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "head ×10, rate 0.003": ("--model.optimizer.lr", "0.003", "--model.head_lr_multiplier", "10"),
     "rate 0.015": ("--model.optimizer.lr", "0.015"),
     "rate 0.06": ("--model.optimizer.lr", "0.06"),
+    "batches of 16, rate 0.02": SMALLER,
+    "batches of 8, rate 0.015": ("--batch", "8", "--model.optimizer.lr", "0.015"),
+    "AdamW, rate 0.0005": ("--model.optimizer", "torch.optim.AdamW", "--model.optimizer.lr", "0.0005"),
     "mixup 0.2": ("--data.mixup", "0.2"),
     "cutmix 1": ("--data.cutmix", "1"),
     "label smoothing 0.1": ("--model.label_smoothing", "0.1"),
-    "TrivialAugment": ("--data.augmentations", "[{class_path: TrivialAugment}]"),
+    "TrivialAugment": TRIVIAL,
     "96 pixels in the first half": ("--data.image_size_schedule", "96,128"),
     "head from a probe": ("--model.head_init", "probe"),
+    "60 epochs, TrivialAugment": ("--epochs", "60", *TRIVIAL),
+    "60 epochs, TrivialAugment, batches of 16": ("--epochs", "60", *TRIVIAL, *SMALLER),
     "100 epochs": ("--epochs", "100"),
     "100 epochs, cutmix 1": ("--epochs", "100", "--data.cutmix", "1"),
-    "100 epochs, TrivialAugment": ("--epochs", "100", "--data.augmentations", "[{class_path: TrivialAugment}]"),
+    "100 epochs, TrivialAugment": ("--epochs", "100", *TRIVIAL),
 }
 
 
