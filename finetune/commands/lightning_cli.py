@@ -40,6 +40,7 @@ from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.run_length import settle_length
+from finetune.training.threshold import parse_aim
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,10 @@ class FinetuneCLI(LightningCLI):
     def _made(self) -> tuple[ImageDataModule, Classifier]:
         """Return pictures and a network of the settings as they are now."""
         init = self.parser.instantiate(self.config)
-        return self._get(init, "data"), self._get(init, "model")
+        data, aim = self._get(init, "data"), self.config["fit"].threshold
+        if aim is not None:
+            parse_aim(aim, data.class_names)  # before any step is tried
+        return data, self._get(init, "model")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)

@@ -81,13 +81,14 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(colours, 
         (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
         (("--trainer.num_nodes", 2), "--minutes measures on one machine: give --epochs"),
         (("--data.image_size_schedule", "24,32"), "--minutes tries pictures of one size: leave out"),
+        (("--threshold", "f1"), "--threshold is for two classes, these are 3"),
         (("--minutes", 0), "--minutes must be a number and more than 0, got 0"),
         (("--minutes", -2), "--minutes must be a number and more than 0, got -2"),
         (("--minutes", ".nan"), "--minutes must be a number and more than 0, got nan"),
     ],
 )
 def test_what_can_not_be_had_is_told_before_anything_is_tried(colours, cli, tmp_path, tried, given, words):
-    with pytest.raises(WrongUsage, match=words):
+    with pytest.raises(ValueError, match=words):
         cli("fit", "--data.root", colours, *SHORT, "--minutes", 1, *given)
     assert not tried and not (tmp_path / "runs").exists()
 
