@@ -3,6 +3,7 @@
 Every fit is the real command in forked processes, which start at once since this one has imported everything.
 """
 
+import gc
 import json
 import os
 import random
@@ -210,5 +211,6 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
 if __name__ == "__main__":
     assert finetune.commands.lightning_cli and AtomicCheckpointIO  # imported before forking
     torch.set_num_threads(1)
+    gc.freeze()  # else each process's own garbage collection would copy all the memory that it shares with this one
     results = dict(scenarios())
     (OUT / "results.json").write_text(json.dumps(results, indent=1))
