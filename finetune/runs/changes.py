@@ -18,6 +18,7 @@ _HELD = (
     *("model.weights", "model.head_init", "model.source_classes", "model.class_mapping"),
     "threshold",  # best.ckpt may have one already
 )
+_LENGTH = ("trainer.max_epochs", "trainer.max_steps", "trainer.limit_train_batches")
 # What changes no result: where and how fast it runs, what it shows.
 _FREE = (
     *("resume", "ckpt_path", "allow_changes", "test_after_fit", "checkpoint_every_n_steps", "model.compile"),
@@ -58,9 +59,8 @@ def compared(
             f"the run would train in another order with {what}: leave that as it was, begin a new run without "
             "--resume, or go on all the same with --allow_changes true"
         )
-    is_shape = str(new.get("model.scheduler.class_path")).endswith(
-        "WarmupCosine"
-    )  # it takes its shape from what is given
+    # It takes its shape, and its length, from what is given.
+    is_shape = str(new.get("model.scheduler.class_path")).endswith("WarmupCosine")
     held = {
         key: old[key]
         for key in differing
@@ -69,6 +69,8 @@ def compared(
     stay = {_flag(key): values[_flag(key)] for key in held}
     changed = {k: v for k, v in values.items() if k not in stay and (k in order or not k.startswith(_FREE))}
     told = [f"changed: {_told(changed)}"] if changed else []
+    if is_shape and not changed.keys().isdisjoint(_LENGTH):
+        told.append("the learning rate goes on where WarmupCosine of the new length is by now, not as if begun with it")
     told += [
         f"{key} stays {json.dumps(a)}, not {json.dumps(b)}, since the checkpoint decides"
         for key, (a, b) in stay.items()

@@ -86,6 +86,16 @@ def test_the_shape_of_our_own_schedule_is_what_is_given():
     assert compared(before, now, False, False) == ("changed: model.scheduler.warmup 0.2 (was 0.1)", {})
 
 
+def test_a_prolonged_run_is_told_not_to_be_one_that_was_long_from_the_start():
+    cosine = {"class_path": "finetune.WarmupCosine", "init_args": {"warmup": 0.1}}
+    now = changed(model__scheduler=cosine, trainer__max_epochs=9)
+    told, _ = compared(changed(model__scheduler=cosine), now, False, False)
+    assert told == (
+        "changed: trainer.max_epochs 9 (was 5); the learning rate goes on where WarmupCosine of the new length is by "
+        "now, not as if begun with it"
+    )
+
+
 @pytest.mark.parametrize(
     ("order", "pictures", "what"),
     [
