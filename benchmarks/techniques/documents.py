@@ -10,7 +10,11 @@ from finetune.runs.best_epoch import kept_epoch
 
 _NUM_CHOOSING = 30  # pictures: about what the default sets apart of such sets
 _DRAWS = 1000
-_VIEWS = {"flip": "mirrored pictures, too", "five crops": "corners of pictures, too"}
+_VIEWS = {
+    "flip": "mirrored pictures, too",
+    "five crops": "corners of pictures, too",
+    "whole": "the whole shorter side, not 7/8 of it",
+}
 
 
 def right(digits: str) -> np.ndarray:
@@ -37,6 +41,7 @@ def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]
     names = dict.fromkeys(name for r in base for name in r["right"] if not name.startswith("epoch "))
     for name in names:
         told = _VIEWS.get(name, name.replace("ema", "average of the weights, decay"))
+        told = told.replace("× ", "evaluated at more pixels a side, × ")
         told = told.replace("mean of", "mean of the weights after the last epochs,")
         has = [r for r in base if name in r["right"]]
         rows[told] = [(r["set"], r["seed"], float(right(r["right"][name]).mean())) for r in has]

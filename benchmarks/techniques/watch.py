@@ -3,6 +3,8 @@
 import copy
 import json
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,14 @@ import albumentations as A
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torchvision.transforms.v2.functional import five_crop
+from torchvision.transforms.v2.functional import center_crop, five_crop
 
 from finetune.data.resize import SmallestMaxSize
 from finetune.data.transforms import resized_side
 
 DECAYS = (0.9, 0.95, 0.98, 0.99)
 LAST = (2, 3, 5, 10)  # epochs whose weights are averaged
+LARGER = (1.125, 1.25, 1.5)  # times as many pixels a side as in training
 FILE = "TECHNIQUES_FILE"  # the variable that names what is written: for each state a digit per picture, 1 where right
 
 
@@ -52,7 +55,16 @@ class Watch(pl.Callback):
             self.right[name] = _right(trainer, pl_module)
         pl_module.network.load_state_dict(kept)
         self.right["flip"] = _right(trainer, pl_module, is_flipped=True)
-        self.right["five crops"] = _right_of_crops(trainer, pl_module)
+        size: int = trainer.datamodule.eval_image_size  # type: ignore[attr-defined]
+        corners = partial(five_crop, size=[size, size])  # and the middle, which alone is usual
+        self.right["five crops"] = _right_of_views(trainer, pl_module, resized_side(size), corners)
+        for name, side, larger in (("whole", size, 1.0), *((f"× {by:g}", resized_side(size), by) for by in LARGER)):
+            pixels = round(larger * size)
+
+            def middle(image: Tensor, pixels: int = pixels) -> list[Tensor]:
+                return [center_crop(image, [pixels, pixels])]
+
+            self.right[name] = _right_of_views(trainer, pl_module, round(larger * side), middle)
         Path(os.environ[FILE]).write_text(json.dumps(self.right), "utf-8")
 
 
@@ -78,15 +90,14 @@ def _right(trainer: pl.Trainer, module: Any, is_flipped: bool = False) -> str:
 
 
 @torch.no_grad()
-def _right_of_crops(trainer: pl.Trainer, module: Any) -> str:
-    """Return the same, of the mean of what is said of a picture's corners and of its middle, which alone is usual."""
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    pictures, size, was_training = copy.copy(data.pictures("val")), data.eval_image_size, module.training
-    pictures.transform = A.Compose([SmallestMaxSize(resized_side(size))])
+def _right_of_views(trainer: pl.Trainer, module: Any, side: int, views: Callable[[Tensor], Sequence[Tensor]]) -> str:
+    """Return the same, of the mean of what is said of views of a picture whose shorter side was resized to `side`."""
+    pictures, was_training = copy.copy(trainer.datamodule.pictures("val")), module.training  # type: ignore[attr-defined]
+    pictures.transform = A.Compose([SmallestMaxSize(side)])
     module.eval()
     digits = []
     for item in map(pictures.__getitem__, range(len(pictures))):
-        crops = torch.stack(five_crop(torch.as_tensor(item["image"]).permute(2, 0, 1), [size, size]))
+        crops = torch.stack([*views(torch.as_tensor(item["image"]).permute(2, 0, 1))])
         with trainer.precision_plugin.forward_context():
             logits = module.network(module.normalized(crops.to(module.device)))
         digits.append(str(int(logits.float().softmax(1).sum(0).argmax() == item["label"])))

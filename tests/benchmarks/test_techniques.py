@@ -52,6 +52,7 @@ def test_the_callback_says_what_validation_says_and_leaves_the_fit_alone(colours
     from small_fits import fit
 
     monkeypatch.setenv(watch.FILE, str(tmp_path / "right.json"))
+    monkeypatch.setattr(watch, "LARGER", (1, 1.25))
     states = []
     for callbacks in ([Watch()], []):
         torch.manual_seed(0)
@@ -63,7 +64,8 @@ def test_the_callback_says_what_validation_says_and_leaves_the_fit_alone(colours
     assert all(bool((states[0][name] == value).all()) for name, value in states[1].items())
     right = json.loads((tmp_path / "right.json").read_text())
     assert documents.right(right["epoch 2"]).mean() == pytest.approx(accuracy)
-    assert {"epoch 1", "ema 0.9", "mean of 2", "flip", "five crops"} <= right.keys()
+    assert {"epoch 1", "ema 0.9", "mean of 2", "flip", "five crops", "whole", "× 1.25"} <= right.keys()
+    assert right["× 1"] == right["epoch 2"]
     assert {len(digits) for digits in right.values()} == {len(pictures.splits["val"].labels)}
 
 
