@@ -37,6 +37,8 @@ EXPERIMENTS = {
     "head": (3, 5, None, None),
     "predict": (3, 1, 50, 50),  # what is trained first is not measured
 }
+_OF_ALL = 2  # whole jobs of every tool; ours and the two fastest peers' are more
+_SEEDED = ("job", "fast")  # repeat k has seed k, so that the spread is of accuracies, too
 
 
 class Run(NamedTuple):
@@ -52,11 +54,20 @@ def key(record: dict) -> Run:
     return Run(*(record[name] for name in Run._fields))
 
 
+def fastest_peers(records: Sequence[dict]) -> list[tuple[str, str]]:
+    """Return tools and settings of the peers, those first whose first whole job took less, however well it learned.
+
+    Where we were measured, on that machine alone.
+    """
+    jobs = [r for r in records if r["experiment"] == "job" and r["repeat"] == 0 and "seconds" in r]
+    places = {r.get("machine") for r in jobs if r["tool"] == "finetune"}
+    theirs = [r for r in jobs if r["tool"] in tools.PEERS and (not places or r.get("machine") in places)]
+    return [(r["tool"], r["setting"]) for r in sorted(theirs, key=lambda r: r["seconds"])]
+
+
 def best_peer(records: Sequence[dict]) -> tuple[str, str] | None:
-    """Return tool and setting of the peer whose first whole job took the least time, however well it learned."""
-    jobs = [r for r in records if r["experiment"] == "job" and r["tool"] in tools.PEERS and "seconds" in r]
-    first = min((r for r in jobs if r["repeat"] == 0), key=lambda r: r["seconds"], default=None)
-    return (first["tool"], first["setting"]) if first else None
+    """Return the fastest of all peers."""
+    return next(iter(fastest_peers(records)), None)
 
 
 def plan(records: Sequence[dict]) -> Iterator[Run]:
@@ -65,8 +76,7 @@ def plan(records: Sequence[dict]) -> Iterator[Run]:
     for repeat in range(EXPERIMENTS["throughput"][0]):
         yield from (Run("throughput", *who, repeat) for who in everybody)
     for repeat in range(EXPERIMENTS["job"][0]):
-        best = best_peer(records)
-        for who in everybody if repeat == 0 else [("finetune", "default"), *([best] if best else [])]:
+        for who in everybody if repeat < _OF_ALL else [("finetune", "default"), *fastest_peers(records)[:2]]:
             yield Run("job", *who, repeat)
             if who[0] == "finetune":
                 yield Run("fast", *who, repeat)
@@ -81,7 +91,8 @@ def plan(records: Sequence[dict]) -> Iterator[Run]:
 def train(run: Run, place: tools.Place) -> dict:
     """Return what a run of `fit` gave."""
     _, epochs, *_ = EXPERIMENTS[run.experiment]
-    command = tools.fit(run.tool, run.setting, run.experiment, epochs, place)
+    seed = run.repeat if run.experiment in _SEEDED else None
+    command = tools.fit(run.tool, run.setting, run.experiment, epochs, place, seed)
     done = measure.run(command, tools.variables(place), place.out / "clock.txt")
     num_pictures = sum(1 for _ in place.data.glob("train/*/*"))
     result = {name: round(done[name], 2) for name in ("seconds", "memory_mb")}

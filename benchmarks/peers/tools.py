@@ -37,6 +37,7 @@ _HEAD = {
     "transformers": "--head",
     "ultralytics": "freeze=1 erasing=0 auto_augment=none scale=0 fliplr=0 hsv_h=0 hsv_s=0 hsv_v=0",
 }
+_SEED = {"finetune": "--seed_everything {}", "ultralytics": "seed={}"}  # the others: --seed
 _CONFIGS = {
     "throughput": "--config image_folder.yaml",
     "job": "--config image_folder.yaml",
@@ -87,16 +88,17 @@ def variables(place: Place) -> dict[str, str]:
     }
 
 
-def fit(tool: str, setting: str, experiment: str, epochs: int, place: Place) -> list[str]:
-    """Return the command that trains."""
+def fit(tool: str, setting: str, experiment: str, epochs: int, place: Place, seed: int | None = None) -> list[str]:
+    """Return the command that trains, with the tool's own seed where none is given."""
+    more = [] if seed is None else _SEED.get(tool, "--seed {}").format(seed).split()
     if tool == "finetune":
         program = [str(Path(sys.executable).with_name("finetune")), "fit", *_CONFIGS[experiment].split()]
         common = f"--data.image_size {IMAGE_SIZE} --data.batch_size {BATCH_SIZE} --test_after_fit false"
         if experiment != "fast":  # which says its own number
             common += f" --trainer.max_epochs {epochs}"
         places = ["--data.root", place.data, "--model.weights", place.weights, "--trainer.default_root_dir", place.out]
-        return [*program, *common.split(), *map(str, places)]
-    more = _BEST[tool].split() if setting == "best" else []
+        return [*program, *common.split(), *more, *map(str, places)]
+    more += _BEST[tool].split() if setting == "best" else []
     if experiment == "head":
         more += _HEAD[tool].split()
     return fit_peer(tool, epochs, BATCH_SIZE, more, place)

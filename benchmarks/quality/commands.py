@@ -1,9 +1,12 @@
 """By which command each tool trains with its own recipe, and how accurate it then is on the test pictures."""
 
+import csv
 import json
 import shlex
 import sys
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.peers import measure, tools
 from benchmarks.quality.plan import Run, number
@@ -19,6 +22,7 @@ OPTIONS = {
     "ultralytics": "workers=2 seed={seed}",
     "transformers": "--workers 2 --seed {seed}",
 }
+CALIBRATION = ("calibration_error_before_scaling", "calibration_error")
 
 
 def command(run: Run, place: tools.Place) -> list[str]:
@@ -39,6 +43,26 @@ def accuracy(tool: str, place: tools.Place, output: str) -> float:
     return tools.accuracy(tool, place.out, output)
 
 
+def calibration(out: Path) -> dict[str, float]:
+    """Return the calibration error on the test pictures, and what would be measured if the probabilities were true.
+
+    So few pictures in 15 bins never hit their probabilities exactly.
+    """
+    test = json.loads((out / "fit/version_0/test.json").read_text("utf-8"))
+    found = {name: round(test[f"test/{name}"], 4) for name in CALIBRATION if f"test/{name}" in test}
+    with open(out / "fit/version_0/test_predictions.csv", encoding="utf-8", newline="") as file:
+        confidence = np.array([float(row["probability"]) for row in csv.DictReader(file)])
+    return found | {"calibration_error_if_true": round(expected_error(confidence), 4)}
+
+
+def expected_error(confidence: np.ndarray, draws: int = 1000) -> float:
+    """Return the mean calibration error of pictures that are right as often as their confidence (N,) says."""
+    bins = np.minimum((confidence * 15).astype(int), 14)
+    is_right = np.random.default_rng(0).random((draws, len(confidence))) < confidence
+    gaps = [np.abs((is_right - confidence)[:, bins == b].sum(1)) for b in range(15)]
+    return float(np.mean(sum(gaps)) / len(confidence))
+
+
 def train(run: Run, place: tools.Place) -> dict:
     """Return what a run gave: seconds of the whole command, accuracy, and of how many pictures that is."""
     words = command(run, place)
@@ -47,6 +71,7 @@ def train(run: Run, place: tools.Place) -> dict:
     return {
         "accuracy": round(accuracy(run.tool, place, done["output"]), 5),
         "num_test": sum(1 for _ in place.data.glob(f"{split}/*/*")),
+        **(calibration(place.out) if run.tool == "finetune" else {}),
         "seconds": round(done["seconds"], 2),
         "command": shlex.join(words),
     }

@@ -1,6 +1,7 @@
 """The records as tables and sentences of docs/benchmarks.md."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from benchmarks.common.documents import mean_and_spread
@@ -88,6 +89,7 @@ def summary(records: Records) -> str:
         "Each peer's accuracy in at most half of its seconds, aim a fifth": is_speed_known and speed(points),
         f"At equal time, an error of at most {targets.ERROR_RATIO} of the best peer's": rivals and errors(rivals),
         "At equal time, no set where a peer is ahead by more than two standard errors": rivals and sets_lost(records),
+        f"Calibration error of the default at most {targets.CALIBRATION} before scaling": calibration(records),
     }
     lines = [f"- {target}: {text or NOT_YET}" for target, text in verdicts.items()]
     if rivals:
@@ -127,6 +129,18 @@ def sets_lost(records: Records) -> str:
     if len(compared) < len(rivals):
         parts[-1] += ", the others are over before any budget of ours"
     return f"{'. '.join(parts)}."
+
+
+def calibration(records: Records) -> str:
+    """Return means over sets and seeds; one set's pictures are so few that true probabilities have an error, too."""
+    wanted = [r for r in records if (r["tool"], r["setting"]) == ("finetune", "default")]
+    found = [r for r in wanted if "calibration_error_before_scaling" in r]
+    if not found:
+        return ""
+    names = ("calibration_error_before_scaling", "calibration_error", "calibration_error_if_true")
+    before, after, if_true = (statistics.fmean(r[name] for r in found) for name in names)
+    text = f"{verdict(before <= targets.CALIBRATION)}. {before:.3f}, after scaling {after:.3f} (n = {len(found)})"
+    return f"{text}; of so few pictures {if_true:.3f} would be measured if all probabilities were true."
 
 
 def blocks(records: Records) -> dict[str, str]:

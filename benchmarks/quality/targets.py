@@ -10,6 +10,7 @@ from benchmarks.quality.points import Point, Records, on_set
 HALF, FIFTH = 0.5, 0.2  # of a peer's seconds
 ERROR_RATIO = 0.85
 STANDARD_ERRORS = 2.0
+CALIBRATION = 0.05
 
 
 class Rival(NamedTuple):

@@ -137,15 +137,14 @@ def test_a_stopped_comparison_goes_on_where_it_was(compare, monkeypatch, tmp_pat
         go()
     assert len(json.loads(compare.RECORDS.read_text())) == 2
     assert go() == 1  # something failed
-    # The first round has all; in the second and third, we and the fastest peer take turns.
-    first = [("finetune", 0), *[(tool, 0) for tool in ("fastai", "fastai", "ultralytics", "ultralytics")]]
-    assert [(r.tool, r.repeat) for r in measured[:2] + measured[3:]] == [
-        *first, *[(tool, repeat) for repeat in (1, 2) for tool in ("finetune", "fastai")]
-    ]  # fmt: skip
+    # Two rounds have all; in the third, we and the two fastest peers take turns.
+    everybody = ["finetune", "fastai", "fastai", "ultralytics", "ultralytics"]
+    rounds = [*((tool, repeat) for repeat in (0, 1) for tool in everybody), *((tool, 2) for tool in everybody[:3])]
+    assert [(r.tool, r.repeat) for r in measured[:2] + measured[3:]] == rounds
     num = len(measured)
     assert go() == 0 and len(measured) == num  # what failed is not tried again by itself
-    assert go("--again") == 1 and [r.tool for r in measured[num:]] == ["ultralytics", "ultralytics"]
-    assert go("--minutes", "-1") == 0 and len(measured) == num + 2
+    assert go("--again") == 1 and [r.tool for r in measured[num:]] == 4 * ["ultralytics"]
+    assert go("--minutes", "-1") == 0 and len(measured) == num + 4
     assert go("--only", "jobs") == 2
 
 
@@ -160,7 +159,21 @@ def test_the_fastest_whole_job_is_the_best_peer(compare):
     assert compare.best_peer(jobs) == ("timm", "best")
     # Later rounds, which the others don't have, change nothing.
     assert compare.best_peer([*jobs, record("job", "fastai", repeat=1, seconds=50)]) == ("timm", "best")
+    assert compare.fastest_peers(jobs) == [("timm", "best"), ("fastai", "default")]
     assert compare.best_peer(jobs[:1]) is None
+    jobs[1]["machine"] = "another"
+    assert compare.best_peer(jobs) == ("fastai", "default")
+
+
+@pytest.mark.parametrize("tool", ["finetune", "plain", "timm", "fastai", "ultralytics", "transformers"])
+def test_a_seed_is_one_option_more(compare, tmp_path, tool):
+    (tmp_path / "train/cat").mkdir(parents=True)
+    place = compare.tools.Place(*(tmp_path for _ in range(6)))
+    without = compare.tools.fit(tool, "default", "job", 5, place)
+    seeded = compare.tools.fit(tool, "default", "job", 5, place, 7)
+    added = [word for word in seeded if word not in without]
+    assert " ".join(added) in ("--seed 7", "--seed_everything 7", "seed=7")
+    assert [word for word in seeded if word not in added] == without
 
 
 def test_tables_say_what_was_recorded_and_what_was_not(compare, tmp_path):

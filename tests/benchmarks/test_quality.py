@@ -9,6 +9,7 @@ import sys
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from paths import ROOT
 
@@ -138,6 +139,29 @@ def test_ours_is_the_accuracy_of_the_test_and_a_peers_that_of_its_last_epoch(tmp
     assert commands.accuracy("plain", place, 'noise\n{"accuracy": 0.5}\n') == 0.5
 
 
+def test_the_calibration_of_a_run_stands_beside_what_chance_would_give(tmp_path):
+    (tmp_path / "fit/version_0").mkdir(parents=True)
+    (tmp_path / "fit/version_0/test.json").write_text('{"test/calibration_error": 0.07}')
+    rows = "".join(f"{p}\n" for p in (0.5, 0.5, 1.0, 1.0))
+    (tmp_path / "fit/version_0/test_predictions.csv").write_text(f"probability\n{rows}")
+    # Of two that are right half of the time, both or none are in half of the cases: an error of a half on half of all.
+    found = commands.calibration(tmp_path)
+    assert found == {"calibration_error": 0.07, "calibration_error_if_true": pytest.approx(0.125, abs=0.01)}
+
+
+def test_true_probabilities_of_few_pictures_have_an_error_of_many_none():
+    confidence = np.random.default_rng(1).random(100_000)
+    assert commands.expected_error(confidence[:100]) > 0.05 > 0.01 > commands.expected_error(confidence, draws=20)
+
+
+def test_the_calibration_of_the_default_is_told_with_its_verdict():
+    found = {"calibration_error_before_scaling": 0.04, "calibration_error": 0.03, "calibration_error_if_true": 0.02}
+    of_ours = {"tool": "finetune", "setting": "default", **found}
+    assert documents.calibration([{**of_ours, "setting": "minutes_1"}]) == ""
+    assert documents.calibration([of_ours]).startswith("met. 0.040, after scaling 0.030 (n = 1); ")
+    assert documents.calibration([{**of_ours, "calibration_error_before_scaling": 0.06}]).startswith("missed. 0.060")
+
+
 def test_a_set_is_linked_for_the_peers_and_given_to_us_as_it_is(quality, tmp_path):
     for split in ("train", "test"):
         (tmp_path / "trash" / split / "a").mkdir(parents=True)
@@ -265,9 +289,9 @@ def test_without_records_nothing_is_claimed():
     only_failed = [record("trash", "plain", "epochs_5", failed="…")]
     assert set(documents.blocks(only_failed).values()) == {"Not measured yet."} and not documents.has_chart(only_failed)
     peers = [r for r in everything() if r["tool"] != "finetune"]
-    assert documents.blocks(peers)["quality_targets"].count("Not measured yet.") == 3
+    assert documents.blocks(peers)["quality_targets"].count("Not measured yet.") == 4
     without_budgets = [r for r in everything() if not r["setting"].startswith("minutes")]
-    assert documents.blocks(without_budgets)["quality_targets"].count("Not measured yet.") == 2
+    assert documents.blocks(without_budgets)["quality_targets"].count("Not measured yet.") == 3
 
 
 def test_the_chart_s_labels_lie_beside_each_other(tmp_path, monkeypatch):
