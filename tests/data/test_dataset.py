@@ -33,6 +33,12 @@ def test_training_pixels_depend_on_seed_epoch_and_index_alone():
     assert not np.array_equal(pictures(train_transform(32), seed=1)[0, 0]["image"], expected[0, 0])
 
 
+def test_pictures_that_are_alike_are_not_transformed_alike():
+    data = ImageDataset(lambda i: gradient(), np.zeros(50, int), train_transform(32), 0)
+    first = data[0, 0]["image"]
+    assert not any(np.array_equal(data[0, i]["image"], first) for i in range(1, 50))
+
+
 def test_control_without_the_seed_pixels_depend_on_what_came_before(monkeypatch):
     data = pictures(train_transform(32))
     monkeypatch.setattr("finetune.data.dataset.set_random_seed", lambda transform, seed: None)
