@@ -170,24 +170,37 @@ def test_prediction_reads_what_it_can_and_names_the_rest(some):
     assert index == 1 and "nowhere.png" in error
 
 
+@pytest.mark.parametrize("split", ["test", "val", "predict"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize(("limit", "num"), [(1, 8), (3, 24), (9, 30), (0.5, 16), (0.99, 24), (1.0, 30), (0.25, 8)])
-def test_a_limit_leaves_the_same_pictures_on_any_number_of_devices(colours, world_size, limit, num):
-    """30 pictures in 4 batches of 8: Lightning's own limit took the first of each device's batches."""
-    seen, steps = [], set()
+def test_a_limit_leaves_the_same_pictures_on_any_number_of_devices(colours, split, world_size, limit, num):
+    """Pictures in 4 batches of 8: Lightning's own limit took the first of each device's batches."""
+    seen, steps, stage = [], set(), {"test": "TESTING", "val": "VALIDATING", "predict": "PREDICTING"}[split]
+    given = {"val": {"val_fraction": 0.5}, "predict": {"predict": str(colours / "test")}}  # 30 or a few more
     for rank in range(world_size):
-        data = on_device(small(colours, batch_size=8), rank, world_size, limit_test_batches=limit)
-        loader = data.test_dataloader()
-        left = _parse_num_batches(RunningStage.TESTING, len(loader), data.trainer.limit_test_batches)
+        pictures = small(colours, batch_size=8, **given.get(split, {}))
+        data = on_device(pictures, rank, world_size, **{f"limit_{split}_batches": limit})
+        loader = getattr(data, f"{split}_dataloader")()
+        left = _parse_num_batches(RunningStage[stage], len(loader), getattr(data.trainer, f"limit_{split}_batches"))
         steps.add(left)
         seen += [index for batch in list(loader)[:left] for index in batch["index"].tolist()]
-    assert seen == list(range(num))
+    assert seen == list(range(len(data.splits[split].labels) if num == 30 else num))
     assert len(steps) == 1
 
 
 def test_a_limit_below_one_batch_is_told(colours):
     with pytest.raises(ValueError, match=r"trainer\.limit_test_batches 0\.2 is less than one batch of test"):
         on_device(small(colours, batch_size=8), 0, 2, limit_test_batches=0.2).test_dataloader()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_overfitting_takes_the_pictures_of_one_device_on_several(colours, world_size):
+    def taken(rank: int, devices: int) -> list[list[int]]:
+        data = on_device(small(colours, batch_size=7), rank, devices, overfit_batches=2)
+        return [batch["index"].tolist() for batch in list(data.train_dataloader())[:2]]
+
+    shares = [taken(rank, world_size) for rank in range(world_size)]
+    assert [sum(parts, []) for parts in zip(*shares, strict=True)] == taken(0, 1)
 
 
 @pytest.mark.parametrize("overfit_batches", [0, 2])

@@ -52,9 +52,9 @@ def test_killed_while_a_checkpoint_was_written(results):
     assert differences(result) == []
 
 
-@pytest.mark.parametrize(("name", "code"), [("sigint", 130), ("sigterm", 143)])
+@pytest.mark.parametrize(("name", "code"), [("sigint", 130), ("sigterm", 143), ("sighup", 129)])
 def test_signals_stop_all_processes_after_the_step(results, name, code):
-    result = results[name]  # Ctrl-C reaches both processes, SIGTERM here the first alone
+    result = results[name]  # Ctrl-C and a closed terminal reach both, SIGTERM here the first alone
     assert result["stopped"] == [code, code]
     assert result["step"] % 3 != 0 or result["step"] % STEPS_PER_EPOCH == 0, "no checkpoint of its own was written"
     assert differences(result) == []

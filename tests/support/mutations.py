@@ -1,6 +1,6 @@
 """For each promise of the README the line that keeps it, made wrong, and the tests that must then fail.
 
-    python tests/support/mutations.py [WORD ...]    # those whose promise has one of the words; all take 15 minutes
+    python tests/support/mutations.py [WORD ...]    # those whose promise has one of the words; all take 25 minutes
 
 Each runs in a copy of the checkout. Exit code 1 if a wrong line passed; `test_mutations.py` sees to it that the lines
 are still there.
@@ -224,6 +224,76 @@ MUTATIONS = [
         "if signum is not None and signum.si_pid == main.pid:",
         "if False:",
         "tests/data/test_loader.py",
+    ),
+    Mutation(
+        "classes are balanced by their frequency",
+        "training/loss.py",
+        "return counts.sum() / (num_classes * counts.clamp_min(1))",
+        "return torch.ones(num_classes)",
+        "tests/training/test_loss.py tests/training/test_classifier.py",
+    ),
+    Mutation(
+        "a threshold decides",
+        "training/calibration.py",
+        "if self.aim is None or self.choice is None or self.choice.value is None:",
+        "if True:",
+        "tests/training/test_threshold.py tests/training/test_calibration.py",
+    ),
+    Mutation(
+        "best.ckpt is of the last epoch within a standard error of the highest",
+        "runs/best_epoch.py",
+        "return max(i for i, accuracy",
+        "return min(i for i, accuracy",
+        "tests/runs/test_best_epoch.py",
+    ),
+    Mutation(
+        "another order is refused on --resume",
+        "runs/changes.py",
+        "if (order or has_other_pictures) and not allow:",
+        "if False:",
+        "tests/runs/test_changes.py",
+    ),
+    Mutation(
+        "an exported file that says something else is not kept",
+        "commands/export.py",
+        "if not found.is_good:",
+        "if False:",
+        "tests/commands/test_export.py",
+    ),
+    Mutation(
+        "--tta flip sees mirrored pictures, too",
+        "inference/tta.py",
+        "images.flip(-1)",
+        "images",
+        "tests/inference/test_tta.py",
+    ),
+    Mutation(
+        "a limit takes the same pictures on any number of devices",
+        "data/datamodule.py",
+        'self.loader("val", is_limited=True)',
+        'self.loader("val")',
+        "tests/data/test_datamodule.py",
+    ),
+    Mutation(
+        "nearly black pictures of 16 bits are told",
+        "training/overview.py",
+        'warn_of_dark_samples(data.splits["train"].paths)',
+        "pass",
+        "tests/training/test_overview.py",
+    ),
+    Mutation(
+        "decoded pictures are not kept past a change of their files",
+        "system/cache_dir.py",
+        "(status.st_mtime_ns, status.st_ctime_ns)",
+        "(status.st_mtime_ns, 0)",
+        "tests/data/test_image_cache.py tests/system/test_cache_dir.py",
+    ),
+    Mutation(
+        "a closed terminal saves as SIGTERM does",
+        "distributed/signals.py",
+        "_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)",
+        "_SIGNALS = (signal.SIGINT, signal.SIGTERM)",
+        "tests/integration/test_resume.py -k signals",
     ),
 ]
 

@@ -67,6 +67,13 @@ def test_only_the_first_device_speaks(colours, caplog, monkeypatch):
     assert told(caplog, data(colours)) == []
 
 
+def test_training_pictures_are_looked_at_for_dark_samples(colours, caplog, monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(overview, "warn_of_dark_samples", looked_at.append)
+    told(caplog, pictures := data(colours))
+    assert [list(paths) for paths in looked_at] == [list(pictures.splits["train"].paths)]
+
+
 def test_many_classes_are_not_listed(colours, caplog):
     pictures = data(colours)
     pictures.class_names = [f"class {i}" for i in range(20)]
