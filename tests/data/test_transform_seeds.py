@@ -85,7 +85,7 @@ def p_of_pair(a: np.ndarray, b: np.ndarray) -> float:
 def pairs() -> list[tuple[str, str]]:
     """Return all numbers of different parts, and the factors of one: a crop's own depend on each other, to fit in."""
     between = [(a, b) for one, two in combinations(PARTS.values(), 2) for a in one for b in two]
-    return between + [*combinations(PARTS["jitter"][1:], 2)]
+    return [*between, *combinations(PARTS["jitter"][1:], 2)]
 
 
 def test_no_part_knows_what_another_drew(draws):
