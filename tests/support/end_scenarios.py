@@ -225,9 +225,9 @@ class Run:
         as_started()
         sys.argv = ["finetune", *self.arguments(out)]
         patch.object(subprocess_script.subprocess, "Popen", Forked).start()
-        self.prepare()
         if self.before:
             self.before()
+        self.prepare()
         run_main()
         raise AssertionError
 
