@@ -17,6 +17,8 @@ from finetune.models.fx import fuse_batch_norm
 
 log = logging.getLogger(__name__)
 
+_WORTH_TELLING = 0.5  # seconds
+
 
 class HasNetwork(Protocol):
     """What these callbacks know of a module.
@@ -68,7 +70,7 @@ class Compile(pl.Callback):
 
     def _tell(self, trainer: pl.Trainer, *_: Any) -> None:
         seconds = seconds_compiling()
-        if trainer.is_global_zero and seconds > self._told + 0.5:
+        if trainer.is_global_zero and seconds > self._told + _WORTH_TELLING:
             log.info("compiling took %.0f s", seconds - self._told)
         self._told = seconds
 
