@@ -1,12 +1,23 @@
-"""Networks of timm from folder to prediction, and the same on two processes as on one."""
+"""Each family of timm's networks: the same on two processes as on one, resumed, with a probe, partly frozen."""
 
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
+import timm
+import torch
 from ddp_scenarios import NUM_EVALUATED
 from processes import launch
 from scenario_results import distance, draw_scenarios, load
+from small_fits import data, fit
 from timm_scenarios import FAMILIES
+
+from finetune import Classifier
+from finetune.features import linear_probe
+from finetune.models.stages import head, head_name, stages
+from finetune.models.timm_backbones import timm_name
+
+of_each_family = pytest.mark.parametrize(("backbone", "size"), FAMILIES.values(), ids=FAMILIES)
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +40,66 @@ def test_two_processes_train_as_one_does(results, scenario):
 def test_forgotten_statistics_or_draws_are_seen(results):
     assert distance(load(results[1], "mobilenetv4"), load(results[2], "control_own_statistics")) > 1e-6
     assert distance(load(results[1], "focalnet"), load(results[2], "control_own_draws")) > 1e-6
+
+
+def network_of(pictures, backbone, **options):
+    torch.manual_seed(0)
+    optimizer = {"optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9)}
+    return Classifier(pictures.class_names, backbone, None, network_size=pictures.image_size, **(optimizer | options))
+
+
+@of_each_family
+def test_a_probe_sees_what_timm_gives_its_classifier_and_changes_that_alone(colours, backbone, size, monkeypatch):
+    pictures = data(colours, image_size=size)
+    model, seen = network_of(pictures, backbone, head_init="probe"), []
+    fit_probe = linear_probe.fit_probe
+    monkeypatch.setattr(linear_probe, "fit_probe", lambda x, *args, **kw: seen.append(x) or fit_probe(x, *args, **kw))
+    fit(model, pictures, max_steps=0)
+    theirs = timm.create_model(timm_name(backbone), num_classes=3, img_size=size) if "vit" in backbone else None
+    theirs = theirs or timm.create_model(timm_name(backbone), num_classes=3)
+    theirs.load_state_dict(model.network.state_dict())
+    images = torch.cat([batch["image"] for batch in pictures.loader("train")])
+    with torch.no_grad():
+        x = model.normalized(images)
+        features = theirs.eval().forward_head(theirs.forward_features(x), pre_logits=True)
+    # float32; the head of mobilenetv4 has a layer before its classifier, which pre_logits has too
+    torch.testing.assert_close(torch.from_numpy(seen[0]).float(), features, rtol=1e-4, atol=1e-4)
+    before, after = network_of(pictures, backbone).network.state_dict(), model.network.state_dict()
+    changed = {name for name, value in before.items() if not value.equal(after[name])}
+    assert changed == {f"{head_name(model.network)}.{name}" for name in ("weight", "bias")}
+    assert head(model.network).weight.isfinite().all()
+
+
+@of_each_family
+def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(colours, backbone, size, tmp_path):
+    pictures, limits = {"image_size": size, "batch_size": 6}, {"limit_train_batches": 1, "limit_val_batches": 0}
+
+    def trained(epochs: int, **more) -> tuple[Classifier, pl.Trainer]:
+        model = network_of(data(colours, **pictures), backbone)
+        return model, fit(model, data(colours, **pictures), **limits, max_epochs=epochs, **more)
+
+    whole, _ = trained(3)
+    first, trainer = trained(2)
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    second, _ = trained(3, ckpt_path=tmp_path / "stopped.ckpt")
+    for name, value in whole.network.state_dict().items():
+        assert value.equal(second.network.state_dict()[name]), name
+    assert distance(whole.network.state_dict(), first.network.state_dict()) > 1e-6  # what the last step moves
+
+
+@of_each_family
+def test_what_the_frozen_part_of_each_family_gives_is_computed_once_and_is_the_same(
+    colours, backbone, size, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "caches"))
+    *_, last = list(stages(network_of(data(colours, image_size=size), backbone).network))[:-1]
+    results = []
+    for limit in (8, 0):
+        pictures = data(colours, image_size=size, num_views=1, cache_limit_gb=limit)
+        model = network_of(pictures, backbone, freeze=last, freeze_batch_norm=True)
+        fit(model, pictures, max_epochs=3)
+        assert bool(pictures.features) == bool(limit)
+        results.append(model.network.state_dict())
+    start = network_of(pictures, backbone).network.state_dict()
+    moved = max(float((results[1][name] - start[name]).abs().max()) for name in start)
+    assert distance(*results) <= 1e-3 * moved  # float32, in other batches

@@ -15,7 +15,7 @@ def data(root: Path, **options: Any) -> ImageFolderData:
     return ImageFolderData(str(root), **{"image_size": 32, "batch_size": 12, "num_workers": 0, **options})
 
 
-def fit(model: Classifier, pictures: ImageFolderData, **options: Any) -> pl.Trainer:
+def fit(model: Classifier, pictures: ImageFolderData, ckpt_path: Path | None = None, **options: Any) -> pl.Trainer:
     trainer = pl.Trainer(
         accelerator="cpu",
         logger=False,
@@ -24,7 +24,7 @@ def fit(model: Classifier, pictures: ImageFolderData, **options: Any) -> pl.Trai
         enable_model_summary=False,
         **{"max_epochs": 1, "num_sanity_val_steps": 0, "use_distributed_sampler": False, **options},
     )
-    trainer.fit(model, datamodule=pictures)
+    trainer.fit(model, datamodule=pictures, ckpt_path=ckpt_path)
     return trainer
 
 
