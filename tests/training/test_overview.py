@@ -95,6 +95,17 @@ def test_doubts(tmp_path):
     ]
 
 
+def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_fewer_are(tmp_path):
+    root = draw_colours(tmp_path / "few", train=3, test=10)
+    assert list(overview.doubts(data(root, val_fraction=0))) == []
+    (root / "train/blue/00.png").unlink()
+    (root / "test/red/00.png").unlink()
+    assert list(overview.doubts(data(root, val_fraction=0))) == [
+        "too few training pictures to learn from: blue 2",
+        "test has 29 pictures only: the standard error of an accuracy is up to 9 points",
+    ]
+
+
 def test_control_no_doubts(colours):
     assert list(overview.doubts(data(colours))) == []
 
