@@ -116,6 +116,8 @@ def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
     averaged = {"swa_lrs": 0.01, "device": "cpu"}
     with pytest.raises(ValueError, match=r"the frozen ones too: leave it out, or model\.freeze"):
         fit("StochasticWeightAveraging", "--model.freeze_batch_norm", "true", **averaged)
+    with pytest.raises(ValueError, match="the frozen ones too: leave it out"):
+        fit("StochasticWeightAveraging", "--model.freeze", "features.3", **averaged)  # these were once 0 and 1
     lenet = ("--model.backbone", "lenet", "--data.image_size", "28")
     with pytest.raises(ValueError, match="needs batch norm, which lenet has not"):
         fit("StochasticWeightAveraging", *lenet, **averaged)
