@@ -56,11 +56,12 @@ def test_scripts_that_differ_are_other_names(folder):
 def test_what_is_not_read_is_named(folder, tmp_path):
     listing = folder(train={"a": 1})
     (tmp_path / "train/b").mkdir()
-    for name in ("train/loose.jpg", "train/a/x.heic", "train/a/y.heic", "train/a/noted.txt"):
+    for name in ("train/loose.jpg", "train/a/x.heic", "train/a/y.heic", "train/a/z.AVIF", "train/a/noted.txt"):
         (tmp_path / name).touch()
     (tmp_path / "train/gone").symlink_to("nowhere")
     found = rows(folder_findings(list_pictures(tmp_path)))
-    assert found["loose"] == [f"1 picture in {tmp_path / 'train'}"] and found["other_files"] == ["2 files .heic"]
+    assert found["loose"] == [f"1 picture in {tmp_path / 'train'}"]
+    assert found["other_files"] == ["2 files .heic", "1 file .avif"]
     assert found["unread"] == [f"{tmp_path / 'train/gone'}: a link to nothing"]
     assert rows(folder_findings(listing)) == {}
 

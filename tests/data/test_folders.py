@@ -150,6 +150,15 @@ def test_what_is_left_out_is_told_in_a_line(tmp_path, caplog):
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("suffix", [".avif", ".pdf", ".heic", ".psd"])
+def test_files_of_other_kinds_are_left_out_by_name_in_any_case(tmp_path, caplog, suffix):
+    make(tmp_path, *TRAIN, f"train/cat/a{suffix}", f"train/dog/b{suffix.upper()}")
+    _, files = scan(tmp_path)
+    assert set(listed(tmp_path, files["train"])) == set(TRAIN)
+    (line,) = caplog.messages
+    assert line.startswith(f"left out of {tmp_path}, as no pictures: 2 {suffix}; supported are ")
+
+
 def test_folders_that_cannot_be_read_are_named_or_left_out(tmp_path, monkeypatch, caplog):
     make(tmp_path, *TRAIN, "train/cat/secret/1.png", "train/dog/back -> ..")
     scandir = os.scandir
