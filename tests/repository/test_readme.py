@@ -5,6 +5,7 @@ import shlex
 from inspect import signature
 
 import pytest
+import yaml
 from command_lines import own_options
 from paths import ROOT
 
@@ -17,6 +18,7 @@ from finetune.commands.parser import valid_keys
 from finetune.commands.short_words import WORDS
 from finetune.data.datamodule import ImageDataModule
 from finetune.system.messages import WrongUsage
+from finetune.training.run_length import usual_epochs
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^finetune .+$", README, re.M)
@@ -84,3 +86,14 @@ def test_files_that_it_names_exist():
     named = re.findall(r"`((?:tests|finetune)/[\w/]+\.py)`", README) + re.findall(r"\]\(((?!http)[^)]+)\)", README)
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_recipes_have_as_many_epochs_as_it_says():
+    sentence = r"shipped recipes give in (\d+) epochs \(`(\w+\.yaml)`: (\d+)\) on ([\d,]+) photographs"
+    ((epochs, another, of_another, num),) = re.findall(sentence, README)
+    names = re.findall(r"^\| `(\w+\.yaml)`.* \| 0\.\d+ ± 0\.\d+ \|$", README, re.M)
+    assert len(names) == 7 and another in names
+    for name in names:
+        trainer = yaml.safe_load((ROOT / "configs" / name).read_text("utf-8")).get("trainer", {})
+        found = trainer.get("max_epochs") or usual_epochs(int(num.replace(",", "")))
+        assert found == int(of_another if name == another else epochs), name
