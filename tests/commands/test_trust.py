@@ -1,6 +1,7 @@
 """What hostile checkpoints would have imported: a module on the path that leaves a file when it is."""
 
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,10 +13,12 @@ import pytest
 import torch
 from colours import QUICK, draw_colours
 
-from finetune import Classifier
+from finetune import Classifier, load
+from finetune.cli import main
 from finetune.commands.lightning_cli import run_lightning
 from finetune.commands.trust import data_settings
 from finetune.data.datasets.image_folder import SampleData
+from finetune.serving import http_server
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +189,86 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
     made = patch.object(SampleData, "obtain", side_effect=ValueError("fetched"))
     with made, pytest.raises(ValueError, match="fetched"):  # where the user says it, it is fetched
         cli(*given, "--data.root", tmp_path / "elsewhere/source")
+
+
+FIT = f"fit {' '.join(QUICK)} --model.backbone small_cnn --data.image_size 28 --data.root ROOT --trainer.max_epochs 2"
+MEASURE = "--ckpt_path CKPT --data.root ROOT --data.num_workers 0 --trainer.accelerator cpu"
+OF_DATA, OF_MODEL = {"data class", "transform"}, {"Lightning's instantiator"}
+# how else a checkpoint is read: the command line, and what it reads of HOSTILE's places, and so refuses
+WAYS = {
+    "test": (f"test {MEASURE}", OF_DATA | OF_MODEL),
+    "validate": (f"validate {MEASURE}", OF_DATA | OF_MODEL),
+    "fit --ckpt_path": (f"{FIT} --ckpt_path CKPT", set()),
+    "fit --resume": (f"{FIT} --resume", set()),
+    "fit --model.weights": (f"{FIT} --model.weights CKPT", set()),
+    "export": ("export --ckpt_path CKPT --format safetensors --output out.safetensors", OF_MODEL),
+    "export --quantize": ("export --ckpt_path CKPT --output out.onnx --quantize int8", OF_DATA | OF_MODEL),
+    "serve": ("serve --ckpt_path CKPT --port 0", OF_MODEL),
+    "load": ("", OF_MODEL),
+}
+
+
+@pytest.fixture
+def read(fitted, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
+    """Reads a checkpoint in one of WAYS, and returns the line with which it is refused, "" where it is not."""
+    monkeypatch.chdir(tmp_path)
+
+    def ends_at_once(app: Any, listener: Any, timeout: float, announce: Any, stop: Callable[[], None]) -> None:
+        (tmp_path / "listened").touch()
+        stop()
+
+    monkeypatch.setattr(http_server, "serve_until_stopped", ends_at_once)
+
+    def reads(way: str, ckpt: Path, *more: str) -> str:
+        if way == "load":
+            try:
+                load(ckpt, "cpu").predict(str(fitted / "colours/test"))
+            except ValueError as error:
+                return str(error)
+            return ""
+        if way == "fit --resume":
+            (last := tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").parent.mkdir(parents=True)
+            ckpt.rename(last)
+        places = {"CKPT": str(ckpt), "ROOT": str(fitted / "colours")}
+        with pytest.raises(SystemExit) as ended:
+            main([*(places.get(word, word) for word in WAYS[way][0].split()), *more])
+        lines = capsys.readouterr().err.splitlines()
+        errors = [line.removeprefix("finetune: error: ") for line in lines if line.startswith("finetune: error: ")]
+        assert ended.value.code == len(errors) <= 1 and not any("Traceback" in line for line in lines)
+        return "".join(errors)
+
+    return reads
+
+
+@pytest.mark.parametrize("place", sorted(OF_DATA | OF_MODEL))
+@pytest.mark.parametrize("way", WAYS)
+def test_no_other_way_of_reading_it_imports_anything_either(fitted, tmp_path, has_run, read, way, place):
+    line = read(way, altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place]))
+    assert not has_run() and "\n" not in line
+    assert bool(line) == (place in WAYS[way][1]), line
+    assert not line or "would import hostile" in line or "is not as `finetune fit` writes them" in line
+    if way == "serve":
+        assert (tmp_path / "listened").exists() == (not line)
+
+
+@pytest.mark.parametrize("place", sorted(OF_DATA))
+@pytest.mark.parametrize("way", ["test", "validate"])
+def test_these_import_what_the_user_names(fitted, tmp_path, has_run, read, way, place):
+    ckpt = altered(fitted, tmp_path / "own.ckpt", *HOSTILE[place])
+    assert "would import" not in read(way, ckpt, "--trust_modules", "hostile") and has_run()
+
+
+@pytest.mark.parametrize("is_archive", [True, False], ids=["archive", "bare pickle"])
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_of_reading_it_runs_what_is_pickled(fitted, tmp_path, read, way, is_archive):
+    ckpt = altered(fitted, tmp_path / "hostile.ckpt", None, {"callbacks": {"Checkpoints": Code(tmp_path / "ran")}})
+    if not is_archive:
+        ckpt.write_bytes(pickle.dumps({"state_dict": Code(tmp_path / "ran")}))
+    content = ckpt.read_bytes()
+    line = read(way, ckpt)
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "listened").exists()
+    assert ("posix.mkdir" in line or "Python objects" in line) if is_archive else line and "\n" not in line
+    (tmp_path / "control.ckpt").write_bytes(content)
+    with suppress(Exception):
+        torch.load(tmp_path / "control.ckpt", weights_only=False)
+    assert (tmp_path / "ran").exists()
