@@ -1,6 +1,8 @@
 """What fit makes of Lightning's trainer; test_cli.py, test_configs.py and test_resume.py go through all of it."""
 
+import csv
 import json
+import shutil
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -89,6 +91,44 @@ def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, tmp_path
     torch.save(checkpoint, last)
     with pytest.raises(ValueError, match="in another order with other training pictures"):
         cli(*fit, "--trainer.max_epochs", 3)
+
+
+# As a person types it, with image_folder.yaml, in a second.
+TYPED = [*("--backbone", "small_cnn", "--weights", "null", "--size", 28, "--epochs", 1, "--workers", 0)]
+TYPED += ["--trainer.accelerator", "cpu", "--report", "false", "--test_after_fit", "false"]
+
+
+def test_resume_in_another_order_is_refused_and_leaves_the_run_as_it_is(colours, cli, tmp_path):
+    fit = [*TYPED, "--batch", 8]
+    cli("fit", colours, *fit)
+    shutil.copytree(colours, other := tmp_path / "other")
+    (other / "train/blue/00.png").unlink()
+    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    before = last.read_bytes()
+    more = [*fit, "--resume", "--epochs", 2]
+    for what, line in (
+        (r"seed_everything 1 \(was 0\)", [colours, *more, "--seed", 1]),
+        (r"data\.batch_size 9 \(was 8\)", [colours, *more, "--batch", 9]),
+        (r"data\.root .*other", [other, *more]),
+    ):
+        with pytest.raises(ValueError, match=f"would train in another order with {what}.*--allow_changes true"):
+            cli("fit", *line)
+        assert last.read_bytes() == before
+        assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
+    cli("fit", colours, *more)  # the control: it is not the length that was refused
+    cli("fit", other, *fit, "--resume", "--epochs", 3, "--seed", 1, "--batch", 9, "--allow_changes", "true")
+    progress = torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]
+    assert progress["current"]["processed"] == 3
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [([], 0.03), (["--optimizer", "Adam"], 0.001)])
+def test_another_optimizer_than_the_config_s_learns_at_its_own_rate(colours, cli, tmp_path, optimizer, rate):
+    # Of 7 steps one is the warm-up, at the full rate already.
+    cli("fit", colours, *TYPED, "--batch", 8, "--trainer.log_every_n_steps", 1, *optimizer)
+    name = optimizer[1] if optimizer else "SGD"
+    with open(tmp_path / "runs/fit/version_0/steps.csv", newline="", encoding="utf-8") as file:
+        first = next(csv.DictReader(file))
+    assert float(first[f"lr-{name}/head"]) == float(first[f"lr-{name}/backbone"]) == rate
 
 
 @pytest.mark.parametrize(
