@@ -70,6 +70,19 @@ def test_every_picture_counts_once(results, num, mesh):
         assert float(row["probability"]) == pytest.approx(float(row_alone["probability"]), abs=1e-6)
 
 
+@pytest.mark.parametrize("mesh", [*MESHES, "(3, 1)", "(1, 3)"])
+def test_limits_take_the_batches_of_one_device(results, mesh):
+    alone, unlimited = load(results[1], "limited_None"), load(results[1], "control_unlimited")
+    world_size = max(map(int, re.findall(r"\d", mesh)))
+    for rank in range(world_size):
+        shared = load(results[world_size], f"limited_{mesh}", rank)
+        assert distance(alone["weights"], shared["weights"]) <= 1e-10
+        assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6)
+    # The control: on other batches, as each device's own would be, both would differ.
+    assert distance(alone["weights"], unlimited["weights"]) > 1e-4
+    assert abs(alone["metrics"]["val/loss"] - unlimited["metrics"]["val/loss"]) > 1e-4
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_each_device_holds_its_part_of_the_head(results, mesh):
     parts = [load(results[2], f"checkpoint_{mesh}", rank)["shape"] for rank in range(2)]

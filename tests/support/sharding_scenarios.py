@@ -63,6 +63,21 @@ def weights_after(mesh: Any, data: ImageFolderData, build: Callable, **options: 
     return after
 
 
+def limited(mesh: Any, root: Path, is_limited: bool = True) -> dict[str, Any]:
+    """Weights after three epochs of two batches, and what is said of one batch of validation; or of all, a control."""
+
+    def begun(**limit: Any) -> tuple[pl.Trainer, Classifier, ImageFolderData]:
+        data = ImageFolderData(str(root), val_fraction=0.3, batch_size=6, image_size=32, num_workers=0)
+        limit = limit if is_limited else {}
+        return trainer(max_steps=6, max_epochs=-1, **limit, **strategy(mesh)), model_of(data, small_network), data
+
+    fitting, model, data = begun(overfit_batches=2)
+    fitting.fit(model, datamodule=data)
+    validating, fresh, data = begun(limit_val_batches=1)
+    (metrics,) = validating.validate(fresh, datamodule=data, verbose=False)
+    return {"weights": full_state(model.network), "metrics": metrics}
+
+
 def head_and_checkpoint(mesh: Any, data: Callable[[], ImageFolderData], path: Path) -> dict[str, Any]:
     """Train 5 steps and write a checkpoint, and go on from it in a new trainer to 10; what each device holds."""
     model = model_of(data(), small_network)
@@ -105,6 +120,9 @@ def main() -> None:
                 save(out, f"{name}_moved_{mesh}", MOVED.pop())
         if world_size < 3:
             save(out, f"checkpoint_{mesh}", head_and_checkpoint(mesh, data, out / f"{mesh}.ckpt"))
+        save(out, f"limited_{mesh}", limited(mesh, data_root / "train"))
+    if world_size == 1:
+        save(out, "control_unlimited", limited(None, data_root / "train", is_limited=False))
     if world_size == 2:
         # Control: shares by the global rank, so that the devices of one head see different pictures.
         with patch("finetune.data.datamodule.batch_share", lambda t: (t.global_rank, t.world_size)):
