@@ -31,6 +31,18 @@ def test_a_fit_logs_what_steps_csv_has_and_goes_on_there(colours, cli, capfd):
     assert not (RUN.parent / "version_1/mlflow").exists() and not Path("mlruns").exists()
 
 
+def test_telemetry_is_off_unless_the_user_says_so(environment):
+    from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
+
+    del os.environ["MLFLOW_DISABLE_TELEMETRY"]
+    assert not MLFLOW_DISABLE_TELEMETRY.get()  # the control: by itself MLflow has it on
+    MLFlowLogger()
+    assert MLFLOW_DISABLE_TELEMETRY.get()
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "false"
+    MLFlowLogger()
+    assert not MLFLOW_DISABLE_TELEMETRY.get()
+
+
 def test_classes_may_be_called_anything(run, environment):
     """MLflow refuses most characters and long names, and Lightning drops the former: two names could become one."""
     logger = MLFlowLogger()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from colours import QUICK
 
 from finetune.runs import run_lock
 
@@ -55,3 +56,23 @@ def test_what_is_released_another_process_may_have(tmp_path, monkeypatch):
     run_lock.release()
     assert another(tmp_path).communicate(timeout=60)[0] == "held\n"
     run_lock.hold(tmp_path)
+
+
+def test_a_run_that_another_process_writes_into_is_not_resumed(colours, cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "_held", {})
+    small = ["--model.backbone", "small_cnn", "--data.image_size", "28", "--test_after_fit", "false"]
+    fit = ["fit", "--data.root", colours, *QUICK, *small]
+    cli(*fit)
+    run_lock.release()
+    run = tmp_path / "runs/fit/version_0"
+    last = (run / "checkpoints/last.ckpt").read_bytes()
+    other = another(run)
+    assert other.stdout.readline() == "held\n"
+    more = [*fit, "--resume", "--trainer.max_epochs", 2]
+    with pytest.raises(ValueError, match=f"another process, {other.pid}, goes on in"):
+        cli(*more)
+    assert (run / "checkpoints/last.ckpt").read_bytes() == last
+    other.communicate(timeout=60)
+    cli(*more)  # the control
+    assert (run / "checkpoints/last.ckpt").read_bytes() != last
+    run_lock.release()
