@@ -13,7 +13,7 @@ from torchvision.transforms._presets import ImageClassification
 from finetune.models.backbones import build
 from finetune.models.stages import head
 from finetune.models.weight_files import Pretrained
-from finetune.models.weights import load_weights, read_weights, source_head
+from finetune.models.weights import load_weights, read_weights, source_head, start
 
 
 def pretrained(state: dict[str, torch.Tensor] | None = None, class_names: list[str] | None = CATEGORIES) -> Pretrained:
@@ -123,9 +123,8 @@ def test_our_own_checkpoint_brings_its_normalisation(tmp_path):
     torch.save({"state_dict": state, "hyper_parameters": {"class_names": ["a", "b", "c"]}}, tmp_path / "our.ckpt")
     read = read_weights(str(tmp_path / "our.ckpt"), SMALL)
     buffers = torch.zeros(3, 1, 1), torch.zeros(3, 1, 1)
-    read.write_normalization(*buffers)
+    start(network(SMALL), str(tmp_path / "our.ckpt"), SMALL, buffers)
     assert buffers[0].equal(mean) and buffers[1].equal(std) and "mean" not in read.state
-    load_weights(network(SMALL), read)
     for name, value in ("mean", torch.zeros(4)), ("std", torch.zeros(())):
         torch.save({"state_dict": {**state, name: value}, "hyper_parameters": {}}, tmp_path / "odd.ckpt")
         with pytest.raises(ValueError, match=f"odd.ckpt is no checkpoint of ours: its {name} has the shape"):
