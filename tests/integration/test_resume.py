@@ -1,4 +1,8 @@
-"""Interrupted equals uninterrupted, bit for bit: weights, optimizer, schedule, Lightning's counters and its tables."""
+"""Interrupted equals uninterrupted, bit for bit: weights, optimizer, schedule, Lightning's counters and its tables.
+
+On another number of processes than it began on the weights are the same save rounding; test_elastic.py has all that is
+random, and each mistake, without the command.
+"""
 
 import json
 import subprocess
@@ -62,6 +66,22 @@ def test_signals_stop_all_processes_after_the_step(results, name, code):
 
 def test_dropout_needs_no_generator_state(results):
     assert differences(results["dropout"]) == []
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_the_command_goes_on_with_another_number_of_processes(results, before, after):
+    result = results[f"moved{before}to{after}"]
+    assert result["stopped"] == [143] * before and result["resumed"] == [0] * after
+    assert result["step"] == STEPS_PER_EPOCH + 3  # inside an epoch
+    for said, num in zip(result["said"], (before, after), strict=True):
+        assert f"training: {num} x cpu, precision 64-true" in said
+        assert "changed" not in said
+    assert f"from step {result['step']}\n" in result["said"][1]
+    stopped_at, end = result["distances"]
+    assert stopped_at > 1e-3  # else there was nothing to do
+    assert end <= 1e-10  # float64: rounding over 28 steps, far below any mistake
+    assert results["moved_control"]["resumed"] == [0]
+    assert results["moved_control"]["distances"][1] > 1e-4  # the epoch begun again
 
 
 def test_a_finished_run_says_so(results):

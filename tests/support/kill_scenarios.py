@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from scenario_results import distance
 
 import finetune.commands.lightning_cli
 from finetune.cli import main
@@ -26,6 +27,7 @@ from finetune.data import datamodule
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.runs.folder import versions
 from finetune.runs.metrics_csv import read_metrics
+from finetune.training.classifier import Classifier
 
 OUT, DATA = Path(sys.argv[1]), Path(sys.argv[2])
 STEPS_PER_EPOCH, EPOCHS = 7, 4  # 81 pictures in batches of 12
@@ -37,6 +39,7 @@ FIT = [
 ]
 MOBILENET = ("--model.backbone", "mobilenet_v3_small")  # batch norm, dropout, and small checkpoints
 EFFICIENTNET = ("--model.backbone", "efficientnet_b0", "--trainer.max_epochs", 2)
+SMALL = ("--model.backbone", "small_cnn", "--data.image_size", 28, "--trainer.precision", "64-true")
 
 
 class Fit:
@@ -146,6 +149,32 @@ def interrupted(root: Path, step: int, signum: int, everyone: bool, reference: d
     return {"stopped": codes, "step": inside, "resumed": resumed, **compared(root, reference)}
 
 
+def stop_inside_an_epoch() -> None:
+    """Let SIGTERM come to the first process in the third step of the second epoch."""
+    step, calls = Classifier.training_step, []
+
+    def stopped(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == STEPS_PER_EPOCH + 3 and os.environ.get("RANK", "0") == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args)
+
+    patch.object(Classifier, "training_step", stopped).start()
+
+
+def moved(root: Path, before: int, after: int, reference: dict[str, Any], control: Any = None) -> dict[str, Any]:
+    """Stop a fit on `before` processes, go on with it on `after`; how far from the reference is it each time?"""
+    codes = Fit(root, *SMALL, world_size=before, before=stop_inside_an_epoch).wait()
+    step, stopped_at = step_of_last(root), distance(state(root)["weights"], reference["weights"])
+    said = (root / "log0").read_text()
+    resumed = Fit(root, *SMALL, world_size=after, before=control).wait()
+    return {
+        **{"stopped": codes, "step": step, "resumed": resumed},
+        "said": [said, (root / "log0").read_text().removeprefix(said)],
+        "distances": [stopped_at, distance(state(root)["weights"], reference["weights"])],
+    }
+
+
 def die_while_writing() -> None:
     """Let the second checkpoint be cut off by SIGKILL in the middle of its file."""
     save, calls = torch.save, []
@@ -206,6 +235,12 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
     reference_root = OUT / "efficientnet"
     Fit(reference_root, *EFFICIENTNET).wait()
     yield "dropout", killed_and_resumed(OUT / "dropout", 4, state(reference_root), *EFFICIENTNET)
+    reference_root = OUT / "small"
+    Fit(reference_root, *SMALL).wait()
+    reference = state(reference_root)
+    for before, after in ((2, 1), (1, 2)):
+        yield f"moved{before}to{after}", moved(OUT / f"moved{before}to{after}", before, after, reference)
+    yield "moved_control", moved(OUT / "moved_control", 2, 1, reference, start_the_epoch_again)
 
 
 if __name__ == "__main__":
