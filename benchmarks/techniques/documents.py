@@ -36,8 +36,10 @@ def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]
     good = [r for r in records if "right" in r]
     base = [r for r in good if r["technique"] == "default"]
     rows = {"default, the last epoch": [*map(_of(at_the_end), base)]}
+    beyond = {"default, the last epoch": over_confidence(base)}
     for name in techniques:
-        rows[name] = [*map(_of(at_the_end), (r for r in good if r["technique"] == name))]
+        found = [r for r in good if r["technique"] == name]
+        rows[name], beyond[name] = [*map(_of(at_the_end), found)], over_confidence(found)
     names = dict.fromkeys(name for r in base for name in r["right"] if not name.startswith("epoch "))
     for name in names:
         told = _VIEWS.get(name, name.replace("ema", "average of the weights, decay"))
@@ -46,8 +48,16 @@ def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]
         has = [r for r in base if name in r["right"]]
         rows[told] = [(r["set"], r["seed"], float(right(r["right"][name]).mean())) for r in has]
     del rows["default"]
-    head = "| technique | " + " | ".join(SMALL) + " | mean of the differences to the default |\n" + "| --- " * 6 + "|\n"
-    return {"techniques": head + "\n".join(_row(name, found, rows) for name, found in rows.items()), **_kept(base)}
+    columns = ["technique", *SMALL, "mean of the differences to the default", "confidence beyond accuracy"]
+    head = f"| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|\n"
+    lines = [_row(name, found, rows) + f" {beyond.get(name, '–')} |" for name, found in rows.items()]
+    return {"techniques": head + "\n".join(lines), **_kept(base)}
+
+
+def over_confidence(records: Sequence[dict]) -> str:
+    """Return by how much the mean confidence of the last weights is above their accuracy, where it was looked at."""
+    found = [r["confidence"] - at_the_end(r) for r in records if "confidence" in r]
+    return f"{statistics.fmean(found):+.3f} (n = {len(found)})" if found else "–"
 
 
 def _of(measure: Callable[[dict], float]) -> Callable[[dict], tuple[str, int, float]]:

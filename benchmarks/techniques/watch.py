@@ -20,15 +20,24 @@ from finetune.data.transforms import resized_side
 DECAYS = (0.9, 0.95, 0.98, 0.99)
 LAST = (2, 3, 5, 10)  # epochs whose weights are averaged
 LARGER = (1.125, 1.25, 1.5)  # times as many pixels a side as in training
-FILE = "TECHNIQUES_FILE"  # the variable that names what is written: for each state a digit per picture, 1 where right
+# The variable that names what is written: for each state a digit per picture, 1 where right, and what the last weights
+# say on average of their first class.
+FILE = "TECHNIQUES_FILE"
 
 
 class Watch(pl.Callback):
-    """Evaluates by itself after each epoch; changes nothing of the fit, whose seconds it makes more."""
+    """Evaluates by itself; changes nothing of the fit, whose seconds it makes more.
+
+    Args:
+        is_brief: After the last epoch alone, and by its weights alone.
+    """
+
+    def __init__(self, is_brief: bool = False) -> None:
+        self.is_brief = is_brief
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.right: dict[str, str] = {}
-        self.averages = {decay: _weights(pl_module) for decay in DECAYS}
+        self.averages = {} if self.is_brief else {decay: _weights(pl_module) for decay in DECAYS}
         self.states: list[dict[str, Tensor]] = []
         self.num_steps = 0
 
@@ -41,10 +50,18 @@ class Watch(pl.Callback):
                 average[name].lerp_(value, share)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.right[f"epoch {trainer.current_epoch + 1}"] = _right(trainer, pl_module)
+        if self.is_brief and trainer.current_epoch + 1 != trainer.max_epochs:
+            return
+        self.right[f"epoch {trainer.current_epoch + 1}"], self.confidence = _right(trainer, pl_module)
         self.states = [*self.states[1 - max(LAST) :], _weights(pl_module)]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if not self.is_brief:
+            self._look_otherwise(trainer, pl_module)
+        Path(os.environ[FILE]).write_text(json.dumps({"right": self.right, "confidence": self.confidence}), "utf-8")
+
+    def _look_otherwise(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Evaluate by averages of the weights, and by other views of the pictures."""
         kept = {name: value.clone() for name, value in pl_module.network.state_dict().items()}
         averages = {f"ema {decay}": average for decay, average in self.averages.items()}
         for num in LAST:
@@ -52,9 +69,9 @@ class Watch(pl.Callback):
             averages[f"mean of {num}"] = {name: sum(s[name] for s in states) / len(states) for name in states[0]}
         for name, weights in averages.items():
             pl_module.network.load_state_dict(weights, strict=False)
-            self.right[name] = _right(trainer, pl_module)
+            self.right[name], _ = _right(trainer, pl_module)
         pl_module.network.load_state_dict(kept)
-        self.right["flip"] = _right(trainer, pl_module, is_flipped=True)
+        self.right["flip"], _ = _right(trainer, pl_module, is_flipped=True)
         size: int = trainer.datamodule.eval_image_size  # type: ignore[attr-defined]
         corners = partial(five_crop, size=[size, size])  # and the middle, which alone is usual
         self.right["five crops"] = _right_of_views(trainer, pl_module, resized_side(size), corners)
@@ -65,7 +82,6 @@ class Watch(pl.Callback):
                 return [center_crop(image, [pixels, pixels])]
 
             self.right[name] = _right_of_views(trainer, pl_module, round(larger * side), middle)
-        Path(os.environ[FILE]).write_text(json.dumps(self.right), "utf-8")
 
 
 def _weights(module: Any, copy: bool = True) -> dict[str, Tensor]:
@@ -75,18 +91,19 @@ def _weights(module: Any, copy: bool = True) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _right(trainer: pl.Trainer, module: Any, is_flipped: bool = False) -> str:
-    """Return a digit for each validation picture: 1 where the network is right."""
-    was_training, digits = module.training, []
+def _right(trainer: pl.Trainer, module: Any, is_flipped: bool = False) -> tuple[str, float]:
+    """Return a digit for each validation picture, 1 where the network is right, and its mean confidence."""
+    was_training, digits, confidences = module.training, [], []
     module.eval()
     for batch in trainer.datamodule.val_dataloader():  # type: ignore[attr-defined]
         images = module.normalized(batch["image"].to(module.device))
         with trainer.precision_plugin.forward_context():
             logits = [module.network(x).float() for x in ((images, images.flip(-1)) if is_flipped else (images,))]
-        said = sum(x.softmax(1) for x in logits).argmax(1).cpu()
+        confidence, said = (x.cpu() for x in (sum(x.softmax(1) for x in logits) / len(logits)).max(1))
+        confidences.append(confidence)
         digits.append("".join(map(str, (said == batch["label"]).int().tolist())))
     module.train(was_training)
-    return "".join(digits)
+    return "".join(digits), round(float(torch.cat(confidences).mean()), 4)
 
 
 @torch.no_grad()

@@ -62,18 +62,35 @@ def test_the_callback_says_what_validation_says_and_leaves_the_fit_alone(colours
         states.append({name: value.clone() for name, value in model.network.state_dict().items()})
         accuracy = float(trainer.callback_metrics["val/accuracy"])
     assert all(bool((states[0][name] == value).all()) for name, value in states[1].items())
-    right = json.loads((tmp_path / "right.json").read_text())
+    found = json.loads((tmp_path / "right.json").read_text())
+    right = found["right"]
+    assert 1 / 3 < found["confidence"] < 1
     assert documents.right(right["epoch 2"]).mean() == pytest.approx(accuracy)
     assert {"epoch 1", "ema 0.9", "mean of 2", "flip", "five crops", "whole", "× 1.25"} <= right.keys()
     assert right["× 1"] == right["epoch 2"]
     assert {len(digits) for digits in right.values()} == {len(pictures.splits["val"].labels)}
 
 
+def test_a_brief_look_is_that_of_the_last_epoch(colours, tmp_path, monkeypatch):
+    from small_fits import fit
+
+    found = {}
+    for is_brief in (True, False):
+        monkeypatch.setenv(watch.FILE, str(tmp_path / f"{is_brief}.json"))
+        torch.manual_seed(0)
+        pictures = data(colours)
+        model = Classifier(pictures.class_names, "mobilenet_v3_small", weights=None)
+        fit(model, pictures, max_epochs=2, callbacks=[Watch(is_brief)])
+        found[is_brief] = json.loads((tmp_path / f"{is_brief}.json").read_text())
+    assert found[True]["right"] == {"epoch 2": found[False]["right"]["epoch 2"]}
+    assert found[True]["confidence"] == found[False]["confidence"]
+
+
 def test_differences_are_those_of_runs_with_the_same_split():
     records = [
         record("default", "flowers", 0, "0000", "1100", flip="1110"),
         record("default", "flowers", 1, "0000", "1111", flip="1111"),
-        record("cutmix 1", "flowers", 0, "1111", "1000"),
+        record("cutmix 1", "flowers", 0, "1111", "1000") | {"confidence": 0.35},
         record("cutmix 1", "flowers", 1, "1111", "1110"),
         record("cutmix 1", "trash", 1, "1111", "1111"),  # which has nothing to be held against
         {"technique": "mixup 0.2", "set": "flowers", "seed": 0, "failed": "no"},
@@ -83,7 +100,8 @@ def test_differences_are_those_of_runs_with_the_same_split():
     assert "| 0.750 |" in rows["default, the last epoch"]
     assert "-0.250 ± 0.000 (n = 2)" in rows["cutmix 1"] and "1.000" in rows["cutmix 1"]
     assert "+0.125 ± 0.125 (n = 2)" in rows["mirrored pictures, too"]
-    assert rows["mixup 0.2"].count("–") == 5
+    assert rows["mixup 0.2"].count("–") == 6
+    assert "| +0.100 (n = 1) |" in rows["cutmix 1"] and rows["default, the last epoch"].endswith("| – | – |")
 
 
 def test_what_is_kept_is_judged_by_other_pictures_than_chose_it():
@@ -101,4 +119,4 @@ def test_what_is_kept_is_judged_by_other_pictures_than_chose_it():
 def test_without_records_the_tables_have_no_figures():
     found = documents.blocks([], TECHNIQUES)
     assert found["kept_epoch"].count("\n") == 1
-    assert all(line.count("–") == 5 for line in found["techniques"].splitlines()[2:])
+    assert all(line.count("–") == 6 for line in found["techniques"].splitlines()[2:])
