@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from finetune import Classifier, ImageFolderData
 from finetune.data.decode import DecodeError
 from finetune.data.samplers import TrainBatches, share, train_order
+from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
 from finetune.runs.folder import Run
@@ -216,6 +217,29 @@ def calibrated(root: Path) -> dict[str, Any]:
     return model.calibration.as_plain() or {}
 
 
+def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
+    """Output and gradients of a batch of `num` pictures, of which a process may have none, and running statistics."""
+    group = torch.distributed if torch.distributed.is_initialized() else None
+    own = share(num, group.get_rank() if group else 0, int(sys.argv[3]))
+    torch.manual_seed(0)
+    convolutions = [nn.Conv2d(channels, 8, 3, padding=1, bias=False) for channels in (3, 8)]
+    network = nn.Sequential(convolutions[0], nn.BatchNorm2d(8), convolutions[1], nn.BatchNorm2d(8))
+    pictures, slope = torch.randn(num, 3, 9, 9), torch.randn(num, 8, 9, 9)
+    if are_shared:
+        share_statistics(network)
+    x = pictures[own.start : own.stop].requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = network(x)
+    assert y.dtype == torch.bfloat16 and len(y) == len(own)
+    (y.float() * slope[own.start : own.stop]).sum().backward()
+    output, gradient = torch.zeros_like(slope), torch.zeros_like(pictures)
+    output[own.start : own.stop], gradient[own.start : own.stop] = y.detach().float(), x.grad
+    weights = {name: parameter.grad for name, parameter in network.named_parameters()}
+    for part in (output, gradient, *weights.values()) if group else ():
+        group.all_reduce(part)
+    return {"output": output, "pictures": gradient, **weights, **dict(network.named_buffers())}
+
+
 def padded(root: Path) -> float:
     """Control: the number of pictures that Lightning's own sampler shows to `test`."""
     data = ImageFolderData(str(root), image_size=32, num_workers=0, class_names=["blue", "green", "red"])
@@ -267,6 +291,8 @@ def main() -> None:
         "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **RESNET),
         "calibrated": lambda: calibrated(data_root / "two"),
         "activations": lambda: weights_after(data(num_views=2), "64-true", freeze="layer3", **RESNET),
+        "bf16_2": lambda: step_under_bf16(2),
+        "bf16_1": lambda: step_under_bf16(1),
     }
     if world_size == 2:
 
@@ -280,6 +306,7 @@ def main() -> None:
             "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
             "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", **RESNET),
             "control_own_temperature": lambda: own_temperature(data_root / "two"),
+            "control_bf16": lambda: step_under_bf16(2, are_shared=False),
             "control_padding": lambda: padded(data_root / "test13"),
         }
     if world_size == 3:
