@@ -145,7 +145,7 @@ def predict_table(records: Records) -> str:
 
 
 def about(records: Records) -> str:
-    """Return where and with what the records were measured, and which experiment on what."""
+    """Return where and with what ours were measured, of which experiment, and the versions of all."""
     if not records:
         return "Not measured yet."
     versions = {f"{name} {version}" for r in records for name, version in r["versions"].items()}
@@ -156,7 +156,7 @@ def about(records: Records) -> str:
             place = f"{', '.join(sorted(machines(ours)))}, {', '.join(sorted({r['date'] for r in ours}))}"
             places.setdefault(place, []).append(experiment)
     parts = [f"{', '.join(experiments)} on {place}" for place, experiments in places.items()]
-    return f"{'; '.join([*parts, ', '.join(sorted(versions))])}."
+    return f"Ours: {'; '.join(parts)}. {', '.join(sorted(versions))}."
 
 
 def tables(records: Records, best: tuple[str, str] | None) -> dict[str, str]:

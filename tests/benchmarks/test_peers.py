@@ -259,7 +259,7 @@ def test_what_was_measured_on_another_machine_is_marked_and_not_compared(compare
     elsewhere = {**there, "machine": "another processor"}
     blocks = documents.tables([ours, elsewhere], None)
     assert "| plain PyTorch, default (on another processor) | 20 | – | – | – | 1 | 11-21 |" in blocks["compare_head"]
-    assert "head on a processor, 2 cores, 2026-11-21; torch 2.15." in blocks["compare_about"]
+    assert "Ours: head on a processor, 2 cores, 2026-11-21. torch 2.15." in blocks["compare_about"]
 
 
 def test_runs_of_one_seed_have_no_spread_of_accuracy(compare):
