@@ -13,7 +13,7 @@ SETTINGS = {
     "finetune": (
         "default",
         *(f"epochs_{n}" for n in (3, 5, 20)),
-        *(f"minutes_{m}" for m in ("0.5", "0.75", "1", "2", "5", "10")),
+        *(f"minutes_{m}" for m in ("0.5", "0.75", "1", "2", "4", "5", "10")),
     ),
     "plain": ("epochs_5", "epochs_20"),
     "timm": ("epochs_5", "epochs_20"),
