@@ -156,7 +156,8 @@ def about(records: Records) -> str:
             place = f"{', '.join(sorted(machines(ours)))}, {', '.join(sorted({r['date'] for r in ours}))}"
             places.setdefault(place, []).append(experiment)
     parts = [f"{', '.join(experiments)} on {place}" for place, experiments in places.items()]
-    return f"Ours: {'; '.join(parts)}. {', '.join(sorted(versions))}."
+    ours = f"Ours: {'; '.join(parts)}. " if parts else ""
+    return f"{ours}{', '.join(sorted(versions))}."
 
 
 def tables(records: Records, best: tuple[str, str] | None) -> dict[str, str]:

@@ -33,7 +33,6 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "default": (),
     "head ×10, rate 0.01": ("--model.optimizer.lr", "0.01", "--model.head_lr_multiplier", "10"),
     "head ×10, rate 0.003": ("--model.optimizer.lr", "0.003", "--model.head_lr_multiplier", "10"),
-    "rate 0.0075": ("--model.optimizer.lr", "0.0075"),
     "rate 0.015": ("--model.optimizer.lr", "0.015"),
     "rate 0.06": ("--model.optimizer.lr", "0.06"),
     "batches of 16, rate 0.02": SMALLER,
@@ -45,10 +44,7 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "TrivialAugment": TRIVIAL,
     "96 pixels in the first half": ("--data.image_size_schedule", "96,128"),
     "head from a probe": ("--model.head_init", "probe"),
-    "5 epochs": ("--epochs", "5"),
-    "5 epochs, rate 0.015": ("--epochs", "5", "--model.optimizer.lr", "0.015"),
     "60 epochs": ("--epochs", "60"),
-    "60 epochs, rate 0.015": ("--epochs", "60", "--model.optimizer.lr", "0.015"),
     "60 epochs, cutmix 1": ("--epochs", "60", "--data.cutmix", "1"),
     "60 epochs, TrivialAugment": ("--epochs", "60", *TRIVIAL),
     "60 epochs, TrivialAugment, batches of 16": ("--epochs", "60", *TRIVIAL, *SMALLER),
@@ -56,7 +52,6 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "100 epochs": ("--epochs", "100"),
     "100 epochs, cutmix 1": ("--epochs", "100", "--data.cutmix", "1"),
     "100 epochs, TrivialAugment": ("--epochs", "100", *TRIVIAL),
-    "100 epochs, TrivialAugment, cutmix 1": ("--epochs", "100", *TRIVIAL, "--data.cutmix", "1"),
 }
 
 

@@ -55,8 +55,8 @@ def test_a_probe_sees_what_timm_gives_its_classifier_and_changes_that_alone(colo
     fit_probe = linear_probe.fit_probe
     monkeypatch.setattr(linear_probe, "fit_probe", lambda x, *args, **kw: seen.append(x) or fit_probe(x, *args, **kw))
     fit(model, pictures, max_steps=0)
-    theirs = timm.create_model(timm_name(backbone), num_classes=3, img_size=size) if "vit" in backbone else None
-    theirs = theirs or timm.create_model(timm_name(backbone), num_classes=3)
+    fixed = {"img_size": size} if "vit" in backbone else {}
+    theirs = timm.create_model(timm_name(backbone), num_classes=3, **fixed)
     theirs.load_state_dict(model.network.state_dict())
     images = torch.cat([batch["image"] for batch in pictures.loader("train")])
     with torch.no_grad():
