@@ -1,4 +1,4 @@
-"""`--minutes M`: how long a fit trains, and at which size, such that it ends in time on this machine."""
+"""`--minutes M`: how long a fit trains, at which size and how many networks, such that it ends in time here."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 import yaml
 from pytorch_lightning.utilities.seed import isolate_rng
 
@@ -35,6 +36,10 @@ _CHOSEN = ("max_epochs", "limit_train_batches")  # what a config says of these i
 _TRIED = 0.05  # share of the minutes in which steps are timed, and seconds at most
 _LONGEST_TRIAL = 5.0
 _MOST = 100  # epochs
+# How often each of several networks sees a picture, at least, and as a share of what is usual: up to there a single one
+# gains more by learning longer. In docs/benchmarks.md, "How long" and "Several networks".
+_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL = 15, 0.8
+_MOST_MEMBERS = 5  # each answers for each picture, for good; what a further one adds is less than the one before
 _ENDING = 2.5  # seconds for what is written in the end, the report most of all
 _BETWEEN = 0.2  # seconds between epochs besides validation and checkpoint
 _SIZES = (224, 192, 160, 128)  # the default, and smaller ones that pretrained networks still take well
@@ -73,18 +78,28 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         smaller = next((s for s in _SIZES[1:] if found.at(s / size).is_enough()), _SIZES[-1])
         config.data.init_args.image_size = size = smaller
         found = aim.tried(make, config.trainer)
+    num = found.most_members() if _may_be_several(config, arguments) else 1
+    if num > 1:
+        config.model.members = num
+        try:
+            found = aim.tried(make, config.trainer)
+        except torch.OutOfMemoryError:  # of a GPU
+            config.model.members = 1
     if found.plan is None:
         raise ValueError(
             f"--minutes {minutes:g} is not enough for a single step: all else takes {found.others:.0f} s here, and a "
             f"step {found.costs.batch:.1f} s"
         )
     epochs, batches, _, seconds = found.plan
-    _put(config, {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size})
+    chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size}
+    _put(config, {**chosen, "members": config.model.members})
     steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
     part = f" of {batches} batches each" if batches else ""
     most = f"; more than {_MOST} epochs are not chosen" if epochs == _MOST else ""
     until_now = duration(time.monotonic() - began)
     length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {size} pixels"
+    if config.model.members > 1:
+        length += f", of {config.model.members} networks that answer together (--members 1 for one)"
     return f"{length}: about {duration(seconds)} here, after {until_now} until now{most}"
 
 
@@ -100,13 +115,26 @@ class _Length(NamedTuple):
 
     def is_enough(self) -> bool:
         """Return whether training sees half as many pictures as it does where nobody says how long."""
-        usual = usual_epochs(self.num_images) * self.num_images
-        return self.plan is not None and 2 * self.plan.seen >= usual
+        return 2 * self.times_seen() >= usual_epochs(self.num_images)
+
+    def most_members(self) -> int:
+        """Return how many networks can each be trained so long that one more epoch is worth less than one more."""
+        enough = max(_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images))
+        several = range(_MOST_MEMBERS, 1, -1)
+        return next((num for num in several if self._times(num, "checkpoint").times_seen() >= enough), 1)
 
     def at(self, scale: float) -> "_Length":
         """Return what to expect at another size."""
-        by_area = {name: getattr(self.costs, name) * scale**2 for name in ("batch", "evaluate")}
-        return self.again(self.costs._replace(**by_area))
+        return self._times(scale**2)
+
+    def times_seen(self) -> float:
+        """Return how often each picture is trained on."""
+        return self.plan.seen / self.num_images if self.plan else 0.0
+
+    def _times(self, factor: float, *others: str) -> "_Length":
+        """Return what to expect where steps, evaluation and others take so many times as long."""
+        costs = {name: getattr(self.costs, name) * factor for name in ("batch", "evaluate", *others)}
+        return self.again(self.costs._replace(**costs))
 
 
 class _Aim(NamedTuple):
@@ -173,7 +201,8 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
         before = yaml.safe_load(file.read_text("utf-8"))
         chosen = {name: before["trainer"][name] for name in _CHOSEN}
         chosen["image_size"] = before["data"]["init_args"]["image_size"]
-    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        chosen["members"] = (before.get("model") or {}).get("members", 1)
+    except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on") from error
     return chosen | ({"image_size": config.data.init_args.image_size} if _is_size_given(arguments) else {})
@@ -184,6 +213,20 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
     config.trainer.max_epochs = chosen["max_epochs"]
     config.trainer.limit_train_batches = chosen["limit_train_batches"]
     config.data.init_args.image_size = chosen["image_size"]
+    config.model.members = chosen["members"]
+
+
+def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
+    """Return whether nobody has said how many networks, and several would not be one: that differ by their heads."""
+    model, is_said = config.model, last_value(arguments, "--model.members") is not None
+    has_views = getattr(config.data.init_args, "num_views", None) is not None  # of which features are kept
+    is_split = any(name in str(config.trainer.strategy) for name in ("model_parallel", "MeshStrategy"))
+    return (
+        model.members == 1
+        and model.head_init == "xavier"
+        and model.freeze is None
+        and not (is_said or has_views or is_split)
+    )
 
 
 def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ split_seed test_fraction val_fraction
 """
 _MODEL = """
 backbone class_mapping class_weights compile decay_norm_and_bias freeze freeze_batch_norm head_init head_lr_multiplier
-label_smoothing layer_decay optimizer optimizer.lr optimizer.momentum optimizer.weight_decay scheduler
+label_smoothing layer_decay members optimizer optimizer.lr optimizer.momentum optimizer.weight_decay scheduler
 scheduler_interval source_classes weights
 """
 _TRAINER = """
@@ -46,6 +46,7 @@ NUMBERS = {
     *("data.batch_size", "data.image_size", "data.val_fraction", "data.test_fraction", "data.min_crop"),
     *("data.crop_share", "data.mixup", "data.cutmix", "data.eval_image_size"),
     *("trainer.max_epochs", "trainer.max_steps", "model.optimizer.lr", "model.head_lr_multiplier", "top_k"),
+    "model.members",
     *("abstain_below", "minutes", "patience"),
 }
 OPTIMIZERS = """

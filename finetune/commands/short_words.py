@@ -20,6 +20,7 @@ _FIT = {
     "backbone": "model.backbone",
     "weights": "model.weights",
     "freeze": "model.freeze",
+    "members": "model.members",
     "seed": "seed_everything",
     **_MEASURE,
 }

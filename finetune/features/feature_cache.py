@@ -25,6 +25,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.dataset import FeatureDataset
 from finetune.data.samplers import num_reads, share
 from finetune.distributed.batch_share import is_sharded
+from finetune.models.ensemble import members
 from finetune.models.fx import fuse_batch_norm, split_frozen
 from finetune.system.cache_dir import FEATURES, cache_dir, mark_used, room
 from finetune.system.files import unfinished
@@ -84,6 +85,8 @@ def use_features(
         data: Its `features` are set.
     """
     try:
+        if len(members(network)) > 1:
+            raise Unavailable("it is kept for one network, not for several (model.members)")
         parts = split_frozen(network, frozen)
         if parts is None:
             raise Unavailable(f"{part.name} can't be cut there")

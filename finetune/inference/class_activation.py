@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from finetune.models.ensemble import members
 from finetune.models.stages import head
 
 # Shapes: B pictures, C channels, u x v places of the last maps, K classes.
@@ -25,8 +26,13 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
         classes: The class to look for in each picture, B.
 
     Returns:
-        (B, u, v) in [0, 1], where 1 is the place that spoke most for it, 0 one that did not or spoke against it.
+        (B, u, v) in [0, 1], where 1 is the place that spoke most for it, 0 one that did not or spoke against it; of an
+        ensemble the mean of its members' maps, by the same measure.
     """
+    if len(networks := members(network)) > 1:
+        each = [class_activation(one, x, classes) for one in networks]
+        found = [maps for maps in each if maps is not None]
+        return _to_one(torch.from_numpy(np.mean(found, axis=0))).numpy() if len(found) == len(each) else None
     maps: list[Tensor] = []
     inputs: list[Tensor] = []
     pools = [module for module in network.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
@@ -44,4 +50,9 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
     if not torch.allclose(inputs[0], maps[0].mean(dim=(2, 3)), rtol=1e-3, atol=1e-5):  # bf16 rounds more: float32 here
         return None
     spoken = torch.einsum("bc,bcuv->buv", linear.weight.detach()[list(classes)], maps[0]).clamp_min(0)
-    return (spoken / spoken.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(maps[0].dtype).tiny)).cpu().numpy()
+    return _to_one(spoken).cpu().numpy()
+
+
+def _to_one(spoken: Tensor) -> Tensor:
+    """Return maps (B, u, v) of what is at least 0 with their largest value brought to 1."""
+    return spoken / spoken.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(spoken.dtype).tiny)

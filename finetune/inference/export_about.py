@@ -6,6 +6,7 @@ from typing import Any
 from finetune.data.transforms import CROP_SHARE, resized_side
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
+from finetune.models.ensemble import members
 from finetune.runs.exported_files import InputSize, begun_with, licence_of
 
 
@@ -38,6 +39,7 @@ def about(
     return {
         "format": format,
         "backbone": predictor.model.backbone,
+        "members": len(members(predictor.model.network)),
         "class_names": predictor.class_names,
         "input": {"images": whole if is_whole else ["N", 3, size, size, "float32, normalised"]},
         "output": {**({"probabilities": ["N", "K", "float32"]} if is_whole else {}), "logits": ["N", "K", "float32"]},

@@ -118,7 +118,9 @@ class PlainLoop:
         """Return the loss."""
         with self.model.trainer.precision_plugin.forward_context():
             logits = (self.model.rest if self.is_kept else self.model.network)(self.inputs)
-        return F.cross_entropy(logits.to(self.model.mean.dtype), self.labels)
+        each = logits[None] if logits.ndim == 2 else logits  # of an ensemble's members
+        losses = [F.cross_entropy(own.to(self.model.mean.dtype), self.labels) for own in each]
+        return torch.stack(losses).sum()
 
     def update(self) -> None:
         self.optimizer.step()

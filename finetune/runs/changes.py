@@ -9,9 +9,10 @@ _ORDER = ("seed_everything", "data.batch_size")
 _PICTURES = ("data.root", "data.val_fraction", "data.test_fraction", "data.split_seed")
 # With another of these the optimizer's state would not fit.
 _FIXED = (
-    *("model.backbone", "model.freeze", "model.layer_decay", "model.decay_norm_and_bias"),
+    *("model.backbone", "model.members", "model.freeze", "model.layer_decay", "model.decay_norm_and_bias"),
     *("model.optimizer.class_path", "model.scheduler.class_path"),
 )
+_SINCE = {"model.members": 1}  # what the config.yaml of an earlier version does not say, as it was then
 # What was used at the beginning only, or lies in the checkpoint.
 _HELD = (
     *("model.optimizer.", "model.scheduler.", "model.head_lr_multiplier", "model.class_weights"),
@@ -42,7 +43,7 @@ def compared(
     Raises:
         ValueError: Something differs that can't, or that nobody asked for.
     """
-    old, new = dict(_flat(before or now)), dict(_flat(now))
+    old, new = {**_SINCE, **dict(_flat(before or now))}, dict(_flat(now))
     # Options of one class alone are told by the names of the classes.
     differing = [key for key in {**old, **new} if key in _FIXED or (key in old and key in new)]
     differing = [key for key in differing if old.get(key) != new.get(key)]

@@ -17,6 +17,7 @@ from finetune.system.html_page import link_to, render
 _NUM_SHOWN = 24
 _SETTINGS = (
     ("model", "backbone"),
+    ("model", "members"),
     ("model", "weights"),
     ("model", "freeze"),
     ("model", "head_init"),

@@ -21,7 +21,7 @@ from finetune.models.weight_files import EXPORTED as KEY
 from finetune.runs.licence import licence
 
 READABLE = (".onnx", ".safetensors")
-_MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size")
+_MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size", "members")
 _DATA = (*PREPARATION, "eval_image_size", "split_seed", "val_fraction", "test_fraction")
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
 
@@ -152,6 +152,7 @@ def _check(plain: Any) -> None:
         and type(share := data.get("crop_share", 1.0)) is float
         and 0 < share <= 1
         and type(model.get("network_size")) in (int, type(None))
+        and type(model.get("members", 1)) is int
         and (seen is None or (type(seen["num_train"]) is int and seen["num_train"] >= 0))
     )
     if not is_sound:

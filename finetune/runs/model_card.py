@@ -20,11 +20,12 @@ def model_card(run: RunRecord) -> str:
     names = result.get("class_names") or list(about.get("splits", {}).get("train", {}).get("counts", {}))
     sizes = (run.setting("data", "init_args", name) for name in ("eval_image_size", "image_size"))
     size, backbone = next(filter(None, sizes), None), run.setting("model", "backbone")
+    network = f"{num} × {backbone}" if (num := run.setting("model", "members") or 1) > 1 else backbone
     lines = [
         f"# {run.name}",
         "",
         f"An image classifier of {len(names)} classes: {', '.join(names)}.",
-        f"Network: {backbone}, which sees {size} x {size} pixels of a picture (RGB). It began with",
+        f"Network: {network}, which sees {size} x {size} pixels of a picture (RGB). It began with",
         f"{weights_and_licence(run)}.",
         "",
         "## Meant for",

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from finetune.models import ensemble
 from finetune.training.classifier import Classifier
 
 _NOT_KEPT = {"optimizer", "scheduler", "compile"}  # in config.yaml, as `Classifier` has it
@@ -23,6 +24,7 @@ def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters have {name!r}")
     for class_path in class_paths(settings):
         raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters name {class_path}")
+    ensemble.check(settings.get("members", 1), "xavier")  # a parser would take the text of a number for one
     return settings
 
 

@@ -100,7 +100,7 @@ def _network(model: Classifier, ckpt_path: object) -> str:
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
     weights = f"weights of {ckpt_path}" if ckpt_path else weights
     text = (
-        f"network: {model.backbone}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
+        f"network: {model.network_name}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "
     )
     if ckpt_path:

@@ -3,6 +3,7 @@
 from torch import nn
 from torch.optim import Optimizer
 
+from finetune.models.ensemble import members
 from finetune.models.stages import depths, head, outside_stages, stages
 from finetune.system.messages import WrongUsage
 
@@ -34,7 +35,8 @@ def param_groups(
 ) -> list[dict]:
     """Name the groups of an optimizer, stem first; every trainable parameter is in exactly one, frozen ones in none.
 
-    Nothing is modified. Without layer decay the groups are `backbone` and `head`. With it each stage is one: the head
+    Nothing is modified. An ensemble's groups are those of its members together. Without layer decay they are `backbone`
+    and `head`. With it each stage is one: the head
     has depth 0, the last stage depth 1, and so on to the stem (`depths`); a stage of depth d learns at `layer_decay **
     d` times the rate.
 
@@ -51,6 +53,10 @@ def param_groups(
     Source: layer-wise decay of BEiT (arXiv:2106.08254), counted as its `LayerDecayValueAssigner` does.
     """
     check_rates(head_lr_multiplier, layer_decay)
+    if len(networks := members(network)) > 1:
+        each = [param_groups(one, head_lr_multiplier, layer_decay, decay_norm_and_bias) for one in networks]
+        together = ([p for group in groups for p in group["params"]] for groups in zip(*each, strict=True))
+        return [{**group, "params": params} for group, params in zip(each[0], together, strict=True)]
     parts = {name: list(stage.parameters()) for name, stage in stages(network).items()}
     for name in list(parts)[:1]:
         parts[name] = [*outside_stages(network), *parts[name]]

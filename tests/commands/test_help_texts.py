@@ -21,7 +21,7 @@ LIGHTNING = [command for command in PAGES if command not in OWN_PAGES]
 
 
 def test_a_fit_s_has_the_twenty_options_that_people_use():
-    assert 19 <= len(options("fit")) <= 22
+    assert 19 <= len(options("fit")) <= 23
     assert {"data.root", *(option.full for option in options("fit"))} >= {
         *("data.root", "data.batch_size", "data.image_size", "model.backbone", "model.weights", "model.freeze"),
         *("trainer.max_epochs", "model.optimizer.lr", "trainer.devices", "seed_everything", "resume"),

@@ -28,7 +28,7 @@ def tried(monkeypatch):
 
     def trial(model, data, trainer, seconds):
         sizes.append(data.image_size)
-        share = (data.image_size / 224) ** 2
+        share = (data.image_size / 224) ** 2 * model.hparams["members"]
         return COSTS._replace(batch=40 * COSTS.batch * share)
 
     monkeypatch.setattr(minutes, "trial", trial)
@@ -117,21 +117,23 @@ def settle(monkeypatch, tried):
     """What is chosen for 2,000 pictures of a network that takes 40 half-seconds a batch at 224 pixels."""
 
     def choose(
-        budget, *arguments, backbone="resnet18", num=2000, image_size=224, eval_image_size=None, is_resumed=False
+        budget, *arguments, num=2000, image_size=224, eval_image_size=None, is_resumed=False, strategy="auto", **given
     ):
         trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
-        trainer.strategy = "auto"
+        trainer.strategy = strategy
         trainer.update(
             Namespace(**minutes._LIMITS, limit_train_batches=None, max_epochs=None, accumulate_grad_batches=1)
         )
-        data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size))
+        data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size, num_views=given.pop("num_views", None)))
         config = SimpleNamespace(minutes=budget, trainer=trainer, data=data, test_after_fit=True, resume=is_resumed)
-        config.model = SimpleNamespace(backbone=backbone)
+        model = {"backbone": "resnet18", "members": 1, "head_init": "xavier", "freeze": None}
+        config.model = SimpleNamespace(**{**model, **given})
 
         def make():
             splits = {"train": SimpleNamespace(labels=range(num)), "test": SimpleNamespace(labels=range(100))}
             sizes = {"image_size": (size := data.init_args.image_size), "eval_image_size": eval_image_size or size}
-            return SimpleNamespace(batch_size=32, splits=splits, **sizes), None
+            model = SimpleNamespace(hparams={"members": config.model.members})
+            return SimpleNamespace(batch_size=32, splits=splits, **sizes), model
 
         told = settle_minutes(config, arguments, time.monotonic(), make)
         return config, told
@@ -223,3 +225,116 @@ def test_a_long_time_is_not_used_up_for_its_own_sake(settle):
 def test_without_minutes_nothing_is_tried(settle, tried):
     config, told = settle(None)
     assert (told, tried, config.trainer.max_epochs) == ("", [], None)
+
+
+# 320 pictures are usually seen 25 times, and 0.8 of that is 20: in batches of 32 of 20 s each, 4,000 s for one network.
+# 2,000 are usually seen 5 times, but several networks see them 15 times: 18,900 s for one.
+@pytest.mark.parametrize(
+    ("num_images", "budgets"),
+    [
+        (320, {120: 1, 136: 2, 196: 2, 204: 3, 270: 4, 337: 5, 5000: 5}),
+        (2000, {600: 1, 640: 2, 955: 3, 1270: 4, 1585: 5}),
+    ],
+)
+def test_more_time_gives_more_networks_each_of_which_learns_long_enough(settle, tried, num_images, budgets):
+    least = {320: 20, 2000: 15}[num_images]
+    for budget, num in budgets.items():
+        tried.clear()
+        config, told = settle(budget, num=num_images)
+        trainer = config.trainer
+        seen = trainer.max_epochs * min(num_images, 32 * (trainer.limit_train_batches or 1000)) / num_images
+        assert config.model.members == num and seen >= least
+        assert tried == [224] * (1 if num == 1 else 2)  # with as many as were chosen, to know how long that takes
+        assert (f"of {num} networks that answer together (--members 1 for one)" in told) == (num > 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "num"),
+    [
+        (("--model.members", "1"), {}, 1),
+        (("--model.members=3",), {"members": 3}, 3),
+        ((), {"members": 3}, 3),  # a config's
+        ((), {"freeze": "layer2"}, 1),
+        ((), {"num_views": 2}, 1),
+        ((), {"head_init": "probe"}, 1),
+        ((), {"head_init": "source"}, 1),
+        ((), {"strategy": "model_parallel"}, 1),
+        ((), {"strategy": Namespace(class_path="finetune.MeshStrategy", init_args=Namespace())}, 1),
+        ((), {"strategy": "ddp"}, 5),  # the controls
+        ((), {}, 5),
+    ],
+)
+def test_how_many_is_chosen_where_nobody_said_so_and_several_can_be(settle, tried, arguments, given, num):
+    config, _ = settle(2000, *arguments, num=320, **given)
+    assert config.model.members == num
+    assert len(tried) == (2 if num == 5 else 1)
+
+
+def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypatch):
+    trial = minutes.trial
+
+    def full(model, *others):
+        found = trial(model, *others)
+        if model.hparams["members"] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return found
+
+    alone, words = settle(200, "--model.members", "1", num=320)
+    monkeypatch.setattr(minutes, "trial", full)
+    config, told = settle(200, num=320)
+    assert len(tried) == 3 and config.model.members == 1 and "networks" not in told
+    # What takes no time here took a moment in the trial that failed.
+    assert config.trainer.max_epochs == alone.trainer.max_epochs and told.split(":")[0] == words.split(":")[0]
+
+
+def test_an_error_of_another_kind_is_not_taken_for_a_lack_of_memory(settle, monkeypatch):
+    trial = minutes.trial
+
+    def broken(model, *others):
+        if model.hparams["members"] > 1:
+            raise RuntimeError("something else")
+        return trial(model, *others)
+
+    monkeypatch.setattr(minutes, "trial", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        settle(200, num=320)
+
+
+def test_other_processes_and_a_resumed_run_take_as_many_networks(settle, tried, monkeypatch, tmp_path):
+    first, _ = settle(204, num=320)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    other, _ = settle(204, num=320)
+    assert first.model.members == other.model.members == 3
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: tmp_path)
+    before = "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
+    tried.clear()
+    for model, num in (
+        ("model: {members: 4}", 4),
+        ("model: {backbone: resnet18}", 1),
+        ("model:", 1),
+        ("", 1),
+    ):  # the others of earlier versions
+        (tmp_path / "config.yaml").write_text(before + model)
+        assert settle(2000, num=320, is_resumed=True)[0].model.members == num
+    (tmp_path / "config.yaml").write_text(before + "model: 3")
+    with pytest.raises(ValueError, match="config.yaml is damaged: .*; give --epochs instead of --minutes to go on"):
+        settle(2000, num=320, is_resumed=True)
+    assert not tried
+
+
+def test_as_many_as_were_chosen_are_trained_written_down_and_gone_on_with(colours, cli, tmp_path, tried, monkeypatch):
+    monkeypatch.setattr(minutes, "_FEWEST_OF_SEVERAL", 0)
+    monkeypatch.setattr(minutes, "_USUAL_OF_SEVERAL", 0.01)
+    monkeypatch.setattr(minutes, "_MOST_MEMBERS", 2)
+    small = ["--model.backbone", "small_cnn", "--data.image_size", 28, "--test_after_fit", "false"]
+    fit = ["fit", "--data.root", colours, *SHORT, *small, "--minutes"]
+    cli(*fit, 0.2)
+    run = tmp_path / "runs/fit/version_0"
+    before = config_of(run)
+    assert before["model"]["members"] == 2 and tried == [28, 28]
+    last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert last["hyper_parameters"]["members"] == 2
+    assert {name.split(".")[2] for name in last["state_dict"] if name.startswith("network.members.")} == {"0", "1"}
+    cli(*fit, 50, "--resume")
+    assert tried == [28, 28] and config_of(run) == before

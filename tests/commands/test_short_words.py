@@ -8,8 +8,8 @@ from finetune.commands.option_names import OPTIONS
 from finetune.commands.short_words import POSITIONS, WORDS, both, in_full, word_for
 
 FROZEN = {
-    "fit": "backbone batch devices epochs freeze lr optimizer out precision seed size weights workers",
-    "benchmark": "backbone batch epochs freeze lr optimizer out precision seed size weights workers",
+    "fit": "backbone batch devices epochs freeze lr members optimizer out precision seed size weights workers",
+    "benchmark": "backbone batch epochs freeze lr members optimizer out precision seed size weights workers",
     "validate": "batch devices out precision workers",
     "test": "batch devices out precision workers",
     "predict": "batch devices out pictures precision workers",
@@ -42,6 +42,7 @@ VALUES = {
     "backbone": "resnet50",
     "weights": "null",
     "freeze": "layer2",
+    "members": "3",
     "devices": "2",
     "precision": "bf16-mixed",
     "seed": "5",

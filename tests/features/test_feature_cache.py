@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from ddp_scenarios import calibrated_network, sgd
+from ddp_scenarios import calibrated_network, sgd, small_normalised
 
 from finetune import Classifier, ImageFolderData
 from finetune.data.dataset import FeatureDataset
@@ -172,6 +172,19 @@ def test_where_they_can_not_be_kept_a_line_says_so_and_the_run_is_the_same(colou
     assert reason in caplog.text and caplog.text.count("computed anew in every epoch") == 1
     assert not pictures.features and not list(cache_dir().glob(f"*{FEATURES}*"))
     assert distance(model, fit(data(colours))) < 1e-6
+
+
+def test_of_several_networks_none_is_kept_and_a_line_says_so(colours, caplog):
+    pictures, members = data(colours), {"freeze": "1", "network": small_normalised, "members": 2}
+    model = fit(pictures, **members)
+    (told,) = [text for text in caplog.messages if "computed anew in every epoch" in text]
+    assert told.endswith("it is kept for one network, not for several (model.members)")
+    assert not pictures.features and not caches()
+    assert distance(model, fit(data(colours, cache_limit_gb=0), **members)) == 0
+    assert distance(model, fit(data(colours), max_epochs=1, **members)) > 1e-3  # it did learn in the others
+    single = {**members, "members": 1}
+    fit(data(colours), **single)
+    assert len(caches()) == 2  # the control
 
 
 def test_a_picture_that_can_not_be_decoded_is_skipped_as_before(colours, tmp_path, caplog):

@@ -6,6 +6,7 @@ import torch
 
 from finetune.inference.class_activation import class_activation
 from finetune.models.backbones import build
+from finetune.models.ensemble import Ensemble
 from finetune.models.stages import head
 
 
@@ -52,3 +53,23 @@ def test_other_networks_have_none(name):
     network = build(name, 3).eval()
     assert class_activation(network, torch.randn(1, 3, size, size), [0]) is None
     assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+def test_an_ensemble_s_is_the_mean_of_its_members_brought_to_one():
+    torch.manual_seed(0)
+    members, x, classes = [build("resnet18", 3) for _ in range(2)], torch.randn(2, 3, 96, 96), [2, 0]
+    for member in members:
+        wake(member)
+    found = class_activation(Ensemble(members).eval(), x, classes)
+    first, second = (class_activation(member, x, classes) for member in members)
+    mean = (first + second) / 2
+    assert found is not None and found.shape == (2, 3, 3)
+    np.testing.assert_allclose(found, mean / mean.max(axis=(1, 2), keepdims=True), rtol=1e-6)
+    assert found.max(axis=(1, 2)) == pytest.approx(1)
+    for wrong in (first, second, mean):  # the controls
+        assert not np.allclose(found, wrong, atol=0.01)
+
+
+def test_an_ensemble_of_other_networks_has_none():
+    network = Ensemble([build("lenet", 3) for _ in range(2)]).eval()
+    assert class_activation(network, torch.randn(1, 3, 28, 28), [0]) is None

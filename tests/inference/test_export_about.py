@@ -34,6 +34,7 @@ def test_it_says_what_the_checkpoint_says(predictor, read):
     assert said["preparation"] == (
         "resize to 37 x 37 pixels, then take the middle 32 x 32; bilinear, antialiased where it gets smaller"
     )
+    assert said["members"] == 1
     assert said["temperature"] == 0.25 and said["mean"] == pytest.approx([0.485, 0.456, 0.406])
     assert said["verified"] == {
         "num_pictures": 7,

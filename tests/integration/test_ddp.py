@@ -34,6 +34,7 @@ SCENARIOS = [
     ("balanced", 1e-10),
     ("frozen_backbone", 1e-10),
     ("activations", 1e-10),
+    ("members", 1e-10),
     ("probe", 5e-9),  # its head is known to 1e-10 and has weights as large as 40: 1.6e-9 was seen
 ]
 
@@ -66,6 +67,17 @@ def test_wrong_variants_are_caught(results, control):
 
 def test_statistics_of_each_device_s_own_share_are_caught(results):
     assert distance(load(results[1], "trained_batch_norm"), load(results[2], "control_own_statistics")) > 1e-4
+
+
+def test_each_member_of_an_ensemble_takes_the_statistics_of_all_devices(results):
+    right, wrong = load(results[1], "members"), load(results[2], "control_members")
+    members = [
+        [{k: v for k, v in weights.items() if k.startswith(f"members.{i}.")} for weights in (right, wrong)]
+        for i in (0, 1)
+    ]
+    assert all(distance(*both) > 1e-4 for both in members)
+    first, second = ({k.split(".", 2)[2]: v for k, v in alone.items()} for alone, _ in members)
+    assert distance(first, second) > 1e-2  # they are two, not one twice
 
 
 # Relative to the largest of each. What is between two layers is rounded to bf16, by 2^-9 at most, and so is each

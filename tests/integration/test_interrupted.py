@@ -56,6 +56,7 @@ POINTS = [
     (("on_train_batch_end", 2), SCHEDULED),
     (("on_train_batch_end", 7), AVERAGED),
     (("on_train_epoch_start", 20), AVERAGED),  # only the pass for batch norm is left
+    (("on_train_batch_end", 7), ("--model.members", "2")),
 ]
 
 

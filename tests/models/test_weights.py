@@ -11,9 +11,11 @@ from torchvision.models import Weights, WeightsEnum
 from torchvision.transforms._presets import ImageClassification
 
 from finetune.models.backbones import build
+from finetune.models.ensemble import Ensemble
 from finetune.models.stages import head
 from finetune.models.weight_files import Pretrained
 from finetune.models.weights import load_weights, read_weights, source_head, start
+from finetune.system.messages import WrongUsage
 
 
 def pretrained(state: dict[str, torch.Tensor] | None = None, class_names: list[str] | None = CATEGORIES) -> Pretrained:
@@ -71,6 +73,16 @@ def test_load_weights_into_mnasnet_without_version_numbers():
         net.load_state_dict(state)
     load_weights(net, pretrained(state))
     assert net.state_dict()["layers.0.weight"].equal(state["layers.0.weight"])
+
+
+def test_weights_of_several_networks_are_refused_in_a_line_and_nothing_is_copied(tmp_path):
+    state = {f"network.{key}": value for key, value in Ensemble([network(SMALL)] * 2).state_dict().items()}
+    torch.save({"state_dict": state, "hyper_parameters": {"class_names": ["a", "b", "c"]}}, tmp_path / "two.ckpt")
+    ours = build(SMALL, 3)
+    before = {key: value.clone() for key, value in ours.state_dict().items()}
+    with pytest.raises(WrongUsage, match=r"two\.ckpt holds several networks \(model\.members\), where one is wanted$"):
+        load_weights(ours, read_weights(str(tmp_path / "two.ckpt"), SMALL))
+    assert all(value.equal(before[key]) for key, value in ours.state_dict().items())
 
 
 def test_weights_that_are_nowhere(tmp_path):

@@ -11,6 +11,7 @@ BEFORE: dict[str, Any] = {
     "seed_everything": 0,
     "trainer": {"max_epochs": 5, "devices": "auto", "precision": "32-true", "enable_progress_bar": None},
     "model": {
+        "members": 1,
         "freeze": None,
         "weights": "DEFAULT",
         "label_smoothing": 0.0,
@@ -117,6 +118,7 @@ def test_another_order_is_refused_unless_asked_for(order, pictures, what):
 @pytest.mark.parametrize(
     ("fixed", "what"),
     [
+        ({"model__members": 2}, r"model\.members 2 \(was 1\)"),
         ({"model__freeze": "layer2"}, r'model\.freeze "layer2" \(was null\)'),
         (
             {"model__optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001}}},
@@ -129,3 +131,11 @@ def test_another_order_is_refused_unless_asked_for(order, pictures, what):
 def test_what_does_not_fit_the_optimizer_s_state_is_refused(fixed, what, allow):
     with pytest.raises(ValueError, match=f"can't go on with {what}; a new run may start from what it learned"):
         compared(BEFORE, changed(**fixed), False, allow)
+
+
+def test_a_run_of_a_version_that_had_no_members_has_one():
+    before = copy.deepcopy(BEFORE)
+    del before["model"]["members"]
+    assert compared(before, BEFORE, False, False) == ("", {})
+    with pytest.raises(ValueError, match=r"can't go on with model\.members 3 \(was 1\)"):
+        compared(before, changed(model__members=3), False, False)

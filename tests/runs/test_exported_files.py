@@ -134,6 +134,9 @@ STRANGE = [
     ("model.class_names", [1, 2, 3]),
     ("model.backbone", 3),
     ("model.label_smoothing", "x"),
+    ("model.members", "3"),
+    ("model.members", 2.0),
+    ("model.members", None),
     ("seen.num_train", -1),
     ("seen.num_train", float("inf")),
 ]

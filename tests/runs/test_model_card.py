@@ -32,6 +32,11 @@ def test_it_says_what_the_network_sees_where_it_is_used(run, of_evaluation, seen
     assert f"resnet18, which sees {seen} x {seen} pixels" in model_card(replace(run, config=config))
 
 
+def test_it_says_how_many_networks_answer_together(run):
+    card = {num: model_card(replace(run, config={"model": {"backbone": "resnet18", "members": num}})) for num in (1, 3)}
+    assert "Network: resnet18, which" in card[1] and "Network: 3 × resnet18, which" in card[3]
+
+
 def test_without_a_test_it_says_so(run):
     assert "No test pictures" in model_card(replace(run, result={}))
 

@@ -291,6 +291,7 @@ def main() -> None:
         "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **RESNET),
         "calibrated": lambda: calibrated(data_root / "two"),
         "activations": lambda: weights_after(data(num_views=2), "64-true", freeze="layer3", **RESNET),
+        "members": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised, members=2),
         "bf16_2": lambda: step_under_bf16(2),
         "bf16_1": lambda: step_under_bf16(1),
     }
@@ -305,6 +306,9 @@ def main() -> None:
             "control_order": lambda: control(order_of_each_rank(), data(), "64-true", **small),
             "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
             "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", **RESNET),
+            "control_members": lambda: control(
+                own_statistics(), data("uneven", 6), "64-true", build=small_normalised, members=2
+            ),
             "control_own_temperature": lambda: own_temperature(data_root / "two"),
             "control_bf16": lambda: step_under_bf16(2, are_shared=False),
             "control_padding": lambda: padded(data_root / "test13"),

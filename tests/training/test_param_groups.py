@@ -8,6 +8,7 @@ from timm_scenarios import FAMILIES
 from torch import nn
 
 from finetune.models.backbones import build
+from finetune.models.ensemble import Ensemble
 from finetune.models.stages import freeze, head_name, stages
 from finetune.training.param_groups import param_groups, scale_learning_rates
 
@@ -124,6 +125,26 @@ def test_layer_decay_by_hand():
     assert by_name["encoder.layers.encoder_layer_0"] == 2**-12
     assert by_name["conv_proj"] == 2**-13
     assert len(groups[0]["params"]) == 4 and groups[0]["name"] == "conv_proj"  # class token and positions with the stem
+
+
+@pytest.mark.parametrize("decay_norm_and_bias", [True, False])
+@pytest.mark.parametrize("layer_decay", [1.0, 0.75])
+@pytest.mark.parametrize("backbone", ["resnet18", "vit_b_16"])
+def test_an_ensemble_s_groups_are_those_of_its_members_together(backbone, layer_decay, decay_norm_and_bias):
+    members = [skeleton(backbone) for _ in range(3)]
+    for member in members:
+        freeze(member, list(stages(member))[1])
+    network, options = Ensemble(members), (10.0, layer_decay, decay_norm_and_bias)
+    groups = param_groups(network, *options)
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    grouped = [names[id(p)] for group in groups for p in group["params"]]
+    assert len(grouped) == len(set(grouped)) and set(grouped) == trainable(network) != set(names.values())
+    for i, member in enumerate(members):
+        alone = param_groups(member, *options)
+        own = [[p for p in group["params"] if names[id(p)].startswith(f"members.{i}.")] for group in groups]
+        assert [[*map(id, params)] for params in own] == [[*map(id, group["params"])] for group in alone]
+        for together, group in zip(groups, alone, strict=True):
+            assert {**together, "params": None} == {**group, "params": None}
 
 
 def test_rates_reach_the_weights():

@@ -1,0 +1,69 @@
+"""Networks of one kind that answer together: each learns by itself from the same pictures, with a head of its own."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from finetune.system.messages import WrongUsage
+
+MOST = 32  # members: a file, perhaps a stranger's, says how many are to be made
+
+# Shapes: M members, B pictures, K classes.
+
+
+class Ensemble(nn.Module):
+    """Gives the mean of its members' probabilities, as logits: their logarithm. In training each answers for itself.
+
+    Source: Lakshminarayanan et al. 2017 (arXiv:1612.01474), section 2.4.
+
+    Args:
+        members: From normalised pictures (B, 3, h, w) to logits (B, K) each.
+    """
+
+    zero: Tensor
+
+    def __init__(self, members: list[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        # Follows the precision of the module, so that under autocast probabilities are averaged in float32.
+        self.register_buffer("zero", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (B, K), in training (M, B, K)."""
+        logits = torch.stack([member(x) for member in self.members]).to(self.zero.dtype)
+        return logits if self.training else self.together(logits)
+
+    def together(self, logits: Tensor) -> Tensor:
+        """Return what the members say as one, (B, K), from what each says, (M, B, K)."""
+        return logits.log_softmax(2).logsumexp(0) - math.log(len(self.members))
+
+
+def members(network: nn.Module) -> list[nn.Module]:
+    """Return the members of an ensemble, and of any other network itself."""
+    return [*network.members] if isinstance(network, Ensemble) else [network]
+
+
+def answers(network: nn.Module, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a network says of a batch, (B, K), and what each member says, (M, B, K), from what it gave."""
+    if isinstance(network, Ensemble):
+        return network.together(logits.detach()), logits
+    return logits, logits[None]
+
+
+def check(num: int, head_init: str) -> None:
+    """Make sure that there can be an ensemble of so many.
+
+    Raises:
+        WrongUsage: There can't.
+    """
+    if type(num) is not int or not 1 <= num <= MOST:
+        raise WrongUsage(f"model.members must be a whole number from 1 to {MOST}, not {num!r}")
+    if num > 1 and head_init != "xavier":
+        raise WrongUsage(f"model.members begin with other heads, which model.head_init {head_init} makes alike")
+
+
+def several(num: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """Return the network that `make` gives, or an ensemble of so many."""
+    return make() if num == 1 else Ensemble([make() for _ in range(num)])

@@ -1,0 +1,129 @@
+"""Several networks that answer together: the mean of their probabilities, in the precision of the whole."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from finetune.models.ensemble import MOST, Ensemble, answers, check, members, several
+from finetune.system.messages import WrongUsage
+from finetune.training.compile import in_bf16
+
+
+def make() -> nn.Module:
+    convolution = nn.Conv2d(3, 8, 3, bias=False)
+    layers = (convolution, nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    return nn.Sequential(*layers)
+
+
+def of(num: int, make: Callable[[], nn.Module] = make) -> nn.Module:
+    torch.manual_seed(0)
+    network = several(num, make)
+    with torch.no_grad():
+        for member in members(network):
+            member[-1].weight.mul_(20)  # or all would say nearly the same
+    return network.eval()
+
+
+def pictures(num: int = 5) -> Tensor:
+    return torch.randn(num, 3, 9, 9, generator=torch.Generator().manual_seed(1))
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).detach().abs().max())
+
+
+@pytest.mark.parametrize("num", [2, 3, MOST])
+def test_it_says_the_mean_of_the_probabilities(num):
+    network, x = of(num).double(), pictures().double()
+    each = torch.stack([member(x) for member in members(network)])
+    said = network(x)
+    assert len(each) == num and said.shape == (5, 4) and said.dtype == torch.float64
+    # float64 rounds at 1e-16, and probabilities are at most 1.
+    assert distance(said.exp(), each.softmax(2).mean(0)) < 1e-14
+    assert distance(said.exp().sum(1), torch.ones(5)) < 1e-14  # they are logarithms, and no other logits
+    # The controls: the mean of the logits, and what one says.
+    for wrong in (each.mean(0).softmax(1), each[0].softmax(1)):
+        assert distance(said.exp(), wrong) > 1e-2
+
+
+def test_in_training_each_answers_for_itself():
+    network, x = of(3), pictures()
+    alone = torch.stack([member.train()(x) for member in members(network)])
+    each = network.train()(x)
+    assert torch.equal(each, alone) and each.shape == (3, 5, 4)
+    together, said = answers(network, each)
+    assert said is each and not together.requires_grad
+    assert distance(together.exp(), each.softmax(2).mean(0)) < 1e-6
+    single = of(1)
+    logits = single(x)
+    together, said = answers(single, logits)
+    assert together is logits and said.shape == (1, 5, 4) and torch.equal(said[0], logits)
+
+
+def test_the_gradient_of_one_does_not_reach_another():
+    network = of(2).train()
+    network(pictures())[0].sum().backward()
+    first, second = ([p.grad for p in member.parameters()] for member in members(network))
+    assert all(grad is not None and grad.any() for grad in first[-2:])
+    assert all(grad is None or not grad.any() for grad in second)
+
+
+def test_a_probability_that_float32_can_not_hold_is_no_nan():
+    class Sure(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor([[300.0, 0.0], [-300.0, 300.0]])
+
+    said = Ensemble([Sure(), Sure()]).eval()(pictures())
+    torch.testing.assert_close(said, torch.tensor([[0.0, -300.0], [-600.0, 0.0]]))
+
+
+def test_under_autocast_to_bf16_the_mean_is_of_float32():
+    network, x = of(4), pictures()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        each, said = torch.stack([member(x) for member in members(network)]), network(x)
+    assert each.dtype == torch.bfloat16 and said.dtype == torch.float32
+    exact = each.double().softmax(2).mean(0)
+    # float32 keeps 24 bits of logits of some tens: 1e-5 at most. The control is averaged in bf16, which keeps 8.
+    assert distance(said.double().exp(), exact) < 1e-5
+    rounded = each.log_softmax(2).bfloat16().logsumexp(0) - math.log(4)
+    assert distance(rounded.double().exp(), exact) > 1e-3
+
+
+def test_evaluation_in_bf16_folds_batch_norm_of_each_member():
+    network, x = of(3), pictures()
+    folded = in_bf16(network)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        said, expected = folded(x), network(x)
+    assert said.dtype == torch.float32
+    # Weights are rounded after folding instead of before, by 2^-9 of logits as large as 10; the control is one member.
+    assert distance(said.exp(), expected.exp()) < 0.05 < distance(members(network)[0](x).softmax(1), expected.exp())
+
+
+def test_what_is_saved_are_the_members():
+    network = of(2)
+    names = [*make().state_dict()]
+    assert [*network.state_dict()] == [f"members.{i}.{name}" for i in range(2) for name in names]
+    assert [*of(1).state_dict()] == names  # a single network is itself, as it ever was
+    single = of(1)
+    assert members(single) == [single] and not isinstance(single, Ensemble)
+
+
+@pytest.mark.parametrize("num", [0, -1, MOST + 1, 10**9, True, 2.0, "3", None])
+def test_what_is_no_number_of_members_is_refused(num):
+    with pytest.raises(WrongUsage, match=rf"^model.members must be a whole number from 1 to 32, not {num!r}$"):
+        check(num, "xavier")
+
+
+def test_heads_that_would_be_alike_are_refused():
+    for head_init in ("source", "probe"):
+        check(1, head_init)
+        with pytest.raises(
+            WrongUsage, match=f"members begin with other heads, which model.head_init {head_init} makes"
+        ):
+            check(2, head_init)
+    for num in (1, 2, MOST):
+        check(num, "xavier")
