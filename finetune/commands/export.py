@@ -87,7 +87,7 @@ def export(
     pictures, what = _pictures(verify_on)
     model, temperature = predictor.model, predictor.calibration.temperature
     module = EndToEnd(model.network, model.mean, model.std, temperature).eval()
-    print(f"writing {model.network_name} as {target.name}, which takes some seconds", file=sys.stderr, flush=True)
+    print(f"writing {predictor.network_name} as {target.name}, which takes some seconds", file=sys.stderr, flush=True)
     with _workplace() as folder:
         file = folder / target.name
         write(module, predictor.image_size, packed(checkpoint, input), file)

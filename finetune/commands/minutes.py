@@ -82,8 +82,12 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     if num > 1:
         config.model.members = num
         try:
-            found = aim.tried(make, config.trainer)
+            together = aim.tried(make, config.trainer)
         except torch.OutOfMemoryError:  # of a GPU
+            together = None
+        if together and together.plan:
+            found = together
+        else:
             config.model.members = 1
     if found.plan is None:
         raise ValueError(

@@ -94,5 +94,5 @@ def _loaded(
     allow_tf32()
     predictor = Predictor(ckpt_path, device_named(device), precision)
     where = f"{num_cores()} CPU cores" if predictor.device.type == "cpu" else str(predictor.device)
-    known = f"{predictor.model.network_name}, {len(predictor.class_names)} classes, {predictor.precision} on {where}"
+    known = f"{predictor.network_name}, {len(predictor.class_names)} classes, {predictor.precision} on {where}"
     return Service(predictor, limits, max_batch), f"{ckpt_path}: {known}"

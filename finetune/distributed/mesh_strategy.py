@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, OptimSt
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from finetune.distributed.tensor_parallel import shard_head
+from finetune.models.ensemble import members
 from finetune.models.stages import head, stages
 from finetune.system.messages import WrongUsage
 
@@ -73,7 +74,10 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> None:
 
     Raises:
         ValueError: Both have several devices, which can't share the classes evenly.
+        WrongUsage: It is an ensemble.
     """
+    if len(members(network)) > 1:
+        raise WrongUsage("trainer.strategy model_parallel spreads one network, not several (model.members)")
     if any(isinstance(parameter, DTensor) for parameter in network.parameters()):
         return
     num, sizes = len(head(network).weight), [mesh[axis].size() for axis in ("data_parallel", "tensor_parallel")]

@@ -12,6 +12,7 @@ from torch import Tensor
 from finetune.data.transforms import eval_transform, preparation
 from finetune.inference.class_activation import class_activation
 from finetune.inference.onnx_network import OnnxNetwork, put_exported
+from finetune.models.ensemble import told
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.system.messages import WrongUsage
 from finetune.training.calibration import read_calibration
@@ -44,6 +45,7 @@ class Predictor:
             decides about the last bits.
         calibration: How its logits are read.
         class_names: What each column of the probabilities is called.
+        network_name: The backbone, of an ensemble with how many there are.
         versions: Of what made the checkpoint, by name.
 
     Raises:
@@ -87,6 +89,7 @@ class Predictor:
             self.model.evaluate = in_bf16(self.model.network).forward
         self.calibration = read_calibration(checkpoint)
         self.class_names: list[str] = self.model.class_names
+        self.network_name = told(self.model.backbone, self.model.hparams["members"])
         self.versions = {"finetune": checkpoint["finetune"]["version"], "torch": checkpoint["finetune"]["torch"]}
 
     def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:

@@ -33,23 +33,21 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (B, K), in training (M, B, K)."""
         logits = torch.stack([member(x) for member in self.members]).to(self.zero.dtype)
-        return logits if self.training else self.together(logits)
+        return logits if self.training else _mean(logits, len(self.members))
 
-    def together(self, logits: Tensor) -> Tensor:
-        """Return what the members say as one, (B, K), from what each says, (M, B, K)."""
-        return logits.log_softmax(2).logsumexp(0) - math.log(len(self.members))
+
+def together(logits: Tensor) -> Tensor:
+    """Return what members say as one, (B, K), from what each says, (M, B, K); what one network says as it is."""
+    return logits if logits.ndim == 2 else _mean(logits, len(logits))
+
+
+def _mean(logits: Tensor, num: int) -> Tensor:
+    return logits.log_softmax(2).logsumexp(0) - math.log(num)  # nothing that torch.fx could not follow
 
 
 def members(network: nn.Module) -> list[nn.Module]:
     """Return the members of an ensemble, and of any other network itself."""
     return [*network.members] if isinstance(network, Ensemble) else [network]
-
-
-def answers(network: nn.Module, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a network says of a batch, (B, K), and what each member says, (M, B, K), from what it gave."""
-    if isinstance(network, Ensemble):
-        return network.together(logits.detach()), logits
-    return logits, logits[None]
 
 
 def check(num: int, head_init: str) -> None:
@@ -64,6 +62,17 @@ def check(num: int, head_init: str) -> None:
         raise WrongUsage(f"model.members begin with other heads, which model.head_init {head_init} makes alike")
 
 
-def several(num: int, make: Callable[[], nn.Module]) -> nn.Module:
-    """Return the network that `make` gives, or an ensemble of so many."""
-    return make() if num == 1 else Ensemble([make() for _ in range(num)])
+def several(num: int, head_init: str, make: Callable[[], nn.Module]) -> nn.Module:
+    """Return the network that `make` gives, or an ensemble of so many, in channels_last order.
+
+    Raises:
+        WrongUsage: There can't be one of so many, or not with heads that begin so.
+    """
+    check(num, head_init)
+    network = make() if num == 1 else Ensemble([make() for _ in range(num)])
+    return network.to(memory_format=torch.channels_last)
+
+
+def told(backbone: str, num: int) -> str:
+    """Return what to say of a network, or of so many of its kind."""
+    return f"{num} × {backbone}" if num > 1 else backbone

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from finetune.models.backbones import OWN
+from finetune.models.ensemble import members
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import is_timm
 from finetune.models.timm_weights import read_timm
@@ -113,7 +114,8 @@ def start(
     if weights is None:
         return None
     pretrained = read_weights(weights, backbone, image_size)
-    load_weights(network, pretrained)
+    for member in members(network):
+        load_weights(member, pretrained)
     pretrained.write_normalization(*normalization)
     return pretrained
 

@@ -15,6 +15,7 @@ from finetune.runs.exported_files import READABLE, read_exported
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.files import replacing, unfinished
 
+_MODEL = ("backbone", "class_names", "members")
 _SINCE = {"members": 1}  # what checkpoints of earlier versions do not say, as it was then
 _KEYS = {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
 
@@ -70,7 +71,8 @@ def check_model(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> None
     Raises:
         ValueError: It is of another.
     """
-    for name, own in model.items():
+    for name in _MODEL:
+        own = model[name]
         given = {**_SINCE, **checkpoint["hyper_parameters"]}[name]
         if own != given:
             raise ValueError(f"the checkpoint is of a run with {name} {given}, this one has {own}")

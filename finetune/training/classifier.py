@@ -20,7 +20,7 @@ from finetune.models import ensemble, stages
 from finetune.models.backbones import build, normalization
 from finetune.models.weights import class_list, read_weights, source_head, start
 from finetune.runs.checkpoint_io import check_model, check_size, origin
-from finetune.system.messages import WrongUsage, as_wrong_usage
+from finetune.system.messages import as_wrong_usage
 from finetune.training import param_groups
 from finetune.training.calibration import Calibration, Calibrator, read_calibration
 from finetune.training.compile import Compile, FuseBatchNorm
@@ -41,8 +41,8 @@ class Classifier(pl.LightningModule):
         backbone: A torchvision classification network but squeezenet's, timm/NAME, lenet, resnet18_small or small_cnn.
         weights: Where training starts: a torchvision weights name or DEFAULT, the path of a state dict (.pt, .pth,
             .safetensors), one of our checkpoints or a folder of timm's, or null for random weights.
-        head_init: Start of the new head: `xavier` (random), `source` (rows of the source classifier whose class names
-            match), `probe` (logistic regression on the features of the training pictures).
+        head_init: Start of the new head: `xavier` (random), `source` (the source classifier's rows of the same names),
+            `probe` (logistic regression on the features of the training pictures).
         source_classes: Text file with the source classifier's class names, one a line, where its weights carry none.
         class_mapping: For `source`: class to source class, or to several (their mean), where the names do not match.
         freeze: Last frozen stage, such as layer2, or `backbone` for all but the head; null trains everything.
@@ -50,8 +50,7 @@ class Classifier(pl.LightningModule):
             takes the statistics of the whole batch, over all devices.
         head_lr_multiplier: Learning rate of the head over that of the backbone.
         layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
-        decay_norm_and_bias: Whether weight decay touches biases, norms, layer scales, position
-            embeddings, class tokens and logit scales too.
+        decay_norm_and_bias: Whether biases, norms, layer scales, positions, class tokens and logit scales decay, too.
         optimizer: A torch optimizer by class_path.
         scheduler: Any torch learning rate scheduler by class_path; `total_steps`, where it takes that and it is not
             given, is the run's number of steps.
@@ -60,8 +59,7 @@ class Classifier(pl.LightningModule):
         class_weights: `balanced` weighs each class with the inverse of its frequency in training.
         compile: Use torch.compile; the first batch of each kind then takes the better part of a minute.
         network_size: Side of the pictures in pixels, for networks of timm's that hold a position of each patch.
-        members: How many networks learn from the same pictures, each by itself from another head, and answer with the
-            mean of their probabilities; 1 is a single network.
+        members: How many networks learn, each by itself from a head of its own, and answer as one (`Ensemble`).
     """
 
     mean: Tensor
@@ -96,17 +94,15 @@ class Classifier(pl.LightningModule):
         self.class_names, self.backbone, self.weights, self.head_init = list(class_names), backbone, weights, head_init
         self.source_classes, self.class_mapping, self.network_size = source_classes, class_mapping, network_size
         param_groups.check_rates(head_lr_multiplier, layer_decay, label_smoothing)
-        ensemble.check(members, head_init)
         self.head_lr_multiplier, self.layer_decay, self.class_weights = head_lr_multiplier, layer_decay, class_weights
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.decay_norm_and_bias, self.label_smoothing, self.is_compiled = decay_norm_and_bias, label_smoothing, compile
         self.rest: Callable[[Tensor], Tensor]  # from features to logits, once there are any
         self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
         num_classes = len(self.class_names)
-        network = ensemble.several(members, lambda: build(backbone, num_classes, network_size))
-        self.network = network.to(memory_format=torch.channels_last)
+        self.network = ensemble.several(members, head_init, lambda: build(backbone, num_classes, network_size))
         # Decided before DDP wraps: it would never average what is unfrozen later.
-        self.frozen = [part for member in ensemble.members(network) for part in stages.freeze(member, freeze)]
+        self.frozen = stages.freeze(self.network, freeze)
         self.always_eval = [*self.frozen, *(stages.batch_norms(self.network) if freeze_batch_norm else ())]
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
@@ -116,10 +112,7 @@ class Classifier(pl.LightningModule):
         self.calibration = Calibration()  # of the weights as they are
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB, or of what the frozen part made of them.
-
-        Of an ensemble that trains they are those of each member, (M, B, K).
-        """
+        """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB, or of features; of members that train (M, B, K)."""
         network = self.network if self.training else self.evaluate or self.network
         logits = self.rest(images) if images.is_floating_point() else network(self.normalized(images))
         return logits.to(self.mean.dtype)
@@ -146,8 +139,7 @@ class Classifier(pl.LightningModule):
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())
-        for member in ensemble.members(self.network):
-            pretrained = start(member, self.weights, self.backbone, (self.mean, self.std), self.network_size)
+        pretrained = start(self.network, self.weights, self.backbone, (self.mean, self.std), self.network_size)
         if self.head_init == "source":
             source_head(self.network, pretrained, self.class_names, self.class_mapping, class_list(self.source_classes))
         if self.class_weights == "balanced":
@@ -158,8 +150,6 @@ class Classifier(pl.LightningModule):
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
-            if len(ensemble.members(self.network)) > 1:
-                raise WrongUsage("trainer.strategy model_parallel spreads one network, not several (model.members)")
             shard(self.network, self.device_mesh)
 
     def on_fit_start(self) -> None:
@@ -184,17 +174,14 @@ class Classifier(pl.LightningModule):
         if len(images) == 0 and not stages.batch_norms(self.network) and not is_sharded(self.trainer):
             loss = zero_loss(self)
         else:  # batch norm and sharded weights wait for every device, too
-            logits, each = ensemble.answers(self.network, self(images))
-            losses = [loss_sum(own, target, self.class_weight, self.label_smoothing) for own in each]
-            summed = torch.stack(losses).mean()
+            logits = self(images)
+            summed = loss_sum(logits, target, self.class_weight, self.label_smoothing)
             # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
-            # Members learn as they would alone, so what is theirs is added up.
-            loss = summed * (len(each) * self.trainer.world_size / total_weight)
+            loss = summed * (self.trainer.world_size / total_weight)
         if len(images) and is_counted(self.trainer):
-            self.train_metrics.update(logits, target.labels, summed, weight)
-        mean = loss.detach() / len(ensemble.members(self.network))
-        self.log("train/loss", mean, on_step=True, on_epoch=False, sync_dist=True)
-        return loss
+            self.train_metrics.update(ensemble.together(logits.detach()), target.labels, summed, weight)
+        self.log("train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True)
+        return loss * self.hparams["members"]  # it is their mean, and each learns as it would alone
 
     def on_train_epoch_end(self) -> None:
         self.log_dict(self.train_metrics.take())
@@ -249,8 +236,7 @@ class Classifier(pl.LightningModule):
         checkpoint["finetune"] = {**origin(self.trainer), **kept}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        own = {"backbone": self.backbone, "class_names": self.class_names}
-        check_model(checkpoint, {**own, "members": self.hparams["members"]})
+        check_model(checkpoint, self.hparams)
         check_size(checkpoint, self.network_size, self.network)
         self.calibration = read_calibration(checkpoint)
         if self._trainer is not None:
@@ -258,12 +244,6 @@ class Classifier(pl.LightningModule):
             self.trainer.precision_plugin.convert_module(self)
             hold_against(checkpoint, self.trainer)
             self.train_metrics.restore(checkpoint["finetune"]["train_metrics"], self.trainer.is_global_zero)
-
-    @property
-    def network_name(self) -> str:
-        """What is told of the network: the backbone, of an ensemble how often."""
-        num = self.hparams["members"]  # also of an .onnx, which holds them as one
-        return f"{num} × {self.backbone}" if num > 1 else self.backbone
 
     @property
     def _data(self) -> ImageDataModule:

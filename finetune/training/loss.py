@@ -38,17 +38,19 @@ def target_of(batch: Mapping[str, Any]) -> Target:
 
 
 def loss_sum(logits: Tensor, target: Target, class_weight: Tensor, label_smoothing: float) -> Tensor:
-    """Return the sum of the pictures' losses: over `target.weight` it is their mean.
+    """Return the sum of the pictures' losses, of an ensemble's members their mean: over `target.weight` it is a mean.
 
     Of a mixed picture it is the mean of the losses for its two classes by their shares, which is the cross entropy of
     the mixed target; each class has its own weight, and smoothing takes from both.
 
     Args:
-        logits: (B, K).
+        logits: (B, K), or of members (M, B, K).
         target: Of these pictures.
         class_weight: What each class counts, (K,).
         label_smoothing: Share of the target spread over all classes, in [0, 1).
     """
+    if logits.ndim == 3:
+        return torch.stack([loss_sum(own, target, class_weight, label_smoothing) for own in logits]).mean()
     options: Any = {"weight": class_weight, "label_smoothing": label_smoothing}
     if target.share is None or target.partner_labels is None:
         return F.cross_entropy(logits, target.labels, reduction="sum", **options)

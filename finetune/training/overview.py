@@ -14,6 +14,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.depth import warn_of_dark_samples
 from finetune.data.size_schedule import schedule_of
 from finetune.data.splits import SET_APART
+from finetune.models.ensemble import told
 from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier
 from finetune.training.param_groups import param_groups, scale_learning_rates
@@ -99,8 +100,9 @@ def _network(model: Classifier, ckpt_path: object) -> str:
     frozen += ["batch norm's statistics"] if given["freeze_batch_norm"] else []
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
     weights = f"weights of {ckpt_path}" if ckpt_path else weights
+    name = told(model.backbone, given["members"])
     text = (
-        f"network: {model.network_name}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
+        f"network: {name}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "
     )
     if ckpt_path:

@@ -89,7 +89,7 @@ def test_an_exported_file_says_the_same_and_is_tested(folder, colours, cli, tmp_
     own, file = (Predictor(folder / f"best.{end}") for end in ("ckpt", kind))
     pictures = [decode(path) for path in paths]
     np.testing.assert_allclose(file(pictures), own(pictures), rtol=0, atol=1e-5)
-    assert file.model.network_name == "3 × small_cnn"
+    assert file.network_name == own.network_name == "3 × small_cnn"
     for name in ("ckpt", kind):
         cli("test", folder / f"best.{name}", colours, *EVALUATED, "--trainer.default_root_dir", name)
     first, second = (json.loads((tmp_path / f"{name}/test/version_0/test.json").read_text()) for name in ("ckpt", kind))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from finetune.models.ensemble import MOST, Ensemble, answers, check, members, several
+from finetune.models.ensemble import MOST, Ensemble, check, members, several, together
 from finetune.system.messages import WrongUsage
 from finetune.training.compile import in_bf16
 
@@ -20,7 +20,7 @@ def make() -> nn.Module:
 
 def of(num: int, make: Callable[[], nn.Module] = make) -> nn.Module:
     torch.manual_seed(0)
-    network = several(num, make)
+    network = several(num, "xavier", make)
     with torch.no_grad():
         for member in members(network):
             member[-1].weight.mul_(20)  # or all would say nearly the same
@@ -54,13 +54,9 @@ def test_in_training_each_answers_for_itself():
     alone = torch.stack([member.train()(x) for member in members(network)])
     each = network.train()(x)
     assert torch.equal(each, alone) and each.shape == (3, 5, 4)
-    together, said = answers(network, each)
-    assert said is each and not together.requires_grad
-    assert distance(together.exp(), each.softmax(2).mean(0)) < 1e-6
-    single = of(1)
-    logits = single(x)
-    together, said = answers(single, logits)
-    assert together is logits and said.shape == (1, 5, 4) and torch.equal(said[0], logits)
+    assert distance(together(each).exp(), each.softmax(2).mean(0)) < 1e-6
+    logits = of(1)(x)
+    assert logits.shape == (5, 4) and together(logits) is logits
 
 
 def test_the_gradient_of_one_does_not_reach_another():

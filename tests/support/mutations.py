@@ -82,7 +82,7 @@ MUTATIONS = [
         "the loss is a mean over the global batch",
         "training/classifier.py",
         "loss = summed * (self.trainer.world_size / total_weight)",
-        "loss = summed / self.class_weight[labels].sum()",
+        "loss = summed / weight",
         "tests/integration/test_ddp.py -k balanced",
     ),
     Mutation(
@@ -448,6 +448,20 @@ MUTATIONS = [
         "for class_path in class_paths(settings):",
         "for class_path in ():",
         "tests/commands/test_trust.py -k 'strangers or way'",
+    ),
+    Mutation(
+        "the networks of an ensemble learn as each would alone",
+        "training/classifier.py",
+        'return loss * self.hparams["members"]',
+        "return loss",
+        "tests/training/test_members.py -k alone",
+    ),
+    Mutation(
+        "an ensemble answers with the mean of the probabilities",
+        "models/ensemble.py",
+        "logits.log_softmax(2).logsumexp(0) - math.log(num)",
+        "logits.mean(0)",
+        "tests/models/test_ensemble.py tests/integration/test_ensemble_runs.py -k mean",
     ),
 ]
 

@@ -11,7 +11,7 @@ from scenario_results import distance
 from small_fits import data, fit
 
 from finetune import Classifier
-from finetune.models.ensemble import members
+from finetune.models.ensemble import members, told
 from finetune.system.messages import WrongUsage
 
 
@@ -111,8 +111,7 @@ def test_it_is_not_spread_over_devices():
 
 
 def test_it_is_told_by_how_often():
-    assert classifier(backbone="lenet").network_name == "lenet"
-    assert classifier(backbone="lenet", members=3).network_name == "3 × lenet"
+    assert (told("lenet", 1), told("lenet", 3)) == ("lenet", "3 × lenet")
 
 
 @pytest.mark.parametrize("options", [{"members": 0}, {"members": 33}, {"members": 2, "head_init": "probe"}])
