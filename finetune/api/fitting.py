@@ -43,6 +43,7 @@ def fit(
     backbone: str | None = None,
     weights: str | os.PathLike[str] | EllipsisType | None = ...,
     freeze: str | EllipsisType | None = ...,
+    members: int | None = None,
     devices: int | str | None = None,
     precision: str | None = None,
     seed: int | None = None,
@@ -71,6 +72,7 @@ def fit(
         weights: Where training starts: a name of torchvision's, a file, a run, or a folder of timm's; None for random
             weights.
         freeze: The last frozen stage, such as layer2, or `backbone` for all but the head; None for nothing.
+        members: How many networks learn, each by itself, and answer as one.
         devices: How many, or which.
         precision: Such as bf16-mixed or 32-true.
         seed: Of order, augmentation and new weights.
@@ -94,7 +96,14 @@ def fit(
         "batch": batch,
         "workers": workers,
     }
-    words |= {"backbone": backbone, "devices": devices, "precision": precision, "seed": seed, "out": out}
+    words |= {
+        "backbone": backbone,
+        "members": members,
+        "devices": devices,
+        "precision": precision,
+        "seed": seed,
+        "out": out,
+    }
     given = {name: value for name, value in {"config": config, **words}.items() if value is not None}
     given |= {name: value for name, value in {"weights": weights, "freeze": freeze}.items() if value is not ...}
     arguments = command_line(folder, {**given, "resume": resume}, options or {})

@@ -43,7 +43,7 @@ def compared(
     Raises:
         ValueError: Something differs that can't, or that nobody asked for.
     """
-    old, new = {**_SINCE, **dict(_flat(before or now))}, dict(_flat(now))
+    old, new = ({**_SINCE, **dict(_flat(config))} for config in (before or now, now))
     # Options of one class alone are told by the names of the classes.
     differing = [key for key in {**old, **new} if key in _FIXED or (key in old and key in new)]
     differing = [key for key in differing if old.get(key) != new.get(key)]
