@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from finetune import __version__
 from finetune.commands.command_line import in_full_spelling, with_pictures
-from finetune.commands.error_lines import exit_code, one_line
+from finetune.commands.error_lines import exit_code, one_line, stop_behind
 from finetune.commands.help_pages import help_page
 from finetune.commands.short_words import WORDS
 from finetune.distributed.ranks import end_with_first_process
@@ -90,7 +90,8 @@ def main(args: Sequence[str] | None = None) -> None:
     except SystemExit as stop:
         end_with(stop.code)
         raise
-    except BaseException as error:
+    except BaseException as raised:
+        error = stop_behind(raised)
         code = exit_code(error)
         message = one_line(error)
         if isinstance(error, BrokenPipeError) and let_go():  # the reader of our output, such as `head`, went away

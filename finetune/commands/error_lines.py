@@ -15,6 +15,15 @@ def raised(error: BaseException) -> BaseException:
     return error
 
 
+def stop_behind(error: BaseException) -> BaseException:
+    """Return the signal's stop during which `error` was raised, else `error`: what is half begun can't always end."""
+    signals = sys.modules.get("finetune.distributed.signals")  # imports torch: who has not got it can't have raised it
+    other: BaseException | None = error
+    while other is not None and not isinstance(other, getattr(signals, "Interrupted", ())):
+        other = other.__cause__ or (None if other.__suppress_context__ else other.__context__)
+    return other or error
+
+
 def exit_code(error: BaseException) -> int:
     wrong_usage = type(error).__name__ == "MisconfigurationException"  # Lightning's word for it
     return getattr(raised(error), "exit_code", 2 if wrong_usage else 1)
@@ -44,11 +53,18 @@ def one_line(error: BaseException) -> str | None:
         rank, address = os.environ.get("RANK", "0"), text.rpartition("remote=")[2]
         reached = "it ended, or GLOO_SOCKET_IFNAME must name the network between them"
         return f"process {rank} can't reach another one at {address}: {reached}"
-    elif type(error).__name__ == "DistBackendError" or "gloo" in text:
+    elif type(error).__name__ == "DistBackendError" or "gloo" in text or _is_left_alone(error):
         return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
+    elif type(error).__name__ == "DistNetworkError":  # the port is taken, or the first process does not answer
+        text = text.splitlines()[0]
     elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":
         told = text.startswith(("Early stopping conditioned on metric", "`devices` selected with"))  # by Lightning
         return " ".join(text.split()) if told else None
     elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"
     return " ".join(text.split()) or type(error).__name__
+
+
+def _is_left_alone(error: BaseException) -> bool:
+    is_network = type(error).__name__ == "DistNetworkError"
+    return is_network and re.search("Broken pipe|Failed to recv|reset by peer", str(error)) is not None

@@ -1,12 +1,15 @@
 """What is told of errors, whichever library they come from."""
 
+import contextlib
 import errno
 import os
+import signal
 
 import pytest
 import torch
 
-from finetune.commands.error_lines import exit_code, one_line
+from finetune.commands.error_lines import exit_code, one_line, stop_behind
+from finetune.distributed.signals import Interrupted
 from finetune.system.messages import WrongUsage
 
 
@@ -19,6 +22,8 @@ from finetune.system.messages import WrongUsage
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "a process that reads pictures was"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.png"), f"No such file: {os.path.abspath('a.png')}"),
         (ValueError("two\nlines"), "two lines"),
+        (torch.distributed.DistNetworkError("Failed to recv, got 0 bytes."), "process 0 ended, since another one did"),
+        (torch.distributed.DistNetworkError("port: 29500, EADDRINUSE\nframe #0"), "port: 29500, EADDRINUSE"),
         (RuntimeError("a fault of ours"), None),
     ],
 )
@@ -32,3 +37,15 @@ def test_wrong_usage_has_a_code_of_its_own_also_where_jsonargparse_wraps_it():
     wrapped.__cause__ = WrongUsage("no")
     assert [exit_code(error) for error in (WrongUsage("no"), wrapped, ValueError("no"))] == [2, 2, 1]
     assert one_line(wrapped) == "no"
+
+
+def test_a_stop_is_told_though_what_it_broke_off_fails_to_end():
+    stop, error = Interrupted(signal.SIGHUP), IndexError("pop from empty list")  # of a display that had half begun
+    with contextlib.suppress(IndexError):
+        try:
+            raise stop
+        finally:
+            raise error
+    assert stop_behind(error) is stop
+    assert (exit_code(stop_behind(error)), one_line(stop_behind(error))) == (129, str(stop))
+    assert stop_behind(ValueError("no")).args == ("no",)
