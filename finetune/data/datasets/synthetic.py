@@ -22,7 +22,7 @@ from finetune.system.files import one_at_a_time
 SOURCE_CLASSES = ("burger", "donut", "eclair", "fried_egg", "ice_cream", "pizza", "salad_bowl", "sandwich")
 TARGET_CLASSES = ("hotdog", "not-hotdog")
 NUM_SOURCE = {"train": 200, "val": 25, "test": 50}  # pictures per class
-NUM_TARGET = {"train": 40, "val": 60, "test": 200}
+NUM_TARGET = {"train": 40, "val": 200, "test": 200}
 OTHERS = ("bun", "sausage", "sandwich", "sandwich", "eclair", "eclair", "banana", "burger", "donut", "pizza")
 CLUTTER = ("knife", "cup", "napkin", "crumbs")
 SUPERSAMPLING = 2  # drawn this much larger, then averaged down
