@@ -6,6 +6,7 @@ Nothing heavy is imported here.
 import os
 import re
 import sys
+import traceback
 
 
 def raised(error: BaseException) -> BaseException:
@@ -41,7 +42,7 @@ def one_line(error: BaseException) -> str | None:
         if re.search("DataLoader worker .*(killed by signal|exited unexpectedly)", str(others)):
             break
         others = others.__cause__ or others.__context__
-    if others is not None or isinstance(error, ConnectionResetError):  # while it handed over a batch
+    if others is not None or isinstance(error, ConnectionResetError) or _is_hung_up(error):
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
     if isinstance(error, MemoryError) or "ArrayMemoryError" in text or "DefaultCPUAllocator" in text:
         return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
@@ -63,6 +64,15 @@ def one_line(error: BaseException) -> str | None:
     elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"
     return " ".join(text.split()) or type(error).__name__
+
+
+def _is_hung_up(error: BaseException) -> bool:
+    """Return whether a process ended while it handed over a batch."""
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_connection = (
+        isinstance(error, (EOFError, OSError)) and bool(frames) and frames[-1].endswith("multiprocessing/connection.py")
+    )
+    return is_connection and any(path.endswith("dataloader.py") for path in frames)
 
 
 def _is_left_alone(error: BaseException) -> bool:

@@ -2,11 +2,13 @@
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import signal
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from finetune.commands.error_lines import exit_code, one_line, stop_behind
 from finetune.distributed.signals import Interrupted
@@ -49,3 +51,32 @@ def test_a_stop_is_told_though_what_it_broke_off_fails_to_end():
     assert stop_behind(error) is stop
     assert (exit_code(stop_behind(error)), one_line(stop_behind(error))) == (129, str(stop))
     assert stop_behind(ValueError("no")).args == ("no",)
+
+
+class Hanging(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return Answer()
+
+
+class Answer:
+    def __reduce__(self):
+        return hang_up, ()
+
+
+def hang_up():
+    ours, theirs = multiprocessing.Pipe()  # as a worker's that is killed while it hands over a batch
+    theirs.close()
+    ours.recv_bytes()
+
+
+def test_a_worker_that_ends_while_it_hands_over_a_batch_is_told_of():
+    loader = DataLoader(Hanging(), batch_size=None, num_workers=1)
+    with pytest.raises(EOFError) as caught:
+        next(iter(loader))
+    assert one_line(caught.value).startswith("a process that reads pictures was killed")
+    with pytest.raises(EOFError) as elsewhere:
+        hang_up()
+    assert one_line(elsewhere.value) is None
