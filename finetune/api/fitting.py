@@ -22,7 +22,7 @@ from finetune.commands.given_arguments import ALONE, Given, is_flag, put_togethe
 from finetune.commands.lightning_cli import FinetuneCLI, OneLineErrorLightningParser, run_lightning
 from finetune.commands.parser import explain
 from finetune.commands.short_words import both, in_full
-from finetune.distributed.signals import Interrupted, stop_at_once
+from finetune.distributed.signals import Interrupted, stop_at_once, stop_behind
 from finetune.inference.loaded_model import check_not_forked
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
@@ -110,10 +110,13 @@ def fit(
     with _ONE_AT_A_TIME, borrowed():
         try:
             return FittedRun(_run(arguments))
-        except Interrupted as stop:
-            interrupted = stop.exit_code - 128
-        except Exception as error:
-            _tell(error)
+        except BaseException as error:
+            if isinstance(stop := stop_behind(error), Interrupted):
+                interrupted = stop.exit_code - 128
+            elif isinstance(error, Exception):
+                _tell(error)
+            else:
+                raise
     # Outside, where the program's own handlers are in place again.
     if interrupted != signal.SIGINT:
         signal.raise_signal(interrupted)  # ends a program that has no handler, as it would have at once

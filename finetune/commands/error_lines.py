@@ -17,12 +17,9 @@ def raised(error: BaseException) -> BaseException:
 
 
 def stop_behind(error: BaseException) -> BaseException:
-    """Return the signal's stop during which `error` was raised, else `error`: what is half begun can't always end."""
+    """Return the stop by a signal during which `error` was raised, else `error`."""
     signals = sys.modules.get("finetune.distributed.signals")  # imports torch: who has not got it can't have raised it
-    other: BaseException | None = error
-    while other is not None and not isinstance(other, getattr(signals, "Interrupted", ())):
-        other = other.__cause__ or (None if other.__suppress_context__ else other.__context__)
-    return other or error
+    return signals.stop_behind(error) if signals else error
 
 
 def exit_code(error: BaseException) -> int:
@@ -57,7 +54,7 @@ def one_line(error: BaseException) -> str | None:
     elif type(error).__name__ == "DistBackendError" or "gloo" in text or _is_left_alone(error):
         return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
     elif type(error).__name__ == "DistNetworkError":  # the port is taken, or the first process does not answer
-        text = text.splitlines()[0]
+        text = text.partition("\n")[0]
     elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":
         told = text.startswith(("Early stopping conditioned on metric", "`devices` selected with"))  # by Lightning
         return " ".join(text.split()) if told else None
@@ -68,11 +65,11 @@ def one_line(error: BaseException) -> str | None:
 
 def _is_hung_up(error: BaseException) -> bool:
     """Return whether a process ended while it handed over a batch."""
-    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    is_connection = (
-        isinstance(error, (EOFError, OSError)) and bool(frames) and frames[-1].endswith("multiprocessing/connection.py")
-    )
-    return is_connection and any(path.endswith("dataloader.py") for path in frames)
+    if not isinstance(error, (EOFError, OSError)):
+        return False
+    paths = [frame.f_code.co_filename.split(os.sep) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_batch = any(path[-1] == "dataloader.py" for path in paths)
+    return (is_batch and "multiprocessing" in paths[-1][-2:]) or "in pin memory thread" in str(error)
 
 
 def _is_left_alone(error: BaseException) -> bool:

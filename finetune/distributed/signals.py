@@ -41,6 +41,19 @@ class Interrupted(BaseException):
         self.exit_code = 128 + signum
 
 
+def stop_behind(error: BaseException) -> BaseException:
+    """Return the `Interrupted` during which `error` was raised, else `error`.
+
+    What a signal breaks off half begun may fail to end, such as a display. A disk that is full stays the news.
+    """
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+        return error
+    other: BaseException | None = error
+    while other is not None and not isinstance(other, Interrupted):
+        other = other.__cause__ or (None if other.__suppress_context__ else other.__context__)
+    return other or error
+
+
 def stop_at_once(signum: int, frame: FrameType | None = None) -> None:
     """End the command from a signal handler: right wherever there is nothing to save."""
     raise Interrupted(signum, hint="")

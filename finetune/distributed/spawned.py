@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
-from finetune.distributed.signals import Interrupted, install_stop_at_once, stopping
+from finetune.distributed.signals import Interrupted, install_stop_at_once, stop_behind, stopping
 from finetune.system.unraised import take_unraisable
 
 _GRACE = 5.0  # seconds for the others to end by themselves, once one has
@@ -36,11 +36,11 @@ def _run(function: Callable[..., None], launcher: Any, index: int, *args: Any) -
     take_unraisable()
     try:
         function(launcher, index, *args)
-    except Interrupted as stop:  # which would be printed with its traceback
-        for signum in stopping():
-            signal.signal(signum, signal.SIG_IGN)
-        sys.exit(stop.exit_code)
-    except Exception:
+    except BaseException as error:
+        if isinstance(stop := stop_behind(error), Interrupted):  # which would be printed with its traceback
+            for signum in stopping():
+                signal.signal(signum, signal.SIG_IGN)
+            sys.exit(stop.exit_code)
         # torch would say once more that a worker has died, while the news of it is written down for the first process.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         raise

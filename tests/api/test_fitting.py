@@ -20,6 +20,7 @@ from finetune import fit
 from finetune.api import fitting
 from finetune.api.fitting import command_line
 from finetune.commands.short_words import WORDS
+from finetune.distributed.signals import Interrupted
 from finetune.runs.checkpoint_io import read_checkpoint
 
 
@@ -147,6 +148,18 @@ def test_a_run_goes_on(colours, quick):
     rest = fit(colours, **{**quick, "epochs": 2}, out="part", resume=True)
     assert rest.path == part.path and same(weights(whole), weights(rest))
     assert fit(colours, **{**quick, "epochs": 2}, out="part", resume=True).path == part.path  # it is finished
+
+
+def test_ctrl_c_is_told_though_what_it_breaks_off_fails_to_end(colours, quick, monkeypatch):
+    def broken_off(*_, **__):
+        try:
+            raise Interrupted(signal.SIGINT)
+        finally:
+            raise IndexError("pop from empty list")  # of a display that had half begun
+
+    monkeypatch.setattr(fitting, "run_lightning", broken_off)
+    with pytest.raises(KeyboardInterrupt, match="resume=True"):
+        fit(colours, **quick)
 
 
 def test_an_error_of_ours_keeps_its_traceback(colours, quick, monkeypatch):

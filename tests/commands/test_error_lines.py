@@ -1,16 +1,19 @@
 """What is told of errors, whichever library they come from."""
 
-import contextlib
 import errno
 import multiprocessing
 import os
 import signal
+import socket
+from multiprocessing import reduction
 
 import pytest
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
-from finetune.commands.error_lines import exit_code, one_line, stop_behind
+from finetune.cli import main
+from finetune.commands.error_lines import exit_code, one_line
 from finetune.distributed.signals import Interrupted
 from finetune.system.messages import WrongUsage
 
@@ -41,42 +44,70 @@ def test_wrong_usage_has_a_code_of_its_own_also_where_jsonargparse_wraps_it():
     assert one_line(wrapped) == "no"
 
 
-def test_a_stop_is_told_though_what_it_broke_off_fails_to_end():
-    stop, error = Interrupted(signal.SIGHUP), IndexError("pop from empty list")  # of a display that had half begun
-    with contextlib.suppress(IndexError):
-        try:
-            raise stop
-        finally:
-            raise error
-    assert stop_behind(error) is stop
-    assert (exit_code(stop_behind(error)), one_line(stop_behind(error))) == (129, str(stop))
-    assert stop_behind(ValueError("no")).args == ("no",)
+def breaking_off(error):
+    """Raise `error` while a stop by SIGHUP is dealt with."""
+    try:
+        raise Interrupted(signal.SIGHUP)
+    finally:
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (IndexError("pop from empty list"), 129, "stopped by SIGHUP"),  # of a display that had half begun
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset"), 129, "stopped by SIGHUP"),  # a worker has ended
+        (OSError(errno.ENOSPC, "No space left on device", "a.csv"), 1, "finetune: error: No space left on device"),
+    ],
+)
+def test_a_stop_is_told_though_what_it_breaks_off_fails_to_end(error, code, told, monkeypatch, capsys):
+    monkeypatch.setattr("finetune.cli.run", lambda *_: breaking_off(error))
+    with pytest.raises(SystemExit) as ended:
+        main(["fit"])
+    assert ended.value.code == code
+    assert capsys.readouterr().err.startswith(told)
 
 
 class Hanging(Dataset):
+    def __init__(self, hang_up):
+        self.hang_up = hang_up
+
     def __len__(self):
         return 1
 
     def __getitem__(self, index):
-        return Answer()
+        return Answer(self.hang_up)
 
 
 class Answer:
+    def __init__(self, hang_up):
+        self.hang_up = hang_up
+
     def __reduce__(self):
-        return hang_up, ()
+        return self.hang_up, ()
 
 
-def hang_up():
-    ours, theirs = multiprocessing.Pipe()  # as a worker's that is killed while it hands over a batch
+def receive_nothing():
+    ours, theirs = multiprocessing.Pipe()
     theirs.close()
     ours.recv_bytes()
 
 
-def test_a_worker_that_ends_while_it_hands_over_a_batch_is_told_of():
-    loader = DataLoader(Hanging(), batch_size=None, num_workers=1)
-    with pytest.raises(EOFError) as caught:
-        next(iter(loader))
-    assert one_line(caught.value).startswith("a process that reads pictures was killed")
+def receive_no_descriptor():
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        reduction.recvfds(ours, 1)
+
+
+@pytest.mark.parametrize("hang_up", [receive_nothing, receive_no_descriptor])
+def test_a_worker_that_ends_while_it_hands_over_a_batch_is_told_of(hang_up):
     with pytest.raises(EOFError) as elsewhere:
         hang_up()
     assert one_line(elsewhere.value) is None
+    with pytest.raises(EOFError) as caught:
+        next(iter(DataLoader(Hanging(hang_up), batch_size=None, num_workers=1)))
+    assert one_line(caught.value).startswith("a process that reads pictures was killed")
+    with pytest.raises(EOFError) as pinned:
+        ExceptionWrapper((EOFError, caught.value, None), where="in pin memory thread for device 0").reraise()
+    assert one_line(pinned.value).startswith("a process that reads pictures was killed")

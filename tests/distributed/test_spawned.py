@@ -1,5 +1,6 @@
 """What ends the processes of `ddp_spawn` and `ddp_fork` is told as if it were in this one; test_ends.py runs them."""
 
+import multiprocessing
 import signal
 from types import SimpleNamespace
 
@@ -67,3 +68,17 @@ def test_torch_gives_the_others_time(monkeypatch):
     monkeypatch.setattr(ProcessContext, "join", ProcessContext.join)  # put back afterwards
     spawned.take_over(_MultiProcessingLauncher(SimpleNamespace(), start_method="spawn"))
     assert ProcessContext.__dict__["join"].keywords == {"grace_period": 5.0}
+
+
+def broken_off(*_):
+    try:
+        raise Interrupted(signal.SIGTERM)
+    finally:
+        raise IndexError("pop from empty list")  # of a display that had half begun
+
+
+def test_a_stop_ends_a_process_with_its_code_though_what_it_breaks_off_fails_to_end():
+    process = multiprocessing.get_context("fork").Process(target=spawned._run, args=(broken_off, None, 0))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 128 + signal.SIGTERM
