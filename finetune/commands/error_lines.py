@@ -6,7 +6,8 @@ Nothing heavy is imported here.
 import os
 import re
 import sys
-import traceback
+
+from finetune.system.killed_worker import is_of_killed_worker
 
 
 def raised(error: BaseException) -> BaseException:
@@ -34,12 +35,7 @@ def one_line(error: BaseException) -> str | None:
         return str(error)
     error = raised(error)
     text = str(error)
-    others: BaseException | None = error
-    while others is not None:  # raised anywhere, since a signal brings the news: a library may have made another of it
-        if re.search("DataLoader worker .*(killed by signal|exited unexpectedly)", str(others)):
-            break
-        others = others.__cause__ or others.__context__
-    if others is not None or isinstance(error, ConnectionResetError) or _is_hung_up(error):
+    if is_of_killed_worker(error):
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
     if isinstance(error, MemoryError) or "ArrayMemoryError" in text or "DefaultCPUAllocator" in text:
         return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
@@ -61,15 +57,6 @@ def one_line(error: BaseException) -> str | None:
     elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"
     return " ".join(text.split()) or type(error).__name__
-
-
-def _is_hung_up(error: BaseException) -> bool:
-    """Return whether a process ended while it handed over a batch."""
-    if not isinstance(error, (EOFError, OSError)):
-        return False
-    paths = [frame.f_code.co_filename.split(os.sep) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    is_batch = any(path[-1] == "dataloader.py" for path in paths)
-    return (is_batch and "multiprocessing" in paths[-1][-2:]) or "in pin memory thread" in str(error)
 
 
 def _is_left_alone(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
 from finetune.distributed.signals import Interrupted, install_stop_at_once, stop_behind, stopping
+from finetune.system.killed_worker import is_of_killed_worker
 from finetune.system.unraised import take_unraisable
 
 _GRACE = 5.0  # seconds for the others to end by themselves, once one has
@@ -43,6 +44,8 @@ def _run(function: Callable[..., None], launcher: Any, index: int, *args: Any) -
             sys.exit(stop.exit_code)
         # torch would say once more that a worker has died, while the news of it is written down for the first process.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if is_of_killed_worker(error):  # which may be seen by where it was raised alone, and torch hands on its text
+            raise RuntimeError("DataLoader worker exited unexpectedly") from error
         raise
 
 

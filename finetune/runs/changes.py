@@ -49,10 +49,9 @@ def compared(
     differing = [key for key in differing if old.get(key) != new.get(key)]
     values = {_flag(key): (old.get(key), new.get(key)) for key in differing}
     if fixed := {key: value for key, value in values.items() if key in _FIXED}:
-        raise ValueError(
-            f"the run can't go on with {_told(fixed)}; a new run may start from what it learned: "
-            "--model.weights LAST.CKPT without --resume"
-        )
+        is_one = old.get("model.members") == 1  # else no other begins with it
+        hint = "may start from what it learned: --model.weights LAST.CKPT" if is_one else "begins"
+        raise ValueError(f"the run can't go on with {_told(fixed)}; a new run {hint} without --resume")
     order = {k: v for k, v in values.items() if k in _ORDER or (has_other_pictures and k in _PICTURES)}
     if (order or has_other_pictures) and not allow:
         what = _told(order) if order else "other training pictures"

@@ -106,7 +106,8 @@ class RunLogger(Logger):
             import_module(cls.package)
         except Exception as error:  # built for another version of what it needs, for one
             told = f"{cls.__name__}: {cls.package} can't be imported: {reason(error)}"
-            raise WrongUsage(f"{told}; in a fresh environment: {needed}") from error
+            hint = f"install finetune[{cls.package}] as before in a fresh environment"
+            raise WrongUsage(f"{told}; {hint}") from error
 
     def log_config(self, settings: Mapping[str, Any]) -> None:
         """Log what config.yaml says, by dotted names, unless it did so before."""

@@ -1,16 +1,14 @@
 """What is told of errors, whichever library they come from."""
 
 import errno
-import multiprocessing
 import os
 import signal
-import socket
-from multiprocessing import reduction
 
 import pytest
 import torch
+from hanging import Hanging, receive_no_descriptor, receive_nothing
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from finetune.cli import main
 from finetune.commands.error_lines import exit_code, one_line
@@ -66,38 +64,6 @@ def test_a_stop_is_told_though_what_it_breaks_off_fails_to_end(error, code, told
         main(["fit"])
     assert ended.value.code == code
     assert capsys.readouterr().err.startswith(told)
-
-
-class Hanging(Dataset):
-    def __init__(self, hang_up):
-        self.hang_up = hang_up
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return Answer(self.hang_up)
-
-
-class Answer:
-    def __init__(self, hang_up):
-        self.hang_up = hang_up
-
-    def __reduce__(self):
-        return self.hang_up, ()
-
-
-def receive_nothing():
-    ours, theirs = multiprocessing.Pipe()
-    theirs.close()
-    ours.recv_bytes()
-
-
-def receive_no_descriptor():
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    with ours:
-        reduction.recvfds(ours, 1)
 
 
 @pytest.mark.parametrize("hang_up", [receive_nothing, receive_no_descriptor])

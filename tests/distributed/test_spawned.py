@@ -2,12 +2,21 @@
 
 import multiprocessing
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from hanging import Hanging, receive_nothing
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
-from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import (
+    ProcessContext,
+    ProcessExitedException,
+    ProcessRaisedException,
+    start_processes,
+)
+from torch.utils.data import DataLoader
 
+from finetune.commands.error_lines import one_line
 from finetune.data import decode
 from finetune.distributed import spawned
 from finetune.distributed.signals import Interrupted
@@ -82,3 +91,15 @@ def test_a_stop_ends_a_process_with_its_code_though_what_it_breaks_off_fails_to_
     process.start()
     process.join(60)
     assert process.exitcode == 128 + signal.SIGTERM
+
+
+def take_a_batch(*_):
+    next(iter(DataLoader(Hanging(receive_nothing), batch_size=None, num_workers=1)))
+
+
+def test_a_worker_of_theirs_that_ends_while_it_hands_over_a_batch_is_told_of():
+    with pytest.raises(ProcessRaisedException) as caught:
+        start_processes(partial(spawned._run, take_a_batch, None), start_method="fork")
+    with pytest.raises(RuntimeError) as raised:
+        launched(caught.value)
+    assert one_line(raised.value).startswith("a process that reads pictures was killed")

@@ -133,6 +133,11 @@ def test_what_does_not_fit_the_optimizer_s_state_is_refused(fixed, what, allow):
         compared(BEFORE, changed(**fixed), False, allow)
 
 
+def test_no_new_run_is_advised_to_begin_with_several_networks():
+    with pytest.raises(ValueError, match=r"members 1 \(was 2\); a new run begins without --resume$"):
+        compared(changed(model__members=2), BEFORE, False, False)
+
+
 def test_a_run_of_a_version_that_had_no_members_has_one():
     before = copy.deepcopy(BEFORE)
     del before["model"]["members"]

@@ -79,7 +79,7 @@ def test_a_package_that_is_broken_is_told(kind, monkeypatch, tmp_path):
     (tmp_path / "broken.py").write_text("raise ImportError('of another version')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(logger, "package", "broken")
-    with pytest.raises(WrongUsage, match=f"^{kind}: broken can't be imported: of another version; in a fresh"):
+    with pytest.raises(WrongUsage, match=f"^{kind}: broken can't be imported: of another version; install f"):
         logger()
 
 
