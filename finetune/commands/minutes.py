@@ -24,7 +24,7 @@ from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
 from finetune.training.classifier import Classifier
 from finetune.training.precision import automatic_precision
-from finetune.training.run_length import usual_epochs
+from finetune.training.run_length import fewest_epochs, usual_epochs
 from finetune.training.time_budget import Plan, plan
 
 Make = Callable[[], tuple[ImageDataModule, Classifier]]
@@ -118,8 +118,8 @@ class _Length(NamedTuple):
     again: Callable[[Costs], "_Length"]
 
     def is_enough(self) -> bool:
-        """Return whether training sees half as many pictures as it does where nobody says how long."""
-        return 2 * self.times_seen() >= usual_epochs(self.num_images)
+        """Return whether training sees half as many pictures as it does at least where nobody says how long."""
+        return 2 * self.times_seen() >= fewest_epochs(self.num_images)
 
     def most_members(self) -> int:
         """Return how many networks can each be trained so long that one more epoch is worth less than one more."""

@@ -3,22 +3,34 @@
 import math
 from typing import Any
 
-_SEEN = 8_000  # pictures, each counted as often as it is seen: 250 steps of 32
+_SEEN = 8_000  # pictures at least, each counted as often as it is seen: 250 steps of 32
+_ENOUGH = 15  # epochs
+_MOST_SEEN = 150_000  # pictures, for the sake of that many epochs
 _FEWEST, _MOST = 5, 50  # epochs
 
 
-def usual_epochs(num_images: int) -> int:
-    """Return how often to see each of so many training pictures.
+def fewest_epochs(num_images: int) -> int:
+    """Return how often to see each of so many training pictures, at least.
 
     A small set needs as many steps as a larger one, or the head has hardly begun to learn when the rate falls to 0, as
-    in BiT (arXiv:1912.11370, section 3.3), where all sets of less than 20,000 pictures have the same number. Of ours,
-    see "How long" in docs/benchmarks.md, four sets of 188 to 285 pictures gained much from 5 to 15 epochs, and little
-    or nothing from 15 to 25 and 40.
+    in BiT (arXiv:1912.11370, section 3.3), where all sets of less than 20,000 pictures have the same number.
 
     Args:
         num_images: Of an epoch.
     """
     return min(_MOST, max(_FEWEST, math.ceil(_SEEN / max(1, num_images))))
+
+
+def usual_epochs(num_images: int) -> int:
+    """Return how often to see each of so many training pictures where there is no hurry.
+
+    Of ours, see "How long" in docs/benchmarks.md, sets of 188 to 1,400 pictures mostly gained much from 5 to 15 epochs,
+    and little or nothing beyond. Larger ones have what there is time for.
+
+    Args:
+        num_images: Of an epoch.
+    """
+    return max(fewest_epochs(num_images), min(_ENOUGH, _MOST_SEEN // max(1, num_images)))
 
 
 def settle_length(limits: Any, num_images: int, batch_size: int) -> str:

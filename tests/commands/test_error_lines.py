@@ -6,9 +6,6 @@ import signal
 
 import pytest
 import torch
-from hanging import Hanging, receive_no_descriptor, receive_nothing
-from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader
 
 from finetune.cli import main
 from finetune.commands.error_lines import exit_code, one_line
@@ -64,16 +61,3 @@ def test_a_stop_is_told_though_what_it_breaks_off_fails_to_end(error, code, told
         main(["fit"])
     assert ended.value.code == code
     assert capsys.readouterr().err.startswith(told)
-
-
-@pytest.mark.parametrize("hang_up", [receive_nothing, receive_no_descriptor])
-def test_a_worker_that_ends_while_it_hands_over_a_batch_is_told_of(hang_up):
-    with pytest.raises(EOFError) as elsewhere:
-        hang_up()
-    assert one_line(elsewhere.value) is None
-    with pytest.raises(EOFError) as caught:
-        next(iter(DataLoader(Hanging(hang_up), batch_size=None, num_workers=1)))
-    assert one_line(caught.value).startswith("a process that reads pictures was killed")
-    with pytest.raises(EOFError) as pinned:
-        ExceptionWrapper((EOFError, caught.value, None), where="in pin memory thread for device 0").reraise()
-    assert one_line(pinned.value).startswith("a process that reads pictures was killed")

@@ -145,8 +145,8 @@ def settle(monkeypatch, tried):
 
 
 def test_pictures_become_smaller_where_few_could_be_seen_else(settle, tried):
-    # Five times 2,000 pictures would be usual, and half is enough: 157 batches of 20 s at 224 pixels, 10 s at 160 and
-    # 6.5 s at 128.
+    # Five times is the least for 2,000 pictures where nobody says, and half of it is enough: 157 batches of 20 s at 224
+    # pixels, 10 s at 160 and 6.5 s at 128.
     for budget, size in ((18, 128), (30, 160), (60, 224), (2, 128)):
         tried.clear()
         config, told = settle(budget)
@@ -228,7 +228,7 @@ def test_without_minutes_nothing_is_tried(settle, tried):
 
 
 # 320 pictures are usually seen 25 times, and 0.8 of that is 20: in batches of 32 of 20 s each, 4,000 s for one network.
-# 2,000 are usually seen 5 times, but several networks see them 15 times: 18,900 s for one.
+# 2,000 are usually seen 15 times, and so they are by several networks: 18,900 s for one.
 @pytest.mark.parametrize(
     ("num_images", "budgets"),
     [

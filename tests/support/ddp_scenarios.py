@@ -103,13 +103,15 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.01, momentum=0.9)
 
 
-def weights_after(data: ImageFolderData, precision: str, build: Callable, **options: Any) -> dict[str, Tensor]:
+def weights_after(
+    data: ImageFolderData, precision: str, build: Callable, steps: int = 20, **options: Any
+) -> dict[str, Tensor]:
     """Train and return the trainable weights of this process."""
     pl.seed_everything(1, verbose=False)
     with patch("finetune.training.classifier.build", build):
         model = Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options})
     before = weights_of(model)
-    trainer(precision=precision, max_steps=20, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
+    trainer(precision=precision, max_steps=steps, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
     assert bool(data.features) == (data.num_views is not None)
     after = weights_of(model)
     MOVED.append(moved(model, before, after))
@@ -281,16 +283,16 @@ def main() -> None:
         "small_float32": lambda: weights_after(data(), "32-true", build=small_network),
         "resnet_float64": lambda: weights_after(data(), "64-true", freeze_batch_norm=True, **RESNET),
         "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **RESNET),
-        "trained_batch_norm": lambda: weights_after(data(), "64-true", **RESNET),
+        "trained_batch_norm": lambda: weights_after(data(), "64-true", steps=10, **RESNET),
         "batch_norm_uneven": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised),
         "bad_batches": lambda: weights_after(
             with_bad_batches(data("uneven", 6, on_bad_image="skip")), "64-true", build=small_normalised
         ),
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
-        "frozen_backbone": lambda: weights_after(data(), "64-true", freeze="backbone", **RESNET),
+        "frozen_backbone": lambda: weights_after(data(), "64-true", steps=10, freeze="backbone", **RESNET),
         "calibrated": lambda: calibrated(data_root / "two"),
-        "activations": lambda: weights_after(data(num_views=2), "64-true", freeze="layer3", **RESNET),
+        "activations": lambda: weights_after(data(num_views=2), "64-true", steps=10, freeze="layer3", **RESNET),
         "members": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised, members=2),
         "bf16_2": lambda: step_under_bf16(2),
         "bf16_1": lambda: step_under_bf16(1),
@@ -305,7 +307,7 @@ def main() -> None:
         scenarios |= {
             "control_order": lambda: control(order_of_each_rank(), data(), "64-true", **small),
             "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
-            "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", **RESNET),
+            "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", steps=10, **RESNET),
             "control_members": lambda: control(
                 own_statistics(), data("uneven", 6), "64-true", build=small_normalised, members=2
             ),

@@ -16,13 +16,14 @@ UNSET = {
 
 
 def test_few_pictures_are_seen_more_often_within_limits():
-    epochs = [usual_epochs(num) for num in (0, 1, 100, 160, 161, 1000, 1600, 1601, 10**7)]
-    assert epochs == [50, 50, 50, 50, 50, 8, 5, 5, 5]
+    sizes = (0, 1, 100, 160, 161, 320, 534, 2000, 10_000, 10_001, 20_000, 30_000, 30_001, 10**7)
+    epochs = [usual_epochs(num) for num in sizes]
+    assert epochs == [50, 50, 50, 50, 50, 25, 15, 15, 15, 14, 7, 5, 5, 5]
     assert epochs == sorted(epochs, reverse=True)
 
 
-@pytest.mark.parametrize("num_images", range(161, 1600, 97))
-def test_sets_of_middle_size_have_the_same_number_of_pictures_in_all(num_images):
+@pytest.mark.parametrize("num_images", range(161, 571, 41))
+def test_small_sets_have_the_same_number_of_pictures_in_all(num_images):
     seen = usual_epochs(num_images) * num_images
     assert 8_000 <= seen < 8_000 + num_images
 
@@ -30,14 +31,14 @@ def test_sets_of_middle_size_have_the_same_number_of_pictures_in_all(num_images)
 @pytest.mark.parametrize(
     ("given", "epochs", "words"),
     [
-        ({}, 8, "8 epochs, 256 steps, as is usual for 1,000 training pictures; --epochs sets another number"),
-        ({"accumulate_grad_batches": 3}, 8, "8 epochs, 88 steps, as"),  # 11 of 32 batches, the last of two
+        ({}, 15, "15 epochs, 480 steps, as is usual for 1,000 training pictures; --epochs sets another number"),
+        ({"accumulate_grad_batches": 3}, 15, "15 epochs, 165 steps, as"),  # 11 of 32 batches, the last of two
         ({"limit_train_batches": 10}, 25, "25 epochs, 250 steps, as is usual for 320 training"),
         ({"limit_train_batches": 0.5}, 16, "16 epochs, 256 steps, as is usual for 512 training"),  # whole batches
         ({"limit_train_batches": 0.1}, 50, "50 epochs, 150 steps, as is usual for 96 training"),
         ({"overfit_batches": 2, "limit_train_batches": 10}, 50, "50 epochs, 100 steps, as is usual for 64 training"),
-        ({"min_epochs": 12}, 12, "12 epochs, 384 steps"),
-        ({"min_epochs": 2}, 8, "8 epochs, 256 steps"),
+        ({"min_epochs": 20}, 20, "20 epochs, 640 steps"),
+        ({"min_epochs": 2}, 15, "15 epochs, 480 steps"),
     ],
 )
 def test_who_says_nothing_is_told_what_is_usual(given, epochs, words):

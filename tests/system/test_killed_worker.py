@@ -1,0 +1,32 @@
+"""A killed worker is known by what it leaves: words of torch's in any error of a chain, or a batch half handed over."""
+
+import pytest
+from hanging import Hanging, receive_no_descriptor, receive_nothing
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader
+
+from finetune.system.killed_worker import is_of_killed_worker
+
+
+@pytest.mark.parametrize("hang_up", [receive_nothing, receive_no_descriptor])
+def test_a_worker_that_ends_while_it_hands_over_a_batch_is_known(hang_up):
+    with pytest.raises(EOFError) as elsewhere:
+        hang_up()
+    assert not is_of_killed_worker(elsewhere.value)
+    with pytest.raises(EOFError) as caught:
+        next(iter(DataLoader(Hanging(hang_up), batch_size=None, num_workers=1)))
+    assert is_of_killed_worker(caught.value)
+    with pytest.raises(EOFError) as pinned:
+        ExceptionWrapper((EOFError, caught.value, None), where="in pin memory thread for device 0").reraise()
+    assert is_of_killed_worker(pinned.value)
+
+
+@pytest.mark.parametrize("words", ["(pid(s) 7) exited unexpectedly", "(pid 7) is killed by signal: Killed."])
+def test_torch_s_words_are_found_behind_an_error_of_any_kind(words):
+    told = KeyError("made of it by a library")
+    told.__context__ = RuntimeError(f"DataLoader worker {words}")
+    assert is_of_killed_worker(told) and not is_of_killed_worker(KeyError("by itself"))
+
+
+def test_a_connection_that_has_no_batch_is_another_matter():
+    assert not is_of_killed_worker(ConnectionResetError("of a download"))
