@@ -29,10 +29,12 @@ from benchmarks.common.documents import ROOT, fill
 from benchmarks.common.fashion import write_fashion_folder
 from benchmarks.common.records import load, save, where_and_when
 from benchmarks.recipes.documents import draw, table
+from finetune.training.run_length import usual_epochs
 
 RECORDS = ROOT / "benchmarks/recipes/recipes.json"
 SEEDS = range(3)
 SIZES = (128, 224)
+NUM_PICTURES = 2000  # to train with, in each of the data sets
 # A recipe computed in other ways: its config and options.
 ARITHMETIC = {
     "image_folder_float32": ("image_folder", "--trainer.precision 32-true"),
@@ -64,7 +66,9 @@ class Recipe:
             text = (ROOT / "benchmarks/recipes/plain.py").read_text("utf-8").split('"""', 2)[2]
         else:
             config, options = ARITHMETIC.get(self.name, (self.name, ""))
-            text = json.dumps(yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))) + options
+            settings = yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))
+            length = "" if "max_epochs" in settings.get("trainer", {}) else str(usual_epochs(NUM_PICTURES))
+            text = json.dumps(settings) + options + length
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -409,6 +409,7 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
     assert result.stdout.count("test/accuracy") == 1
+    assert " of 30 test pictures are named rightly" in result.stdout  # each counts once, in spawned processes, too
     told = "".join(rf"{what}: .*\n" for what in ("pictures", "network", "training"))  # by one process alone
     assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), result.stderr
     assert "training: 2 x cpu, " in result.stderr
