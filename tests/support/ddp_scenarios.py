@@ -292,7 +292,7 @@ def main() -> None:
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
         "frozen_backbone": lambda: weights_after(data(), "64-true", steps=10, freeze="backbone", **RESNET),
         "calibrated": lambda: calibrated(data_root / "two"),
-        "activations": lambda: weights_after(data(num_views=2), "64-true", steps=10, freeze="layer3", **RESNET),
+        "activations": lambda: weights_after(data(num_views=2), "64-true", freeze="layer3", **RESNET),
         "members": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised, members=2),
         "bf16_2": lambda: step_under_bf16(2),
         "bf16_1": lambda: step_under_bf16(1),
