@@ -209,7 +209,10 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on") from error
-    return chosen | ({"image_size": config.data.init_args.image_size} if _is_size_given(arguments) else {})
+    # What is given all the same is for resuming to refuse or allow, as without --minutes.
+    given = {"image_size": config.data.init_args.image_size} if _is_size_given(arguments) else {}
+    given |= {"members": config.model.members} if _are_members_given(arguments) else {}
+    return chosen | given
 
 
 def _put(config: Any, chosen: Mapping[str, Any]) -> None:
@@ -222,14 +225,15 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
 
 def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
     """Return whether nobody has said how many networks, and several would not be one: that differ by their heads."""
-    model, is_said = config.model, last_value(arguments, "--model.members") is not None
+    model = config.model
     has_views = getattr(config.data.init_args, "num_views", None) is not None  # of which features are kept
     is_split = any(name in str(config.trainer.strategy) for name in ("model_parallel", "MeshStrategy"))
     return (
         model.members == 1
         and model.head_init == "xavier"
         and model.freeze is None
-        and not (is_said or has_views or is_split)
+        and config.ckpt_path is None  # which says it
+        and not (_are_members_given(arguments) or has_views or is_split)
     )
 
 
@@ -240,6 +244,10 @@ def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:
         and config.data.init_args.image_size == _SIZES[0]
         and not is_timm(config.model.backbone)
     )
+
+
+def _are_members_given(arguments: Sequence[str]) -> bool:
+    return last_value(arguments, "--model.members") is not None
 
 
 def _is_size_given(arguments: Sequence[str]) -> bool:

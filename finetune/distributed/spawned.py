@@ -11,10 +11,7 @@ from functools import partial, partialmethod
 from types import FrameType
 from typing import Any
 
-from lightning_utilities import apply_to_collection
-from torch import nn
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
-from torchmetrics import Metric
 
 from finetune.distributed.signals import Interrupted, install_stop_at_once, stop_behind, stopping
 from finetune.system.killed_worker import is_of_killed_worker
@@ -38,7 +35,6 @@ def _run(function: Callable[..., None], launcher: Any, index: int, *args: Any) -
     os.setpgid(0, 0)
     install_stop_at_once()
     take_unraisable()
-    apply_to_collection(args, dtype=nn.Module, function=_unshare_metrics)
     try:
         function(launcher, index, *args)
     except BaseException as error:
@@ -51,17 +47,6 @@ def _run(function: Callable[..., None], launcher: Any, index: int, *args: Any) -
         if is_of_killed_worker(error):  # which may be seen by where it was raised alone, and torch hands on its text
             raise RuntimeError("DataLoader worker exited unexpectedly") from error
         raise
-
-
-def _unshare_metrics(module: nn.Module) -> nn.Module:
-    """Let metrics count in memory of their own: torch shares all tensors that it hands to a process that it spawns.
-
-    Lightning copies parameters and buffers, which the states of metrics are not.
-    """
-    for metric in module.modules():
-        if isinstance(metric, Metric):
-            metric.reset()
-    return module
 
 
 def _launch(function: Callable[..., Any], launcher: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
+from torchmetrics import Metric
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed, total_steps
@@ -134,6 +135,9 @@ class Classifier(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         own_buffers(self.trainer)
+        for module in self.modules():  # a spawned process is handed tensors that it shares with all: these, too
+            if isinstance(module, Metric):
+                module.reset()
         if stage == "fit" and batch_share(self.trainer)[1] > 1:
             share_statistics(self.network, self.always_eval, group_of_batch(self.trainer))
         if stage != "fit" or self.trainer.ckpt_path is not None:

@@ -119,13 +119,15 @@ def settle(monkeypatch, tried):
     def choose(
         budget, *arguments, num=2000, image_size=224, eval_image_size=None, is_resumed=False, strategy="auto", **given
     ):
+        data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size, num_views=given.pop("num_views", None)))
+        config = SimpleNamespace(minutes=budget, data=data, test_after_fit=True, resume=is_resumed)
+        config.ckpt_path = given.pop("ckpt_path", None)
         trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
         trainer.strategy = strategy
         trainer.update(
             Namespace(**minutes._LIMITS, limit_train_batches=None, max_epochs=None, accumulate_grad_batches=1)
         )
-        data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size, num_views=given.pop("num_views", None)))
-        config = SimpleNamespace(minutes=budget, trainer=trainer, data=data, test_after_fit=True, resume=is_resumed)
+        config.trainer = trainer
         model = {"backbone": "resnet18", "members": 1, "head_init": "xavier", "freeze": None}
         config.model = SimpleNamespace(**{**model, **given})
 
@@ -193,6 +195,8 @@ def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(settl
     monkeypatch.setenv("LOCAL_RANK", "0")
     other, _ = settle(18.0, "--data.image_size", "96", image_size=96, is_resumed=True)
     assert other.data.init_args.image_size == 96  # which resuming refuses or allows, as without --minutes
+    other, _ = settle(18.0, "--model.members", "3", members=3, is_resumed=True)
+    assert other.model.members == 3
     assert not tried
 
 
@@ -256,6 +260,7 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(settle, 
         ((), {"members": 3}, 3),  # a config's
         ((), {"freeze": "layer2"}, 1),
         ((), {"num_views": 2}, 1),
+        ((), {"ckpt_path": "last.ckpt"}, 1),
         ((), {"head_init": "probe"}, 1),
         ((), {"head_init": "source"}, 1),
         ((), {"strategy": "model_parallel"}, 1),
