@@ -210,9 +210,8 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
         reason = " ".join(str(error).split())
         raise ValueError(f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on") from error
     # What is given all the same is for resuming to refuse or allow, as without --minutes.
-    given = {"image_size": config.data.init_args.image_size} if _is_size_given(arguments) else {}
-    given |= {"members": config.model.members} if _are_members_given(arguments) else {}
-    return chosen | given
+    now = {"image_size": config.data.init_args.image_size, "members": config.model.members}
+    return chosen | {name: value for name, value in now.items() if _is_given(arguments, name)}
 
 
 def _put(config: Any, chosen: Mapping[str, Any]) -> None:
@@ -225,30 +224,26 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
 
 def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
     """Return whether nobody has said how many networks, and several would not be one: that differ by their heads."""
-    model = config.model
+    model, is_said = config.model, _is_given(arguments, "members") or config.ckpt_path is not None
     has_views = getattr(config.data.init_args, "num_views", None) is not None  # of which features are kept
     is_split = any(name in str(config.trainer.strategy) for name in ("model_parallel", "MeshStrategy"))
     return (
         model.members == 1
         and model.head_init == "xavier"
         and model.freeze is None
-        and config.ckpt_path is None  # which says it
-        and not (_are_members_given(arguments) or has_views or is_split)
+        and not (is_said or has_views or is_split)
     )
 
 
 def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:
     """Return whether nobody has said a size; networks of timm's have their own."""
     return (
-        not _is_size_given(arguments)
+        not _is_given(arguments, "image_size")
         and config.data.init_args.image_size == _SIZES[0]
         and not is_timm(config.model.backbone)
     )
 
 
-def _are_members_given(arguments: Sequence[str]) -> bool:
-    return last_value(arguments, "--model.members") is not None
-
-
-def _is_size_given(arguments: Sequence[str]) -> bool:
-    return any(last_value(arguments, f"--data.{name}") is not None for name in ("image_size", "init_args.image_size"))
+def _is_given(arguments: Sequence[str], name: str) -> bool:
+    """Return whether the command line itself has a value of a setting of `data` or `model`."""
+    return any(last_value(arguments, f"--{group}.{name}") is not None for group in ("data", "data.init_args", "model"))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
-from torchmetrics import Metric
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed, total_steps
@@ -29,7 +28,7 @@ from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
 from finetune.training.loss import Target, balanced_weights, loss_sum, target_of
 from finetune.training.lr_schedulers import StepOnPlateau, as_lightning_wants, with_total_steps
-from finetune.training.metrics import SplitMetrics, TrainMetrics
+from finetune.training.metrics import SplitMetrics, TrainMetrics, reset_metrics
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 
@@ -120,8 +119,7 @@ class Classifier(pl.LightningModule):
 
     def normalized(self, images: Tensor) -> Tensor:
         """Return what the network sees of pictures (B, 3, h, w) uint8 RGB."""
-        x = (images.to(self.mean.dtype) - self.mean) / self.std
-        return x.contiguous(memory_format=torch.channels_last)
+        return ((images.to(self.mean.dtype) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def train(self, mode: bool = True) -> "Classifier":
         super().train(mode)
@@ -135,9 +133,7 @@ class Classifier(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         own_buffers(self.trainer)
-        for module in self.modules():  # a spawned process is handed tensors that it shares with all: these, too
-            if isinstance(module, Metric):
-                module.reset()
+        reset_metrics(self)
         if stage == "fit" and batch_share(self.trainer)[1] > 1:
             share_statistics(self.network, self.always_eval, group_of_batch(self.trainer))
         if stage != "fit" or self.trainer.ckpt_path is not None:

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassConfusionMatrix,
@@ -159,3 +159,13 @@ class SplitMetrics(nn.Module):
             per_class = values.pop(name)
             values |= {f"{name}/{c}": value for c, value in zip(class_names, per_class, strict=True)}
         return {name: value.float() for name, value in values.items()}, confusion
+
+
+def reset_metrics(module: nn.Module) -> None:
+    """Let all metrics within begin in memory of their own: processes that are spawned share the tensors handed to them.
+
+    Lightning copies parameters and buffers there, which the states of metrics are not.
+    """
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            metric.reset()
