@@ -4,44 +4,28 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import yaml
-from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.parser import last_value
 from finetune.commands.short_words import both
-from finetune.data.datamodule import ImageDataModule
+from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_first_process
 from finetune.models.timm_backbones import is_timm
-from finetune.profiling.time_trial import Costs, starting, trial
+from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Make
 from finetune.runs.folder import newest_with_checkpoint
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
-from finetune.training.classifier import Classifier
 from finetune.training.precision import automatic_precision
-from finetune.training.run_length import fewest_epochs, usual_epochs
-from finetune.training.time_budget import Plan, plan
-
-Make = Callable[[], tuple[ImageDataModule, Classifier]]
 
 _CHOICE = "FINETUNE_MINUTES"  # what was chosen, for the processes of the other devices
 # What else can say how long to train, and what it is where it does not.
 _LIMITS = {"max_steps": -1, "max_time": None, "fast_dev_run": False, "overfit_batches": 0.0}
 _CHOSEN = ("max_epochs", "limit_train_batches")  # what a config says of these is overruled
-_TRIED = 0.05  # share of the minutes in which steps are timed, and seconds at most
-_LONGEST_TRIAL = 5.0
-_MOST = 100  # epochs
-# How often each of several networks sees a picture, at least, and as a share of what is usual: up to there a single one
-# gains more by learning longer. In docs/benchmarks.md, "How long" and "Several networks".
-_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL = 15, 0.8
-_MOST_MEMBERS = 5  # each answers for each picture, for good; what a further one adds is less than the one before
-_ENDING = 2.5  # seconds for what is written in the end, the report most of all
-_BETWEEN = 0.2  # seconds between epochs besides validation and checkpoint
 _SIZES = (224, 192, 160, 128)  # the default, and smaller ones that pretrained networks still take well
 
 
@@ -57,32 +41,33 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         make: Gives the pictures and a network as the config has them.
 
     Raises:
-        WrongUsage: Another limit is given, by a config max_steps and the like (its epochs are overruled); the pictures'
-            size is to change; or several machines are to work together.
+        WrongUsage: Another limit is given, by a config max_steps and the like (its epochs are overruled), or more steps
+            at least than there is time for; the pictures' size is to change; validation does not come by the epoch; the
+            fit goes on from a checkpoint; or several machines are to work together.
         ValueError: The time does not suffice for a single step.
     """
     minutes, config.minutes = config.minutes, None
     if minutes is None:
         return ""
     _check(minutes, config, arguments)
+    check_allowed(config.trainer)
     if chosen := _chosen_before(config, arguments):
         _put(config, chosen)
         return ""
     if config.trainer.precision is None:
         config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
-    other_processes = starting(config.trainer, time.monotonic() - began, config.test_after_fit)
-    aim = _Aim(60 * minutes, began, config.test_after_fit, other_processes)
-    found = aim.tried(make, config.trainer)
+    aim = Aim(60 * minutes, began, config.trainer, config.test_after_fit)
+    found = aim.tried(make)
     size = config.data.init_args.image_size
     if not found.is_enough() and _may_shrink(config, arguments):
         smaller = next((s for s in _SIZES[1:] if found.at(s / size).is_enough()), _SIZES[-1])
         config.data.init_args.image_size = size = smaller
-        found = aim.tried(make, config.trainer)
+        found = aim.tried(make)
     num = found.most_members() if _may_be_several(config, arguments) else 1
     if num > 1:
         config.model.members = num
         try:
-            together = aim.tried(make, config.trainer)
+            together = aim.tried(make)
         except torch.OutOfMemoryError:  # of a GPU
             together = None
         if together and together.plan:
@@ -92,90 +77,20 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     if found.plan is None:
         raise ValueError(
             f"--minutes {minutes:g} is not enough for a single step: all else takes {found.others:.0f} s here, and a "
-            f"step {found.costs.batch:.1f} s"
+            f"step {found.costs.batch:.1f} s; give more of them, or smaller pictures or batches (--size, --batch-size)"
         )
     epochs, batches, _, seconds = found.plan
+    steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
+    _check_least(minutes, config.trainer, {"min_epochs": epochs, "min_steps": steps})
     chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size}
     _put(config, {**chosen, "members": config.model.members})
-    steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
     part = f" of {batches} batches each" if batches else ""
-    most = f"; more than {_MOST} epochs are not chosen" if epochs == _MOST else ""
+    most = f"; more than {MOST_EPOCHS} epochs are not chosen" if epochs == MOST_EPOCHS else ""
     until_now = duration(time.monotonic() - began)
     length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {size} pixels"
     if config.model.members > 1:
         length += f", of {config.model.members} networks that answer together (--members 1 for one)"
     return f"{length}: about {duration(seconds)} here, after {until_now} until now{most}"
-
-
-class _Length(NamedTuple):
-    """How long a fit can be at one size; `others` are the seconds that are not training or validation."""
-
-    costs: Costs
-    plan: Plan | None
-    num_images: int
-    num_batches: int
-    others: float
-    again: Callable[[Costs], "_Length"]
-
-    def is_enough(self) -> bool:
-        """Return whether training sees half as many pictures as it does at least where nobody says how long."""
-        return 2 * self.times_seen() >= fewest_epochs(self.num_images)
-
-    def most_members(self) -> int:
-        """Return how many networks can each be trained so long that one more epoch is worth less than one more."""
-        enough = max(_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images))
-        several = range(_MOST_MEMBERS, 1, -1)
-        return next((num for num in several if self._times(num, "checkpoint").times_seen() >= enough), 1)
-
-    def at(self, scale: float) -> "_Length":
-        """Return what to expect at another size."""
-        return self._times(scale**2)
-
-    def times_seen(self) -> float:
-        """Return how often each picture is trained on."""
-        return self.plan.seen / self.num_images if self.plan else 0.0
-
-    def _times(self, factor: float, *others: str) -> "_Length":
-        """Return what to expect where steps, evaluation and others take so many times as long."""
-        costs = {name: getattr(self.costs, name) * factor for name in ("batch", "evaluate", *others)}
-        return self.again(self.costs._replace(**costs))
-
-
-class _Aim(NamedTuple):
-    """When a fit is to have ended.
-
-    Attributes:
-        seconds: After `began`.
-        began: `time.monotonic` when the command began.
-        is_tested: Whether that is with a test.
-        starting: Seconds until the processes of the other devices are there.
-    """
-
-    seconds: float
-    began: float
-    is_tested: bool
-    starting: float
-
-    def tried(self, make: Make, trainer: Any) -> _Length:
-        """Return how long a fit can be, from a trial."""
-        with isolate_rng():  # the fit begins with random numbers of its own
-            data, model = make()
-            batch_size = data.batch_size
-            costs = trial(model, data, trainer, min(_LONGEST_TRIAL, _TRIED * self.seconds))
-        # It has evaluated what training sees: convolutions cost as much as there are pixels.
-        costs = costs._replace(evaluate=costs.evaluate * (data.eval_image_size / data.image_size) ** 2)
-        sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
-        return self._length(costs, sizes, batch_size)
-
-    def _length(self, costs: Costs, sizes: Mapping[str, int], batch_size: int) -> _Length:
-        num_tested = sizes.get("test", 0) if self.is_tested else 0
-        others = self.starting + costs.start + num_tested * (costs.evaluate + costs.decode) + _ENDING
-        others += time.monotonic() - self.began
-        between = sizes.get("val", 0) * costs.evaluate + costs.checkpoint + _BETWEEN
-        num = sizes["train"]
-        found = plan(self.seconds - others, costs.batch, between, num, batch_size, _MOST)
-        again = partial(self._length, sizes=sizes, batch_size=batch_size)
-        return _Length(costs, found, num, math.ceil(num / batch_size), others, again)
 
 
 def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
@@ -190,6 +105,26 @@ def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
         raise WrongUsage("--minutes tries pictures of one size: leave out --data.image_size_schedule, or give --epochs")
     if config.trainer.num_nodes != 1 or is_launched():
         raise WrongUsage("--minutes measures on one machine: give --epochs (--trainer.max_epochs) to several")
+    if config.ckpt_path is not None:
+        raise WrongUsage(
+            "--minutes chooses the length of a fit from its first step: to go on from --ckpt_path give --epochs, to "
+            "begin with its weights give it as --weights"
+        )
+    interval = config.trainer.val_check_interval
+    if interval is not None and not (isinstance(interval, float) and 0 < interval <= 1):
+        raise WrongUsage(
+            "--minutes chooses how many batches an epoch has: give trainer.val_check_interval as a share of it, such "
+            f"as 0.5, not {interval}"
+        )
+
+
+def _check_least(minutes: float, trainer: Any, chosen: Mapping[str, int]) -> None:
+    for name, num in chosen.items():
+        if (least := trainer[name]) is not None and least > num:
+            what = name.removeprefix("min_")
+            raise WrongUsage(
+                f"--minutes {minutes:g} is enough for {num:,} {what} here, and trainer.{name} is {least}: leave one out"
+            )
 
 
 def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | None:
@@ -224,7 +159,7 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
 
 def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
     """Return whether nobody has said how many networks, and several would not be one: that differ by their heads."""
-    model, is_said = config.model, _is_given(arguments, "members") or config.ckpt_path is not None
+    model, is_said = config.model, _is_given(arguments, "members")
     has_views = getattr(config.data.init_args, "num_views", None) is not None  # of which features are kept
     is_split = any(name in str(config.trainer.strategy) for name in ("model_parallel", "MeshStrategy"))
     return (

@@ -56,15 +56,10 @@ def complete(
     Raises:
         WrongUsage: What can't be had.
     """
-    if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
-        raise WrongUsage("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
-    if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
-        raise WrongUsage("for trainer.strategy take model_parallel or finetune.MeshStrategy")
+    check_allowed(config)
     is_split = config["strategy"] == "model_parallel" or isinstance(config["strategy"], MeshStrategy)
     if is_split and known and known.get("exported", "").endswith(".onnx"):
         raise WrongUsage("trainer.strategy model_parallel can't be had with an .onnx: leave it out")
-    if isinstance(num := config["accumulate_grad_batches"], int) and num < 1:
-        raise WrongUsage(f"trainer.accumulate_grad_batches must be at least 1, got {num}")
     plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
         goes_on = run.command == "fit"
@@ -94,6 +89,23 @@ def complete(
     config["callbacks"] = [*own, *callbacks]
     has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
     return {"logger": loggers, "plugins": plugins, "enable_checkpointing": has_checkpoints}
+
+
+def check_allowed(config: Any) -> None:
+    """Make sure that what the user said of the Trainer can be had, as far as that needs no pictures or networks.
+
+    Args:
+        config: `complete`'s, or before its classes are made.
+
+    Raises:
+        WrongUsage: It can't.
+    """
+    if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
+        raise WrongUsage("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
+    if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
+        raise WrongUsage("for trainer.strategy take model_parallel or finetune.MeshStrategy")
+    if isinstance(num := config["accumulate_grad_batches"], int) and num < 1:
+        raise WrongUsage(f"trainer.accumulate_grad_batches must be at least 1, got {num}")
 
 
 def patience(num: int) -> EarlyStopping:

@@ -83,7 +83,10 @@ def _read_published(weights: Any) -> Pretrained:
 def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
     """Copy everything but the head, in place; what does not fit is named in the error, and nothing is copied then."""
     if any(key.startswith("members.0.") for key in pretrained.state):
-        raise WrongUsage(f"{pretrained.origin} holds several networks (model.members), where one is wanted")
+        raise WrongUsage(
+            f"{pretrained.origin} holds several networks (model.members), where one is wanted: take what a fit with "
+            "--members 1 has written"
+        )
     skipped = (head_name(network) + ".", *_AUXILIARY)
     own = network.state_dict()
     given = {key: value for key, value in pretrained.state.items() if not key.startswith(skipped)}

@@ -7,7 +7,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -28,6 +30,7 @@ from finetune.training.first_pass import check_fit
 
 _WARM_UP = 3  # steps that are not timed: libraries choose their kernels, workers read ahead
 _FEWEST = 4  # steps that are
+_BETWEEN = 0.2  # seconds between epochs where a trial has seen none
 _NUM_DECODED = 24  # pictures
 
 
@@ -41,6 +44,7 @@ class Costs(NamedTuple):
         evaluate: Of a picture that is evaluated.
         decode: Of a picture that is decoded, on one core.
         checkpoint: Of writing a checkpoint.
+        between: Between two epochs, validation and checkpoint aside.
     """
 
     start: float
@@ -48,14 +52,16 @@ class Costs(NamedTuple):
     evaluate: float
     decode: float
     checkpoint: float
+    between: float
 
 
 class _Stopwatch(pl.Callback):
     """Ends a fit with `Measured` once its steps have been timed for some seconds."""
 
-    def __init__(self, seconds: float, folder: str) -> None:
-        self.seconds, self.folder = seconds, folder
+    def __init__(self, seconds: float, most: float, folder: str) -> None:
+        self.seconds, self.most, self.folder = seconds, most, folder
         self.ends: list[float] = []
+        self.is_first: list[bool] = []  # of an epoch
         self.costs: Costs | None = None
         self.began = time.perf_counter()
 
@@ -77,19 +83,38 @@ class _Stopwatch(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step_timing.synchronize(pl_module.device)
         self.ends.append(time.perf_counter())
-        taken = len(self.ends) - 1 - _WARM_UP
-        if taken < _FEWEST or self.ends[-1] - self.ends[_WARM_UP] < self.seconds:
+        self.is_first.append(batch_idx == 0)
+        if (warm_up := self._warm_up()) is None:
             return
-        batch_seconds = (self.ends[-1] - self.ends[_WARM_UP]) / taken
+        batch_seconds, between = _steps_and_between(self.ends[warm_up:], self.is_first[warm_up:])
         evaluate = _evaluating(pl_module, trainer, batch["image"])
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
         _, checkpoint = step_timing.clocked(
             lambda: trainer.save_checkpoint(os.path.join(self.folder, "trial.ckpt")), pl_module.device
         )
-        start = max(0.0, self.ends[_WARM_UP] - self.began - (_WARM_UP + 1) * batch_seconds)
-        self.costs = Costs(start, batch_seconds, evaluate, decode, checkpoint)
+        epochs = sum(self.is_first[1 : warm_up + 1])
+        start = self.ends[warm_up] - self.began - (warm_up + 1) * batch_seconds - epochs * between
+        self.costs = Costs(max(0.0, start), batch_seconds, evaluate, decode, checkpoint, between)
         raise Measured
+
+    def _warm_up(self) -> int | None:
+        """Return how many of the steps are not to be timed; None where more are to come."""
+        num, now = len(self.ends), self.ends[-1]
+        if num > _WARM_UP + _FEWEST and now - self.ends[_WARM_UP] >= self.seconds:
+            return _WARM_UP
+        return 1 if 3 <= num <= _WARM_UP + _FEWEST and now - self.began >= self.most else None
+
+
+def _steps_and_between(ends: list[float], is_first: list[bool]) -> tuple[float, float]:
+    """Return the seconds of a step, and those between two epochs; where each has one step they are not told apart."""
+    taken = [later - earlier for earlier, later in pairwise(ends)]
+    within = [seconds for seconds, first in zip(taken, is_first[1:], strict=True) if not first]
+    across = [seconds for seconds, first in zip(taken, is_first[1:], strict=True) if first]
+    if not within:
+        return fmean(across), 0.0
+    step = fmean(within)
+    return step, max(0.0, fmean(across) - step) if across else _BETWEEN
 
 
 def _evaluating(model: Any, trainer: pl.Trainer, images: Tensor) -> float:
@@ -108,7 +133,7 @@ def _evaluating(model: Any, trainer: pl.Trainer, images: Tensor) -> float:
     return seconds / len(images)
 
 
-def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float) -> Costs:
+def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float, most: float = math.inf) -> Costs:
     """Return what the parts of a fit take on one of its devices.
 
     Args:
@@ -116,11 +141,11 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
         data: The pictures; of its batch the trial takes a device's share.
         trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches` and `default_root_dir` of the fit.
         seconds: For how long steps are timed.
+        most: How long the trial's steps may take; then one that is not timed and one that is must do.
     """
     num_devices = _num_devices(trainer["accelerator"], trainer["devices"])
-    place = _existing(trainer["default_root_dir"])  # a checkpoint takes as long as it takes on that disk
-    with tempfile.TemporaryDirectory(prefix=".finetune-trial-", dir=place) as folder, _cores(num_devices), _untold():
-        stopwatch = _Stopwatch(seconds, folder)
+    with _folder(trainer["default_root_dir"]) as folder, _cores(num_devices), _untold():
+        stopwatch = _Stopwatch(seconds, most, folder)
         fit = pl.Trainer(
             accelerator=trainer["accelerator"],
             devices=1,
@@ -168,10 +193,15 @@ def starting(trainer: Any, seconds: float, is_tested: bool) -> float:
     return seconds * (2 if "spawn" in strategy and is_tested else 1)
 
 
-def _existing(folder: Any) -> Path:
-    """Return a folder, or the nearest one above it that is there."""
-    path = Path(folder).absolute()
-    return next(place for place in (path, *path.parents) if place.is_dir())
+def _folder(root: Any) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder where the fit's will be, or as near above it as is there: on the disk that it will write to."""
+    path = Path(root).absolute()
+    place = next(place for place in (path, *path.parents) if place.is_dir())
+    try:
+        return tempfile.TemporaryDirectory(prefix=".finetune-trial-", dir=place)
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"nothing can be written in {place}: {reason}; --out names another folder for runs") from error
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Checkpoints(Checkpoint):
         self.run, self.every_n_steps = run, every_n_steps
         self.signal = SignalFlag()
         self.highest: float | None = None  # val/accuracy
-        self._is_due = False
+        self._is_due = self._is_best = False
         self.limits: dict[str, Any] | None = None  # of a run that a callback has stopped, not a signal
         self._is_stop_held = False
         self._epoch_began, self._is_extra_pass = 0.0, False
@@ -104,9 +104,13 @@ class Checkpoints(Checkpoint):
         accuracy = float(metrics["val/accuracy"])
         self.highest = accuracy if self.highest is None else max(accuracy, self.highest)
         num_images = len(trainer.datamodule.splits["val"].labels)  # type: ignore[attr-defined]
-        if accuracy >= lowest_kept(self.highest, num_images):
+        is_best = accuracy >= lowest_kept(self.highest, num_images)
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._is_best = is_best  # written once for both, as the epoch ends
+            return
+        if is_best:
             self._save(trainer, "best")
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or self._is_accumulating(trainer):
+        if self._is_accumulating(trainer):
             return
         if self._is_due or _ends(trainer):
             loop: Any = trainer.fit_loop.epoch_loop
@@ -126,8 +130,9 @@ class Checkpoints(Checkpoint):
                 rates = next((c.last for c in trainer.callbacks if isinstance(c, Rates)), {})  # type: ignore[attr-defined]
                 seconds = time.monotonic() - self._epoch_began
                 logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
+        is_best, self._is_best = self._is_best, False
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._save(trainer, "last")
+            self._save(trainer, *(("best", "last") if is_best else ("last",)))
         if self.highest is None and trainer.is_global_zero:
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 
@@ -147,11 +152,15 @@ class Checkpoints(Checkpoint):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self.signal.restore()
 
-    def _save(self, trainer: pl.Trainer, name: str) -> None:
-        if name == "last":
+    def _save(self, trainer: pl.Trainer, *names: str) -> None:
+        """Write a checkpoint, under several names in their order: a kill between them leaves the later one old."""
+        if "last" in names:
             self._is_due = False
             self.limits = limits(trainer) if trainer.should_stop and trainer.fit_loop._can_stop_early else None
-        trainer.save_checkpoint(self.run.checkpoint(name))
+        first, *others = (self.run.checkpoint(name) for name in names)
+        trainer.save_checkpoint(first)
+        for other in others if trainer.is_global_zero else ():
+            link(first, other)
 
     def _is_accumulating(self, trainer: pl.Trainer) -> bool:
         """Return whether gradients wait for their step; a stop that comes meanwhile waits for it, too."""

@@ -23,6 +23,7 @@ from finetune.runs.checkpoint_io import check_model, check_size, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import param_groups
 from finetune.training.calibration import Calibration, Calibrator, read_calibration
+from finetune.training.clipping import ClipsEach
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
@@ -33,7 +34,7 @@ from finetune.training.metrics import SplitMetrics, TrainMetrics, reset_metrics
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
 
 
-class Classifier(pl.LightningModule):
+class Classifier(ClipsEach):
     """An image classifier: uint8 RGB pictures in, logits out; normalisation is inside.
 
     Args:
@@ -52,8 +53,7 @@ class Classifier(pl.LightningModule):
         layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
         decay_norm_and_bias: Whether biases, norms, layer scales, positions, class tokens and logit scales decay, too.
         optimizer: A torch optimizer by class_path.
-        scheduler: Any torch learning rate scheduler by class_path; `total_steps`, where it takes that and it is not
-            given, is the run's number of steps.
+        scheduler: A torch scheduler by class_path; `total_steps`, where it takes that, is the run's unless given.
         scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
         label_smoothing: Share of the target spread over all classes, in [0, 1).
         class_weights: `balanced` weighs each class with the inverse of its frequency in training.

@@ -11,15 +11,22 @@ from finetune.training.precision import WITHOUT_FLOAT64
 
 
 class PreciseSums(Metric):
-    """A metric of sums in float64. Where the model's device has no such, as Apple's, they stay on the CPU."""
+    """A metric of sums in float64, also in a module that becomes half as precise.
+
+    Where the model's device has no such, as Apple's, they stay on the CPU.
+    """
 
     full_state_update = False
 
     def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> nn.Module:
         @functools.wraps(fn)  # torchmetrics goes by the name
         def moved(state: Tensor) -> Tensor:
-            is_kept = state.dtype == torch.float64 and fn(torch.zeros(1)).device.type in WITHOUT_FLOAT64
-            return state.cpu() if is_kept else fn(state)
+            if state.dtype != torch.float64:
+                return fn(state)
+            if fn(torch.zeros(1)).device.type in WITHOUT_FLOAT64:
+                return state.cpu()
+            new = fn(state)
+            return new if new.dtype == torch.float64 else state.to(new.device)
 
         return super()._apply(moved, exclude_state)
 

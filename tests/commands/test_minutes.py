@@ -13,12 +13,13 @@ from jsonargparse import Namespace
 
 from finetune.commands import minutes
 from finetune.commands.minutes import settle_minutes
+from finetune.profiling import fit_length
 from finetune.profiling.time_trial import Costs
 from finetune.system.messages import WrongUsage
 
 LENGTH = ("--trainer.max_epochs", "1")
 SHORT = [option for option in QUICK if option not in LENGTH]
-COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, decode=0.01, checkpoint=0.1)
+COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, decode=0.01, checkpoint=0.1, between=0.2)
 
 
 @pytest.fixture
@@ -26,12 +27,12 @@ def tried(monkeypatch):
     """What every trial says, and the sizes that were tried."""
     sizes = []
 
-    def trial(model, data, trainer, seconds):
+    def trial(model, data, trainer, *seconds):
         sizes.append(data.image_size)
         share = (data.image_size / 224) ** 2 * model.hparams["members"]
         return COSTS._replace(batch=40 * COSTS.batch * share)
 
-    monkeypatch.setattr(minutes, "trial", trial)
+    monkeypatch.setattr(fit_length, "trial", trial)
     return sizes
 
 
@@ -81,6 +82,9 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(colours, 
         (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
         (("--trainer.num_nodes", 2), "--minutes measures on one machine: give --epochs"),
         (("--data.image_size_schedule", "24,32"), "--minutes tries pictures of one size: leave out"),
+        (("--trainer.val_check_interval", 5), "give trainer.val_check_interval as a share of it, such as 0.5, not 5"),
+        (("--trainer.accumulate_grad_batches", 0), "trainer.accumulate_grad_batches must be at least 1, got 0"),
+        (("--trainer.accumulate_grad_batches", -1), "trainer.accumulate_grad_batches must be at least 1, got -1"),
         (("--threshold", "f1"), "--threshold is for two classes, these are 3"),
         (("--minutes", 0), "--minutes must be a number and more than 0, got 0"),
         (("--minutes", -2), "--minutes must be a number and more than 0, got -2"),
@@ -127,6 +131,8 @@ def settle(monkeypatch, tried):
         trainer.update(
             Namespace(**minutes._LIMITS, limit_train_batches=None, max_epochs=None, accumulate_grad_batches=1)
         )
+        trainer.update(Namespace(min_epochs=None, min_steps=None, val_check_interval=None, check_val_every_n_epoch=1))
+        trainer.update(Namespace(sync_batchnorm=False, **given.pop("limits", {})))
         config.trainer = trainer
         model = {"backbone": "resnet18", "members": 1, "head_init": "xavier", "freeze": None}
         config.model = SimpleNamespace(**{**model, **given})
@@ -221,9 +227,31 @@ def test_evaluation_takes_time_by_its_own_size(settle):
     assert seen[1] < seen[0]
 
 
+def test_a_fit_that_goes_on_from_a_checkpoint_has_its_epochs_counted_from_there(settle, tried):
+    with pytest.raises(
+        WrongUsage, match="--minutes chooses .* its first step: to go on from --ckpt_path give --epochs"
+    ):
+        settle(60.0, ckpt_path="last.ckpt")
+    assert not tried
+
+
+def test_more_steps_at_least_than_there_is_time_for_are_told(settle):
+    settled, _ = settle(60.0, image_size=128)
+    epochs, batches = settled.trainer.max_epochs, settled.trainer.limit_train_batches
+    for name, least in (("min_epochs", epochs), ("min_steps", epochs * batches)):
+        config, _ = settle(60.0, image_size=128, limits={name: least})
+        assert config.trainer.max_epochs == epochs  # as many are enough
+        with pytest.raises(
+            WrongUsage, match=rf"--minutes 60 is enough for [\d,]+ {name[4:]} here, and trainer.{name} is"
+        ):
+            settle(60.0, image_size=128, limits={name: 10 * least})
+
+
 def test_a_long_time_is_not_used_up_for_its_own_sake(settle):
     config, told = settle(10_000.0, num=320)
-    assert config.trainer.max_epochs == minutes._MOST and told.endswith("; more than 100 epochs are not chosen")
+    assert config.trainer.max_epochs == fit_length.MOST_EPOCHS and told.endswith(
+        "; more than 100 epochs are not chosen"
+    )
 
 
 def test_without_minutes_nothing_is_tried(settle, tried):
@@ -260,7 +288,6 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(settle, 
         ((), {"members": 3}, 3),  # a config's
         ((), {"freeze": "layer2"}, 1),
         ((), {"num_views": 2}, 1),
-        ((), {"ckpt_path": "last.ckpt"}, 1),
         ((), {"head_init": "probe"}, 1),
         ((), {"head_init": "source"}, 1),
         ((), {"strategy": "model_parallel"}, 1),
@@ -276,7 +303,7 @@ def test_how_many_is_chosen_where_nobody_said_so_and_several_can_be(settle, trie
 
 
 def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypatch):
-    trial = minutes.trial
+    trial = fit_length.trial
 
     def full(model, *others):
         found = trial(model, *others)
@@ -285,7 +312,7 @@ def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypat
         return found
 
     alone, words = settle(200, "--model.members", "1", num=320)
-    monkeypatch.setattr(minutes, "trial", full)
+    monkeypatch.setattr(fit_length, "trial", full)
     config, told = settle(200, num=320)
     assert len(tried) == 3 and config.model.members == 1 and "networks" not in told
     # What takes no time here took a moment in the trial that failed.
@@ -293,14 +320,14 @@ def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypat
 
 
 def test_an_error_of_another_kind_is_not_taken_for_a_lack_of_memory(settle, monkeypatch):
-    trial = minutes.trial
+    trial = fit_length.trial
 
     def broken(model, *others):
         if model.hparams["members"] > 1:
             raise RuntimeError("something else")
         return trial(model, *others)
 
-    monkeypatch.setattr(minutes, "trial", broken)
+    monkeypatch.setattr(fit_length, "trial", broken)
     with pytest.raises(RuntimeError, match="something else"):
         settle(200, num=320)
 
@@ -329,9 +356,9 @@ def test_other_processes_and_a_resumed_run_take_as_many_networks(settle, tried, 
 
 
 def test_as_many_as_were_chosen_are_trained_written_down_and_gone_on_with(colours, cli, tmp_path, tried, monkeypatch):
-    monkeypatch.setattr(minutes, "_FEWEST_OF_SEVERAL", 0)
-    monkeypatch.setattr(minutes, "_USUAL_OF_SEVERAL", 0.01)
-    monkeypatch.setattr(minutes, "_MOST_MEMBERS", 2)
+    monkeypatch.setattr(fit_length, "_FEWEST_OF_SEVERAL", 0)
+    monkeypatch.setattr(fit_length, "_USUAL_OF_SEVERAL", 0.01)
+    monkeypatch.setattr(fit_length, "_MOST_MEMBERS", 2)
     small = ["--model.backbone", "small_cnn", "--data.image_size", 28, "--test_after_fit", "false"]
     fit = ["fit", "--data.root", colours, *SHORT, *small, "--minutes"]
     cli(*fit, 0.2)

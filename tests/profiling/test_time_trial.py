@@ -1,7 +1,9 @@
 """The trial of a fit: what it says is what the steps took, and nothing of it stays."""
 
+import errno
 import logging
 import multiprocessing
+import os
 import time
 from dataclasses import replace
 
@@ -59,6 +61,36 @@ def test_the_parts_take_what_they_take(made, advance, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()) and not multiprocessing.active_children()
 
 
+def test_what_is_between_epochs_is_no_part_of_their_steps(made, advance):
+    model, data = made()  # of several batches an epoch
+    model.on_train_epoch_start = lambda: advance(0.7)
+    costs = trial(model, data, ONE, seconds=5.0)
+    assert (costs.batch, costs.between) == (pytest.approx(SLOW), pytest.approx(0.7))
+    assert costs.start == pytest.approx(0.7)  # before the first
+
+
+def test_epochs_of_one_batch_are_taken_as_a_whole(made, advance):
+    model, data = made(batch_size=1000)
+    model.on_train_epoch_start = lambda: advance(0.7)
+    costs = trial(model, data, ONE, seconds=5.0)
+    assert (costs.batch, costs.between) == (pytest.approx(0.7 + SLOW), 0)
+
+
+def test_a_trial_that_sees_no_epoch_end_takes_the_usual(made, advance):
+    costs = trial(*made(batch_size=1), ONE, seconds=0.2)
+    assert costs.between == time_trial._BETWEEN
+
+
+def test_a_short_trial_of_slow_steps_ends_after_three(made, advance):
+    model, data = made(batch_size=1)
+    model.on_train_start = lambda: advance(1.0)
+    few, num = trial(model, data, ONE, seconds=0.1, most=1.1), int(model.trainer.global_step)
+    assert num == 3 and (few.batch, few.start) == (pytest.approx(SLOW), pytest.approx(1.0))
+    model, data = made(batch_size=1)  # the control
+    trial(model, data, ONE, seconds=0.1, most=5.0)
+    assert model.trainer.global_step == 8
+
+
 def test_each_part_is_timed_and_workers_end(made):
     costs = trial(*made(num_workers=1), ONE, seconds=0.1)
     assert min(costs) > 0
@@ -94,6 +126,15 @@ def test_the_checkpoint_is_timed_where_the_fit_writes_its_own(made, tmp_path):
     trial(model, data, ONE | {"default_root_dir": str(tmp_path / "disk/runs/mine")}, seconds=0.1)
     assert len(seen) == 1 and seen[0].startswith(".finetune-trial-")
     assert not list((tmp_path / "disk").iterdir())
+
+
+def test_a_folder_that_nothing_can_be_written_to_is_told(made, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/.finetune-trial-x")
+
+    monkeypatch.setattr(time_trial.tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(OSError, match=r"^nothing can be written in .*: Permission denied; --out names another folder"):
+        trial(*made(), ONE, seconds=0.1)
 
 
 def test_a_head_is_fitted_in_silence(made, caplog):

@@ -14,22 +14,19 @@ from finetune.runs.model_checkpoint import Checkpoints
 
 
 def validated(callback: Checkpoints, *accuracies: float) -> list[bool]:
-    """For each accuracy of 30 pictures: whether it was saved as the best so far."""
-    saved = []
+    """For each accuracy of 30 pictures: whether it is to be kept as the best so far."""
+    kept = []
     for accuracy in accuracies:
-        paths: list[Path] = []
         trainer = SimpleNamespace(
             state=SimpleNamespace(fn="fit"),
             sanity_checking=False,
             callback_metrics={"val/accuracy": torch.tensor(accuracy), "val/loss": torch.tensor(1.0)},
             datamodule=SimpleNamespace(splits={"val": SimpleNamespace(labels=range(30))}),
-            save_checkpoint=paths.append,
             fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(is_last_batch=True))),
         )
         callback.on_validation_end(trainer, None)
-        assert [path.name for path in paths] in ([], ["best.ckpt"])
-        saved.append(bool(paths))
-    return saved
+        kept.append(callback._is_best)
+    return kept
 
 
 @pytest.fixture
@@ -87,8 +84,7 @@ def test_what_a_checkpoint_has_done_is_in_steps_csv_before_it(colours, cli, tmp_
 
     def save(trainer, path, *arguments, original=pl.Trainer.save_checkpoint):
         original(trainer, path, *arguments)
-        if path.name == "last.ckpt":
-            seen.append((trainer.global_step, rows_of(path.parents[1] / "steps.csv")))
+        seen.append((trainer.global_step, rows_of(path.parents[1] / "steps.csv")))
 
     monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
     cli(*fit, "--checkpoint_every_n_steps", 1)
@@ -97,3 +93,50 @@ def test_what_a_checkpoint_has_done_is_in_steps_csv_before_it(colours, cli, tmp_
     assert [step for step, _ in seen] == list(range(1, 9))
     for step, written in seen:
         assert written == [row for row in runs[1] if int(row["step"]) < step]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_an_epoch_that_is_kept_is_written_once_for_best_and_last(colours, cli, tmp_path, monkeypatch, is_kept):
+    names = []
+
+    def save(trainer, path, *arguments, original=pl.Trainer.save_checkpoint):
+        original(trainer, path, *arguments)
+        names.append(path.stem)
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
+    if not is_kept:  # all but the first
+        monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0 if not names else 2.0)
+    else:
+        monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
+    cli("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3)
+    best, last = (tmp_path / f"runs/fit/version_0/checkpoints/{name}.ckpt" for name in ("best", "last"))
+    assert names == (["best"] * 3 if is_kept else ["best", "last", "last"])
+    assert best.samefile(last) == is_kept
+    assert torch.load(best, weights_only=True)["epoch"] == (2 if is_kept else 0)
+
+
+def test_a_validation_within_an_epoch_is_kept_at_once(colours, cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
+    steps = []
+
+    def save(trainer, path, *arguments, original=pl.Trainer.save_checkpoint):
+        original(trainer, path, *arguments)
+        steps.append((path.stem, trainer.global_step))
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
+    cli("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 1, "--trainer.val_check_interval", 2)
+    assert steps[0] == ("best", 2) and steps[-1] == ("best", 4)
+
+
+def test_a_kill_between_the_two_leaves_the_last_epoch_to_be_done_again(callback, monkeypatch):
+    """Or the best would be lost: what is written first is what the later run does not look for."""
+    written, linked = [], []
+    trainer = SimpleNamespace(
+        should_stop=False, is_global_zero=True, save_checkpoint=lambda path: written.append(path.stem)
+    )
+    monkeypatch.setattr("finetune.runs.model_checkpoint.link", lambda *paths: linked.append([p.stem for p in paths]))
+    callback._save(trainer, "best", "last")
+    assert (written, linked) == (["best"], [["best", "last"]])
+    trainer.is_global_zero = False
+    callback._save(trainer, "best", "last")
+    assert len(linked) == 1 and len(written) == 2  # what is spread over devices is brought together by all

@@ -41,3 +41,14 @@ def test_a_model_of_another_precision_leaves_them_in_float64(kind):
     metric = filled(1 / 3)
     getattr(torch.nn.ModuleDict({"metric": metric}), kind)()
     assert metric.sum.dtype == torch.float64 and float(metric.sum) == 1 / 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_so_does_one_that_is_brought_to_another_kind(dtype):
+    """As Lightning does for `bf16-true`, by a way that torchmetrics does not know."""
+    metric = filled(1 / 3)
+    module = torch.nn.ModuleDict({"metric": metric, "layer": torch.nn.Linear(2, 2)}).to(dtype)
+    assert module["layer"].weight.dtype == dtype
+    assert metric.sum.dtype == torch.float64 and float(metric.sum) == 1 / 3
+    metric.update(torch.tensor(1.0), torch.tensor(1.0))
+    assert float(metric.sum) == 4 / 3

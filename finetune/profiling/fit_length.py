@@ -1,0 +1,118 @@
+"""How long a fit can be such that it ends in time on this machine, from a trial of it."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from pytorch_lightning.utilities.seed import isolate_rng
+
+from finetune.data.datamodule import ImageDataModule
+from finetune.profiling.time_trial import Costs, starting, trial
+from finetune.training.classifier import Classifier
+from finetune.training.run_length import fewest_epochs, usual_epochs
+from finetune.training.time_budget import Plan, plan
+
+Make = Callable[[], tuple[ImageDataModule, Classifier]]
+
+MOST_EPOCHS = 100
+_TRIED = 0.05  # share of the time in which steps are timed, and seconds at most
+_LONGEST_TRIAL = 5.0
+_MOST_TRIED = 0.1  # share of the time that the trial's steps may take, those that are not timed, too
+# How often each of several networks sees a picture, at least, and as a share of what is usual: up to there a single one
+# gains more by learning longer. In docs/benchmarks.md, "How long" and "Several networks".
+_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL = 15, 0.8
+_MOST_MEMBERS = 5  # each answers for each picture, for good; what a further one adds is less than the one before
+_ENDING = 2.5  # seconds for what is written in the end, the report most of all
+
+
+class Length(NamedTuple):
+    """How long a fit can be at one size.
+
+    Attributes:
+        costs: Of its parts.
+        plan: The longest that ends in time; None where that is not even a step.
+        num_images: In the training split.
+        num_batches: In an epoch that is not cut.
+        others: Seconds that are not training or validation.
+        again: Gives what to expect with other costs.
+    """
+
+    costs: Costs
+    plan: Plan | None
+    num_images: int
+    num_batches: int
+    others: float
+    again: Callable[[Costs], "Length"]
+
+    def is_enough(self) -> bool:
+        """Return whether training sees half as many pictures as it does at least where nobody says how long."""
+        return 2 * self.times_seen() >= fewest_epochs(self.num_images)
+
+    def most_members(self) -> int:
+        """Return how many networks can each be trained so long that one more epoch is worth less than one more."""
+        enough = max(_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images))
+        several = range(_MOST_MEMBERS, 1, -1)
+        return next((num for num in several if self._times(num, "checkpoint").times_seen() >= enough), 1)
+
+    def at(self, scale: float) -> "Length":
+        """Return what to expect at another size."""
+        return self._times(scale**2)
+
+    def times_seen(self) -> float:
+        """Return how often each picture is trained on."""
+        return self.plan.seen / self.num_images if self.plan else 0.0
+
+    def _times(self, factor: float, *others: str) -> "Length":
+        """Return what to expect where steps, evaluation and others take so many times as long."""
+        costs = {name: getattr(self.costs, name) * factor for name in ("batch", "evaluate", *others)}
+        return self.again(self.costs._replace(**costs))
+
+
+class Aim:
+    """When a fit is to have ended.
+
+    Args:
+        seconds: After `began`.
+        began: `time.monotonic` when the command began.
+        trainer: Of the fit, as a config has it.
+        is_tested: Whether it ends with a test.
+    """
+
+    def __init__(self, seconds: float, began: float, trainer: Any, is_tested: bool) -> None:
+        self.seconds, self.began, self.trainer, self.is_tested = seconds, began, trainer, is_tested
+        self.starting = starting(trainer, time.monotonic() - began, is_tested)
+
+    def tried(self, make: Make) -> Length:
+        """Return how long a fit can be, from a trial.
+
+        Args:
+            make: Gives the pictures and a network as the config has them.
+        """
+        with isolate_rng():  # the fit begins with random numbers of its own
+            data, model = make()
+            batch_size = data.batch_size
+            timed = min(_LONGEST_TRIAL, _TRIED * self.seconds)
+            costs = trial(model, data, self.trainer, timed, _MOST_TRIED * self.seconds)
+        # It has evaluated what training sees: convolutions cost as much as there are pixels.
+        costs = costs._replace(evaluate=costs.evaluate * (data.eval_image_size / data.image_size) ** 2)
+        sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
+        return self._length(costs, sizes, batch_size)
+
+    def _length(self, costs: Costs, sizes: Mapping[str, int], batch_size: int) -> Length:
+        num_tested = sizes.get("test", 0) if self.is_tested else 0
+        others = self.starting + costs.start + num_tested * (costs.evaluate + costs.decode) + _ENDING
+        others += time.monotonic() - self.began
+        validation = sizes.get("val", 0) * costs.evaluate + costs.checkpoint
+        between = costs.between + validation * _validations(self.trainer)
+        num = sizes["train"]
+        found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
+        again = partial(self._length, sizes=sizes, batch_size=batch_size)
+        return Length(costs, found, num, math.ceil(num / batch_size), others, again)
+
+
+def _validations(trainer: Any) -> float:
+    """Return how many there are an epoch, each with a checkpoint; `val_check_interval` is a share of it, if given."""
+    share = trainer["val_check_interval"]
+    return (1 if share is None else math.floor(1 / share)) / (trainer["check_val_every_n_epoch"] or 1)
