@@ -40,7 +40,7 @@ class Costs(NamedTuple):
     Attributes:
         start: From its beginning until its steps take as long as the later ones, but for that time: compiling is in it.
             Decoding what is kept of the pictures is not: it lies there then.
-        batch: Of training on a batch.
+        batch: Of training on a whole batch.
         evaluate: Of a picture that is evaluated.
         decode: Of a picture that is decoded, on one core.
         checkpoint: Of writing a checkpoint.
@@ -61,6 +61,7 @@ class _Stopwatch(pl.Callback):
     def __init__(self, seconds: float, most: float, folder: str) -> None:
         self.seconds, self.most, self.folder = seconds, most, folder
         self.ends: list[float] = []
+        self.sizes: list[int] = []  # pictures
         self.is_first: list[bool] = []  # of an epoch
         self.costs: Costs | None = None
         self.began = time.perf_counter()
@@ -84,9 +85,11 @@ class _Stopwatch(pl.Callback):
         step_timing.synchronize(pl_module.device)
         self.ends.append(time.perf_counter())
         self.is_first.append(batch_idx == 0)
+        self.sizes.append(len(batch["image"]))
         if (warm_up := self._warm_up()) is None:
             return
-        batch_seconds, between = _steps_and_between(self.ends[warm_up:], self.is_first[warm_up:])
+        timed = slice(warm_up, None)
+        batch_seconds, between = _batch_and_between(self.ends[timed], self.sizes[timed], self.is_first[timed])
         evaluate = _evaluating(pl_module, trainer, batch["image"])
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
@@ -106,15 +109,16 @@ class _Stopwatch(pl.Callback):
         return 1 if 3 <= num <= _WARM_UP + _FEWEST and now - self.began >= self.most else None
 
 
-def _steps_and_between(ends: list[float], is_first: list[bool]) -> tuple[float, float]:
-    """Return the seconds of a step, and those between two epochs; where each has one step they are not told apart."""
-    taken = [later - earlier for earlier, later in pairwise(ends)]
-    within = [seconds for seconds, first in zip(taken, is_first[1:], strict=True) if not first]
-    across = [seconds for seconds, first in zip(taken, is_first[1:], strict=True) if first]
+def _batch_and_between(ends: list[float], sizes: list[int], is_first: list[bool]) -> tuple[float, float]:
+    """Return the seconds of a whole batch, and those between two epochs; of one batch each they are not told apart."""
+    steps = [*zip(pairwise(ends), sizes[1:], is_first[1:], strict=True)]
+    within = [(later - earlier, size) for (earlier, later), size, first in steps if not first and size]
+    across = [later - earlier for (earlier, later), _, first in steps if first]
     if not within:
-        return fmean(across), 0.0
-    step = fmean(within)
-    return step, max(0.0, fmean(across) - step) if across else _BETWEEN
+        return fmean(later - earlier for (earlier, later), *_ in steps), 0.0
+    seconds, pictures = map(sum, zip(*within, strict=True))
+    batch = seconds / pictures * max(sizes)  # the last of an epoch may have fewer
+    return batch, max(0.0, fmean(across) - batch) if across else _BETWEEN
 
 
 def _evaluating(model: Any, trainer: pl.Trainer, images: Tensor) -> float:

@@ -30,20 +30,26 @@ def plan(seconds: float, batch: float, between: float, num_images: int, batch_si
 
     Args:
         seconds: For training and validation.
-        batch: Seconds of a batch.
+        batch: Seconds of a whole batch; the last of an epoch takes as much of them as it is of one.
         between: Seconds between epochs: validation, and a checkpoint.
         num_images: In the training split.
         batch_size: Of a batch over all devices.
         most: Epochs at most.
     """
-    whole = math.ceil(num_images / batch_size)
-    fitting = seconds / (whole * batch + between)
+    whole, filled = math.ceil(num_images / batch_size), max(1.0, num_images / batch_size)
+    fitting = seconds / (filled * batch + between)
     epochs = min(most, math.floor(fitting) if fitting >= _LEAST else math.ceil(fitting))
-    batches = min(whole, math.floor((seconds / epochs - between) / batch)) if epochs > 0 else 0
+    batches = _fitting(seconds / epochs - between, batch, whole, filled) if epochs > 0 else 0
     while epochs > 1 and batches < 1:  # what is between epochs takes more than they do
         epochs -= 1
-        batches = min(whole, math.floor((seconds / epochs - between) / batch))
+        batches = _fitting(seconds / epochs - between, batch, whole, filled)
     if batches < 1:
         return None
     seen = epochs * min(num_images, batches * batch_size)
-    return Plan(epochs, batches if batches < whole else None, seen, epochs * (batches * batch + between))
+    each = min(filled, batches) * batch + between
+    return Plan(epochs, batches if batches < whole else None, seen, epochs * each)
+
+
+def _fitting(seconds: float, batch: float, whole: int, filled: float) -> int:
+    """Return how many batches of an epoch there is time for."""
+    return whole if seconds >= filled * batch else min(whole - 1, math.floor(seconds / batch))

@@ -34,6 +34,9 @@ class Slow(Classifier):
 def made(colours):
     def make(**options):
         data = ImageFolderData(str(colours), **{"batch_size": 6, "image_size": 28, "num_workers": 0, **options})
+        labels = data.splits["train"].labels
+        whole = len(labels) // data.batch_size * data.batch_size or len(labels)  # steps take the same, whatever is in
+        data.splits["train"] = replace(data.splits["train"], labels=labels[:whole])
         return Slow(data.class_names, "small_cnn", weights=None), data
 
     return make
@@ -67,6 +70,16 @@ def test_what_is_between_epochs_is_no_part_of_their_steps(made, advance):
     costs = trial(model, data, ONE, seconds=5.0)
     assert (costs.batch, costs.between) == (pytest.approx(SLOW), pytest.approx(0.7))
     assert costs.start == pytest.approx(0.7)  # before the first
+
+
+def test_a_last_batch_of_fewer_pictures_is_not_taken_for_a_whole_one(made, monkeypatch, advance):
+    model, data = made(batch_size=4)
+    forward = Slow.forward
+    monkeypatch.setattr(Slow, "forward", lambda self, x: (advance(0.01 * len(x)), forward(self, x))[1])
+    monkeypatch.setattr("test_time_trial.SLOW", 0.0)
+    data.splits["train"] = replace(data.splits["train"], labels=data.splits["train"].labels[:10])  # 4 + 4 + 2
+    costs = trial(model, data, ONE, seconds=1.0)
+    assert (costs.batch, costs.between) == (pytest.approx(0.04), pytest.approx(0, abs=1e-9))
 
 
 def test_epochs_of_one_batch_are_taken_as_a_whole(made, advance):

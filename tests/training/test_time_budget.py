@@ -20,7 +20,8 @@ def test_a_plan_keeps_to_its_time_and_uses_nine_tenths_of_it(seconds, batch, bet
     assert found is not None
     whole = math.ceil(num_images / batch_size)
     batches = found.batches or whole
-    assert found.epochs * (batches * batch + between) == pytest.approx(found.seconds)
+    filled = batches if batches < whole else max(1.0, num_images / batch_size)
+    assert found.epochs * (filled * batch + between) == pytest.approx(found.seconds)
     assert found.seen == found.epochs * min(num_images, batches * batch_size)
     assert batches <= whole and found.seconds <= seconds * (1 + 1e-12)
     assert found.seconds >= 0.9 * seconds - batch  # nine whole epochs of nearly ten, or epochs cut to a batch
@@ -33,6 +34,14 @@ def test_epochs_are_cut_where_they_are_few_and_whole_where_they_are_many():
     assert plan(10_000, 1.0, 0.0, 3200, 32, 7) == (7, None, 7 * 3200, 700.0)
 
 
+def test_the_last_batch_takes_as_long_as_it_has_pictures():
+    # Nine batches of 32, and one of 10: 9.3 s an epoch, of which there is time for 20, not for 19.
+    assert plan(187, 1.0, 0.0, 298, 32, 100) == (20, None, 20 * 298, pytest.approx(186.25))
+    assert plan(9.3125, 1.0, 0.0, 298, 32, 100).batches is None
+    assert plan(9.31, 1.0, 0.0, 298, 32, 100).batches == 9
+    assert plan(20.0, 1.0, 0.0, 10, 32, 100).epochs == 20  # a batch of 10 was tried then
+
+
 def test_control_whole_epochs_alone_would_leave_half_of_the_time_unused():
     assert math.floor(199 / 100) * 100 < 0.6 * 199 < plan(199, 1.0, 0.0, 3200, 32, 100).seconds
 
@@ -40,8 +49,9 @@ def test_control_whole_epochs_alone_would_leave_half_of_the_time_unused():
 @pytest.mark.parametrize("num_images", [40, 2_000])
 def test_more_time_never_means_fewer_pictures(num_images):
     seen = [found.seen for t in range(5, 400) if (found := plan(t, 0.3, 0.5, num_images, 32, 10**6))]
-    # Where one epoch more begins, its checkpoint takes the time of some batches.
-    assert all(later >= earlier - 3 * 32 for earlier, later in itertools.pairwise(seen))
+    # Where one epoch more begins, its checkpoint takes the time of some batches, and so do those that are cut: the last
+    # one of a whole epoch may take less time than there was for it.
+    assert all(later >= earlier - (3 + 9) * 32 for earlier, later in itertools.pairwise(seen))
     assert seen[-1] > 10 * seen[0]
 
 
