@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from finetune.training.run_length import usual_epochs
+
 # set: training pictures, for the order alone
 SETS = {"satellite": 273, "flowers": 295, "clothing": 331, "trash": 404, "hotdog": 2000, "fashion": 2000}
 SMALL = tuple(SETS)[:4]
@@ -46,7 +48,8 @@ def expected_seconds(run: Run) -> float:
     """Return a guess of how long a run takes, which decides about its turn and nothing else."""
     if run.setting.startswith("minutes"):
         return 60 * number(run.setting)
-    passes = 8000 if run.setting == "default" else number(run.setting) * SETS[run.set]
+    num = SETS[run.set]
+    passes = num * (usual_epochs(num) if run.setting == "default" else number(run.setting))
     return 10 + passes / (60 if run.tool == "finetune" else 30)
 
 

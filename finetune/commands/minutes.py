@@ -1,31 +1,39 @@
 """`--minutes M`: how long a fit trains, at which size and how many networks, such that it ends in time here."""
 
 import json
+import logging
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import yaml
 
-from finetune.commands.parser import last_value
+from finetune.commands.parser import is_given
 from finetune.commands.short_words import both
 from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_first_process
 from finetune.models.timm_backbones import is_timm
-from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Make
-from finetune.runs.folder import newest_with_checkpoint
+from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Length, Make
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.folder import newest_with_checkpoint, versions
+from finetune.runs.lightning_callbacks import ended_by
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
 from finetune.training.precision import automatic_precision
+
+log = logging.getLogger(__name__)
 
 _CHOICE = "FINETUNE_MINUTES"  # what was chosen, for the processes of the other devices
 # What else can say how long to train, and what it is where it does not.
 _LIMITS = {"max_steps": -1, "max_time": None, "fast_dev_run": False, "overfit_batches": 0.0}
 _CHOSEN = ("max_epochs", "limit_train_batches")  # what a config says of these is overruled
+_NEARLY = 0.9  # share of what several networks are to see that is enough once a trial of them has taken time, too
 _SIZES = (224, 192, 160, 128)  # the default, and smaller ones that pretrained networks still take well
 
 
@@ -56,24 +64,15 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         return ""
     if config.trainer.precision is None:
         config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
-    aim = Aim(60 * minutes, began, config.trainer, config.test_after_fit)
+    aim = Aim(60 * minutes, began, config)
     found = aim.tried(make)
     size = config.data.init_args.image_size
     if not found.is_enough() and _may_shrink(config, arguments):
         smaller = next((s for s in _SIZES[1:] if found.at(s / size).is_enough()), _SIZES[-1])
         config.data.init_args.image_size = size = smaller
         found = aim.tried(make)
-    num = found.most_members() if _may_be_several(config, arguments) else 1
-    if num > 1:
-        config.model.members = num
-        try:
-            together = aim.tried(make)
-        except torch.OutOfMemoryError:  # of a GPU
-            together = None
-        if together and together.plan:
-            found = together
-        else:
-            config.model.members = 1
+    if _may_be_several(config, arguments):
+        config.model.members, found = _members(aim, make, found, config)
     if found.plan is None:
         raise ValueError(
             f"--minutes {minutes:g} is not enough for a single step: all else takes {found.others:.0f} s here, and a "
@@ -93,11 +92,25 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     return f"{length}: about {duration(seconds)} here, after {until_now} until now{most}"
 
 
+def _members(aim: Aim, make: Make, alone: Length, config: Any) -> tuple[int, Length]:
+    """Return how many networks there are to be, and how long they can learn, where one can as long as `alone`."""
+    num, _ = alone.of_members()
+    if num == 1:
+        return 1, alone
+    config.model.members = num
+    try:
+        together = aim.tried(make)
+    except torch.OutOfMemoryError:  # of a GPU
+        return 1, alone.now()
+    fewer, found = together.of_members(num, tried=num, patience=_NEARLY)  # they take longer than so many times one
+    return (fewer, found) if fewer > 1 else (1, alone.now())
+
+
 def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
     if not 0 < minutes < math.inf:
         raise WrongUsage(f"--minutes must be a number and more than 0, got {minutes}")
     given = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
-    given += [name for name in _CHOSEN if last_value(arguments, f"--trainer.{name}") is not None]
+    given += [name for name in _CHOSEN if is_given(arguments, name, "trainer")]
     if given:
         flag = both("fit", f"trainer.{given[0]}")
         raise WrongUsage(f"--minutes and {flag} both say how long to train: leave one out")
@@ -110,6 +123,8 @@ def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
             "--minutes chooses the length of a fit from its first step: to go on from --ckpt_path give --epochs, to "
             "begin with its weights give it as --weights"
         )
+    if config.trainer.plugins:
+        raise WrongUsage("--minutes tries steps without trainer.plugins: leave them out, or give --epochs")
     interval = config.trainer.val_check_interval
     if interval is not None and not (isinstance(interval, float) and 0 < interval <= 1):
         raise WrongUsage(
@@ -144,9 +159,21 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on") from error
+    if _is_done(newest, chosen):
+        return None
     # What is given all the same is for resuming to refuse or allow, as without --minutes.
     now = {"image_size": config.data.init_args.image_size, "members": config.model.members}
-    return chosen | {name: value for name, value in now.items() if _is_given(arguments, name)}
+    log.info("--minutes is for new runs: %s goes on to its %s epochs", newest, chosen["max_epochs"])
+    groups = {"image_size": "data", "members": "model"}
+    return chosen | {name: value for name, value in now.items() if is_given(arguments, name, groups[name])}
+
+
+def _is_done(run: Path, chosen: Mapping[str, Any]) -> bool:
+    """Return whether a run has reached its end and a later one has not come to a checkpoint: then a new one begins."""
+    if versions(run.parents[1], "fit")[-1:] in ([], [run]):
+        return False
+    limits: Any = SimpleNamespace(callbacks=[], max_epochs=chosen["max_epochs"], max_steps=-1)
+    return bool(ended_by(read_checkpoint(run / "checkpoints/last.ckpt"), limits))
 
 
 def _put(config: Any, chosen: Mapping[str, Any]) -> None:
@@ -159,7 +186,7 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
 
 def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
     """Return whether nobody has said how many networks, and several would not be one: that differ by their heads."""
-    model, is_said = config.model, _is_given(arguments, "members")
+    model, is_said = config.model, is_given(arguments, "members", "model")
     has_views = getattr(config.data.init_args, "num_views", None) is not None  # of which features are kept
     is_split = any(name in str(config.trainer.strategy) for name in ("model_parallel", "MeshStrategy"))
     return (
@@ -173,12 +200,7 @@ def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
 def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:
     """Return whether nobody has said a size; networks of timm's have their own."""
     return (
-        not _is_given(arguments, "image_size")
+        not is_given(arguments, "image_size", "data")
         and config.data.init_args.image_size == _SIZES[0]
         and not is_timm(config.model.backbone)
     )
-
-
-def _is_given(arguments: Sequence[str], name: str) -> bool:
-    """Return whether the command line itself has a value of a setting of `data` or `model`."""
-    return any(last_value(arguments, f"--{group}.{name}") is not None for group in ("data", "data.init_args", "model"))

@@ -99,6 +99,14 @@ def last_value(args: Sequence[str], name: str) -> str | None:
     return value
 
 
+def is_given(args: Sequence[str], name: str, group: str) -> bool:
+    """Return whether the command line itself, not a config, has a setting of `data`, `model` or `trainer`."""
+    flags = (f"--{group}", f"--{group}.init_args")
+    tables = [settings_in(value) for flag in flags if (value := last_value(args, flag)) is not None]
+    tables += [table.get("init_args") or {} for table in tables]
+    return any(last_value(args, f"{flag}.{name}") is not None for flag in flags) or any(name in t for t in tables)
+
+
 def settings_in(value: str) -> dict[str, Any]:
     """Return what a file, or the text itself, holds; nothing where that is no table."""
     is_text = value.lstrip().startswith("{")  # too long for a name, perhaps

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.profiling.time_trial import Costs, starting, trial
+from finetune.profiling.stopwatch import Costs
+from finetune.profiling.time_trial import num_devices_of, starting, trial
 from finetune.training.classifier import Classifier
 from finetune.training.run_length import fewest_epochs, usual_epochs
 from finetune.training.time_budget import Plan, plan
@@ -50,15 +51,29 @@ class Length(NamedTuple):
         """Return whether training sees half as many pictures as it does at least where nobody says how long."""
         return 2 * self.times_seen() >= fewest_epochs(self.num_images)
 
-    def most_members(self) -> int:
-        """Return how many networks can each be trained so long that one more epoch is worth less than one more."""
-        enough = max(_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images))
-        several = range(_MOST_MEMBERS, 1, -1)
-        return next((num for num in several if self._times(num, "checkpoint").times_seen() >= enough), 1)
+    def of_members(self, most: int | None = None, tried: int = 1, patience: float = 1.0) -> tuple[int, "Length"]:
+        """Return how many networks can each be trained so long that one more epoch is worth less than one more.
+
+        Args:
+            most: At most.
+            tried: Of how many the costs are.
+            patience: Share of that length which is enough.
+
+        Returns:
+            Their number, and what to expect.
+        """
+        enough = patience * max(_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images))
+        several = range(most or _MOST_MEMBERS, 1, -1)
+        expected = ((num, self._times(num / tried, "test", "checkpoint")) for num in several)
+        return next((found for found in expected if found[1].times_seen() >= enough), (1, self))
+
+    def now(self) -> "Length":
+        """Return the same with the time that is left by now."""
+        return self.again(self.costs)
 
     def at(self, scale: float) -> "Length":
         """Return what to expect at another size."""
-        return self._times(scale**2)
+        return self._times(scale**2, "test")
 
     def times_seen(self) -> float:
         """Return how often each picture is trained on."""
@@ -76,13 +91,13 @@ class Aim:
     Args:
         seconds: After `began`.
         began: `time.monotonic` when the command began.
-        trainer: Of the fit, as a config has it.
-        is_tested: Whether it ends with a test.
+        config: Of `fit`, as parsed.
     """
 
-    def __init__(self, seconds: float, began: float, trainer: Any, is_tested: bool) -> None:
-        self.seconds, self.began, self.trainer, self.is_tested = seconds, began, trainer, is_tested
-        self.starting = starting(trainer, time.monotonic() - began, is_tested)
+    def __init__(self, seconds: float, began: float, config: Any) -> None:
+        self.seconds, self.began, self.trainer = seconds, began, config.trainer
+        self.is_tested, self.every_n_steps = config.test_after_fit, config.checkpoint_every_n_steps
+        self.starting = starting(self.trainer, time.monotonic() - began, self.is_tested)
 
     def tried(self, make: Make) -> Length:
         """Return how long a fit can be, from a trial.
@@ -95,24 +110,36 @@ class Aim:
             batch_size = data.batch_size
             timed = min(_LONGEST_TRIAL, _TRIED * self.seconds)
             costs = trial(model, data, self.trainer, timed, _MOST_TRIED * self.seconds)
-        # It has evaluated what training sees: convolutions cost as much as there are pixels.
-        costs = costs._replace(evaluate=costs.evaluate * (data.eval_image_size / data.image_size) ** 2)
         sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
         return self._length(costs, sizes, batch_size)
 
     def _length(self, costs: Costs, sizes: Mapping[str, int], batch_size: int) -> Length:
-        num_tested = sizes.get("test", 0) if self.is_tested else 0
-        others = self.starting + costs.start + num_tested * (costs.evaluate + costs.decode) + _ENDING
-        others += time.monotonic() - self.began
-        validation = sizes.get("val", 0) * costs.evaluate + costs.checkpoint
-        between = costs.between + validation * _validations(self.trainer)
-        num = sizes["train"]
+        num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
+        num_tested, num_validated = (
+            _limited(sizes.get(split, 0), self.trainer[f"limit_{split}_batches"], batch_size) / num_devices
+            for split in ("test", "val")
+        )
+        others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
+        others += num_tested * (costs.test + costs.decode) if self.is_tested else 0.0
+        num, validations = sizes["train"], _validations(self.trainer)
+        num_batches = math.ceil(num / batch_size)
+        checkpoints = max(1.0, validations)
+        if self.every_n_steps:
+            checkpoints += num_batches / self.trainer["accumulate_grad_batches"] / self.every_n_steps
+        between = costs.between + validations * num_validated * costs.evaluate + checkpoints * costs.checkpoint
         found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
         again = partial(self._length, sizes=sizes, batch_size=batch_size)
-        return Length(costs, found, num, math.ceil(num / batch_size), others, again)
+        return Length(costs, found, num, num_batches, others, again)
 
 
 def _validations(trainer: Any) -> float:
-    """Return how many there are an epoch, each with a checkpoint; `val_check_interval` is a share of it, if given."""
+    """Return how many there are an epoch; `val_check_interval` is a share of it, if given."""
     share = trainer["val_check_interval"]
     return (1 if share is None else math.floor(1 / share)) / (trainer["check_val_every_n_epoch"] or 1)
+
+
+def _limited(num: int, limit: int | float | None, batch_size: int) -> float:
+    """Return how many pictures a limit leaves: a number of batches, or a share of them."""
+    if limit is None:
+        return num
+    return min(num, limit * batch_size) if isinstance(limit, int) else limit * num

@@ -201,7 +201,7 @@ class Classifier(ClipsEach):
         logits = self(batch["image"]) if is_needed else torch.empty(0, len(self.class_names), device=self.device)
         if metrics is not None and len(labels := batch["label"]) and is_counted(self.trainer):
             summed = loss_sum(logits, Target(labels), self.class_weight, self.label_smoothing)
-            metrics.update(logits, labels, summed, self.class_weight[labels].sum(), self.calibration)
+            metrics.update(logits, labels, summed, Target(labels).weight(self.class_weight), self.calibration)
             if self.trainer.state.fn == "fit":
                 self.calibrator.update(logits, labels)
         p = self.calibration.probabilities(logits)

@@ -25,7 +25,7 @@ class ClipsEach(pl.LightningModule):
         networks, is_norm = members(self.network), gradient_clip_algorithm != GradClipAlgorithmType.VALUE
         has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         is_scaled = has_scaler and getattr(optimizer, "_step_supports_amp_scaling", False)  # Lightning refuses that
-        if len(networks) == 1 or not is_norm or not gradient_clip_val or is_scaled:
+        if len(networks) == 1 or not is_norm or (gradient_clip_val or 0) <= 0 or is_scaled:
             return self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         for network in networks:
             torch.nn.utils.clip_grad_norm_(network.parameters(), gradient_clip_val)

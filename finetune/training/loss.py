@@ -26,10 +26,10 @@ class Target(NamedTuple):
 
     def weight(self, class_weight: Tensor) -> Tensor:
         """Return the sum of what the pictures count, by the weights of their classes (K,) in their shares."""
-        own = class_weight[self.labels]
+        own = _precise(class_weight)[self.labels]
         if self.share is None or self.partner_labels is None:
             return own.sum()
-        return torch.lerp(class_weight[self.partner_labels], own, self.share.to(own.dtype)).sum()
+        return torch.lerp(_precise(class_weight)[self.partner_labels], own, self.share.to(own.dtype)).sum()
 
 
 def target_of(batch: Mapping[str, Any]) -> Target:
@@ -51,12 +51,18 @@ def loss_sum(logits: Tensor, target: Target, class_weight: Tensor, label_smoothi
     """
     if logits.ndim == 3:
         return torch.stack([loss_sum(own, target, class_weight, label_smoothing) for own in logits]).mean()
+    logits, class_weight = _precise(logits), _precise(class_weight)
     options: Any = {"weight": class_weight, "label_smoothing": label_smoothing}
     if target.share is None or target.partner_labels is None:
         return F.cross_entropy(logits, target.labels, reduction="sum", **options)
     own = F.cross_entropy(logits, target.labels, reduction="none", **options)
     partner = F.cross_entropy(logits, target.partner_labels, reduction="none", **options)
     return torch.lerp(partner, own, target.share.to(own.dtype)).sum()
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32 if it is less precise: in bf16 a sum of 257 ones is 256."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def balanced_weights(labels: np.ndarray, num_classes: int) -> Tensor:

@@ -14,12 +14,12 @@ from jsonargparse import Namespace
 from finetune.commands import minutes
 from finetune.commands.minutes import settle_minutes
 from finetune.profiling import fit_length
-from finetune.profiling.time_trial import Costs
+from finetune.profiling.stopwatch import Costs
 from finetune.system.messages import WrongUsage
 
 LENGTH = ("--trainer.max_epochs", "1")
 SHORT = [option for option in QUICK if option not in LENGTH]
-COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, decode=0.01, checkpoint=0.1, between=0.2)
+COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, test=0.01, decode=0.01, checkpoint=0.1, between=0.2)
 
 
 @pytest.fixture
@@ -30,7 +30,8 @@ def tried(monkeypatch):
     def trial(model, data, trainer, *seconds):
         sizes.append(data.image_size)
         share = (data.image_size / 224) ** 2 * model.hparams["members"]
-        return COSTS._replace(batch=40 * COSTS.batch * share)
+        larger = (data.eval_image_size / data.image_size) ** 2
+        return COSTS._replace(batch=40 * COSTS.batch * share, test=COSTS.test * larger)
 
     monkeypatch.setattr(fit_length, "trial", trial)
     return sizes
@@ -80,6 +81,7 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(colours, 
         (("--trainer.max_steps", 3), "--minutes and --trainer.max_steps both say how long to train: leave one out"),
         (("--trainer.max_time", "00:00:01:00"), "--minutes and --trainer.max_time both"),
         (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
+        (("--trainer", "{max_epochs: 3}"), r"--minutes and --epochs \(--trainer.max_epochs\) both say how long"),
         (("--trainer.num_nodes", 2), "--minutes measures on one machine: give --epochs"),
         (("--data.image_size_schedule", "24,32"), "--minutes tries pictures of one size: leave out"),
         (("--trainer.val_check_interval", 5), "give trainer.val_check_interval as a share of it, such as 0.5, not 5"),
@@ -132,6 +134,8 @@ def settle(monkeypatch, tried):
             Namespace(**minutes._LIMITS, limit_train_batches=None, max_epochs=None, accumulate_grad_batches=1)
         )
         trainer.update(Namespace(min_epochs=None, min_steps=None, val_check_interval=None, check_val_every_n_epoch=1))
+        trainer.update(Namespace(limit_val_batches=None, limit_test_batches=None, plugins=None))
+        config.checkpoint_every_n_steps = None
         trainer.update(Namespace(sync_batchnorm=False, **given.pop("limits", {})))
         config.trainer = trainer
         model = {"backbone": "resnet18", "members": 1, "head_init": "xavier", "freeze": None}
@@ -167,6 +171,8 @@ def test_pictures_become_smaller_where_few_could_be_seen_else(settle, tried):
     [
         (("--data.image_size", "224"), {}),
         (("--data.init_args.image_size=224",), {}),
+        (("--data.init_args", "{image_size: 224}"), {}),
+        (("--data={init_args: {image_size: 224}}",), {}),
         ((), {"image_size": 160}),
         ((), {"backbone": "timm/vit_small_patch14_dinov2"}),
     ],
@@ -206,6 +212,43 @@ def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(settl
     assert not tried
 
 
+def test_a_run_that_is_done_says_nothing_of_the_one_after_it(settle, tried, monkeypatch, tmp_path):
+    """Which came to no checkpoint, and is the one that is begun again."""
+    first, later = (tmp_path / f"fit/version_{i}" for i in range(2))
+    (first / "checkpoints").mkdir(parents=True)
+    later.mkdir()
+    (first / "config.yaml").write_text(
+        "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
+    )
+    (first / "checkpoints/last.ckpt").touch()
+    for processed, is_tried in ((7, True), (6, False)):
+        progress = {"epoch_progress": {"current": {"processed": processed}}}
+        checkpoint = {"loops": {"fit_loop": progress}, "global_step": 1}
+        monkeypatch.setattr(minutes, "read_checkpoint", lambda path, known=checkpoint: known)
+        monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: first)
+        tried.clear()
+        settle(18.0, is_resumed=True)
+        assert bool(tried) == is_tried
+    later.rmdir()  # the control: it is the newest, and goes on or is told to be finished
+    progress["epoch_progress"]["current"]["processed"] = 7
+    tried.clear()
+    settle(18.0, is_resumed=True)
+    assert not tried
+
+
+def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(settle, tried, monkeypatch):
+    trial = fit_length.trial
+
+    def slower(model, *others):
+        found = trial(model, *others)
+        return found._replace(batch=found.batch * 1.6) if model.hparams["members"] > 1 else found
+
+    monkeypatch.setattr(fit_length, "trial", slower)
+    for budget, num in ((136, 1), (270, 2), (337, 3)):  # instead of 2, 4 and 5
+        config, told = settle(budget, num=320)
+        assert config.model.members == num and (f"of {num} networks" in told) == (num > 1)
+
+
 @pytest.mark.parametrize("text", ["{", "trainer: 1", "[]", "trainer: {max_epochs: 7}"])
 def test_a_damaged_config_of_a_resumed_run_is_told(settle, monkeypatch, tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
@@ -232,6 +275,12 @@ def test_a_fit_that_goes_on_from_a_checkpoint_has_its_epochs_counted_from_there(
         WrongUsage, match="--minutes chooses .* its first step: to go on from --ckpt_path give --epochs"
     ):
         settle(60.0, ckpt_path="last.ckpt")
+    assert not tried
+
+
+def test_arithmetic_of_a_plugin_is_not_tried(settle, tried):
+    with pytest.raises(WrongUsage, match="--minutes tries steps without trainer.plugins: leave them out"):
+        settle(60.0, limits={"plugins": [object()]})
     assert not tried
 
 
@@ -284,6 +333,7 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(settle, 
     ("arguments", "given", "num"),
     [
         (("--model.members", "1"), {}, 1),
+        (("--model", "{members: 1}"), {}, 1),
         (("--model.members=3",), {"members": 3}, 3),
         ((), {"members": 3}, 3),  # a config's
         ((), {"freeze": "layer2"}, 1),

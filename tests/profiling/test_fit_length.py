@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from finetune.profiling import fit_length
-from finetune.profiling.fit_length import Aim, _validations
-from finetune.profiling.time_trial import Costs
+from finetune.profiling.fit_length import Aim
+from finetune.profiling.stopwatch import Costs
 
-COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, decode=0.01, checkpoint=0.5, between=0.25)
-TRAINER = {"accelerator": "cpu", "devices": 1, "strategy": "auto"}
+COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, test=0.02, decode=0.01, checkpoint=0.5, between=0.25)
+TRAINER = {"accelerator": "cpu", "devices": 1, "strategy": "auto", "accumulate_grad_batches": 1}
 TRAINER |= {"val_check_interval": None, "check_val_every_n_epoch": 1}
+TRAINER |= {"limit_val_batches": None, "limit_test_batches": None}
 
 
 @pytest.fixture
@@ -22,15 +23,22 @@ def lengths(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
 
     def make():
-        splits = {"train": SimpleNamespace(labels=range(320)), "val": SimpleNamespace(labels=range(100))}
+        splits = {"train": range(320), "val": range(100), "test": range(200)}
+        splits = {split: SimpleNamespace(labels=labels) for split, labels in splits.items()}
         return SimpleNamespace(batch_size=32, splits=splits, image_size=128, eval_image_size=128), None
 
-    return lambda seconds, **options: Aim(seconds, 100.0, TRAINER | options, is_tested=True).tried(make)
+    def length(seconds, every_n_steps=None, is_tested=True, **options):
+        config = SimpleNamespace(trainer=TRAINER | options, test_after_fit=is_tested)
+        config.checkpoint_every_n_steps = every_n_steps
+        return Aim(seconds, 100.0, config).tried(make)
+
+    return length
 
 
 def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
     length = lengths(100)
-    assert length.others == pytest.approx(COSTS.start + fit_length._ENDING)
+    assert length.others == pytest.approx(COSTS.start + fit_length._ENDING + 200 * (0.02 + 0.01))
+    assert lengths(100, is_tested=False).others == pytest.approx(COSTS.start + fit_length._ENDING)
     epoch = 10 * 0.5 + 100 * 0.01 + 0.5 + 0.25
     assert length.plan.epochs == int((100 - length.others) / epoch)
     assert length.plan.seconds == pytest.approx(length.plan.epochs * epoch)
@@ -38,20 +46,49 @@ def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
 
 
 @pytest.mark.parametrize(
-    ("options", "num"),
+    ("options", "validations", "checkpoints"),
     [
-        ({}, 1),
-        ({"val_check_interval": 1.0}, 1),
-        ({"val_check_interval": 0.3}, 3),
-        ({"check_val_every_n_epoch": 4}, 0.25),
-        ({"check_val_every_n_epoch": None}, 1),
+        ({}, 1, 1),
+        ({"val_check_interval": 1.0}, 1, 1),
+        ({"val_check_interval": 0.3}, 3, 3),
+        ({"check_val_every_n_epoch": 4}, 0.25, 1),  # the last is written at each epoch's end
+        ({"check_val_every_n_epoch": None}, 1, 1),
+        ({"every_n_steps": 2}, 1, 6),
+        ({"every_n_steps": 2, "accumulate_grad_batches": 5}, 1, 2),
+        ({"limit_val_batches": 2}, 0.64, 1),
+        ({"limit_val_batches": 0.5}, 0.5, 1),
+        ({"limit_val_batches": 50}, 1, 1),
+        ({"devices": 2}, 0.5, 1),  # each has half of the pictures
     ],
 )
-def test_validation_takes_its_time_as_often_as_it_comes(lengths, options, num):
-    assert _validations(TRAINER | options) == num
-    epoch = 10 * 0.5 + num * (100 * 0.01 + 0.5) + 0.25
+def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(lengths, options, validations, checkpoints):
+    epoch = 10 * 0.5 + validations * 100 * 0.01 + checkpoints * 0.5 + 0.25
     length = lengths(200, **options)
     assert length.plan.seconds == pytest.approx(length.plan.epochs * epoch)
+
+
+@pytest.mark.parametrize(("options", "num"), [({"devices": 4}, 50), ({"limit_test_batches": 1}, 32)])
+def test_the_test_takes_as_long_as_one_device_has_pictures(lengths, options, num):
+    assert lengths(100, **options).others == pytest.approx(COSTS.start + fit_length._ENDING + num * 0.03)
+
+
+def test_networks_take_so_many_times_the_steps_and_checkpoints_of_one(lengths):
+    alone = lengths(290)
+    num, together = alone.of_members()
+    assert num == 2  # 21 epochs of 13.25 s each, where 20 are enough: 0.8 times what is usual
+    assert together.costs == COSTS._replace(batch=1.0, evaluate=0.02, test=0.04, checkpoint=1.0)
+    assert together.of_members(2, tried=2)[0] == 2
+    slower = together.again(together.costs._replace(batch=1.3))  # as a trial of two may find
+    fewer, found = slower.of_members(2, tried=2, patience=0.9)
+    assert fewer == 1 and found is slower
+    assert slower.of_members(2, tried=2, patience=0.7)[0] == 2
+
+
+def test_time_that_has_passed_is_no_longer_there(lengths, monkeypatch):
+    before = lengths(100)
+    monkeypatch.setattr(time, "monotonic", lambda: 130.0)
+    after = before.now()
+    assert after.others == before.others + 30 and after.plan.epochs < before.plan.epochs
 
 
 def test_the_trial_leaves_random_numbers_as_they_were(lengths, monkeypatch):

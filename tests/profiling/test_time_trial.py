@@ -12,7 +12,8 @@ import torch
 
 from finetune import Classifier, ImageFolderData
 from finetune.profiling import time_trial
-from finetune.profiling.time_trial import _cores, _num_devices, starting, trial
+from finetune.profiling.stopwatch import _BETWEEN
+from finetune.profiling.time_trial import _cores, _first, num_devices_of, starting, trial
 
 ONE = {"accelerator": "cpu", "devices": 1, "precision": "32-true", "accumulate_grad_batches": 1}
 ONE |= {"strategy": "auto", "default_root_dir": "runs"}
@@ -91,7 +92,7 @@ def test_epochs_of_one_batch_are_taken_as_a_whole(made, advance):
 
 def test_a_trial_that_sees_no_epoch_end_takes_the_usual(made, advance):
     costs = trial(*made(batch_size=1), ONE, seconds=0.2)
-    assert costs.between == time_trial._BETWEEN
+    assert costs.between == _BETWEEN
 
 
 def test_a_short_trial_of_slow_steps_ends_after_three(made, advance):
@@ -197,8 +198,24 @@ def test_a_device_has_its_share_of_a_batch_and_of_the_cores(made, devices, num, 
 
 
 def test_the_number_of_devices_is_that_which_is_meant():
-    assert [_num_devices("cpu", devices) for devices in (1, "2", "auto", [0, 1])] == [1, 2, 1, 2]
-    assert _num_devices("auto", "auto") == max(1, torch.cuda.device_count())
+    assert [num_devices_of("cpu", devices) for devices in (1, "2", "auto", [0, 1])] == [1, 2, 1, 2]
+    assert num_devices_of("auto", "auto") == max(1, torch.cuda.device_count())
+
+
+def test_the_first_of_the_fit_s_devices_is_tried(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cases = {"1,": [1], "2,3": [2], "2": 1, "auto": 1}
+    assert {devices: _first("auto", devices) for devices in cases} == cases
+    assert (_first("gpu", [3, 1]), _first("cuda", 2), _first("cpu", [3, 1])) == ([3], 1, 1)
+
+
+def test_what_is_made_before_the_first_step_and_kept_is_not_of_its_start(made, advance):
+    """Features of what is frozen: the fit finds them. A head from a probe is fitted again."""
+    for head_init, seconds in (("xavier", 0.0), ("probe", 7.0)):
+        model, data = made()
+        model.head_init = head_init
+        model.on_fit_start = lambda: advance(7.0)
+        assert trial(model, data, ONE, seconds=0.3).start == pytest.approx(seconds, abs=1e-9)
 
 
 def test_the_cores_come_back_after_an_error():

@@ -56,6 +56,12 @@ def test_one_network_is_clipped_as_by_lightning(colours):
     assert distance(copy(ours.network), copy(theirs.network)) == 0
 
 
+@pytest.mark.parametrize("value", [None, 0, -1.0])
+def test_what_clips_nothing_of_one_clips_nothing_of_several(colours, value):
+    clipped, free = classifier(members=2), classifier(members=2)
+    assert distance(trained(clipped, colours, gradient_clip_val=value), trained(free, colours)) == 0
+
+
 def test_what_lightning_refuses_to_clip_is_refused_of_several_too():
     """An optimizer that undoes a scaler's scale itself has no gradients that could be clipped before."""
     model = classifier(members=2)

@@ -69,3 +69,15 @@ def test_balanced_weights_are_inverse_to_frequency_and_one_on_average():
     weights = balanced_weights(labels, 3)
     assert weights.tolist() == pytest.approx([4 / 9, 4 / 3, 4 / 3])  # a class without pictures counts as if it had one
     assert float(balanced_weights(np.array([0, 0, 0, 1]), 2)[labels].mean()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_counts_every_picture(dtype):
+    num = 4099  # float16 has no whole numbers beyond 2048 but the even ones, bf16 none beyond 256
+    labels, weight = torch.zeros(num, dtype=torch.long), torch.ones(3, dtype=dtype)
+    half = torch.tensor([[0.0, 1.0, 2.0]], dtype=dtype).expand(num, 3)
+    assert float(Target(labels).weight(weight)) == num
+    loss = loss_sum(half, Target(labels), weight, 0.0)
+    torch.testing.assert_close(loss, loss_sum(half.float(), Target(labels), weight.float(), 0.0))
+    assert loss.dtype == torch.float32
+    assert float(weight[labels].sum()) != num  # the control

@@ -1,0 +1,148 @@
+"""Times the parts of a fit from inside, and ends it."""
+
+import os
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from finetune.distributed.signals import install_stop_at_once
+from finetune.profiling import step_timing
+from finetune.profiling.recorder import Measured
+
+_WARM_UP = 3  # steps that are not timed: libraries choose their kernels, workers read ahead
+_FEWEST = 4  # steps that are
+_BETWEEN = 0.2  # seconds between epochs where none has ended
+_NUM_DECODED = 24  # pictures
+
+
+class Costs(NamedTuple):
+    """Seconds that the parts of a fit take on one of its devices.
+
+    Attributes:
+        start: From its beginning until its steps take as long as the later ones, but for that time: compiling is in it.
+            Making what is kept of the pictures is not: it lies there then.
+        batch: Of training on a whole batch.
+        evaluate: Of a picture of val.
+        test: Of a picture of test; another where features of the others are kept.
+        decode: Of a picture that is decoded, on one core.
+        checkpoint: Of writing a checkpoint.
+        between: Between two epochs, validation and checkpoint aside.
+    """
+
+    start: float
+    batch: float
+    evaluate: float
+    test: float
+    decode: float
+    checkpoint: float
+    between: float
+
+
+class Stopwatch(pl.Callback):
+    """Ends a fit with `Measured` once its steps have been timed for some seconds.
+
+    Args:
+        seconds: So many.
+        most: After so many it ends with the third step, if there are no more than a few.
+        folder: Where a checkpoint is written.
+    """
+
+    def __init__(self, seconds: float, most: float, folder: str) -> None:
+        self.seconds, self.most, self.folder = seconds, most, folder
+        self.ends: list[float] = []
+        self.sizes: list[int] = []  # pictures
+        self.is_first: list[bool] = []  # of an epoch
+        self.costs: Costs | None = None
+        self.began = time.perf_counter()
+
+    def paused(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a function whose seconds don't count."""
+
+        def uncounted() -> Any:
+            before = time.perf_counter()
+            try:
+                return function()
+            finally:
+                self.began += time.perf_counter() - before
+
+        return uncounted
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        install_stop_at_once()  # there is nothing to save
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step_timing.synchronize(pl_module.device)
+        self.ends.append(time.perf_counter())
+        self.is_first.append(batch_idx == 0)
+        self.sizes.append(len(batch["image"]))
+        if (warm_up := self._warm_up()) is None:
+            return
+        timed = slice(warm_up, None)
+        seconds, between = _batch_and_between(self.ends[timed], self.sizes[timed], self.is_first[timed])
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        evaluate, test = _evaluating(pl_module, trainer, batch["image"], max(1, *self.sizes), data.eval_image_size)
+        decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
+        _, checkpoint = step_timing.clocked(
+            lambda: trainer.save_checkpoint(os.path.join(self.folder, "trial.ckpt")), pl_module.device
+        )
+        epochs = sum(self.is_first[1 : warm_up + 1])
+        start = self.ends[warm_up] - self.began - (warm_up + 1) * seconds - epochs * between
+        self.costs = Costs(max(0.0, start), seconds, evaluate, test, decode, checkpoint, between)
+        raise Measured
+
+    def _warm_up(self) -> int | None:
+        """Return how many steps lie before the first end of those that are timed; None where more are to come."""
+        num, now = len(self.ends), self.ends[-1]
+        if num > _WARM_UP + _FEWEST and now - self.ends[_WARM_UP] >= self.seconds:
+            return _WARM_UP
+        return 1 if 3 <= num <= _WARM_UP + _FEWEST and now - self.began >= self.most else None
+
+
+def _batch_and_between(ends: list[float], sizes: list[int], is_first: list[bool]) -> tuple[float, float]:
+    """Return the seconds of a whole batch, and those between two epochs.
+
+    Where no whole batch comes after another of its epoch they are not told apart, and the batch has all.
+    """
+    whole = max(1, *sizes)
+    taken = [later - earlier for earlier, later in pairwise(ends)]
+    steps = [*zip(taken, sizes[1:], is_first[1:], strict=True)]
+    within = [seconds for seconds, size, first in steps if not first and size == whole]
+    across = [seconds for seconds, size, first in steps if first and size == whole]
+    if not within:
+        return sum(taken) / max(1, sum(sizes[1:])) * whole, 0.0
+    batch = fmean(within)
+    return batch, max(0.0, fmean(across) - batch) if across else _BETWEEN
+
+
+def _evaluating(model: Any, trainer: pl.Trainer, batch: Tensor, num: int, side: int) -> tuple[float, float]:
+    """Return the seconds of a picture that is validated, and tested.
+
+    Args:
+        model: What learns.
+        trainer: Its.
+        batch: Of pictures, or of features of them that are kept; there are none of test.
+        num: Of a whole batch.
+        side: Of pictures in evaluation, in pixels.
+    """
+
+    def seconds_of(images: Tensor) -> float:
+        def evaluate() -> Tensor:
+            with trainer.precision_plugin.forward_context():
+                return model(images)
+
+        return step_timing.timed(evaluate, model.device, 1)[0] / num
+
+    model.eval()
+    with torch.no_grad():
+        test = seconds_of(torch.zeros(num, 3, side, side, dtype=torch.uint8, device=model.device))
+        is_kept = batch.is_floating_point() and len(batch)
+        kept = batch[torch.arange(num, device=batch.device) % len(batch)] if is_kept else None
+        evaluate = test if kept is None else seconds_of(kept)
+    model.train()
+    return evaluate, test

@@ -1,0 +1,87 @@
+"""What steps take, told apart from what is between epochs."""
+
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from finetune.profiling.stopwatch import _BETWEEN, _batch_and_between, _evaluating
+
+
+def measured(*epochs, between=0.5, of_one=0.1):
+    """What is made of epochs of batches of so many pictures, each of which takes as long."""
+    ends, sizes, is_first, now = [], [], [], 0.0
+    for epoch in epochs:
+        now += between
+        for i, size in enumerate(epoch):
+            now += of_one * size
+            ends.append(now)
+            sizes.append(size)
+            is_first.append(i == 0)
+    return _batch_and_between(ends, sizes, is_first)
+
+
+def test_a_batch_and_what_is_between_epochs():
+    assert measured([8, 8, 8], [8, 8, 8]) == (pytest.approx(0.8), pytest.approx(0.5))
+    assert measured([8, 8, 8, 3], [8, 8, 8, 3]) == (pytest.approx(0.8), pytest.approx(0.5))
+
+
+def test_without_an_end_of_an_epoch_it_is_what_is_usual():
+    assert measured([8, 8, 8, 8]) == (pytest.approx(0.8), _BETWEEN)
+
+
+def test_where_a_whole_batch_follows_none_of_its_epoch_all_is_the_batches():
+    """A small second batch says little of a whole one: most of its time may be what each batch takes."""
+    batch, between = measured([8, 1], [8, 1], [8, 1])
+    assert between == 0.0
+    assert 9 / 8 * batch == pytest.approx(0.5 + 0.8 + 0.1, rel=0.05)  # an epoch, seen from the end of a batch on
+    assert measured([8], [8], [8]) == (pytest.approx(0.5 + 0.8), 0.0)
+
+
+def test_batches_of_bad_pictures_alone_take_their_time():
+    assert measured([0, 0], [0, 0], between=0.5)[0] > 0
+
+
+class Timed(torch.nn.Module):
+    """Takes 0.1 s for each picture of 10 pixels, by their number; 0.001 s for each one's features."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, advance):
+        super().__init__()
+        self.advance, self.seen = advance, []
+
+    def forward(self, images):
+        self.seen.append((self.training, images.dtype, *images.shape))
+        of_one = 0.001 if images.is_floating_point() else 0.1 * (images.shape[-1] / 10) ** 2
+        self.advance(of_one * len(images))
+        return images
+
+
+@pytest.fixture
+def evaluating(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def move(seconds):
+        now[0] += seconds
+
+    trainer = SimpleNamespace(precision_plugin=SimpleNamespace(forward_context=nullcontext))
+    model = Timed(move)
+    return model, lambda batch, side: _evaluating(model, trainer, batch, 6, side)
+
+
+@pytest.mark.parametrize(("side", "seconds"), [(10, 0.1), (20, 0.4)])
+@pytest.mark.parametrize("num", [6, 1, 0])
+def test_evaluation_is_timed_at_its_own_size_of_a_whole_batch(evaluating, side, seconds, num):
+    model, timed = evaluating
+    assert timed(torch.zeros(num, 3, 10, 10, dtype=torch.uint8), side) == (pytest.approx(seconds),) * 2
+    assert set(model.seen) == {(False, torch.uint8, 6, 3, side, side)} and model.training
+
+
+def test_where_features_are_kept_test_pictures_go_through_all(evaluating):
+    model, timed = evaluating
+    assert timed(torch.zeros(2, 8), 10) == (pytest.approx(0.001), pytest.approx(0.1))
+    assert (False, torch.float32, 6, 8) in model.seen
