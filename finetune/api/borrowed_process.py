@@ -20,6 +20,7 @@ from torch.utils.data._utils import signal_handling
 
 from finetune.runs import run_lock
 from finetune.system.machine import give_freed_memory_back
+from finetune.system.messages import WrongUsage
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # Loggers whose level a command sets, perhaps before their library has made them.
@@ -32,7 +33,11 @@ def borrowed() -> Iterator[None]:
 
     Random numbers, environment variables, warnings, logging, signal handlers, torch's settings, the process group,
     locks of runs, and how the C library hands out memory.
+
+    Raises:
+        WrongUsage: It is within torch's autocast or inference_mode.
     """
+    _check_contexts()
     had_group = dist.is_available() and dist.is_initialized()
     put_back = [_random_numbers(), _environment(), _logging(), _signals(), _settings_of_torch()]
     with warnings.catch_warnings():
@@ -46,6 +51,16 @@ def borrowed() -> Iterator[None]:
                 put()
             gc.collect()  # of the trainer, which refers to itself
             give_freed_memory_back()
+
+
+def _check_contexts() -> None:
+    """Make sure that no context decides how all within computes: none can be left from inside."""
+    names = {
+        "autocast": any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
+        "inference_mode": torch.is_inference_mode_enabled(),
+    }
+    if within := [name for name, is_on in names.items() if is_on]:
+        raise WrongUsage(f"a fit can't run within torch.{within[0]}: call it outside")
 
 
 def _random_numbers() -> Callable[[], None]:
@@ -118,10 +133,14 @@ def _settings_of_torch() -> Callable[[], None]:
         torch.get_float32_matmul_precision(),
     )
     finds_anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    device = torch.get_default_device()
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
+    torch.set_float32_matmul_precision("highest")
+    torch.set_default_device(None)
 
     def put() -> None:
+        torch.set_default_device(device if device.type != "cpu" else None)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(has_grad)
         torch.use_deterministic_algorithms(is_strict[0], warn_only=is_strict[1])

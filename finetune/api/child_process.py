@@ -91,13 +91,22 @@ def _run_of(code: int, told: list[str]) -> Path:
         if reason is None:
             raise RuntimeError(f"finetune fit ended with code {code}")
         raise WrongUsage(reason) if code == 2 else ValueError(reason)
-    return next(Path(found[1]) for line in reversed(told) if (found := _RUN.fullmatch(line)))
+    runs = (Path(found[1]) for line in reversed(told) if (found := _RUN.fullmatch(line)))
+    if (run := next(runs, None)) is None:
+        raise RuntimeError("finetune fit has not said where its run is")
+    return run
 
 
 def _tell(source: IO[str], target: IO[str] | None, told: list[str]) -> None:
     """Hand lines on as they come, and keep them."""
     for line in source:
         told.append(line.rstrip("\n"))
-        if target is not None:
-            target.write(line.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+        if target is None:
+            continue
+        encoding = getattr(target, "encoding", None) or "utf-8"
+        shown = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        try:
+            target.write(shown.encode(encoding, "replace").decode(encoding))
             target.flush()
+        except (OSError, ValueError):  # nobody reads it any more: the child would wait for us
+            target = None

@@ -177,13 +177,16 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
 
 def _quantized(predictor: Predictor, source: Path, data: ImageDataModule) -> tuple[Path, dict[str, Any], str]:
     """Return the file in int8, what is to be known of it, and the same in words."""
-    from finetune.inference.quantize import compare, in_batches, quantize
+    from finetune.inference.quantize import compare, in_batches, quantize, readable
 
     train, test = data.splits["train"], data.splits["test"]
     target = source.with_name(f"int8.{source.name}")
     some = some_of(len(train.labels), _NUM_CALIBRATED, ESTIMATE)
+    tested = np.sort(some_of(len(test.labels), _MOST_TESTED, ESTIMATE))
+    if data.on_bad_image == "skip":
+        some, tested = readable(train, some), readable(test, tested)
     quantize(source, target, in_batches(predictor, train, some, "adjusting int8"))
-    loss = compare(predictor, source, target, test, np.sort(some_of(len(test.labels), _MOST_TESTED, ESTIMATE)))
+    loss = compare(predictor, source, target, test, tested)
     if loss.reason_against:
         raise ValueError(f"the int8 file was not kept: {loss.reason_against}, on {loss.num_pictures} test pictures")
     said = (

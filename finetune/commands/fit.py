@@ -25,6 +25,7 @@ from finetune.runs.lightning_callbacks import check_averaging
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.resume import beginning, go_on, take_up
+from finetune.runs.run_lock import hold
 from finetune.training import overview
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.classifier import Classifier
@@ -98,6 +99,8 @@ def _finish(
 ) -> None:
     """Test the best checkpoint, unless that was done or there is nothing to test on."""
     if finished:
+        if trainer.is_global_zero:
+            hold(run.checkpoint("last").parents[1])  # another process may be at its test
         take_up(trainer, run)
     test, best = run.file("test.json"), run.checkpoint("best")
     is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime  # a prolonged run has another best

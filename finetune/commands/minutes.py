@@ -15,7 +15,7 @@ import yaml
 
 from finetune.commands.parser import is_given
 from finetune.commands.short_words import both
-from finetune.commands.trainer import check_allowed
+from finetune.commands.trainer import check_allowed, patience
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_first_process
 from finetune.models.timm_backbones import is_timm
@@ -23,6 +23,7 @@ from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Length, Make
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import newest_with_checkpoint, versions
 from finetune.runs.lightning_callbacks import ended_by
+from finetune.runs.run_lock import check_free
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
 from finetune.training.precision import automatic_precision
@@ -82,7 +83,7 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
     _check_least(minutes, config.trainer, {"min_epochs": epochs, "min_steps": steps})
     chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size}
-    _put(config, {**chosen, "members": config.model.members})
+    _put(config, {**chosen, "members": config.model.members, "resume": config.resume})
     part = f" of {batches} batches each" if batches else ""
     most = f"; more than {MOST_EPOCHS} epochs are not chosen" if epochs == MOST_EPOCHS else ""
     until_now = duration(time.monotonic() - began)
@@ -100,10 +101,18 @@ def _members(aim: Aim, make: Make, alone: Length, config: Any) -> tuple[int, Len
     config.model.members = num
     try:
         together = aim.tried(make)
-    except torch.OutOfMemoryError:  # of a GPU
+    except (RuntimeError, MemoryError) as error:
+        if not _is_of_memory(error):
+            raise
         return 1, alone.now()
     fewer, found = together.of_members(num, tried=num, patience=_NEARLY)  # they take longer than so many times one
     return (fewer, found) if fewer > 1 else (1, alone.now())
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Return whether a device had too little memory; cuDNN and the CPU say so in words alone."""
+    words = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
 
 
 def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
@@ -123,6 +132,8 @@ def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
             "--minutes chooses the length of a fit from its first step: to go on from --ckpt_path give --epochs, to "
             "begin with its weights give it as --weights"
         )
+    if "fork" in str(config.trainer.strategy):  # threads that have computed are not there in a forked process
+        raise WrongUsage("--minutes tries steps in the process that would be forked: take ddp or ddp_spawn")
     if config.trainer.plugins:
         raise WrongUsage("--minutes tries steps without trainer.plugins: leave them out, or give --epochs")
     interval = config.trainer.val_check_interval
@@ -156,11 +167,16 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
         chosen = {name: before["trainer"][name] for name in _CHOSEN}
         chosen["image_size"] = before["data"]["init_args"]["image_size"]
         chosen["members"] = (before.get("model") or {}).get("members", 1)
+        other = {name: before["trainer"].get(name, unset) for name, unset in _LIMITS.items()}
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on") from error
-    if _is_done(newest, chosen):
+    if (later := _begun_after(newest, chosen, config)) is not None:
+        config.resume = False  # whatever is chosen for it, the run before is not prolonged
+        log.info("%s is finished, and %s ended before its first checkpoint: a new run begins", newest, later)
         return None
+    if given := [f"{name} {other[name]}" for name, unset in _LIMITS.items() if other[name] != unset]:
+        raise WrongUsage(f"{newest} ends by trainer.{given[0]}: give that instead of --minutes to go on")
     # What is given all the same is for resuming to refuse or allow, as without --minutes.
     now = {"image_size": config.data.init_args.image_size, "members": config.model.members}
     log.info("--minutes is for new runs: %s goes on to its %s epochs", newest, chosen["max_epochs"])
@@ -168,12 +184,18 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
     return chosen | {name: value for name, value in now.items() if is_given(arguments, name, groups[name])}
 
 
-def _is_done(run: Path, chosen: Mapping[str, Any]) -> bool:
-    """Return whether a run has reached its end and a later one has not come to a checkpoint: then a new one begins."""
-    if versions(run.parents[1], "fit")[-1:] in ([], [run]):
-        return False
+def _begun_after(run: Path, chosen: Mapping[str, Any], config: Any) -> Path | None:
+    """Return the run that was begun after one that has reached its end, and has not come to a checkpoint."""
+    later = next(reversed(versions(run.parents[1], "fit")), run)
+    if later == run:
+        return None
     limits: Any = SimpleNamespace(callbacks=[], max_epochs=chosen["max_epochs"], max_steps=-1)
-    return bool(ended_by(read_checkpoint(run / "checkpoints/last.ckpt"), limits))
+    limits.callbacks += [] if config.patience is None else [patience(config.patience)]
+    limits.min_epochs, limits.min_steps = config.trainer.min_epochs, config.trainer.min_steps
+    if not ended_by(read_checkpoint(run / "checkpoints/last.ckpt"), limits):
+        return None
+    check_free(later)
+    return later
 
 
 def _put(config: Any, chosen: Mapping[str, Any]) -> None:
@@ -182,6 +204,7 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
     config.trainer.limit_train_batches = chosen["limit_train_batches"]
     config.data.init_args.image_size = chosen["image_size"]
     config.model.members = chosen["members"]
+    config.resume = chosen.get("resume", config.resume)
 
 
 def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:

@@ -109,6 +109,9 @@ def is_given(args: Sequence[str], name: str, group: str) -> bool:
 
 def settings_in(value: str) -> dict[str, Any]:
     """Return what a file, or the text itself, holds; nothing where that is no table."""
-    is_text = value.lstrip().startswith("{")  # too long for a name, perhaps
-    content = yaml.safe_load(Path(value).read_text("utf-8") if not is_text and Path(value).is_file() else value)
+    try:
+        is_file = Path(value).is_file()
+    except (OSError, ValueError):  # too long for a name, or no name at all
+        is_file = False
+    content = yaml.safe_load(Path(value).read_text("utf-8") if is_file else value)
     return content if isinstance(content, dict) else {}

@@ -32,6 +32,9 @@ def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
     said = _said(arguments, backbone)
     told = []
     for name, value in values.items():
+        if name not in data:
+            told.append(f"not {name}, which its class does not take")
+            continue
         if name in said:
             if data[name] != value:
                 told.append(f"{name} {data[name]}, not {value}")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from finetune.data.decode import DecodeError
 from finetune.data.splits import Split
 from finetune.inference.export_check import opened, timed
 from finetune.inference.onnx_network import forbid_telemetry
@@ -82,6 +83,26 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
     model, floats = onnx.load(target), onnx.load(source)
     onnx.helper.set_model_props(model, {prop.key: prop.value for prop in floats.metadata_props})
     onnx.save_model(model, target)
+
+
+def readable(split: Split, chosen: np.ndarray) -> np.ndarray:
+    """Return those of the chosen pictures of a split that can be decoded.
+
+    Raises:
+        ValueError: None can.
+    """
+
+    def is_good(i: int) -> bool:
+        try:
+            split.read(i)
+        except DecodeError:
+            return False
+        return True
+
+    good = np.array([i for i in chosen.tolist() if is_good(i)], dtype=chosen.dtype)
+    if not len(good):
+        raise ValueError(f"--quantize int8: none of {len(chosen)} pictures could be decoded")
+    return good
 
 
 def in_batches(predictor: Predictor, split: Split, chosen: np.ndarray, what: str) -> Iterator[np.ndarray]:

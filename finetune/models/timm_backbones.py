@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -179,11 +180,13 @@ def create(backbone: str, num_classes: int, image_size: int | None = None, **opt
     own = told.input_size[1]
     if not told.fixed_input_size or image_size in (None, own):
         return timm.create_model(name, num_classes=num_classes, **options)
+    sized = partial(timm.create_model, name, num_classes=num_classes, img_size=image_size)
     try:
-        return timm.create_model(name, num_classes=num_classes, img_size=image_size, **options)
+        network = sized(**{**options, "pretrained": False})
     except (TypeError, AssertionError) as error:  # it has no such argument, or its windows don't fit
         asked = f"pictures of {image_size}x{image_size} pixels"
         raise WrongUsage(f"{backbone} can't be had for {asked}: that of its weights is image_size {own}") from error
+    return sized(**options) if options.get("pretrained") else network
 
 
 def build_timm(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from finetune.models.timm_backbones import Description, create, describe, pretrained_cfg, read_config
-from finetune.models.weight_files import Pretrained, read_file
+from finetune.models.weight_files import Pretrained, check_one, read_file
 from finetune.system.messages import WrongUsage, reason
 
 _FILES = ("model.safetensors", "pytorch_model.bin")  # as `save_for_hf` names them
@@ -75,12 +75,15 @@ def _arranged(
     given: Pretrained, backbone: str, image_size: int | None, about: Description | None = None, pool: str | None = None
 ) -> Pretrained:
     """Return weights of a file with the names and shapes that the network has now."""
+    check_one(given)
     rows = given.state.get(f"{pretrained_cfg(backbone).classifier}.weight")
     num = 0 if rows is None else len(rows)
     told = {"state_dict": given.state, "num_classes": num, "label_offset": None}  # the rows are what they are
     try:
         source = create(backbone, num, image_size, pretrained=True, pretrained_cfg_overlay=told)
-    except (RuntimeError, KeyError) as error:  # torch's for names and shapes, timm's own for names
+    except WrongUsage:
+        raise
+    except Exception as error:  # torch's for names and shapes; timm's own, of what it arranges, are of many kinds
         raise ValueError(f"{given.origin} does not fit {backbone}: {_short(reason(error))}") from error
     if pool is not None and (own := _pool(source)) not in (None, pool):
         raise WrongUsage(f"{given.origin} is of a network that pools by {pool}, {backbone} by {own}")

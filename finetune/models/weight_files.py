@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from finetune.system.messages import WrongUsage
+
 # Published files older than the modules they belong to (torchvision: densenet.py `_load_state_dict`,
 # vision_transformer.py `MLPBlock._load_from_state_dict`).
 _RENAMED = {
@@ -36,6 +38,19 @@ class Pretrained:
 
 
 EXPORTED = "finetune"  # in the metadata of what `finetune export` writes
+
+
+def check_one(pretrained: Pretrained) -> None:
+    """Make sure that weights are of one network.
+
+    Raises:
+        WrongUsage: They are of several that learned in one fit.
+    """
+    if any(key.startswith("members.0.") for key in pretrained.state):
+        raise WrongUsage(
+            f"{pretrained.origin} holds several networks (model.members), where one is wanted: take what a fit with "
+            "--members 1 has written"
+        )
 
 
 def read_file(path: Path) -> Pretrained:

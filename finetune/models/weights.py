@@ -17,7 +17,7 @@ from finetune.models.ensemble import members
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import is_timm
 from finetune.models.timm_weights import read_timm
-from finetune.models.weight_files import Pretrained, read_file, tidy
+from finetune.models.weight_files import Pretrained, check_one, read_file, tidy
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import WrongUsage, did_you_mean
 
@@ -82,11 +82,7 @@ def _read_published(weights: Any) -> Pretrained:
 
 def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
     """Copy everything but the head, in place; what does not fit is named in the error, and nothing is copied then."""
-    if any(key.startswith("members.0.") for key in pretrained.state):
-        raise WrongUsage(
-            f"{pretrained.origin} holds several networks (model.members), where one is wanted: take what a fit with "
-            "--members 1 has written"
-        )
+    check_one(pretrained)
     skipped = (head_name(network) + ".", *_AUXILIARY)
     own = network.state_dict()
     given = {key: value for key, value in pretrained.state.items() if not key.startswith(skipped)}

@@ -121,21 +121,23 @@ class Aim:
         )
         others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
         others += num_tested * (costs.test + costs.decode) if self.is_tested else 0.0
-        num, validations = sizes["train"], _validations(self.trainer)
-        num_batches = math.ceil(num / batch_size)
-        checkpoints = max(1.0, validations)
-        if self.every_n_steps:
-            checkpoints += num_batches / self.trainer["accumulate_grad_batches"] / self.every_n_steps
-        between = costs.between + validations * num_validated * costs.evaluate + checkpoints * costs.checkpoint
-        found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
+        num = sizes["train"]
+        batches = num_batches = math.ceil(num / batch_size)
+        for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is
+            validations, checkpoints = self._occasions(batches)
+            between = costs.between + validations * num_validated * costs.evaluate + checkpoints * costs.checkpoint
+            found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
+            batches = (found and found.batches) or num_batches
         again = partial(self._length, sizes=sizes, batch_size=batch_size)
         return Length(costs, found, num, num_batches, others, again)
 
-
-def _validations(trainer: Any) -> float:
-    """Return how many there are an epoch; `val_check_interval` is a share of it, if given."""
-    share = trainer["val_check_interval"]
-    return (1 if share is None else math.floor(1 / share)) / (trainer["check_val_every_n_epoch"] or 1)
+    def _occasions(self, batches: int) -> tuple[float, float]:
+        """Return how often an epoch of so many batches is validated, of which a share may lie between, and saved."""
+        share = self.trainer["val_check_interval"]
+        each = batches if share is None else max(1, int(batches * share))
+        validations = batches // each / (self.trainer["check_val_every_n_epoch"] or 1)
+        steps = batches / self.trainer["accumulate_grad_batches"]
+        return validations, max(1.0, validations) + (steps / self.every_n_steps if self.every_n_steps else 0.0)
 
 
 def _limited(num: int, limit: int | float | None, batch_size: int) -> float:

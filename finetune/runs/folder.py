@@ -32,15 +32,16 @@ class Run:
         """Make a new version of the folder; two runs that begin at once get one each."""
         folder = self.root / self.command
         folder.mkdir(parents=True, exist_ok=True)
+        number = 1 + max(map(_version, versions(self.root, self.command)), default=-1)
         while self.path is None:
-            candidate = folder / f"version_{1 + max(map(_version, versions(self.root, self.command)), default=-1)}"
+            candidate = folder / f"version_{number}"
             try:
                 candidate.mkdir()
                 self.path = candidate
                 if self.command == "fit":
                     hold(candidate)
-            except FileExistsError:
-                continue
+            except FileExistsError:  # of another process, or what is no folder
+                number += 1
         return self.path
 
     def file(self, name: str) -> Path:

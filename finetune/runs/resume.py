@@ -16,7 +16,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, RunFolder, newest_with_checkpoint, not_looked_at, versions
 from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.metrics_csv import MetricsCSV
-from finetune.runs.run_lock import hold
+from finetune.runs.run_lock import check_free, hold
 from finetune.runs.run_logger import RunLogger
 from finetune.system.files import link
 from finetune.system.messages import WrongUsage
@@ -60,6 +60,7 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
     finished = ended_by(checkpoint, trainer) if checkpoint else ""
     if newest and finished and newest != (later := versions(root, "fit")[-1]):
         # That later one is meant, not the one finished before it.
+        check_free(later)
         told = f"{newest} is finished, with {finished}, and {later} ended before its first checkpoint: a new run begins"
         return beginning(trainer, root, resume=False, ckpt_path=ckpt_path)._replace(told=told)
     if finished and not newest:

@@ -15,23 +15,41 @@ def hold(run: Path) -> None:
         ValueError: Another process does.
     """
     path = run.resolve() / ".lock"
-    if path in _held:
+    if path in _held or (descriptor := _locked(path, run, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)) is None:
         return
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with contextlib.suppress(OSError):
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    _held[path] = descriptor
+
+
+def check_free(run: Path) -> None:
+    """Make sure that no other process goes on in a run's folder; several may look at once.
+
+    Raises:
+        ValueError: One does.
+    """
+    path = run.resolve() / ".lock"
+    if path in _held or not path.exists():  # closing it would let others have what is held
+        return
+    if (descriptor := _locked(path, run, os.O_RDONLY, fcntl.LOCK_SH)) is not None:
+        os.close(descriptor)
+
+
+def _locked(path: Path, run: Path, flags: int, kind: int) -> int | None:
+    """Return the descriptor of a lock that this process has now; None on file systems that know no locks."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         # Not flock: the workers would inherit that, and hold it a little longer than a process that was killed.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         pid = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise ValueError(f"another process, {pid}, goes on in {run}: wait for its end, or end it") from None
     except OSError:
         os.close(descriptor)
-        return
-    with contextlib.suppress(OSError):
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    _held[path] = descriptor
+        return None
+    return descriptor
 
 
 def release() -> None:

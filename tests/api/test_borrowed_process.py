@@ -143,6 +143,26 @@ def test_a_program_s_own_settings_do_not_reach_into_it_and_stay_its_own():
         torch.set_default_dtype(torch.float32)
 
 
+def test_a_program_s_device_and_precision_of_products_do_not_either():
+    torch.set_default_device("meta")
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with borrowed():
+            assert torch.zeros(1).device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+        assert torch.zeros(1).device.type == "meta" and torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_default_device(None)
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("context", "name"), [(torch.autocast("cpu"), "autocast"), (torch.inference_mode(), "inference_mode")]
+)
+def test_a_context_that_can_not_be_left_is_told(context, name):
+    with context, pytest.raises(ValueError, match=f"a fit can't run within torch.{name}: call it outside"), borrowed():
+        raise AssertionError("it began")
+
+
 def test_a_group_that_was_there_stays(group_of_one):
     with borrowed():
         pass

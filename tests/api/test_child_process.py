@@ -1,5 +1,6 @@
 """A fit on several devices from any program: no guard, no second run of its code, one end."""
 
+import io
 import json
 import os
 import signal
@@ -140,3 +141,26 @@ def test_it_ends_with_the_program(tmp_path):
     else:
         os.kill(pid, signal.SIGKILL)
         pytest.fail("it has outlived the program")
+
+
+class Broken(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("target", ["latin", "broken", "none"])
+def test_what_can_not_be_shown_keeps_nobody_from_the_run(tmp_path, monkeypatch, target):
+    """The child would wait for ever for somebody to read what it says."""
+    fake(tmp_path, monkeypatch, "print('猫…' * 50_000); print('run in a b')")
+    shown = {"latin": io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), "broken": Broken(), "none": None}[target]
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert run_command(["fit"]) == Path("a b")
+    if target == "latin":
+        shown.seek(0)
+        assert shown.read().startswith("??")
+
+
+def test_a_child_that_does_not_say_where_its_run_is_is_told(tmp_path, monkeypatch):
+    fake(tmp_path, monkeypatch, "print('done')")
+    with pytest.raises(RuntimeError, match="finetune fit has not said where its run is"):
+        run_command(["fit"])

@@ -8,7 +8,9 @@ import pytest
 import torch
 import yaml
 from colours import QUICK
+from test_run_lock import another
 
+from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.metrics_csv import read_metrics
 from finetune.system.messages import WrongUsage
@@ -77,6 +79,21 @@ def test_a_prolonged_run_is_tested_again(colours, cli, tmp_path):
     os.utime(best, (results.stat().st_mtime + 1,) * 2)  # as if the run had been prolonged, and killed before its test
     cli(*fit)
     assert "test/accuracy" in results.read_text()
+
+
+def test_a_finished_run_that_another_process_tests_is_left_to_it(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICK]
+    cli(*fit, "--test_after_fit", "false")
+    run_lock.release()
+    first = another(tmp_path / "runs/fit/version_0")
+    assert first.stdout.readline() == "held\n"
+    with pytest.raises(ValueError, match=f"another process, {first.pid}, goes on in"):
+        cli(*fit, "--resume")
+    assert not (tmp_path / "runs/fit/version_0/test.json").exists()
+    first.kill()
+    first.communicate(timeout=60)
+    cli(*fit, "--resume")
+    assert (tmp_path / "runs/fit/version_0/test.json").exists()
 
 
 def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, cli, tmp_path):

@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 
 from finetune.commands import minutes
 from finetune.commands.minutes import settle_minutes
+from finetune.commands.trainer import patience as patience_of
 from finetune.profiling import fit_length
 from finetune.profiling.stopwatch import Costs
 from finetune.system.messages import WrongUsage
@@ -127,7 +128,7 @@ def settle(monkeypatch, tried):
     ):
         data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size, num_views=given.pop("num_views", None)))
         config = SimpleNamespace(minutes=budget, data=data, test_after_fit=True, resume=is_resumed)
-        config.ckpt_path = given.pop("ckpt_path", None)
+        config.ckpt_path, config.patience = given.pop("ckpt_path", None), given.pop("patience", None)
         trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
         trainer.strategy = strategy
         trainer.update(
@@ -227,8 +228,19 @@ def test_a_run_that_is_done_says_nothing_of_the_one_after_it(settle, tried, monk
         monkeypatch.setattr(minutes, "read_checkpoint", lambda path, known=checkpoint: known)
         monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: first)
         tried.clear()
-        settle(18.0, is_resumed=True)
-        assert bool(tried) == is_tried
+        config, _ = settle(18.0, is_resumed=True)
+        assert bool(tried) == is_tried == (not config.resume)  # or the longer one would prolong the run before
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    settle(18.0, is_resumed=True)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    progress["epoch_progress"]["current"]["processed"] = 6  # ended by --patience
+    waited = {"wait_count": 2, "stopped_epoch": 6}
+    checkpoint["callbacks"] = {"Checkpoints": {"is_stopped": True}, patience_of(2).state_key: waited}
+    for least, is_tried in ((2, True), (3, False)):
+        tried.clear()
+        config, _ = settle(18.0, is_resumed=True, patience=least)
+        assert bool(tried) == is_tried == (not config.resume)
+    del checkpoint["callbacks"]
     later.rmdir()  # the control: it is the newest, and goes on or is told to be finished
     progress["epoch_progress"]["current"]["processed"] = 7
     tried.clear()
@@ -276,6 +288,20 @@ def test_a_fit_that_goes_on_from_a_checkpoint_has_its_epochs_counted_from_there(
     ):
         settle(60.0, ckpt_path="last.ckpt")
     assert not tried
+
+
+def test_a_process_that_has_computed_is_not_forked(settle, tried):
+    with pytest.raises(WrongUsage, match="--minutes tries steps in the process that would be forked: take ddp"):
+        settle(60.0, strategy="ddp_fork")
+    assert not tried
+
+
+def test_a_run_that_ends_by_another_limit_is_not_gone_on_with_by_minutes(settle, monkeypatch, tmp_path):
+    text = "trainer: {max_epochs: null, limit_train_batches: null, max_steps: 50}\ndata: {init_args: {image_size: 160}}"
+    (tmp_path / "config.yaml").write_text(text)
+    monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: tmp_path)
+    with pytest.raises(WrongUsage, match="ends by trainer.max_steps 50: give that instead of --minutes to go on"):
+        settle(18.0, is_resumed=True)
 
 
 def test_arithmetic_of_a_plugin_is_not_tried(settle, tried):
@@ -352,13 +378,23 @@ def test_how_many_is_chosen_where_nobody_said_so_and_several_can_be(settle, trie
     assert len(tried) == (2 if num == 5 else 1)
 
 
-def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        MemoryError(),
+    ],
+    ids=["cuda", "cudnn", "cpu", "python"],
+)
+def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypatch, error):
     trial = fit_length.trial
 
     def full(model, *others):
         found = trial(model, *others)
         if model.hparams["members"] > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise error
         return found
 
     alone, words = settle(200, "--model.members", "1", num=320)

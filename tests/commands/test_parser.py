@@ -9,7 +9,7 @@ import pytest
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from finetune.commands.lightning_cli import FinetuneCLI
-from finetune.commands.parser import OneLineErrorParser, explain, nearest_key, valid_keys
+from finetune.commands.parser import OneLineErrorParser, explain, is_given, nearest_key, settings_in, valid_keys
 
 
 class Model:
@@ -231,3 +231,23 @@ def test_commands_that_need_no_network_start_without_torch():
     code += "print({'torch', 'pytorch_lightning'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"
+
+
+def test_a_long_text_is_no_name_of_a_file():
+    text = "".join(f"name_{i}: {i}\n" for i in range(100))
+    assert settings_in(text)["name_99"] == 99
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["--data.size", "3"], True),
+        (["--data.init_args.size=3"], True),
+        (["--data", "{init_args: {size: 3}}"], True),
+        (["--data.init_args={size: 3}"], True),
+        (["--data", "{class_path: finetune.Hotdog}", "--model.size", "3"], False),
+        (["--config", "{data: {size: 3}}"], False),  # a config's
+    ],
+)
+def test_what_the_command_line_itself_gives(arguments, answer):
+    assert is_given(arguments, "size", "data") == answer

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import ParseOnly
+from jsonargparse import Namespace
 
 from finetune.commands import preparation
 
@@ -79,3 +80,12 @@ def test_other_networks_are_as_they_were(prepared):
     assert values == {"image_size": 96, "resize": "shorter_side", "interpolation": "bilinear", "crop_share": 0.5}
     assert told == ""
     assert prepared()[0] == {**TOLD, "interpolation": "bilinear", "crop_share": 0.875}
+
+
+def test_a_class_of_data_that_can_not_prepare_so_is_told(monkeypatch):
+    config = Namespace(subcommand="fit", fit=Namespace(model=Namespace(backbone=CONVNEXT[1], weights=None)))
+    config.fit.data = Namespace(init_args=Namespace(image_size=96))
+    config.fit.update(Namespace(resume=False, ckpt_path=None))
+    told = preparation.settle_preparation(config, ["fit"])
+    assert vars(config.fit.data.init_args) == {"image_size": 224}
+    assert "image_size 224" in told and "not interpolation, which its class does not take" in told

@@ -1,5 +1,8 @@
 """int8 says nearly what float says, in seven bits, and what is of no use is told."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -10,7 +13,7 @@ from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_check import opened
 from finetune.inference.exporters import write_onnx
 from finetune.inference.predictor import Predictor
-from finetune.inference.quantize import Loss, compare, in_batches, quantize
+from finetune.inference.quantize import Loss, compare, in_batches, quantize, readable
 
 
 @pytest.fixture
@@ -81,3 +84,16 @@ def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images,
 )
 def test_what_speaks_against_it_is_told(accuracy, milliseconds, reason):
     assert Loss(800, accuracy, 3, milliseconds).reason_against == reason
+
+
+def test_what_can_not_be_decoded_is_left_out_where_a_run_has_left_it_out(colours, tmp_path):
+    root = tmp_path / "some"
+    shutil.copytree(colours, root)
+    split = data(root).splits["test"]
+    chosen = np.arange(6)
+    assert readable(split, chosen).tolist() == [0, 1, 2, 3, 4, 5]
+    for i in (1, 4):
+        Path(split.paths[i]).write_bytes(b"no picture")
+    assert readable(split, chosen).tolist() == [0, 2, 3, 5]
+    with pytest.raises(ValueError, match="none of 2 pictures could be decoded"):
+        readable(split, np.array([1, 4]))

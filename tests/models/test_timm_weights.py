@@ -15,7 +15,7 @@ from torch import nn
 
 from finetune.models.backbones import build
 from finetune.models.stages import head, head_name
-from finetune.models.timm_backbones import timm_name
+from finetune.models.timm_backbones import create, timm_name
 from finetune.models.timm_weights import read_timm
 from finetune.models.weight_files import Pretrained
 from finetune.models.weights import load_weights, read_weights, source_head
@@ -147,6 +147,21 @@ def test_a_hub_out_of_reach_is_a_line_that_says_what_else_to_do(monkeypatch, cap
     with pytest.raises(OSError, match="can't get the weights of timm/resnet18 .*no route to the hub.*--model.weights"):
         read_timm("DEFAULT", "timm/resnet18")
     assert not caplog.messages and huggingface_hub.utils.logging.get_verbosity() == before
+
+
+def test_weights_of_several_networks_and_damaged_ones_are_refused_in_a_line(tmp_path, monkeypatch):
+    network = create("timm/resnet18", 3, pretrained=False)
+    torch.save({f"members.0.{key}": value for key, value in network.state_dict().items()}, tmp_path / "two.pt")
+    with pytest.raises(ValueError, match=r"two\.pt holds several networks \(model\.members\), where one is wanted"):
+        read_timm(str(tmp_path / "two.pt"), "timm/resnet18")
+    torch.save(network.state_dict(), tmp_path / "one.pt")
+
+    def arrange(*_, **__):
+        raise AttributeError("'int' object has no attribute 'shape'")
+
+    monkeypatch.setattr("finetune.models.timm_weights.create", arrange)
+    with pytest.raises(ValueError, match=r"one\.pt does not fit timm/resnet18: 'int' object has no attribute"):
+        read_timm(str(tmp_path / "one.pt"), "timm/resnet18")
 
 
 def test_rows_of_the_source_head_are_found_by_name(tmp_path):

@@ -51,6 +51,8 @@ def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
         ({}, 1, 1),
         ({"val_check_interval": 1.0}, 1, 1),
         ({"val_check_interval": 0.3}, 3, 3),
+        ({"val_check_interval": 0.35}, 3, 3),  # every 3 of 10
+        ({"val_check_interval": 0.04}, 10, 10),
         ({"check_val_every_n_epoch": 4}, 0.25, 1),  # the last is written at each epoch's end
         ({"check_val_every_n_epoch": None}, 1, 1),
         ({"every_n_steps": 2}, 1, 6),

@@ -56,6 +56,14 @@ def test_a_folder_that_another_takes_in_between_is_left_to_it(tmp_path, monkeypa
     assert Run(tmp_path, "fit").choose().name == "version_1" and taken
 
 
+@pytest.mark.timeout(20)
+def test_a_name_that_is_taken_by_no_folder_is_passed_over(tmp_path):
+    (tmp_path / "fit/version_0").mkdir(parents=True)
+    (tmp_path / "fit/version_1").write_text("a file")
+    (tmp_path / "fit/version_2").symlink_to(tmp_path / "gone")
+    assert Run(tmp_path, "fit").choose().name == "version_3"
+
+
 def test_resume_finds_the_newest_run_that_has_a_checkpoint(tmp_path):
     assert newest_with_checkpoint(tmp_path) is None
     for _ in range(11):

@@ -382,8 +382,8 @@ MUTATIONS = [
     Mutation(
         "one process at a time writes into a run",
         "runs/run_lock.py",
-        "fcntl.LOCK_EX | fcntl.LOCK_NB",
-        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "os.O_CREAT, fcntl.LOCK_EX)",
+        "os.O_CREAT, fcntl.LOCK_SH)",
         "tests/runs/test_run_lock.py",
     ),
     Mutation(
