@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from colours import QUICK
-from test_run_lock import another
+from run_holders import another
 
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint

@@ -1,32 +1,12 @@
 """One process at a time goes on in a run."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from colours import QUICK
+from run_holders import another
 
 from finetune.runs import run_lock
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from finetune.runs.run_lock import hold
-try:
-    hold(Path(sys.argv[1]))
-    print("held", flush=True)
-    sys.stdin.read()
-except ValueError as error:
-    print(error)
-"""
-
-
-def another(run: Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
 
 
 def test_a_second_process_is_told_which_one_is_there(tmp_path, monkeypatch):
