@@ -49,7 +49,7 @@ def test_what_is_chosen_is_written_down_and_repeats_the_run(colours, cli, tmp_pa
     first, second = (tmp_path / f"runs/fit/version_{i}" for i in range(2))
     chosen = config_of(first)
     assert chosen["minutes"] is None and chosen["trainer"]["max_epochs"] >= 1
-    (told,) = [text for text in caplog.messages if "pixels: about" in text]
+    (told,) = [text for text in caplog.messages if "here, after" in text]
     assert told.startswith(f"{chosen['trainer']['max_epochs']} epochs")
     cli("fit", "--config", first / "config.yaml")
     assert config_of(second)["trainer"] == chosen["trainer"]
