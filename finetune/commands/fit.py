@@ -99,8 +99,6 @@ def _finish(
 ) -> None:
     """Test the best checkpoint, unless that was done or there is nothing to test on."""
     if finished:
-        if trainer.is_global_zero:
-            hold(run.checkpoint("last").parents[1])  # another process may be at its test
         take_up(trainer, run)
     test, best = run.file("test.json"), run.checkpoint("best")
     is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime  # a prolonged run has another best
@@ -111,6 +109,8 @@ def _finish(
         if trainer.is_global_zero:
             print(f"run in {run.path}", flush=True)
         return
+    if finished and trainer.is_global_zero:
+        hold(run.checkpoint("last").parents[1])  # another process may be at its test
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     callback = next(c for c in callbacks if isinstance(c, Checkpoints))
     if callback.stopped_by and has_test:

@@ -75,9 +75,10 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     if _may_be_several(config, arguments):
         config.model.members, found = _members(aim, make, found, config)
     if found.plan is None:
+        smaller_ones = " or ".join(both("fit", f"data.{name}") for name in ("image_size", "batch_size"))
         raise ValueError(
             f"--minutes {minutes:g} is not enough for a single step: all else takes {found.others:.0f} s here, and a "
-            f"step {found.costs.batch:.1f} s; give more of them, or smaller pictures or batches (--size, --batch-size)"
+            f"step {found.costs.batch:.1f} s; give more of them, or a smaller {smaller_ones}"
         )
     epochs, batches, _, seconds = found.plan
     steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)

@@ -94,6 +94,12 @@ def test_a_finished_run_that_another_process_tests_is_left_to_it(colours, cli, t
     first.communicate(timeout=60)
     cli(*fit, "--resume")
     assert (tmp_path / "runs/fit/version_0/test.json").exists()
+    run_lock.release()
+    first = another(tmp_path / "runs/fit/version_0")
+    assert first.stdout.readline() == "held\n"
+    cli(*fit, "--resume")  # nothing is left to do, whoever is there
+    first.kill()
+    first.communicate(timeout=60)
 
 
 def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, cli, tmp_path):

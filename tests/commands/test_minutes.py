@@ -108,8 +108,11 @@ def test_a_launcher_of_several_processes_is_refused(colours, cli, monkeypatch, t
 
 
 def test_too_little_time_for_a_step_is_told(colours, cli, tmp_path, tried):
-    with pytest.raises(ValueError, match=r"--minutes 0.01 is not enough for a single step: all else takes \d+ s here"):
+    with pytest.raises(
+        ValueError, match=r"--minutes 0.01 is not enough for a single step: all else takes \d+ s here"
+    ) as told:
         cli("fit", "--data.root", colours, *SHORT, "--minutes", "0.01")
+    assert str(told.value).endswith("or a smaller --size (--data.image_size) or --batch (--data.batch_size)")
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,6 +1,5 @@
 """What steps take, told apart from what is between epochs."""
 
-import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -61,15 +60,9 @@ class Timed(torch.nn.Module):
 
 
 @pytest.fixture
-def evaluating(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def move(seconds):
-        now[0] += seconds
-
+def evaluating(clock):
     trainer = SimpleNamespace(precision_plugin=SimpleNamespace(forward_context=nullcontext))
-    model = Timed(move)
+    model = Timed(clock)
     return model, lambda batch, side: _evaluating(model, trainer, batch, 6, side)
 
 

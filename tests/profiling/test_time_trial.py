@@ -44,16 +44,10 @@ def made(colours):
 
 
 @pytest.fixture
-def advance(monkeypatch):
+def advance(clock, monkeypatch):
     """Move the clock, which nothing else does: for tests in which nothing else takes time."""
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def move(seconds):
-        now[0] += seconds
-
-    monkeypatch.setattr(Slow, "advance", staticmethod(move))
-    return move
+    monkeypatch.setattr(Slow, "advance", staticmethod(clock))
+    return clock
 
 
 def test_the_parts_take_what_they_take(made, advance, tmp_path, monkeypatch):
