@@ -63,7 +63,7 @@ def fit(
     Args:
         folder: Pictures in `train/CLASS/*`, or class folders alone; None if a config or `options` names the data.
         epochs: How often training sees each picture; without it 5 to 50 times, more often where there are fewer.
-        lr: Learning rate, of the backbone.
+        lr: Learning rate; a config's `head_lr_multiplier` makes the head's another.
         optimizer: One of torch's, by its name.
         size: Side in pixels of what the network sees.
         batch: Pictures in a batch, over all devices together.

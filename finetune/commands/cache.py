@@ -4,10 +4,11 @@ import time
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from finetune.data.memmap import opened
 from finetune.system.cache_dir import FEATURES, FORMER, PICTURES, cache_dir
-from finetune.system.files import unfinished
+from finetune.system.files import unfinished_of
 from finetune.system.messages import WrongUsage
 
 
@@ -25,21 +26,21 @@ def cache(remove: str | None = None) -> None:
     found |= {path.name: path for path in sorted(folder.glob(f"[!.]*{FORMER}"))}  # one of now may have the same stem
     if remove is None:
         columns = (Column("name", no_wrap=True), Column("what", overflow="fold"), "size", "last used")
-        table = Table(*columns, title=f"caches in {folder}")
+        table = Table(*columns, title=Text(f"caches in {folder}"))
         for name, path in found.items():
             status, about = path.stat(), "features"
             if path.suffix == PICTURES:
                 packed = opened(path)
                 about = f"{len(packed):,} pictures of {packed.about['root']}" if packed else "damaged pictures"
             last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
-            table.add_row(name, about, f"{status.st_size / 1e9:.2f} GB", last_used)
-        Console().print(table if found else f"no caches in {folder}")
+            table.add_row(Text(name), Text(about), f"{status.st_size / 1e9:.2f} GB", last_used)
+        Console().print(table if found else Text(f"no caches in {folder}"))
         return
     if remove != "all" and remove not in found:
         raise WrongUsage(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
     chosen = [found[remove]] if remove != "all" else list(found.values())
     if remove == "all":
-        chosen += [path for kind in (PICTURES, FEATURES, FORMER) for path in unfinished(folder / f"*{kind}")]
+        chosen += [path for kind in (PICTURES, FEATURES, FORMER) for path in unfinished_of(folder, f"*{kind}")]
     num_bytes = sum(path.stat().st_size for path in chosen)
     for path in chosen:
         path.unlink()

@@ -85,6 +85,9 @@ def check(
     print(f"page in {Path(output, 'check.html')}, all of it in {Path(output, 'check.json')}")
     if lists is not None:
         print(f"lists in {lists}")
+        written = {f"{finding.kind}.txt" for finding in findings}
+        if others := sorted(path.name for path in Path(lists).glob("*.txt") if path.name not in written):
+            print(f"not of this check, there from before: {shown(', '.join(others))}")
     if num_left_out:
         print(f"{counted(num_left_out, 'file')} with a line break in the name can't be listed: see check.json")
     sys.exit(any(finding.is_judged for finding in findings))

@@ -111,7 +111,7 @@ def _take_folder(command: str, given: Given) -> None:
     is_told = given.has("config", "data", "data.class_path")
     if not given.positionals:
         if not is_told and not given.has("data.root", "data.init_args", "data.init_args.root", "print_config"):
-            hint = f"finetune {command} FOLDER (--data.root FOLDER), or one of those shipped: --config hotdog.yaml"
+            hint = f"finetune {command} FOLDER, or one of those shipped: --config hotdog.yaml"
             raise WrongUsage(f"no data: give the folder of your pictures: {hint}")
         return
     folder = _only_one(f"finetune {command} FOLDER", given.positionals)

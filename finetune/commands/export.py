@@ -30,7 +30,7 @@ from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import InputSize, packed
 from finetune.system.files import check_target, one_at_a_time, replacing, unfinished
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, as_wrong_usage
 
 _MOST = 64  # pictures that are held against the network
 _NUM_CALIBRATED, _MOST_TESTED = 200, 2000  # pictures, for int8
@@ -166,7 +166,9 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     if not place or not Path(place).exists():
         gone = "the pictures of the checkpoint's run are not in" if root is None else "there is no folder"
         raise WrongUsage(f"{gone} {place}: --quantize int8 needs them, with --root FOLDER")
-    data: ImageDataModule = kind(**{**settings["init_args"], "root": place, "num_workers": 0})
+    ours = {"class_names": class_names, "root": place, "num_workers": 0}
+    with as_wrong_usage("--quantize int8"):  # a class without a folder
+        data: ImageDataModule = kind(**{**settings["init_args"], **ours})
     if data.class_names != class_names:
         raise WrongUsage(f"{place} has other classes than the checkpoint")
     if not {"train", "test"} <= data.splits.keys():

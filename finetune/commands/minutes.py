@@ -6,12 +6,14 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import yaml
+from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.parser import is_given
 from finetune.commands.short_words import both
@@ -26,6 +28,7 @@ from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.run_lock import check_free
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
+from finetune.training.first_pass import check_first_pass
 from finetune.training.precision import automatic_precision
 
 log = logging.getLogger(__name__)
@@ -68,8 +71,8 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     aim = Aim(60 * minutes, began, config)
     found = aim.tried(make)
     size = config.data.init_args.image_size
-    if not found.is_enough() and _may_shrink(config, arguments):
-        smaller = next((s for s in _SIZES[1:] if found.at(s / size).is_enough()), _SIZES[-1])
+    if not found.is_enough() and _may_shrink(config, arguments) and (sizes := _smaller(make)):
+        smaller = next((s for s in sizes if found.at(s / size).is_enough()), sizes[-1])
         config.data.init_args.image_size = size = smaller
         found = aim.tried(make)
     if _may_be_several(config, arguments):
@@ -228,3 +231,15 @@ def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:
         and config.data.init_args.image_size == _SIZES[0]
         and not is_timm(config.model.backbone)
     )
+
+
+def _smaller(make: Make) -> list[int]:
+    """Return the smaller sizes that the network takes: a transformer of torchvision's has but one."""
+    with isolate_rng():
+        _, model = make()
+    taken = []
+    for size in _SIZES[1:]:
+        with suppress(ValueError):
+            check_first_pass(model, size)
+            taken.append(size)
+    return taken

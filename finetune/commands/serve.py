@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Literal
 
 from finetune.system.machine import num_cores
-from finetune.system.messages import WrongUsage, be_quiet
+from finetune.system.messages import WrongUsage, be_quiet, install
 
 if TYPE_CHECKING:
     from finetune.serving.service import Service
@@ -65,7 +65,7 @@ def serve(
         from finetune.serving.http_server import address_of, listen, serve_until_stopped
         from finetune.serving.uploads import Limits
     except ImportError as error:
-        raise ValueError(f"finetune serve needs {error.name}: pip install 'finetune[serve]'") from error
+        raise ValueError(f"finetune serve needs {error.name}: {install('serve')}") from error
     with listen(host, port) as listener:  # before the work of loading: a taken port is told at once
         be_quiet()
         limits = Limits(int(max_megabytes * 1e6), max_pictures, int(max_megapixels * 1e6), max_waiting, timeout)

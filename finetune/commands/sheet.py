@@ -48,14 +48,19 @@ def sheet(
     paths = files_to_predict(pictures)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     chosen = np.sort(some_of(len(paths), num, SHEET, seed))
-    decoded = [decode(paths[int(i)]) for i in chosen]
-    shown = np.stack([predictor.prepare(picture, SIDE) for picture in decoded])
-    names = predictor.class_names
-    predicted = predictor(decoded)
+    shown, seen, parts = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    for num, i in enumerate(chosen, 1):
+        picture = decode(paths[int(i)])  # one at a time is here whole
+        shown.append(predictor.prepare(picture, SIDE))
+        seen.append(predictor.prepare(picture))
+        if num == len(chosen) or len(seen) == predictor.batch_size:
+            parts.append(predictor.classify(np.stack(seen)))
+            seen.clear()
+    names, predicted = predictor.class_names, np.concatenate(parts)
     said = zip(predicted, predictor.decide(predicted), chosen, strict=True)
     captions = [caption(p[k], names[k], names, Path(paths[int(i)])) for p, k, i in said]
     with replacing(Path(output)) as file:
-        draw_sheet(shown, captions, columns).save(file, format="PNG", optimize=True)
+        draw_sheet(np.stack(shown), captions, columns).save(file, format="PNG", optimize=True)
     print(f"sheet in {output}")
 
 

@@ -57,6 +57,8 @@ def complete(
         WrongUsage: What can't be had.
     """
     check_allowed(config)
+    if run.command == "fit" and config["enable_checkpointing"] is False:
+        raise WrongUsage("leave trainer.enable_checkpointing out: a fit is tested, and goes on, from its checkpoints")
     is_split = config["strategy"] == "model_parallel" or isinstance(config["strategy"], MeshStrategy)
     if is_split and known and known.get("exported", "").endswith(".onnx"):
         raise WrongUsage("trainer.strategy model_parallel can't be had with an .onnx: leave it out")
@@ -112,7 +114,8 @@ def patience(num: int) -> EarlyStopping:
     """Return what ends a fit after `num` validations that did not raise val/accuracy."""
     if num < 1:
         raise WrongUsage(f"--patience must be at least 1, got {num}")
-    return EarlyStopping("val/accuracy", mode="max", patience=num)
+    # Not strict: a limit may end the run before its first validation.
+    return EarlyStopping("val/accuracy", mode="max", patience=num, strict=False)
 
 
 def make_ready(trainer: Trainer) -> Trainer:

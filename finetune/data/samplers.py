@@ -7,7 +7,7 @@ it. In evaluation, device r takes the r-th contiguous part of the whole list: no
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,11 +141,17 @@ def limited(trainer: "pl.Trainer | None", split: str, num_images: int, batch_siz
     if isinstance(limit, float):
         if limit == 1.0:
             return num_images
-        share, limit = limit, int(math.ceil(num_images / batch_size) * limit)
-        if limit == 0 < share:
-            raise ValueError(f"trainer.limit_{split}_batches {share} is less than one batch of {split}")
+        check_limit(trainer, split, num_images, batch_size)
+        limit = int(math.ceil(num_images / batch_size) * limit)
         setattr(trainer, f"limit_{split}_batches", limit)
     return min(num_images, limit * batch_size)
+
+
+def check_limit(trainer: "pl.Trainer", split: str, num_images: int, batch_size: int) -> None:
+    """Make sure that the trainer's limit, where it is a share, leaves something of val, test or predict."""
+    share = getattr(trainer, f"limit_{split}_batches")
+    if isinstance(share, float) and int(math.ceil(num_images / batch_size) * share) == 0 < share:
+        raise ValueError(f"trainer.limit_{split}_batches {share} is less than one batch of {split}")
 
 
 def position(trainer: "pl.Trainer | None") -> tuple[int, int]:
@@ -172,22 +178,40 @@ def num_reads(trainer: "pl.Trainer", num_images: int, batch_size: int) -> float:
     return reads
 
 
-def total_steps(trainer: "pl.Trainer", num_batches: int) -> int:
-    """Return the optimizer steps of a whole run, resumed or not.
+def total_steps(trainer: "pl.Trainer", num_batches: int, interval: str = "step") -> int:
+    """Return the optimizer steps of a whole run, resumed or not; or its epochs, begun ones too.
 
     Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
 
     Args:
         trainer: Its limits end the run.
         num_batches: Batches of an epoch, over all devices, without limits.
+        interval: `step` or `epoch`.
     """
     limit = trainer.limit_train_batches
     batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
     max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
-    in_epochs = math.ceil(batches / trainer.accumulate_grad_batches) * max_epochs
+    in_epochs = _steps_of(trainer, range(max_epochs), batches) if max_epochs >= 0 else -1
     if trainer.max_steps < 0 and in_epochs < 0:
         raise ValueError("the scheduler needs total_steps in a run without trainer.max_epochs and trainer.max_steps")
     steps = min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
     if steps == 0:
         raise ValueError(f"nothing to train: trainer.max_epochs is {max_epochs}, trainer.max_steps {trainer.max_steps}")
-    return steps
+    if interval == "step":
+        return steps
+    epochs = 0
+    while steps > 0:
+        steps -= _steps_of(trainer, [epochs], batches)
+        epochs += 1
+    return epochs
+
+
+def _steps_of(trainer: "pl.Trainer", epochs: Iterable[int], num_batches: int) -> int:
+    """Return the optimizer steps of some epochs, counted from 0, of so many batches each."""
+    from pytorch_lightning.callbacks import GradientAccumulationScheduler
+
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    changing = next((c for c in callbacks if isinstance(c, GradientAccumulationScheduler)), None)
+    if changing is not None:  # of which the trainer knows from its first epoch on
+        return sum(math.ceil(num_batches / changing.get_accumulate_grad_batches(epoch)) for epoch in epochs)
+    return math.ceil(num_batches / trainer.accumulate_grad_batches) * len([*epochs])

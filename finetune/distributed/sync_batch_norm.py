@@ -4,6 +4,7 @@ torch's own SyncBatchNorm does this on GPUs only, waits there for each layer's s
 and under 16 bits a device without pictures sends fewer bytes than the others expect.
 """
 
+import copy
 from collections.abc import Collection
 from typing import Any
 
@@ -24,6 +25,7 @@ class SharedBatchNorm(_BatchNorm):
     """Batch norm of 1, 2 or 3 dimensions with the statistics of all devices' shares together while it trains."""
 
     process_group: Any = None  # the devices that share a batch; None for all
+    plain: type[_BatchNorm] = nn.BatchNorm2d  # what it was
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -128,12 +130,21 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = (), 
             shared = _kind(child)(
                 child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
             )
-            shared.process_group = group
+            shared.process_group, shared.plain = group, getattr(child, "plain", type(child))
             shared._parameters, shared._buffers, shared._modules = child._parameters, child._buffers, child._modules
             shared.training = child.training
             setattr(network, name, shared)
         else:
             share_statistics(child, except_in, group)
+
+
+def plain_copy(network: nn.Module) -> nn.Module:
+    """Return a copy that evaluates alike, in which batch norm is torch's own, as it is on one device."""
+    network = copy.deepcopy(network)
+    for module in network.modules():
+        if type(module) is SharedBatchNorm:
+            module.__class__ = module.plain  # type: ignore[assignment]
+    return network
 
 
 def _kind(norm: nn.Module) -> type[SharedBatchNorm]:

@@ -28,7 +28,7 @@ from finetune.distributed.batch_share import is_sharded
 from finetune.models.ensemble import members
 from finetune.models.fx import fuse_batch_norm, split_frozen
 from finetune.system.cache_dir import FEATURES, cache_dir, mark_used, room
-from finetune.system.files import unfinished
+from finetune.system.files import unfinished_of
 from finetune.system.messages import reason
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def _in_step(trainer: pl.Trainer, act: Callable[[], _T]) -> _T:
 def _reserve(trainer: pl.Trainer, path: Path, num_bytes: int, limit_gb: float) -> None:
     if trainer.local_rank != 0:
         return
-    for old in unfinished(path.parent / f"*{FEATURES}"):
+    for old in unfinished_of(path.parent, f"*{FEATURES}"):
         if time.time() - old.stat().st_mtime > _DEAD_AFTER:  # of a run that was killed
             old.unlink(missing_ok=True)
     limit = min(limit_gb * 1e9, room(path.parent))

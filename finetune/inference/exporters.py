@@ -11,6 +11,7 @@ import torch
 
 from finetune.inference.end_to_end import EndToEnd
 from finetune.runs.exported_files import KEY
+from finetune.system.messages import install
 
 OPSET = 20  # of ONNX: what torch's exporter writes best
 
@@ -31,7 +32,7 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
         import onnx
         import onnxscript  # noqa: F401 - torch's exporter imports it, and would say so in many lines
     except ImportError as error:
-        raise ValueError(f"{error}: pip install 'finetune[export]'") from error
+        raise ValueError(f"{error}: {install('export')}") from error
     with _quiet():
         program = torch.onnx.export(
             module,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from finetune.system.messages import install
 from finetune.training.classifier import Classifier
 
 PREPARED = "prepared"  # what a file that takes pictures of any size makes of them, for its network
@@ -71,7 +72,7 @@ def open_session(path: str, content: bytes | None = None) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ValueError("an .onnx file needs onnxruntime: pip install 'finetune[export]'") from error
+        raise ValueError(f"an .onnx file needs onnxruntime: {install('export')}") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors

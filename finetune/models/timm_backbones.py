@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from finetune.models.stages import head_name
-from finetune.system.messages import WrongUsage, did_you_mean
+from finetune.system.messages import WrongUsage, did_you_mean, install
 
 PREFIX = "timm/"
 _CONFIG = "config.json"  # in a folder as timm writes it
@@ -63,7 +63,7 @@ def timm_name(backbone: str) -> str:
     try:
         import timm
     except ImportError as error:
-        raise WrongUsage(f"{backbone} needs timm: pip install 'finetune[timm]'") from error
+        raise WrongUsage(f"{backbone} needs timm: {install('timm')}") from error
     name = backbone.removeprefix(PREFIX)
     architecture, dot, tag = name.partition(".")
     known = timm.list_models()

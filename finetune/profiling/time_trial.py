@@ -53,6 +53,7 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
             num_sanity_val_steps=0,
             plugins=[AtomicCheckpointIO()],
         )
+        model.scheduler = None  # it takes no time, and may want an end, or a validation
         check_fit(fit, model, data)
         if model.head_init != "probe":  # a head is fitted again, what is kept of pictures is there then
             model.on_fit_start = stopwatch.paused(model.on_fit_start)  # type: ignore[method-assign]

@@ -19,6 +19,7 @@ from torch import Tensor
 from finetune.data.transforms import PREPARATION, Interpolation, ResizeMode
 from finetune.models.weight_files import EXPORTED as KEY
 from finetune.runs.licence import licence
+from finetune.system.messages import install, shown
 
 READABLE = (".onnx", ".safetensors")
 _MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size", "members")
@@ -107,7 +108,7 @@ def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
     try:
         import onnx
     except ImportError as error:
-        raise ValueError("reading an .onnx file needs onnx and onnxruntime: pip install 'finetune[export]'") from error
+        raise ValueError(f"reading an .onnx file needs onnx and onnxruntime: {install('export')}") from error
     from google.protobuf.message import DecodeError
 
     try:
@@ -137,7 +138,7 @@ def _check(plain: Any) -> None:
     is_sound = (
         isinstance(names, list)
         and len(set(names)) == len(names) == len(plain["class_weight"]) > 1
-        and all(type(name) is str and name.isprintable() for name in names)
+        and all(type(name) is str and shown(name) == name for name in names)
         and type(model["backbone"]) is str
         and type(model["label_smoothing"]) in (int, float)
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)

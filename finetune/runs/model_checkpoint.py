@@ -103,7 +103,7 @@ class Checkpoints(Checkpoint):
         _check_finite(trainer, "train/loss", "val/loss")
         accuracy = float(metrics["val/accuracy"])
         self.highest = accuracy if self.highest is None else max(accuracy, self.highest)
-        num_images = len(trainer.datamodule.splits["val"].labels)  # type: ignore[attr-defined]
+        num_images = sum(map(sum, pl_module.confusion_matrix))  # type: ignore[arg-type]  # those that were measured
         is_best = accuracy >= lowest_kept(self.highest, num_images)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._is_best = is_best  # written once for both, as the epoch ends

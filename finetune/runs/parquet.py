@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, install
 
 
 def check_pyarrow() -> Any:
@@ -18,7 +18,7 @@ def check_pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise WrongUsage("a .parquet file needs pyarrow: pip install 'finetune[parquet]'") from error
+        raise WrongUsage(f"a .parquet file needs pyarrow: {install('parquet')}") from error
     return pyarrow
 
 

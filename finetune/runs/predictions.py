@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytorch_lightning as pl
@@ -99,6 +100,10 @@ class PredictionWriter(pl.Callback):
             extra = [f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")]
         label = ["label"] if self.split == "test" else []
         self.columns = ["path", *label, "class", "probability", *extra, "error"]
+        token = [os.urandom(4).hex()]  # two runs may write one file: that of the last is whole
+        if trainer.world_size > 1:
+            dist.broadcast_object_list(token)
+        self._token = token[0]
         if self._is_sent(trainer):
             self._part = io.StringIO(newline="")
             return
@@ -116,10 +121,12 @@ class PredictionWriter(pl.Callback):
         given = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
         rows = list(self._rows(outputs, given, pl_module.class_names))  # type: ignore[arg-type]
         self.counts.update(row["class"] for row in rows)  # None for one that can't be read
-        self._last = rows[-1:] or self._last
+        self._last, part = rows[-1:] or self._last, self._part
         with self._kept(trainer):
             if self.suffix == ".csv":
-                csv.DictWriter(self._part, self.columns, lineterminator="\n").writerows(rows)
+                # It quotes a field with a carriage return where rows end in one, and there alone.
+                lines: Any = SimpleNamespace(write=lambda row: part.write(f"{row[:-2]}\n"))
+                csv.DictWriter(lines, self.columns, lineterminator="\r\n").writerows(rows)
             else:
                 self._part.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
@@ -232,7 +239,7 @@ class PredictionWriter(pl.Callback):
         return self.split == "test" and not trainer.is_global_zero
 
     def _part_path(self, rank: int) -> Path:
-        return self.target.with_name(f".{self.target.name}.part{rank}")
+        return self.target.with_name(f".{self.target.name}.{self._token}.part{rank}")
 
 
 def _quoted(name: str) -> str:

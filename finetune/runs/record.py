@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -70,8 +71,14 @@ class RunRecord:
         epochs, accuracies = self.line("val/accuracy")
         if not epochs:
             return None
-        counts = self.about.get("splits", {}).get("val", {}).get("counts", {})
-        kept = kept_epoch(accuracies, sum(counts.values()))
+        num = sum(self.about.get("splits", {}).get("val", {}).get("counts", {}).values())
+        limit, batch_size = (
+            self.setting("trainer", "limit_val_batches"),
+            self.setting("data", "init_args", "batch_size"),
+        )
+        if limit is not None and batch_size:  # a number of batches, or a share of them
+            num = min(num, batch_size * (limit if isinstance(limit, int) else int(math.ceil(num / batch_size) * limit)))
+        kept = kept_epoch(accuracies, num)
         return int(epochs[kept]), accuracies[kept]
 
     @property

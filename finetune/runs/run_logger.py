@@ -16,7 +16,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from finetune.runs.folder import Run, RunFolder
 from finetune.system.files import replace_text
-from finetune.system.messages import WrongUsage, reason
+from finetune.system.messages import WrongUsage, install, reason
 
 FILE = "loggers.json"  # in the run's folder: by what names its loggers go on
 _LATER = ("log_metrics", "log_picture", "save", "finalize", "close")  # what is done of a run that has begun
@@ -98,7 +98,7 @@ class RunLogger(Logger):
         Raises:
             WrongUsage: It is not, or is broken.
         """
-        needed = f"pip install 'finetune[{cls.package}]'"
+        needed = install(cls.package)
         spec = find_spec(cls.package)
         if spec is None or spec.origin is None:  # a folder of that name, as wandb leaves them where it is used
             raise WrongUsage(f"{cls.__name__} needs {cls.package}: {needed}")
@@ -106,7 +106,7 @@ class RunLogger(Logger):
             import_module(cls.package)
         except Exception as error:  # built for another version of what it needs, for one
             told = f"{cls.__name__}: {cls.package} can't be imported: {reason(error)}"
-            hint = f"install finetune[{cls.package}] as before in a fresh environment"
+            hint = f"in a fresh environment, {needed}"
             raise WrongUsage(f"{told}; {hint}") from error
 
     def log_config(self, settings: Mapping[str, Any]) -> None:

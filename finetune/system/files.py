@@ -1,5 +1,6 @@
 """Files written whole or not at all, by one process at a time; what a killed one left of them."""
 
+import glob
 import os
 import secrets
 import shutil
@@ -55,7 +56,12 @@ def replacing(target: Path) -> Iterator[Path]:
 
 def unfinished(target: Path) -> list[Path]:
     """Return what processes that were killed left of a file that they wrote."""
-    return list(target.parent.glob(f".{target.name}.*.tmp"))
+    return unfinished_of(target.parent, glob.escape(target.name))
+
+
+def unfinished_of(folder: Path, pattern: str) -> list[Path]:
+    """Return the same of all files in a folder whose names match a pattern."""
+    return list(folder.glob(f".{pattern}.*.tmp"))
 
 
 def replace_text(path: Path, text: str, errors: str = "strict") -> None:

@@ -33,6 +33,11 @@ def as_wrong_usage(option: str) -> Iterator[None]:
         raise WrongUsage(f"{option}: {reason(error)}") from error
 
 
+def install(extra: str) -> str:
+    """Return how to install what is optional: by its name the package index has another project."""
+    return f"pip install '.[{extra}]' in a checkout of finetune"
+
+
 def check_seed(seed: int, option: str = "--seed") -> None:
     """Make sure that random numbers can begin with it.
 

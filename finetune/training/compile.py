@@ -1,6 +1,5 @@
 """The network in faster forms: compiled by torch, and for evaluation in bf16 with batch norm fused in."""
 
-import copy
 import logging
 import os
 import shutil
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from finetune.distributed.batch_share import is_sharded
-from finetune.distributed.sync_batch_norm import SharedBatchNorm
+from finetune.distributed.sync_batch_norm import SharedBatchNorm, plain_copy
 from finetune.models.fx import fuse_batch_norm
 
 log = logging.getLogger(__name__)
@@ -103,8 +102,7 @@ def in_bf16(network: nn.Module) -> nn.Module:
     Args:
         network: In eval mode.
     """
-    fused = fuse_batch_norm(network)
-    fused = copy.deepcopy(fused) if fused is network else fused
+    fused = fuse_batch_norm(plain_copy(network))
     for module in fused.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.to(torch.bfloat16)

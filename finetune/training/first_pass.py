@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from finetune.data.samplers import check_limit
 from finetune.data.size_schedule import schedule_of
 from finetune.models.backbones import OWN
 from finetune.models.stages import batch_norms
@@ -64,9 +65,15 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
     limits = {name: getattr(trainer, name) for name in ("max_epochs", "max_steps", "limit_train_batches")}
     if command == "fit" and (nothing := [f"trainer.{name} is 0" for name, limit in limits.items() if limit == 0]):
         raise WrongUsage(f"nothing to train: {nothing[0]}")
+    unused = [name for name in ("source_classes", "class_mapping") if getattr(model, name) is not None]
+    if command == "fit" and unused and model.head_init != "source":
+        raise WrongUsage(f"model.{unused[0]} is for --model.head_init source, not {model.head_init}")
     split = {"validate": "val", "test": "test", "predict": "predict"}.get(command)
     if split and getattr(trainer, f"limit_{split}_batches") == 0:
         raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
+    for name in ("val", "test") if command == "fit" else (split,):
+        if name and name in data.splits:  # said before training, not behind it
+            check_limit(trainer, name, len(data.splits[name].paths), data.batch_size)
     num_values = check_first_pass(model, data.eval_image_size)
     if command != "fit" or "train" not in data.splits:
         return

@@ -53,6 +53,11 @@ class WarmupCosine(LambdaLR):
         super().__init__(optimizer, factor)
 
 
+def made(make: Callable[..., LRScheduler], optimizer: Optimizer, steps: int) -> LRScheduler:
+    """Make a scheduler for a run that steps it so often."""
+    return at_each_rate(with_total_steps(make, steps), optimizer)(optimizer)
+
+
 def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Callable[..., LRScheduler]:
     """Give a scheduler that wants to know the run's number of steps, and was not told one, that number."""
     make = make if isinstance(make, partial) else partial(make)
@@ -61,6 +66,16 @@ def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Call
     wants = "total_steps" in inspect.signature(scheduler_class).parameters
     is_told = any(make.keywords.get(name) is not None for name in ("total_steps", "epochs"))
     return partial(make, total_steps=total_steps) if wants and not is_told else make
+
+
+def at_each_rate(make: Callable[..., LRScheduler], optimizer: Optimizer) -> Callable[..., LRScheduler]:
+    """Let a scheduler that says itself what rates are (OneCycleLR, CyclicLR) keep the ratios of the groups' rates."""
+    told = make.keywords if isinstance(make, partial) else {}
+    own = {name: told[name] for name in ("max_lr", "base_lr") if isinstance(told.get(name), float | int)}
+    if not own:
+        return make
+    shares = [group["lr"] / optimizer.defaults["lr"] for group in optimizer.param_groups]
+    return partial(make, **{name: [rate * share for share in shares] for name, rate in own.items()})
 
 
 def as_lightning_wants(scheduler: LRScheduler, interval: str) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     """Give a fit its usual epochs if no limit was given, and return in words what was chosen.
 
     Args:
-        limits: The Trainer's settings; `max_epochs` is set where neither it nor `max_steps` was, to `min_epochs` where
-            that is more.
+        limits: The Trainer's settings; `max_epochs` is set where neither it nor `max_steps` was, to what `min_epochs`
+            or `min_steps` ask for where that is more.
         num_images: In the training split.
         batch_size: Of a batch over all devices.
     """
@@ -49,6 +49,8 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     if limit is not None:  # a number of batches, or a share of them
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     seen = min(num_images, batches * batch_size)
-    epochs = limits["max_epochs"] = max(usual_epochs(seen), limits["min_epochs"] or 0)
-    steps = epochs * math.ceil(batches / limits["accumulate_grad_batches"])
+    steps = math.ceil(batches / limits["accumulate_grad_batches"])  # of an epoch
+    least = max(limits["min_epochs"] or 0, math.ceil((limits["min_steps"] or 0) / max(1, steps)))
+    epochs = limits["max_epochs"] = max(usual_epochs(seen), least)
+    steps *= epochs
     return f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training pictures; --epochs sets another number"

@@ -41,3 +41,18 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     assert [path.stem for path in folder.glob("*.pictures")] == [second]
     cli("cache", "--remove", "all")
     assert os.listdir(folder) == ["other.txt"]
+
+
+def test_names_are_shown_as_they_are(cli, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    folder = tmp_path / "[bold]caches[/x]"  # a folder in a folder
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("FINETUNE_CACHE", str(folder))
+    cli("cache")
+    assert f"no caches in {folder}" in " ".join(capsys.readouterr().out.split())
+    (folder / "pics[old]:smile:.features").touch()
+    cli("cache")
+    shown = "".join(capsys.readouterr().out.split())  # the title has the table's width
+    assert "pics[old]:smile:" in shown and f"cachesin{folder}" in shown
+    cli("cache", "--remove", "pics[old]:smile:")
+    assert os.listdir(folder) == []

@@ -67,6 +67,9 @@ def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, pictures, tmp_p
     (pictures / "train/c").mkdir()
     Image.open(a / "11.jpg").rotate(90, expand=True).save(pictures / "train/c/only.jpg")
     before = {path: os.lstat(path).st_mtime_ns for path in pictures.rglob("*")}
+    (tmp_path / "lists").mkdir()
+    for name in ("shortcut_size.txt", "blank.txt"):
+        (tmp_path / "lists" / name).write_text("of a check before")
     assert run(cli, pictures, "--lists", "lists") == 1
     names = {kind: sorted(file for row in f["rows"] for file in row["files"]) for kind, f in found(tmp_path).items()}
     assert names["unreadable"] == ["train/a/0.jpg", "train/a/1.jpg", "train/a/2.jpg", "train/a/dangling.jpg"]
@@ -79,6 +82,7 @@ def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, pictures, tmp_p
     assert before == {path: os.lstat(path).st_mtime_ns for path in pictures.rglob("*")}
     assert (tmp_path / "lists/blank.txt").read_text().splitlines() == [str(a / "4.jpg"), str(a / "5.jpg")]
     out = capsys.readouterr().out
+    assert "not of this check, there from before: shortcut_size.txt\n" in out
     assert out.index("bad") < out.index("warning") < out.index("note") and "train/a/8.jpg = test/a/copied.jpg" in out
 
 

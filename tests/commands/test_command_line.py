@@ -91,7 +91,7 @@ def test_what_is_typed_is_what_full_flags_say_and_comes_out_of_itself(typed, tmp
 
 
 WRONG = {
-    "fit": "no data: give the folder of your pictures: finetune fit FOLDER (--data.root FOLDER), or one of those",
+    "fit": "no data: give the folder of your pictures: finetune fit FOLDER, or one of those",
     "fit pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
     "fit -- -x.jpg": "'-x.jpg' is a file: give a folder of pictures",
     "fit hotdog.yaml": "hotdog.yaml is no folder of pictures but a config: finetune fit --config hotdog.yaml",

@@ -181,7 +181,7 @@ def test_an_exported_file_is_no_checkpoint_to_train_or_export(run, colours, cli)
 @pytest.mark.parametrize(("missing", "command"), [("onnx", "export"), ("onnxruntime", "predict")])
 def test_a_missing_package_is_named_with_what_brings_it(run, colours, cli, monkeypatch, missing, command):
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ValueError, match=r"pip install 'finetune\[export\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[export\]'"):
         if command == "export":
             cli("export", run / "checkpoints/best.ckpt", "--output", "some.onnx")
         else:
@@ -271,7 +271,7 @@ def test_int8_needs_the_pictures_of_the_run(run, cli, tmp_path):
     draw_colours(tmp_path / "others", train=3, test=1)
     for split in ("train", "test"):
         (tmp_path / "others" / split / "red").rename(tmp_path / "others" / split / "yellow")
-    with pytest.raises(ValueError, match="others has other classes than the checkpoint"):
+    with pytest.raises(ValueError, match="others/test holds the class 'yellow' unknown to training"):
         cli(*int8, "--root", tmp_path / "others")
 
 
@@ -334,3 +334,10 @@ def test_the_lines_of_the_guide_run_in_javascript(of_any_size):
     (of_any_size / "classify.mjs").write_text(lines_of_the_guide("js"))
     done = subprocess.run([node, "classify.mjs"], cwd=of_any_size, capture_output=True, text=True)
     assert_is_said(of_any_size, done)
+
+
+def test_int8_takes_the_classes_in_the_order_of_the_run(run, colours):
+    checkpoint = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
+    names = ["red", "blue", "green"]
+    data = export_command._data(checkpoint, str(colours), names)
+    assert data.class_names == names and "red" in str(data.splits["train"].paths[0])

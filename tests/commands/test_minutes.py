@@ -154,6 +154,7 @@ def settle(monkeypatch, tried):
         told = settle_minutes(config, arguments, time.monotonic(), make)
         return config, told
 
+    monkeypatch.setattr(minutes, "check_first_pass", lambda *_: {})  # what there is has no network
     before = dict(os.environ)
     yield choose
     os.environ.clear()
@@ -184,6 +185,15 @@ def test_pictures_become_smaller_where_few_could_be_seen_else(settle, tried):
 def test_a_size_that_somebody_chose_stays(settle, tried, arguments, options):
     config, _ = settle(30.0, *arguments, **options)
     assert len(tried) == 1 and config.data.init_args.image_size == options.get("image_size", 224)
+
+
+def test_a_network_of_one_size_keeps_it(settle, tried, monkeypatch):
+    def one_size(model, size):
+        raise ValueError("Expected 224")
+
+    monkeypatch.setattr(minutes, "check_first_pass", one_size)
+    config, _ = settle(18.0)
+    assert tried == [224] and config.data.init_args.image_size == 224
 
 
 def test_the_processes_of_other_devices_take_what_the_first_has_chosen(settle, tried, monkeypatch):

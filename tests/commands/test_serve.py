@@ -253,4 +253,4 @@ def test_without_its_packages_it_names_the_extra(monkeypatch, capsys, run):
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(run), "--port", "0"])
     assert ended.value.code == 1
-    assert "uvicorn: pip install 'finetune[serve]'" in capsys.readouterr().err
+    assert "uvicorn: pip install '.[serve]' in a checkout" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from small_fits import SMALL, data, fit
 
 from finetune import Classifier
 from finetune.commands.sheet import caption, draw_sheet
+from finetune.inference.predictor import Predictor
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,15 @@ def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_
     cli("sheet", "some.ckpt", colours / "test/red", colours / "test/blue", "--output", "new/folder/a.PNG")
     with Image.open(tmp_path / "new/folder/a.PNG") as paper:
         assert paper.format == "PNG"
+
+
+def test_one_picture_at_a_time_is_whole_in_memory(colours, cli, tmp_path, monkeypatch):
+    pictures = data(colours, batch_size=3)
+    fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")
+    parts = []
+    classify = Predictor.classify
+    monkeypatch.setattr(Predictor, "classify", lambda self, images: parts.append(len(images)) or classify(self, images))
+    cli("sheet", "some.ckpt", colours / "test", "--num", 5)
+    assert parts == [3, 2]
+    with Image.open(tmp_path / "sheet.png") as paper:
+        assert paper.size == (5 * 128 + 8, 120 + 22 + 16)

@@ -248,11 +248,20 @@ def test_a_root_that_is_no_folder(tmp_path):
         (b"caf\xe9", "has a name that is not UTF-8: rename it"),
         (b"a\nb", "has a line break or control character in its name: rename it"),
         ("a\u2028b".encode(), "has a line break or control character in its name: rename it"),
+        ("a\x9bb".encode(), "has a line break or control character in its name: rename it"),
     ],
 )
 def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_folder(tmp_path, name, reason):
-    make(tmp_path, *TRAIN, "train/a,b/1.png", "train/größe/1.png", "train/1/1.png", "train/.hidden/1.png")
-    assert scan(tmp_path)[0] == ["1", "a,b", "cat", "dog", "größe"]  # these are well
+    make(
+        tmp_path,
+        *TRAIN,
+        "train/a,b/1.png",
+        "train/größe/1.png",
+        "train/hot\u3000dog/1.png",
+        "train/1/1.png",
+        "train/.hidden/1.png",
+    )
+    assert scan(tmp_path)[0] == ["1", "a,b", "cat", "dog", "größe", "hot\u3000dog"]  # these are well
     make(tmp_path, f"train/{os.fsdecode(name)}/1.png")
     with pytest.raises(ValueError) as caught:
         scan(tmp_path)

@@ -6,6 +6,7 @@ import warnings
 import zlib
 
 import pytest
+from drawings import progressive
 from PIL import Image
 
 from finetune.data.decode import DecodeError, decode
@@ -33,14 +34,6 @@ def test_it_is_where_pillow_refuses():
 
 def test_a_file_of_the_largest_picture_as_it_is_fits():
     assert MAX_BYTES >= MAX_PIXELS * 4 * 16 // 8
-
-
-def progressive(extra: int) -> bytes:
-    """Return a progressive JPEG whose last scan comes so many times more."""
-    file = io.BytesIO()
-    Image.new("L", (64, 64), 100).save(file, "JPEG", progressive=True)
-    content = file.getvalue()[:-2]
-    return content + content[content.rindex(b"\xff\xda") :] * extra + b"\xff\xd9"
 
 
 @pytest.mark.parametrize("shorter_side", [None, 8])

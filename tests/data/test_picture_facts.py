@@ -7,7 +7,7 @@ import zlib
 import cv2
 import numpy as np
 import pytest
-from drawings import drawing
+from drawings import drawing, progressive
 from PIL import Image
 
 from finetune.data.checking.picture_facts import SIDE, gathered, kind_of_name, look, look_at, small_copy
@@ -103,3 +103,22 @@ def test_looks_come_in_the_order_of_the_paths(tmp_path):
     for i, path in enumerate(paths):
         Image.new("L", (i + 1, 5)).save(path)
     assert gathered(look_at(paths), 300).sizes[:, 1].tolist() == list(range(1, 301))
+
+
+def test_a_jpeg_of_very_many_scans_is_not_decoded(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(progressive(200))
+    assert look(str(path)).error == "a JPEG of more than 100 scans" and small_copy(str(path), 100) is None
+    path.write_bytes(progressive(0))
+    assert look(str(path)).error == "" and small_copy(str(path), 100) is not None
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_sides_are_those_of_the_upright_picture(tmp_path, suffix):
+    sizes = []
+    for orientation in (1, 3, 6):
+        tags = Image.Exif()
+        tags[0x0112] = orientation
+        drawing(0, 400, 300).save(path := str(tmp_path / f"{orientation}.{suffix}"), exif=tags)
+        sizes.append(look(path).size)
+    assert sizes == [(300, 400), (300, 400), (400, 300)]

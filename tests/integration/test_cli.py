@@ -460,7 +460,7 @@ def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
     )
     try:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".out.csv.part0")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob(".out.csv.*.part0")) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)

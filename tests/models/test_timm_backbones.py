@@ -72,7 +72,9 @@ def test_a_name_is_never_a_place(name, monkeypatch):
 
 def test_without_timm_a_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match=r"^timm/resnet18 needs timm: pip install 'finetune\[timm\]'$"):
+    with pytest.raises(
+        ValueError, match=r"^timm/resnet18 needs timm: pip install '\.\[timm\]' in a checkout of finetune$"
+    ):
         build("timm/resnet18", 3)
 
 

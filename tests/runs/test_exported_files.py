@@ -70,6 +70,19 @@ def test_what_a_checkpoint_says_is_read_back(checkpoint, colours, tmp_path, writ
     assert ("network.conv1.weight" in found["state_dict"]) == (write is write_safetensors)
 
 
+@pytest.mark.parametrize(
+    "name", ["hot\u3000dog", "\u0645\u06cc\u200c\u0631\u0648\u062f", "a\xa0b", "\U0001f469\u200d\U0001f373"]
+)
+def test_class_names_that_train_are_read_back(checkpoint, tmp_path, name):
+    names = [name, *checkpoint["hyper_parameters"]["class_names"][1:]]
+    checkpoint["hyper_parameters"]["class_names"] = names
+    found = read_exported(write_safetensors(tmp_path / "some.safetensors", packed(checkpoint)))
+    assert found["hyper_parameters"]["class_names"] == names
+    checkpoint["hyper_parameters"]["class_names"] = [name + "\x1b", *names[1:]]  # a stranger's, for a terminal
+    with pytest.raises(ValueError, match="damaged"):
+        read_exported(write_safetensors(tmp_path / "some.safetensors", packed(checkpoint)))
+
+
 def test_weights_of_a_folder_are_known_by_their_name_alone(checkpoint):
     checkpoint["hyper_parameters"]["weights"] = "/home/somebody/secret/resnet18.pt"
     assert json.loads(packed(checkpoint))["model"]["weights"] == "resnet18.pt"

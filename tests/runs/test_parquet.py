@@ -26,5 +26,5 @@ def test_rows_of_all_parts_in_order_texts_as_texts_and_the_rest_as_numbers(tmp_p
 
 def test_parquet_without_its_extra_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ValueError, match=r"pip install 'finetune\[parquet\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[parquet\]'"):
         PredictionWriter(Run(tmp_path, "predict"), "out.parquet")

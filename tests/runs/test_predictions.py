@@ -58,6 +58,7 @@ def predict(
 
     if monkeypatch:
         monkeypatch.setattr(predictions.dist, "all_gather_object", all_gather_object)
+        monkeypatch.setattr(predictions.dist, "broadcast_object_list", lambda token: token.__setitem__(0, "token"))
     data = SimpleNamespace(splits={"predict": SimpleNamespace(paths=paths)})
     for rank in reversed(range(world_size)):
         trainer = SimpleNamespace(
@@ -104,13 +105,25 @@ def read(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
     return list(reader.fieldnames), [row | {n: float(row[n]) for n in is_number if row[n]} for row in rows]
 
 
-PATHS = ["b.png", "a.png", "with, comma.png", 'a "b".png', "写真.png", "line\nbreak.png", "b.png", "z/y.jpg", "=2.png"]
+PATHS = [
+    "b.png",
+    "a.png",
+    "with, comma.png",
+    'a "b".png',
+    "写真.png",
+    "line\nbreak.png",
+    "\r.png",
+    "\r\n.png",
+    "b.png",
+    "z/y.jpg",
+    "=2.png",
+]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_one_row_a_picture_in_the_order_of_the_input(run, suffix):
     probs = probabilities(len(PATHS))
-    bad = {2: "with, comma.png: can't be decoded: torn", 8: "=2.png: can't be decoded: the file is empty"}
+    bad = {2: "with, comma.png: can't be decoded: torn", 10: "=2.png: can't be decoded: the file is empty"}
     columns, rows = read(predict(run, probs, PATHS, bad, output=run.root / f"out{suffix}"))
     assert columns == ["path", "class", "probability", *(f"p_{name}" for name in NAMES), "error"]
     assert [row["path"] for row in rows] == PATHS
@@ -295,6 +308,25 @@ def test_memory_does_not_grow_with_the_rows(run):
     writer.on_predict_end(trainer, model)
 
 
+def test_two_that_write_one_file_at_once_leave_one_of_both_whole(run, tmp_path):
+    model, target = SimpleNamespace(class_names=NAMES), run.root / "out.csv"
+    writers = [PredictionWriter(run, str(target)) for _ in range(2)]
+    trainers = []
+    for name in "ab":
+        data = SimpleNamespace(splits={"predict": SimpleNamespace(paths=[f"{name}{i}.png" for i in range(3)])})
+        trainer = SimpleNamespace(
+            strategy=None, global_rank=0, world_size=1, is_global_zero=True, datamodule=data, predicting=True
+        )
+        trainers.append(trainer)
+    for writer, trainer in zip(writers, trainers, strict=True):
+        writer.on_predict_start(trainer, model)
+        writer.on_predict_batch_end(trainer, model, outputs_of(torch.arange(3), probabilities(3)), None, 0)
+    for name, writer, trainer in zip("ab", writers, trainers, strict=True):
+        writer.on_predict_end(trainer, model)
+        assert [row["path"] for row in read(target)[1]] == [f"{name}{i}.png" for i in range(3)]
+    assert [path.name for path in run.root.iterdir() if path.is_file()] == ["out.csv"]
+
+
 def test_a_run_that_fails_leaves_no_part_and_keeps_the_file_of_before(run):
     target = predict(run, probabilities(2), ["a.png", "b.png"])
     before = target.read_bytes()
@@ -329,7 +361,7 @@ def test_a_disk_that_fills_up_at_the_end_keeps_the_parts_and_the_file_of_before(
     limit = 2000 if suffix == ".csv" else 5500
     with file_size_limit(limit), pytest.raises(OSError, match="could not be written: .*File too large; the rows") as e:
         predict(run, probabilities(40), paths, output=output, world_size=2, monkeypatch=monkeypatch)
-    parts = [run.root / f".out{suffix}.part{rank}" for rank in range(2)]
+    parts = [run.root / f".out{suffix}.token.part{rank}" for rank in range(2)]
     assert str(e.value).endswith(f"are kept in {parts[0]} {parts[1]}")
     assert output.read_bytes() == before
     assert sorted(path for path in run.root.iterdir() if path.is_file()) == [*parts, output]

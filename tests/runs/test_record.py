@@ -1,6 +1,7 @@
 """What is read back of a run's folder."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,3 +82,13 @@ def test_a_metric_without_its_epoch_is_left_out(run):
     with open(run / "steps.csv", "a") as file:
         file.write("12,,0.2,,,,\n")
     assert read_run(run).line("val/loss")[0] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("limit", "epoch"), [(None, 2), (2, 3), (0.05, 3), (500, 2)])
+def test_the_best_is_by_the_pictures_that_were_measured(run, limit, epoch):
+    """Of 4,000 pictures 0.7 and 0.68 can be told apart, of 200 they can't."""
+    record = read_run(run)
+    rows = [{"epoch": str(i), "val/accuracy": str(value)} for i, value in enumerate((0.5, 0.7, 0.68))]
+    about = {"splits": {"val": {"counts": {"a": 3000, "b": 1000}}}}
+    config = {"trainer": {"limit_val_batches": limit}, "data": {"init_args": {"batch_size": 100}}}
+    assert replace(record, metrics=rows, about=about, config=config).best == (epoch, [0.7, 0.68][epoch - 2])

@@ -58,7 +58,7 @@ def test_the_folder_is_chosen_when_it_is_needed(tmp_path):
 def test_a_package_that_is_missing_is_named(kind, monkeypatch):
     logger = getattr(finetune, kind)
     monkeypatch.setattr(run_logger, "find_spec", lambda name: None)
-    told = f"^{kind} needs {logger.package}: pip install 'finetune\\[{logger.package}\\]'$"
+    told = f"^{kind} needs {logger.package}: pip install '\\.\\[{logger.package}\\]' in a checkout of finetune$"
     with pytest.raises(WrongUsage, match=told):
         logger()
 
@@ -69,7 +69,7 @@ def test_a_folder_of_the_package_s_name_is_not_it(kind, monkeypatch, tmp_path):
     (tmp_path / "namespace").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(logger, "package", "namespace")
-    with pytest.raises(WrongUsage, match=r"needs namespace: pip install 'finetune\[namespace\]'$"):
+    with pytest.raises(WrongUsage, match=r"needs namespace: pip install '\.\[namespace\]' in a checkout of finetune$"):
         logger()
 
 
@@ -79,7 +79,7 @@ def test_a_package_that_is_broken_is_told(kind, monkeypatch, tmp_path):
     (tmp_path / "broken.py").write_text("raise ImportError('of another version')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(logger, "package", "broken")
-    with pytest.raises(WrongUsage, match=f"^{kind}: broken can't be imported: of another version; install f"):
+    with pytest.raises(WrongUsage, match=f"^{kind}: broken can't be imported: of another version; in a fresh"):
         logger()
 
 

@@ -1,5 +1,7 @@
 """Pictures with large and small things in them, as photographs have, and what is known of given grey copies."""
 
+import io
+
 import numpy as np
 from PIL import Image
 
@@ -21,3 +23,11 @@ def facts_of(grey: np.ndarray, **changes) -> Facts:
     facts = {"errors": [""] * num, "kinds": ["JPEG"] * num, "modes": ["RGB"] * num, "sizes": np.full((num, 2), 100)}
     facts |= {"num_bytes": np.full(num, 5000), "changed": np.zeros(num), "colours": np.full((num, 3), 99, np.float32)}
     return Facts(**{**facts, "grey": grey, **changes})
+
+
+def progressive(extra: int) -> bytes:
+    """Return a progressive JPEG whose last scan comes so many times more."""
+    file = io.BytesIO()
+    Image.new("L", (64, 64), 100).save(file, "JPEG", progressive=True)
+    content = file.getvalue()[:-2]
+    return content + content[content.rindex(b"\xff\xda") :] * extra + b"\xff\xd9"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
-from finetune.system.files import check_target, link, one_at_a_time, replace_text, replacing
+from finetune.system.files import check_target, link, one_at_a_time, replace_text, replacing, unfinished, unfinished_of
 from finetune.system.messages import WrongUsage
 
 
@@ -141,3 +141,11 @@ def test_two_that_write_one_file_at_once_each_write_it_whole(tmp_path, monkeypat
         second.write_text("second")
         assert first != second
     assert target.read_text() == "first" and list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("name", ["a", "a**b", "[x]", "a?"])
+def test_what_a_killed_process_left_is_found_whatever_the_name(tmp_path, name):
+    for left in (name, "x"):
+        (tmp_path / f".{left}.1234.tmp").touch()
+    assert unfinished(tmp_path / name) == [tmp_path / f".{name}.1234.tmp"]
+    assert {*unfinished_of(tmp_path, "*")} == {*tmp_path.iterdir()}

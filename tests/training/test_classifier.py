@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from colours import QUICK, draw_colours
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from small_fits import SMALL, data, fit
 from torch import nn
 from torch.utils.data import DataLoader
@@ -171,9 +172,14 @@ def test_groups_have_names_and_their_rates(colours):
         (partial(WarmupCosine, total_steps=20), {"max_epochs": 2}, 20),
         (partial(WarmupCosine), {"max_epochs": 2, "accumulate_grad_batches": 2}, 6),
         (partial(WarmupCosine), {"max_epochs": 2, "limit_train_batches": 2}, 4),
+        # 5, 3 and 2 steps of 5 batches
+        (partial(WarmupCosine), {"max_epochs": 3, "callbacks": GradientAccumulationScheduler({1: 2, 2: 4})}, 10),
+        (partial(WarmupCosine), {"max_epochs": 3, "each": "epoch"}, 3),
+        (partial(WarmupCosine), {"max_epochs": 9, "max_steps": 11, "each": "epoch"}, 3),  # begun, the third
     ],
 )
 def test_schedulers_learn_the_length_of_the_run(colours, scheduler, options, steps):
+    interval = {"scheduler_interval": options.pop("each", "step")}
     pictures = data(colours)
     seen = []
 
@@ -183,7 +189,7 @@ def test_schedulers_learn_the_length_of_the_run(colours, scheduler, options, ste
 
     spied = partial(spy, **scheduler.keywords)
     spied.func.__signature__ = __import__("inspect").signature(scheduler.func)  # type: ignore[attr-defined]
-    model = Classifier(pictures.class_names, **SMALL, scheduler=spied)
+    model = Classifier(pictures.class_names, **SMALL, scheduler=spied, **interval)
     fit(model, pictures, **options)
     assert seen == [steps]
 

@@ -178,3 +178,30 @@ def test_a_command_without_a_batch_is_wrong_usage(command, split, nothing):
     with pytest.raises(WrongUsage, match=f"nothing to {command}: trainer.limit_{split}_batches is 0"):
         check_fit(without, model, data(8, 4, 28), command)
     check_fit(without, model, data(8, 4, 28))
+
+
+@pytest.mark.parametrize(
+    ("command", "limits", "told"),
+    [
+        ("fit", {"limit_test_batches": 0.1}, "limit_test_batches 0.1 is less than one batch of test"),
+        ("fit", {"limit_val_batches": 0.3}, "limit_val_batches 0.3 is less than one batch of val"),
+        ("test", {"limit_test_batches": 0.1}, "limit_test_batches 0.1 is less than one batch of test"),
+        ("test", {"limit_val_batches": 0.3}, ""),
+        ("fit", {"limit_test_batches": 0.2, "limit_val_batches": 0.4}, ""),
+    ],
+)
+def test_a_share_that_leaves_nothing_is_told_before_training(command, limits, told):
+    pictures = data(24, 8, 32)
+    pictures.splits |= {name: SimpleNamespace(paths=[""] * num) for name, num in (("val", 24), ("test", 40))}
+    model = Classifier(NAMES, backbone="resnet18_small", weights=None)
+    if not told:
+        return check_fit(trainer(**limits), model, pictures, command)
+    with pytest.raises(ValueError, match=told):
+        check_fit(trainer(**limits), model, pictures, command)
+
+
+@pytest.mark.parametrize("option", [{"source_classes": "names.txt"}, {"class_mapping": {"red": "fire"}}])
+def test_what_only_a_head_of_the_source_reads_is_not_passed_over(option):
+    model = Classifier(NAMES, backbone="resnet18_small", weights=None, **option)
+    with pytest.raises(WrongUsage, match=f"model.{next(iter(option))} is for --model.head_init source, not xavier"):
+        check_fit(trainer(), model, data(24, 8, 32))

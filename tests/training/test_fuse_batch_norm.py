@@ -10,6 +10,7 @@ from colours import QUICK
 from torch import nn
 
 from finetune import Classifier
+from finetune.distributed.sync_batch_norm import SharedBatchNorm, share_statistics
 from finetune.models.backbones import build
 from finetune.models.fx import fuse_batch_norm
 from finetune.models.stages import head
@@ -124,3 +125,19 @@ def test_predictions_are_those_of_the_network_up_to_bf16(cli, colours, monkeypat
     expected = predict("whole.csv")
     assert not torch.equal(rows, expected)  # something was folded
     torch.testing.assert_close(rows, expected, rtol=0, atol=0.02)  # bf16 has 8 bits: logits of 4 are off by 1/64
+
+
+@torch.no_grad()
+def test_what_was_shared_by_devices_is_folded_as_on_one():
+    model = Classifier(["cat", "dog"], "resnet18_small", weights=None).eval()
+    model.network = learned("resnet18")
+    images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.evaluate = in_bf16(model.network).forward
+        expected = model(images)
+        share_statistics(model.network)
+        model.evaluate = in_bf16(model.network).forward
+        assert torch.equal(model(images), expected)
+        assert any(type(module) is SharedBatchNorm for module in model.network.modules())  # it was a copy
+        model.evaluate = fuse_batch_norm(model.network).forward  # control: that folds nothing
+        assert not torch.equal(model(images), expected)

@@ -1,11 +1,12 @@
 """Warm-up and cosine."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from finetune.training.lr_schedulers import WarmupCosine
+from finetune.training.lr_schedulers import WarmupCosine, at_each_rate
 
 
 def two_groups() -> torch.optim.Optimizer:
@@ -57,6 +58,24 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     scheduler.load_state_dict(state["scheduler"])
     assert rates(optimizer, scheduler, 63) == whole[37:]
     assert whole[37:] != whole[36:-1]
+
+
+@pytest.mark.parametrize(
+    ("make", "largest"),
+    [
+        (partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.3, total_steps=10), [0.3, 3.0]),
+        (partial(torch.optim.lr_scheduler.CyclicLR, base_lr=0, max_lr=1, step_size_up=5), [1.0, 10.0]),
+        (partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=[0.3, 0.4], total_steps=10), [0.3, 0.4]),  # said of each
+    ],
+)
+def test_a_scheduler_that_says_what_rates_are_keeps_their_ratio(make, largest):
+    optimizer = two_groups()
+    optimizer.defaults["lr"] = 0.1  # of which the head's is ten times
+    seen = rates(optimizer, at_each_rate(make, optimizer)(optimizer), 9)
+    assert [max(group) for group in zip(*seen, strict=True)] == pytest.approx(largest)
+    optimizer = two_groups()  # control: torch's own gives all groups the same
+    alone = rates(optimizer, make(optimizer), 9)
+    assert (max(rate for _, rate in alone) == pytest.approx(largest[1])) == isinstance(make.keywords["max_lr"], list)
 
 
 def test_state_is_plain():

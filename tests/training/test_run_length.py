@@ -12,6 +12,7 @@ UNSET = {
     "accumulate_grad_batches": 1,
     "overfit_batches": 0.0,
     "min_epochs": None,
+    "min_steps": None,
 }
 
 
@@ -39,6 +40,8 @@ def test_small_sets_have_the_same_number_of_pictures_in_all(num_images):
         ({"overfit_batches": 2, "limit_train_batches": 10}, 50, "50 epochs, 100 steps, as is usual for 64 training"),
         ({"min_epochs": 20}, 20, "20 epochs, 640 steps"),
         ({"min_epochs": 2}, 15, "15 epochs, 480 steps"),
+        ({"min_steps": 1000}, 32, "32 epochs, 1,024 steps"),
+        ({"min_steps": 100}, 15, "15 epochs, 480 steps"),
     ],
 )
 def test_who_says_nothing_is_told_what_is_usual(given, epochs, words):

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import cv2
 import numpy as np
 from PIL.ImageFile import ImageFile
 
 from finetune.data.decode import open_file, quiet, read_header, rgb_pixels
+from finetune.data.limits import check_scans
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 
@@ -48,7 +49,7 @@ class Facts:
         errors: Why a picture can't be read, "" where it can.
         kinds: The format by its content, such as JPEG.
         modes: What its pixels are, in Pillow's words, with `;16` for 16 bits and `animated` for several frames.
-        sizes: Height and width that the header states, (N, 2).
+        sizes: Height and width that the header states, of the upright picture, (N, 2).
         num_bytes: Of each file, (N,).
         changed: When each file was changed last, in seconds since 1970, (N,).
         colours: Mean red, green and blue, (N, 3).
@@ -111,10 +112,12 @@ def look(path: str) -> Look:
         with open_file(path) as file:
             status = os.fstat(file.fileno())
             num_bytes, changed = status.st_size, status.st_mtime
-            image = read_header(file)
+            image = _header(file)
             kind, mode, size = image.format or "", _mode(image), (image.height, image.width)
             image.draft(None, (2 * SIDE, 2 * SIDE))  # of a JPEG
             pixels = rgb_pixels(image)
+            if (pixels.shape[0] - pixels.shape[1]) * (size[0] - size[1]) < 0:  # turned, as its metadata says
+                size = size[::-1]
     except Exception as error:  # damaged files make Pillow raise nearly every kind
         text = (error.strerror if isinstance(error, OSError) else None) or reason(error) or type(error).__name__
         return Look(text, kind, mode, size, num_bytes, changed, (0, 0, 0), None)
@@ -130,7 +133,7 @@ def small_copy(path: str, side: int) -> np.ndarray | None:
     """Return a picture to show, (h, w, 3) with no fewer pixels than `side` if it has them; None if unreadable."""
     quiet()
     with suppress(Exception), open_file(path) as file:  # as in `look`, which says why
-        image = read_header(file)
+        image = _header(file)
         image.draft(None, (side, side))
         return rgb_pixels(image)
     return None
@@ -139,6 +142,13 @@ def small_copy(path: str, side: int) -> np.ndarray | None:
 def kind_of_name(path: str) -> str:
     """Return the format that a file's suffix names."""
     return _SUFFIXES.get(os.path.splitext(path)[1].lower().lstrip("."), "")
+
+
+def _header(file: BinaryIO) -> ImageFile:
+    image = read_header(file)
+    if image.format == "JPEG":
+        check_scans(file)
+    return image
 
 
 def _mode(image: ImageFile) -> str:

@@ -12,11 +12,10 @@ import numpy as np
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.readers import PathList
 from finetune.data.walk import Beside, dangling, find_pictures, num_loose
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, shown
 
 log = logging.getLogger(__name__)
 
-_CONTROL = {*map(chr, range(32)), "\x7f", "\x85", "\u2028", "\u2029"}
 # In any case: `Train`, `VAL`.
 _SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 _SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
@@ -108,7 +107,7 @@ def _check_names(folder: Path, class_names: Sequence[str]) -> None:
     for name in class_names:
         try:
             name.encode()
-            reason = "has a line break or control character in its name" if set(name) & _CONTROL else ""
+            reason = "has a line break or control character in its name" if shown(name) != name else ""
         except UnicodeEncodeError:
             reason = "has a name that is not UTF-8"
         if reason:
