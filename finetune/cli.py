@@ -102,7 +102,7 @@ def main(args: Sequence[str] | None = None) -> None:
         if code < 128 or _is_first_process():
             let_go()
             print(message if code > 128 else f"finetune: error: {message}", file=sys.stderr)
-        elif not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+        elif not {"RANK", "SLURM_STEP_NUM_TASKS"} & os.environ.keys():
             code = 0  # started by Lightning, which would kill the first process for it
     finally:
         _leave_process_group()

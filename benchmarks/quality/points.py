@@ -8,6 +8,7 @@ from typing import NamedTuple
 from benchmarks.quality.plan import ON_ONE_SET, SETS, SETTINGS
 
 Records = Sequence[dict]
+_MOST = 3 / 4
 
 
 class Point(NamedTuple):
@@ -56,10 +57,10 @@ def on_set(records: Records, name: str) -> list[Point]:
 
 
 def mean_sets(records: Records) -> list[str]:
-    """Return the sets that means are made of: those on which at least half of the points are measured."""
+    """Return the sets that means are made of: those on which at least `_MOST` of the points are measured."""
     on = {name: {p[:2] for p in on_set(records, name)} - ON_ONE_SET.keys() for name in SETS}
     num = len(set().union(*on.values()))
-    return [name for name in SETS if on[name] and 2 * len(on[name]) >= num]
+    return [name for name in SETS if on[name] and len(on[name]) >= _MOST * num]
 
 
 def over_sets(records: Records) -> list[Point]:

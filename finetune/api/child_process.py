@@ -15,20 +15,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from torch import cuda
 
-from finetune.distributed.launch import count
+from finetune.distributed.launch import count, starts_processes
 from finetune.distributed.ranks import PARENT
 from finetune.system.messages import WrongUsage
 
 _RUN = re.compile(r"run in (.+)")
 _ERROR = "finetune: error: "
+_RANKS = ("RANK", "LOCAL_RANK")  # as Lightning leaves them behind in a process that has trained on several devices
 
 
 def needs_processes(devices: object, num_nodes: int, accelerator: object, strategy: object) -> bool:
     """Return whether Lightning would start more processes than this one, or one that is not this one."""
-    if TorchElasticEnvironment.detect() or SLURMEnvironment.detect():
+    if starts_processes():
         return False  # they are there already
     try:
         num = count(devices)
@@ -56,7 +56,7 @@ def run_command(arguments: Sequence[str]) -> Path:
         start_new_session=True,  # a terminal's Ctrl-C is for this process, which hands it on: twice is "at once"
         encoding="utf-8",
         errors="surrogateescape",
-        env={**os.environ, PARENT: str(os.getpid())},
+        env={name: value for name, value in os.environ.items() if name not in _RANKS} | {PARENT: str(os.getpid())},
     )
     assert process.stdout is not None and process.stderr is not None
     told: list[str] = []

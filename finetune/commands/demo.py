@@ -9,6 +9,7 @@ from rich.table import Table
 from finetune.commands.config_files import find
 from finetune.commands.lightning_cli import run_lightning
 from finetune.commands.sheet import sheet
+from finetune.distributed.signals import Interrupted
 from finetune.runs.folder import Run
 from finetune.system.messages import check_seed
 
@@ -26,6 +27,13 @@ def demo(root: str = "runs/demo", seed: int = 0) -> None:
         seed: Seed of the runs; the pictures are always the same.
     """
     check_seed(seed)
+    try:
+        _demo(root, seed)
+    except Interrupted as stop:  # this command has no --resume
+        raise Interrupted(stop.exit_code - 128, hint="") from stop
+
+
+def _demo(root: str, seed: int) -> None:
     table = Table("", "test accuracy", "seconds", "pictures/s", title="hot dog or not, 80 training pictures")
     source, *_ = _fit(root, "source", seed, "sample_source.yaml")
     finetuned, *numbers = _fit(
@@ -53,6 +61,8 @@ def _fit(root: str, name: str, seed: int, config: str, *options: str) -> tuple[R
             "--config",
             find(config),
             *options,
+            "--trainer.devices",
+            "1",  # several fits in one process: those of the first would be gone in the second
             "--trainer.default_root_dir",
             run_root,
             "--seed_everything",

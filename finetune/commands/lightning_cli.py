@@ -161,7 +161,7 @@ class FinetuneCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        check_fit(self.trainer, self.model, self.datamodule, subcommand)
+        check_fit(self.trainer, self.model, self.datamodule, subcommand, self.config[subcommand].get("test_after_fit"))
         if subcommand == "predict":
             return {**kwargs, "return_predictions": False}
         return kwargs if subcommand == "fit" else {**kwargs, "verbose": False}

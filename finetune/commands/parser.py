@@ -113,5 +113,8 @@ def settings_in(value: str) -> dict[str, Any]:
         is_file = Path(value).is_file()
     except (OSError, ValueError):  # too long for a name, or no name at all
         is_file = False
-    content = yaml.safe_load(Path(value).read_text("utf-8") if is_file else value)
+    try:
+        content = yaml.safe_load(Path(value).read_text("utf-8") if is_file else value)
+    except yaml.YAMLError:  # which the parser tells
+        return {}
     return content if isinstance(content, dict) else {}

@@ -9,6 +9,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.utilities import rank_zero_only
 
 from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.mesh_strategy import MeshStrategy
@@ -121,6 +122,8 @@ def patience(num: int) -> EarlyStopping:
 def make_ready(trainer: Trainer) -> Trainer:
     """Return a new Trainer with what Lightning leaves to others: its processes' end, arithmetic, memory, epochs."""
     take_over(trainer)
+    if trainer.world_size == 1:  # which Lightning reads from what a shell may still have of another job
+        rank_zero_only.rank = 0
     prepare_arithmetic(trainer)
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()

@@ -7,7 +7,8 @@ it. In evaluation, device r takes the r-th contiguous part of the whole list: no
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,21 +138,27 @@ def limited(trainer: "pl.Trainer | None", split: str, num_images: int, batch_siz
     """
     if trainer is None:
         return num_images
+    check_limit(trainer, split, num_images, batch_size)
     limit = getattr(trainer, f"limit_{split}_batches")
-    if isinstance(limit, float):
-        if limit == 1.0:
-            return num_images
-        check_limit(trainer, split, num_images, batch_size)
-        limit = int(math.ceil(num_images / batch_size) * limit)
-        setattr(trainer, f"limit_{split}_batches", limit)
-    return min(num_images, limit * batch_size)
+    num = num_within(limit, num_images, batch_size)
+    if isinstance(limit, float) and limit != 1.0:
+        setattr(trainer, f"limit_{split}_batches", math.ceil(num / batch_size))
+    return num
 
 
 def check_limit(trainer: "pl.Trainer", split: str, num_images: int, batch_size: int) -> None:
-    """Make sure that the trainer's limit, where it is a share, leaves something of val, test or predict."""
+    """Make sure that the trainer's limit, where it is a share, leaves something of a split."""
     share = getattr(trainer, f"limit_{split}_batches")
-    if isinstance(share, float) and int(math.ceil(num_images / batch_size) * share) == 0 < share:
+    if isinstance(share, float) and share > 0 < num_images and not num_within(share, num_images, batch_size):
         raise ValueError(f"trainer.limit_{split}_batches {share} is less than one batch of {split}")
+
+
+def num_within(limit: float | None, num_images: int, batch_size: int) -> int:
+    """Return how many pictures a limit leaves: a number of batches (int), or a share of them (float) in whole ones."""
+    if limit is None or (isinstance(limit, float) and limit == 1.0):
+        return num_images
+    batches = limit if isinstance(limit, int) else int(math.ceil(num_images / batch_size) * limit)
+    return min(num_images, batches * batch_size)
 
 
 def position(trainer: "pl.Trainer | None") -> tuple[int, int]:
@@ -174,7 +181,7 @@ def num_reads(trainer: "pl.Trainer", num_images: int, batch_size: int) -> float:
     limit = trainer.limit_train_batches  # a number of batches, or a share of them
     reads = epochs * (min(num_images, limit * batch_size) if isinstance(limit, int) else limit * num_images)
     if trainer.max_steps != -1:
-        reads = min(reads, trainer.max_steps * trainer.accumulate_grad_batches * batch_size)
+        reads = min(reads, trainer.max_steps * most_accumulated(trainer) * batch_size)
     return reads
 
 
@@ -191,7 +198,10 @@ def total_steps(trainer: "pl.Trainer", num_batches: int, interval: str = "step")
     limit = trainer.limit_train_batches
     batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
     max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
-    in_epochs = _steps_of(trainer, range(max_epochs), batches) if max_epochs >= 0 else -1
+    if batches == 0:
+        raise ValueError(f"nothing to train: trainer.limit_train_batches is {limit}")
+    steps_of = partial(steps_in, trainer.accumulate_grad_batches, trainer.callbacks, batches)  # type: ignore[attr-defined]
+    in_epochs = steps_of(range(max_epochs)) if max_epochs >= 0 else -1
     if trainer.max_steps < 0 and in_epochs < 0:
         raise ValueError("the scheduler needs total_steps in a run without trainer.max_epochs and trainer.max_steps")
     steps = min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
@@ -201,17 +211,34 @@ def total_steps(trainer: "pl.Trainer", num_batches: int, interval: str = "step")
         return steps
     epochs = 0
     while steps > 0:
-        steps -= _steps_of(trainer, [epochs], batches)
+        steps -= steps_of(range(epochs, epochs + 1))
         epochs += 1
     return epochs
 
 
-def _steps_of(trainer: "pl.Trainer", epochs: Iterable[int], num_batches: int) -> int:
-    """Return the optimizer steps of some epochs, counted from 0, of so many batches each."""
+def steps_in(accumulated: int, callbacks: Any, num_batches: int, epochs: range) -> int:
+    """Return the optimizer steps of some epochs, counted from 0.
+
+    Args:
+        accumulated: Batches of a step.
+        callbacks: The trainer's, one of which may say another number for each epoch.
+        num_batches: Of an epoch.
+        epochs: Which.
+    """
+    changing = _changing(callbacks)
+    if changing is None:
+        return math.ceil(num_batches / accumulated) * len(epochs)
+    return sum(math.ceil(num_batches / changing.get_accumulate_grad_batches(epoch)) for epoch in epochs)
+
+
+def most_accumulated(trainer: "pl.Trainer") -> int:
+    """Return how many batches a step has at most."""
+    changing = _changing(getattr(trainer, "callbacks", None))
+    return max(changing.scheduling.values()) if changing else trainer.accumulate_grad_batches
+
+
+def _changing(callbacks: Any) -> Any:
     from pytorch_lightning.callbacks import GradientAccumulationScheduler
 
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    changing = next((c for c in callbacks if isinstance(c, GradientAccumulationScheduler)), None)
-    if changing is not None:  # of which the trainer knows from its first epoch on
-        return sum(math.ceil(num_batches / changing.get_accumulate_grad_batches(epoch)) for epoch in epochs)
-    return math.ceil(num_batches / trainer.accumulate_grad_batches) * len([*epochs])
+    listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    return next((c for c in listed if isinstance(c, GradientAccumulationScheduler)), None)

@@ -4,13 +4,25 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from pytorch_lightning.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+
+from finetune.distributed.ranks import FIRST
+from finetune.system.messages import WrongUsage
+
+_SRUN = "SLURM_STEP_NUM_TASKS"  # which it sets; a batch script alone has the job's SLURM_NTASKS
 
 
 def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
     """Return what tells Lightning of a SLURM job, where nothing else does."""
     if _has_environment(plugins) or TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
         return []
+    if _SRUN not in os.environ:  # a batch script, whose processes are Lightning's to start
+        return [LightningEnvironment()]
     # Requeueing is the job script's business: Lightning's would write and later load checkpoints of its own.
     return [SLURMEnvironment(auto_requeue=False)]
 
@@ -27,8 +39,8 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
         launcher, total = "torchrun", int(os.environ["WORLD_SIZE"])
         here: float = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = total / here
-    elif "SLURM_STEP_NUM_TASKS" in os.environ:  # of srun; a batch script alone has the job's SLURM_NTASKS
-        launcher, total = "srun", int(os.environ["SLURM_STEP_NUM_TASKS"])
+    elif _SRUN in os.environ:
+        launcher, total = "srun", int(os.environ[_SRUN])
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
         here = total / nodes
         if total == 1 and not SLURMEnvironment.detect():
@@ -39,6 +51,7 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
                 f"srun started {total} processes, but Lightning leaves jobs named {name!r} alone: rename it"
             )
     else:
+        _check_left_over(devices)
         return devices, num_nodes
     if here % 1 or nodes % 1:
         raise ValueError(f"{launcher} started {total} processes, not as many on each machine: that can't be")
@@ -51,10 +64,22 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
     return int(here) if devices == "auto" else devices, int(nodes)
 
 
+def starts_processes() -> bool:
+    """Return whether torchrun or srun has started this process, and so any others."""
+    return TorchElasticEnvironment.detect() or (SLURMEnvironment.detect() and _SRUN in os.environ)
+
+
 def is_launched() -> bool:
     """Return whether torchrun or srun has started this process beside others."""
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) if SLURMEnvironment.detect() else 1
+    tasks = int(os.environ.get(_SRUN, 1)) if SLURMEnvironment.detect() else 1
     return tasks > 1 or (TorchElasticEnvironment.detect() and int(os.environ["WORLD_SIZE"]) > 1)
+
+
+def _check_left_over(devices: Any) -> None:
+    """Make sure that Lightning starts the processes of the other devices: it takes this variable for a launcher's."""
+    is_ours = FIRST in os.environ  # whose children have it
+    if "LOCAL_RANK" in os.environ and not is_ours and "MASTER_PORT" not in os.environ and (count(devices) or 1) > 1:
+        raise WrongUsage("LOCAL_RANK is set here, though no launcher has started this process: `unset LOCAL_RANK`")
 
 
 def _has_environment(plugins: Sequence[Any]) -> bool:

@@ -191,7 +191,7 @@ def _finish(trainer: pl.Trainer, temporary: Path, path: Path) -> None:
 def _fill(trainer: pl.Trainer, part: Part, data: ImageDataModule, split: str, rows: Tensor) -> None:
     """Compute this device's part of a machine's features."""
     num_at_once = min(_NUM_AT_ONCE, math.ceil(data.batch_size / trainer.world_size))
-    mine = share(len(rows), trainer.local_rank, trainer.num_devices)
+    mine = share(len(rows), trainer.local_rank, trainer.world_size // trainer.num_nodes)
     if "bf16" in str(trainer.precision):  # which rounds more than folding does: float32 stays what it was
         part = part._replace(frozen=fuse_batch_norm(part.frozen))
     loader = data.row_loader(split, mine, num_at_once)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.samplers import num_within
 from finetune.profiling.stopwatch import Costs
 from finetune.profiling.time_trial import num_devices_of, starting, trial
 from finetune.training.classifier import Classifier
@@ -116,7 +117,7 @@ class Aim:
     def _length(self, costs: Costs, sizes: Mapping[str, int], batch_size: int) -> Length:
         num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
         num_tested, num_validated = (
-            _limited(sizes.get(split, 0), self.trainer[f"limit_{split}_batches"], batch_size) / num_devices
+            num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size) / num_devices
             for split in ("test", "val")
         )
         others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
@@ -138,10 +139,3 @@ class Aim:
         validations = batches // each / (self.trainer["check_val_every_n_epoch"] or 1)
         steps = batches / self.trainer["accumulate_grad_batches"]
         return validations, max(1.0, validations) + (steps / self.every_n_steps if self.every_n_steps else 0.0)
-
-
-def _limited(num: int, limit: int | float | None, batch_size: int) -> float:
-    """Return how many pictures a limit leaves: a number of batches, or a share of them."""
-    if limit is None:
-        return num
-    return min(num, limit * batch_size) if isinstance(limit, int) else limit * num

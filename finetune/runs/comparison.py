@@ -1,5 +1,6 @@
 """Several runs side by side: what came out of each, how they learned, and on which pictures two of them differ."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +57,10 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     if a.answers is None or b.answers is None:
         run = a if a.answers is None else b
         return f"{run.name} has no test_predictions.csv: `finetune test` on its checkpoint writes one"
-    names, place = a.answers.class_names, {path: i for i, path in enumerate(b.answers.paths)}
+    names, place = a.answers.class_names, {path: i for i, path in enumerate(_places(b))}
     if names != b.answers.class_names:
         return "they have other classes"
-    common = [(i, place[path]) for i, path in enumerate(a.answers.paths) if path in place]
+    common = [(i, place[path]) for i, path in enumerate(_places(a)) if path in place]
     if not common or len(common) < max(len(a.answers.paths), len(b.answers.paths)):
         return f"they were tested on other pictures: {len(common)} are the same"
     of_a, of_b = (np.array(side) for side in zip(*common, strict=True))
@@ -69,6 +70,11 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     only_a, only_b = of_a[right_a & ~right_b], of_a[right_b & ~right_a]
     both, neither = int((right_a & right_b).sum()), int((~right_a & ~right_b).sum())
     return Pair(both, only_a, only_b, neither, mcnemar(len(only_a), len(only_b)))
+
+
+def _places(run: RunRecord) -> list[str]:
+    """Return where the test pictures of a run lie, by whatever way it found them."""
+    return [os.path.realpath(path) for path in (run.answers.paths if run.answers else ())]
 
 
 def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path) -> str:
@@ -84,7 +90,7 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
     """
     pair = paired(*runs) if len(runs) == 2 else None
     names = _names(runs)
-    sentence = _sentence(names, pair)
+    sentence = _sentence(names, pair, [run for run in runs[1:] if {*_places(run)} != {*_places(runs[0])}])
     differing: list[tuple[str, str, list[Shown]]] = []
     if isinstance(pair, Pair) and lens is not None and (answers := runs[0].answers) is not None:
         for k, chosen in enumerate((pair.only_a, pair.only_b)):
@@ -115,7 +121,7 @@ def _names(runs: Sequence[RunRecord]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
-def _sentence(names: Sequence[str], pair: Pair | str | None) -> str:
+def _sentence(names: Sequence[str], pair: Pair | str | None, others: Sequence[RunRecord]) -> str:
     if isinstance(pair, Pair):
         a, b = names
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
@@ -126,7 +132,10 @@ def _sentence(names: Sequence[str], pair: Pair | str | None) -> str:
         return f"{told}: {better} is better on pictures like these (McNemar's exact test, p = {pair.p:.2g})."
     if isinstance(pair, str):
         return f"They can't be compared picture by picture: {pair}."
-    return f"{len(names)} runs; two at a time are held against each other picture by picture."
+    told = f"{len(names)} runs; two at a time are held against each other picture by picture."
+    if others:
+        told += f" Not tested on the pictures of {names[0]}: {', '.join(run.name for run in others)}."
+    return told
 
 
 def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:

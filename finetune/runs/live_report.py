@@ -24,7 +24,7 @@ class LiveReport(pl.Callback):
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self._cost, self._since = run, _SHARE * _PATIENCE, 0.0
+        self.run, self._cost, self._since, self._is_there = run, _SHARE * _PATIENCE, 0.0, False
 
     def on_train_start(self, *_: Any) -> None:
         self._since = time.monotonic()
@@ -34,17 +34,27 @@ class LiveReport(pl.Callback):
         began = time.monotonic()
         if not trainer.is_global_zero or _SHARE * (began - self._since) < self._cost:
             return
-        from finetune.runs.html_report import write_report  # with matplotlib, which takes half a second
-        from finetune.runs.record import read_run
-
-        assert self.run.path is not None
         try:
-            record = read_run(self.run.path)
-            # A run that is prolonged has the result of a best.ckpt that may be another's by now.
-            write_report(replace(record, result={}, answers=None), None, {}, is_running=True)
+            self._write(is_running=True)
         except Exception as error:  # nothing that a page lacks is worth a training
             log.warning("no page while this run goes on: %s", error)
             self._cost = math.inf
             return
-        self._since = time.monotonic()
+        self._since, self._is_there = time.monotonic(), True
         self._cost = self._since - began
+
+    def on_exception(self, *_: Any) -> None:
+        if self._is_there:
+            try:
+                self._write(is_running=False)
+            except Exception as error:  # of whatever has stopped the run, such as a full disk
+                log.warning("report.html still says that the run goes on: %s", error)
+
+    def _write(self, is_running: bool) -> None:
+        from finetune.runs.html_report import write_report  # with matplotlib, which takes half a second
+        from finetune.runs.record import read_run
+
+        assert self.run.path is not None
+        # A run that is prolonged has the result of a best.ckpt that may be another's by now.
+        record = replace(read_run(self.run.path), result={}, answers=None)
+        write_report(record, None, {}, is_running=is_running)

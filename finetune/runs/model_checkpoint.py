@@ -7,11 +7,13 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
+from finetune.data.samplers import num_within
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.best_epoch import highest_of, lowest_kept
 from finetune.runs.folder import Run
 from finetune.runs.lightning_callbacks import Rates, enter_epoch, keep_patience, limits
 from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.predictions import FILES
 from finetune.system.files import link
 from finetune.system.messages import WrongUsage
 
@@ -103,7 +105,8 @@ class Checkpoints(Checkpoint):
         _check_finite(trainer, "train/loss", "val/loss")
         accuracy = float(metrics["val/accuracy"])
         self.highest = accuracy if self.highest is None else max(accuracy, self.highest)
-        num_images = sum(map(sum, pl_module.confusion_matrix))  # type: ignore[arg-type]  # those that were measured
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        num_images = num_within(trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size)
         is_best = accuracy >= lowest_kept(self.highest, num_images)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._is_best = is_best  # written once for both, as the epoch ends
@@ -134,6 +137,7 @@ class Checkpoints(Checkpoint):
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._save(trainer, *(("best", "last") if is_best else ("last",)))
         if self.highest is None and trainer.is_global_zero:
+            self._forget_test()
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -158,9 +162,16 @@ class Checkpoints(Checkpoint):
             self._is_due = False
             self.limits = limits(trainer) if trainer.should_stop and trainer.fit_loop._can_stop_early else None
         first, *others = (self.run.checkpoint(name) for name in names)
+        if "best" in names and trainer.is_global_zero:
+            self._forget_test()
         trainer.save_checkpoint(first)
         for other in others if trainer.is_global_zero else ():
             link(first, other)
+
+    def _forget_test(self) -> None:
+        """Remove what a run that is prolonged has from the test of another best.ckpt."""
+        for name in ("test.json", FILES["test"]):
+            self.run.file(name).unlink(missing_ok=True)
 
     def _is_accumulating(self, trainer: pl.Trainer) -> bool:
         """Return whether gradients wait for their step; a stop that comes meanwhile waits for it, too."""

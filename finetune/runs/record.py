@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from finetune.data.samplers import num_within
 from finetune.runs.answers import Answers, read_answers
 from finetune.runs.best_epoch import kept_epoch, told
 from finetune.runs.metrics_csv import read_metrics
@@ -72,13 +72,9 @@ class RunRecord:
         if not epochs:
             return None
         num = sum(self.about.get("splits", {}).get("val", {}).get("counts", {}).values())
-        limit, batch_size = (
-            self.setting("trainer", "limit_val_batches"),
-            self.setting("data", "init_args", "batch_size"),
-        )
-        if limit is not None and batch_size:  # a number of batches, or a share of them
-            num = min(num, batch_size * (limit if isinstance(limit, int) else int(math.ceil(num / batch_size) * limit)))
-        kept = kept_epoch(accuracies, num)
+        limit = self.setting("trainer", "overfit_batches") or self.setting("trainer", "limit_val_batches")
+        batch_size = self.setting("data", "init_args", "batch_size") or 1
+        kept = kept_epoch(accuracies, num_within(limit, num, batch_size))
         return int(epochs[kept]), accuracies[kept]
 
     @property
@@ -156,6 +152,9 @@ def _metrics(path: Path) -> list[dict[str, str]]:
 
 
 def _found(answers: Answers, folder: str) -> Answers:
-    """Return the same, with pictures that lie relative to the folder in which the run was begun found from here."""
-    joined = [(path, os.path.join(folder, path)) for path in answers.paths]
+    """Return the same, with pictures that lie relative to the folder in which the run was begun found from here.
+
+    Where nobody knows that folder, this one is as good as any.
+    """
+    joined = [(path, os.path.join(folder or os.getcwd(), path)) for path in answers.paths]
     return replace(answers, paths=[there if os.path.isfile(there) else path for path, there in joined])

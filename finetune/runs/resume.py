@@ -19,7 +19,7 @@ from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_lock import check_free, hold
 from finetune.runs.run_logger import RunLogger
 from finetune.system.files import link
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, reason
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,11 @@ def go_on(trainer: pl.Trainer, run: Run, data: ImageDataModule, options: Namespa
         hold(run.checkpoint("last").parents[1])
     folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder))  # type: ignore[attr-defined]
     path, checkpoint = run.file("config.yaml"), read_checkpoint(run.checkpoint("last"))
-    before = public_paths(yaml.safe_load(path.read_text("utf-8"))) if path.exists() else {}
+    try:
+        before = public_paths(yaml.safe_load(path.read_text("utf-8"))) if path.exists() else {}
+    except (ValueError, yaml.YAMLError) as error:
+        told = f"{path} is damaged: {reason(error)}; move it away, and --resume goes on without it"
+        raise ValueError(told) from error
     known = checkpoint["finetune"]
     # An older version's checkpoint has a fingerprint of another kind, and no record; that is told where it is read.
     has_other_pictures = bool(known.get("seen")) and known["data_fingerprint"] != data.fingerprint

@@ -49,7 +49,7 @@ def plain(value: Any, name: str) -> dict[str, Any]:
 def class_paths(value: Any) -> Iterator[Any]:
     """Yield every class path in nested values, and in text that a parser would take for such."""
     if isinstance(value, str):
-        with suppress(yaml.YAMLError, ValueError, AttributeError):  # of 4006-38-13, and of !!timestamp x
+        with suppress(yaml.YAMLError, ValueError, AttributeError, LookupError):  # of 4006-38-13, and of !!bool x
             parsed = yaml.safe_load(value)
             value = parsed if isinstance(parsed, (dict, list)) else None
     if isinstance(value, dict):

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from finetune.data.samplers import check_limit
+from finetune.data.samplers import check_limit, most_accumulated
 from finetune.data.size_schedule import schedule_of
 from finetune.models.backbones import OWN
 from finetune.models.stages import batch_norms
@@ -56,7 +56,7 @@ def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]
     return num_values
 
 
-def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = "fit") -> None:
+def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = "fit", is_tested: bool = True) -> None:
     """Make sure that there is something to do, and that the network can take the pictures and train on every batch.
 
     Batch norm needs two values of a channel in a batch, over all devices together; where its maps are of one pixel, two
@@ -71,9 +71,9 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
     split = {"validate": "val", "test": "test", "predict": "predict"}.get(command)
     if split and getattr(trainer, f"limit_{split}_batches") == 0:
         raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
-    for name in ("val", "test") if command == "fit" else (split,):
-        if name and name in data.splits:  # said before training, not behind it
-            check_limit(trainer, name, len(data.splits[name].paths), data.batch_size)
+    for name in ("train", "val", *(["test"] if is_tested else ())) if command == "fit" else ():
+        if name in data.splits:  # said before training, not behind it
+            check_limit(trainer, name, len(data.splits[name].labels), data.batch_size)
     num_values = check_first_pass(model, data.eval_image_size)
     if command != "fit" or "train" not in data.splits:
         return
@@ -85,7 +85,7 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
     num = len(data.splits["train"].labels)
     num_batches, limit = math.ceil(num / data.batch_size), trainer.limit_train_batches
     is_reached = num_batches <= (limit if isinstance(limit, int) else int(limit * num_batches))
-    is_reached &= trainer.max_steps == -1 or num_batches <= trainer.max_steps * trainer.accumulate_grad_batches
+    is_reached &= trainer.max_steps == -1 or num_batches <= trainer.max_steps * most_accumulated(trainer)
     if (num - 1) % data.batch_size == 0 and (is_reached or data.batch_size == 1):
         raise ValueError(
             f"{num} pictures to train on, in batches of {data.batch_size}, leave one for the last batch, and the batch "

@@ -3,7 +3,7 @@
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,9 +53,19 @@ class WarmupCosine(LambdaLR):
         super().__init__(optimizer, factor)
 
 
-def made(make: Callable[..., LRScheduler], optimizer: Optimizer, steps: int) -> LRScheduler:
-    """Make a scheduler for a run that steps it so often."""
-    return at_each_rate(with_total_steps(make, steps), optimizer)(optimizer)
+def made(
+    make: Callable[..., LRScheduler], optimizer: Optimizer, steps: int, shares: Sequence[float], interval: str
+) -> dict[str, Any]:
+    """Make a scheduler, and say when Lightning is to step it.
+
+    Args:
+        make: Makes it.
+        optimizer: Its groups' rates are the full ones.
+        steps: Of the scheduler, in the whole run.
+        shares: Of the groups' rates in the one that the optimizer was given.
+        interval: After which it is stepped, `step` or `epoch`.
+    """
+    return as_lightning_wants(at_each_rate(with_total_steps(make, steps), shares)(optimizer), interval)
 
 
 def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Callable[..., LRScheduler]:
@@ -68,14 +78,11 @@ def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Call
     return partial(make, total_steps=total_steps) if wants and not is_told else make
 
 
-def at_each_rate(make: Callable[..., LRScheduler], optimizer: Optimizer) -> Callable[..., LRScheduler]:
-    """Let a scheduler that says itself what rates are (OneCycleLR, CyclicLR) keep the ratios of the groups' rates."""
+def at_each_rate(make: Callable[..., LRScheduler], shares: Sequence[float]) -> Callable[..., LRScheduler]:
+    """Let a scheduler that says itself what rates are (OneCycleLR, CyclicLR) keep the groups' shares in it."""
     told = make.keywords if isinstance(make, partial) else {}
     own = {name: told[name] for name in ("max_lr", "base_lr") if isinstance(told.get(name), float | int)}
-    if not own:
-        return make
-    shares = [group["lr"] / optimizer.defaults["lr"] for group in optimizer.param_groups]
-    return partial(make, **{name: [rate * share for share in shares] for name, rate in own.items()})
+    return partial(make, **{name: [rate * share for share in shares] for name, rate in own.items()}) if own else make
 
 
 def as_lightning_wants(scheduler: LRScheduler, interval: str) -> dict[str, Any]:

@@ -80,10 +80,16 @@ def param_groups(
     return groups
 
 
-def scale_learning_rates(optimizer: Optimizer) -> None:
-    """Multiply the learning rate of each group by its `lr_multiplier`, once: the key, unknown to torch, is removed."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * group.pop("lr_multiplier", 1.0)
+def scale_learning_rates(optimizer: Optimizer) -> list[float]:
+    """Multiply the learning rate of each group by its `lr_multiplier`, once: the key, unknown to torch, is removed.
+
+    Returns:
+        The multipliers.
+    """
+    multipliers = [group.pop("lr_multiplier", 1.0) for group in optimizer.param_groups]
+    for group, multiplier in zip(optimizer.param_groups, multipliers, strict=True):
+        group["lr"] = group["lr"] * multiplier
+    return multipliers
 
 
 def _without_decay(network: nn.Module) -> set[int]:

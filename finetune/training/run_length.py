@@ -1,7 +1,10 @@
 """How long a fit is where nobody says: many epochs for few pictures, few for many."""
 
 import math
+from functools import partial
 from typing import Any
+
+from finetune.data.samplers import steps_in
 
 _SEEN = 8_000  # pictures at least, each counted as often as it is seen: 250 steps of 32
 _ENOUGH = 15  # epochs
@@ -49,8 +52,11 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     if limit is not None:  # a number of batches, or a share of them
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     seen = min(num_images, batches * batch_size)
-    steps = math.ceil(batches / limits["accumulate_grad_batches"])  # of an epoch
-    least = max(limits["min_epochs"] or 0, math.ceil((limits["min_steps"] or 0) / max(1, steps)))
-    epochs = limits["max_epochs"] = max(usual_epochs(seen), least)
-    steps *= epochs
+    steps_of = partial(steps_in, limits["accumulate_grad_batches"], limits.get("callbacks"), batches)
+    epochs = max(usual_epochs(seen), limits["min_epochs"] or 0)
+    steps = steps_of(range(epochs))
+    while batches and steps < (limits["min_steps"] or 0):
+        steps += steps_of(range(epochs, epochs + 1))
+        epochs += 1
+    limits["max_epochs"] = epochs
     return f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training pictures; --epochs sets another number"

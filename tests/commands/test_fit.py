@@ -175,3 +175,23 @@ def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, capl
         "run in runs/fit/version_0",
         "next: finetune predict runs/fit/version_0 PICTURES",
     ]
+
+
+def test_a_prolonged_run_does_not_keep_the_result_of_the_shorter_one(colours, cli, tmp_path):
+    fit, run = ["fit", "--data.root", colours, *QUICK], tmp_path / "runs/fit/version_0"
+    cli(*fit)
+    assert (run / "test.json").exists() and (run / "test_predictions.csv").exists()
+    cli(*fit, "--trainer.max_epochs", 2, "--resume", "--test_after_fit", "false")
+    assert not (run / "test.json").exists() and not (run / "test_predictions.csv").exists()
+    cli(*fit, "--trainer.max_epochs", 2, "--resume")  # finished, but not tested
+    assert (run / "test.json").exists() and (run / "test_predictions.csv").exists()
+
+
+def test_a_damaged_config_of_a_resumed_run_is_told_in_a_line(colours, cli, tmp_path, capsys):
+    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
+    cli(*fit)
+    (config := tmp_path / "runs/fit/version_0/config.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match=r"config.yaml is damaged: .*; move it away, and --resume goes on without it"):
+        cli(*fit, "--trainer.max_epochs", 2, "--resume")
+    config.unlink()
+    cli(*fit, "--trainer.max_epochs", 2, "--resume")

@@ -1,5 +1,8 @@
 """What a Trainer is given besides what the user said, and what of that can't be had."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -7,9 +10,10 @@ import pytest
 import pytorch_lightning as pl
 from colours import QUICK
 from pytorch_lightning.callbacks import ModelSummary, ProgressBar, TQDMProgressBar
-from pytorch_lightning.plugins.environments import SLURMEnvironment
+from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from finetune.commands.lightning_cli import run_lightning
+from finetune.distributed.launch import cluster_environment, num_processes, starts_processes
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
@@ -18,12 +22,59 @@ from finetune.training.progress_bar import PicturesBar
 
 
 def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):
-    for name, value in {"NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_ID": "1"}.items():
+    for name, value in {
+        "NTASKS": "1",
+        "STEP_NUM_TASKS": "1",
+        "PROCID": "0",
+        "LOCALID": "0",
+        "NODEID": "0",
+        "JOB_ID": "1",
+    }.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setattr(SLURMEnvironment, "detect", staticmethod(lambda: True))
     trainer = run_lightning(["fit", "--data.root", str(colours), *QUICK]).trainer
     environment = trainer._accelerator_connector.cluster_environment
     assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
+
+
+def test_in_a_batch_script_without_srun_lightning_starts_the_processes(monkeypatch):
+    """Its job may have several tasks, but this is the only process: one that waited for others would wait for ever."""
+    monkeypatch.setattr(SLURMEnvironment, "detect", staticmethod(lambda: True))
+    for name, value in {"NTASKS": "2", "PROCID": "0", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    (environment,) = cluster_environment([])
+    assert isinstance(environment, LightningEnvironment) and not starts_processes()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    (environment,) = cluster_environment([])
+    assert isinstance(environment, SLURMEnvironment) and starts_processes()
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
+def test_what_a_shell_has_of_another_job_silences_no_run(colours, tmp_path, name):
+    command = [
+        sys.executable,
+        "-m",
+        "finetune",
+        "fit",
+        "--data.root",
+        str(colours),
+        *QUICK,
+        "--test_after_fit",
+        "false",
+    ]
+    subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", name: "1"}, check=True, timeout=120
+    )
+    assert len((tmp_path / "runs/fit/version_0/metrics.csv").read_text().splitlines()) == 2
+
+
+def test_a_left_over_rank_does_not_let_one_process_wait_for_others(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(WrongUsage, match="unset LOCAL_RANK"):
+        num_processes(2, 1, [])
+    assert num_processes(1, 1, []) == (1, 1)
+    monkeypatch.setenv("FINETUNE_FIRST_PROCESS", "1")  # a process that Lightning has started for us
+    assert num_processes(2, 1, []) == (2, 1)
 
 
 def test_batch_norm_is_synchronised_once(colours, cli):

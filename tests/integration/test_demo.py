@@ -10,6 +10,7 @@ from paths import ROOT
 from finetune.commands import config_files
 from finetune.commands.demo import demo
 from finetune.data.datasets import synthetic
+from finetune.distributed.signals import Interrupted
 from finetune.runs.metrics_csv import read_metrics
 
 GOLDEN = ROOT / "tests/golden/sample_losses.txt"
@@ -57,3 +58,16 @@ def test_losses_of_the_sample_run_are_golden(few_pictures, cli, tmp_path):
     assert len(losses) == 10
     golden = [float(line) for line in GOLDEN.read_text().split()]
     assert losses == pytest.approx(golden, abs=5e-3)
+
+
+def test_each_fit_has_one_device_and_ctrl_c_promises_nothing(cli, monkeypatch, tmp_path):
+    said = []
+
+    def stopped(arguments: list[str]) -> None:
+        said.extend(arguments)
+        raise Interrupted(2)
+
+    monkeypatch.setattr("finetune.commands.demo.run_lightning", stopped)
+    with pytest.raises(Interrupted, match="^stopped by SIGINT$") as caught:  # there is no --resume
+        demo(str(tmp_path))
+    assert caught.value.exit_code == 130 and said[said.index("--trainer.devices") + 1] == "1"

@@ -81,3 +81,23 @@ def test_runs_of_one_name_are_told_apart_by_where_they_lie(tmp_path):
     assert all(str(folder) in told for folder in folders)
     charts = (tmp_path / "page.html").read_text().split("How they learned")[1]
     assert all(f"{str(folder)[-30:]}</text>" in charts for folder in folders)
+
+
+def test_pictures_are_the_same_by_whatever_way_they_were_found(tmp_path, monkeypatch):
+    """A fit has them from where it was begun, a test from here."""
+    a, b = two(tmp_path, [0, 1], [0, 2])
+    (tmp_path / "link").symlink_to(tmp_path / "pictures")
+    monkeypatch.chdir(tmp_path)
+    for name in ("pictures", "link", "x/../pictures"):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        rows = b.path / "test_predictions.csv"
+        rows.write_text(rows.read_text().replace(f"{tmp_path}/pictures", name).replace("pictures/", f"{name}/"))
+        assert isinstance(paired(a, read_run(b.path)), Pair)
+        rows.write_text(rows.read_text().replace(name, f"{tmp_path}/pictures"))
+
+
+def test_of_more_than_two_it_is_told_which_were_tested_on_others(tmp_path):
+    a, b = two(tmp_path, [0], [1])
+    c = read_run(write_run(tmp_path / "c", LABELS, said([2]), ["x", "y"], tmp_path / "elsewhere"))
+    assert "Not tested" not in write_comparison([a, b, a], None, tmp_path / "page.html")
+    assert write_comparison([a, b, c], None, tmp_path / "page.html").endswith("Not tested on the pictures of a: c.")

@@ -65,3 +65,16 @@ def test_a_page_that_can_not_be_written_ends_no_training(run, caplog):
     for _ in range(3):
         callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
     assert len(caplog.messages) == 1 and "no page while this run goes on" in caplog.text
+
+
+def test_a_run_that_is_stopped_no_longer_goes_on(run, monkeypatch):
+    callback = LiveReport(run)
+    callback.on_exception()
+    assert not run.file("report.html").exists()  # before its time there is none
+    callback._cost = 0.0
+    callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
+    assert "Still running" in run.file("report.html").read_text("utf-8")
+    callback.on_exception()
+    assert "Still running" not in run.file("report.html").read_text("utf-8")
+    run.file("config.yaml").write_text("a: [")  # whatever is wrong, what stops the run is the news
+    callback.on_exception()

@@ -327,6 +327,15 @@ def test_two_that_write_one_file_at_once_leave_one_of_both_whole(run, tmp_path):
     assert [path.name for path in run.root.iterdir() if path.is_file()] == ["out.csv"]
 
 
+def test_what_a_killed_one_left_goes_after_a_day(run):
+    old, new = run.path / ".predictions.csv.1234.part0", run.path / ".predictions.csv.5678.part0"
+    for part in (old, new):
+        part.touch()
+    os.utime(old, (0, 0))
+    target = predict(run, probabilities(2), ["a.png", "b.png"])
+    assert {*run.path.iterdir()} == {target, new}  # another one may be writing that
+
+
 def test_a_run_that_fails_leaves_no_part_and_keeps_the_file_of_before(run):
     target = predict(run, probabilities(2), ["a.png", "b.png"])
     before = target.read_bytes()

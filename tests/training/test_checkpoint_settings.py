@@ -41,7 +41,8 @@ def test_what_no_command_line_can_say_is_refused(value, told):
         ({"class_path": "Outer", "init_args": {"transforms": [NAMED]}}, ["Outer", "somebody.Thing"]),
         ('{"class_path": "somebody.Thing"}', ["somebody.Thing"]),  # which a parser would read
         (["- class_path: somebody.Thing"], ["somebody.Thing"]),
-        ({"class_names": ["4006-38-13", "0x_", "!!timestamp x"]}, []),  # of which PyYAML says ValueError and others
+        # Of which PyYAML says ValueError, AttributeError, KeyError and IndexError.
+        ({"class_names": ["4006-38-13", "0x_", "!!timestamp x", "!!bool x", '!!int ""']}, []),
         ({"freeze": "layer2", "note": "class_path", "broken": "{", "num": 3, "none": None}, []),
     ],
 )

@@ -185,14 +185,15 @@ def test_a_command_without_a_batch_is_wrong_usage(command, split, nothing):
     [
         ("fit", {"limit_test_batches": 0.1}, "limit_test_batches 0.1 is less than one batch of test"),
         ("fit", {"limit_val_batches": 0.3}, "limit_val_batches 0.3 is less than one batch of val"),
-        ("test", {"limit_test_batches": 0.1}, "limit_test_batches 0.1 is less than one batch of test"),
+        ("fit", {"limit_train_batches": 0.2}, "limit_train_batches 0.2 is less than one batch of train"),
+        ("test", {"limit_test_batches": 0.1}, ""),  # said by the loader: the pictures may still become others
         ("test", {"limit_val_batches": 0.3}, ""),
         ("fit", {"limit_test_batches": 0.2, "limit_val_batches": 0.4}, ""),
     ],
 )
 def test_a_share_that_leaves_nothing_is_told_before_training(command, limits, told):
     pictures = data(24, 8, 32)
-    pictures.splits |= {name: SimpleNamespace(paths=[""] * num) for name, num in (("val", 24), ("test", 40))}
+    pictures.splits |= {name: SimpleNamespace(labels=[0] * num) for name, num in (("val", 24), ("test", 40))}
     model = Classifier(NAMES, backbone="resnet18_small", weights=None)
     if not told:
         return check_fit(trainer(**limits), model, pictures, command)

@@ -1,6 +1,7 @@
 """A fit that is told no length has one by the number of its pictures; one that is told keeps to it."""
 
 import pytest
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 
 from finetune.training.run_length import settle_length, usual_epochs
 
@@ -42,6 +43,7 @@ def test_small_sets_have_the_same_number_of_pictures_in_all(num_images):
         ({"min_epochs": 2}, 15, "15 epochs, 480 steps"),
         ({"min_steps": 1000}, 32, "32 epochs, 1,024 steps"),
         ({"min_steps": 100}, 15, "15 epochs, 480 steps"),
+        ({"callbacks": [GradientAccumulationScheduler({1: 4})], "min_steps": 200}, 22, "22 epochs, 200 steps"),
     ],
 )
 def test_who_says_nothing_is_told_what_is_usual(given, epochs, words):
