@@ -133,7 +133,8 @@ def sets_lost(records: Records) -> str:
 
 def calibration(records: Records) -> str:
     """Return means over sets and seeds; one set's pictures are so few that true probabilities have an error, too."""
-    wanted = [r for r in records if (r["tool"], r["setting"]) == ("finetune", "default")]
+    sets = mean_sets(records)
+    wanted = [r for r in records if (r["tool"], r["setting"]) == ("finetune", "default") and r["set"] in sets]
     found = [r for r in wanted if "calibration_error_before_scaling" in r]
     if not found:
         return ""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from benchmarks.quality.plan import ON_ONE_SET, SETS, SETTINGS
 
 Records = Sequence[dict]
-_MOST = 3 / 4
+_MOST = 2 / 3
 
 
 class Point(NamedTuple):

@@ -123,7 +123,7 @@ def make_ready(trainer: Trainer) -> Trainer:
     """Return a new Trainer with what Lightning leaves to others: its processes' end, arithmetic, memory, epochs."""
     take_over(trainer)
     if trainer.world_size == 1:  # which Lightning reads from what a shell may still have of another job
-        rank_zero_only.rank = 0
+        rank_zero_only.rank = 0  # type: ignore[attr-defined]
     prepare_arithmetic(trainer)
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()

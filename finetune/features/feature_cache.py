@@ -28,7 +28,7 @@ from finetune.distributed.batch_share import is_sharded
 from finetune.models.ensemble import members
 from finetune.models.fx import fuse_batch_norm, split_frozen
 from finetune.system.cache_dir import FEATURES, cache_dir, mark_used, room
-from finetune.system.files import unfinished_of
+from finetune.system.files import remove_dead, unfinished_of
 from finetune.system.messages import reason
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 # Shapes: N pictures of a split, V views of each.
 
 _NUM_AT_ONCE = 64  # pictures at most, and not more than a batch: the memory is there
-_DEAD_AFTER = 86_400  # seconds without a write
 _T = TypeVar("_T")
 
 
@@ -167,9 +166,7 @@ def _in_step(trainer: pl.Trainer, act: Callable[[], _T]) -> _T:
 def _reserve(trainer: pl.Trainer, path: Path, num_bytes: int, limit_gb: float) -> None:
     if trainer.local_rank != 0:
         return
-    for old in unfinished_of(path.parent, f"*{FEATURES}"):
-        if time.time() - old.stat().st_mtime > _DEAD_AFTER:  # of a run that was killed
-            old.unlink(missing_ok=True)
+    remove_dead(unfinished_of(path.parent, f"*{FEATURES}"))
     limit = min(limit_gb * 1e9, room(path.parent))
     if num_bytes > limit:
         words = f"{num_bytes / 1e9:.2g} GB of features would be above --data.cache_limit_gb or half the free disk"

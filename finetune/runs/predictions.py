@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from finetune.data.splits import Split
 from finetune.distributed.batch_share import is_counted
 from finetune.runs.folder import Run
 from finetune.runs.parquet import check_pyarrow, write_parquet
-from finetune.system.files import check_target, replacing
+from finetune.system.files import check_target, remove_dead, replacing
 from finetune.system.messages import WrongUsage, shown
 
 log = logging.getLogger(__name__)
@@ -31,7 +30,6 @@ log = logging.getLogger(__name__)
 _DIGITS = 7
 _MANY = 50  # classes: beyond them the rows of `test` hold the five best
 FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
-_DEAD_AFTER = 24 * 3600  # seconds
 UNSURE = "unsure"  # instead of a class
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 # What becomes of a file name that is not UTF-8: its own bytes, JSON's \udcXX for each of them, or question marks.
@@ -107,10 +105,8 @@ class PredictionWriter(pl.Callback):
         if trainer.world_size > 1:
             dist.broadcast_object_list(token)
         self._token = token[0]
-        for part in self.target.parent.glob(f".{glob.escape(self.target.name)}.*.part*"):
-            with suppress(OSError):
-                if trainer.is_global_zero and time.time() - part.stat().st_mtime > _DEAD_AFTER:  # a killed one's
-                    part.unlink()
+        if trainer.is_global_zero:
+            remove_dead(self.target.parent.glob(f".{glob.escape(self.target.name)}.*.part*"))
         if self._is_sent(trainer):
             self._part = io.StringIO(newline="")
             return

@@ -4,13 +4,16 @@ import glob
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from finetune.system.messages import WrongUsage
+
+_DEAD_AFTER = 24 * 3600  # seconds
 
 
 def check_target(path: str | Path, option: str) -> None:
@@ -62,6 +65,14 @@ def unfinished(target: Path) -> list[Path]:
 def unfinished_of(folder: Path, pattern: str) -> list[Path]:
     """Return the same of all files in a folder whose names match a pattern."""
     return list(folder.glob(f".{pattern}.*.tmp"))
+
+
+def remove_dead(paths: Iterable[Path]) -> None:
+    """Remove of these files what nobody has written to for long: a process that was killed has left it."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _DEAD_AFTER:
+                path.unlink()
 
 
 def replace_text(path: Path, text: str, errors: str = "strict") -> None:

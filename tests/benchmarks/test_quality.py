@@ -156,7 +156,7 @@ def test_true_probabilities_of_few_pictures_have_an_error_of_many_none():
 
 def test_the_calibration_of_the_default_is_told_with_its_verdict():
     found = {"calibration_error_before_scaling": 0.04, "calibration_error": 0.03, "calibration_error_if_true": 0.02}
-    of_ours = {"tool": "finetune", "setting": "default", **found}
+    of_ours = {**measured("trash", "finetune", "default", 0.5, 9), **found}
     assert documents.calibration([{**of_ours, "setting": "minutes_1"}]) == ""
     assert documents.calibration([of_ours]).startswith("met. 0.040, after scaling 0.030 (n = 1); ")
     assert documents.calibration([{**of_ours, "calibration_error_before_scaling": 0.06}]).startswith("missed. 0.060")

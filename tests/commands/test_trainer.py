@@ -40,7 +40,7 @@ def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch
 def test_in_a_batch_script_without_srun_lightning_starts_the_processes(monkeypatch):
     """Its job may have several tasks, but this is the only process: one that waited for others would wait for ever."""
     monkeypatch.setattr(SLURMEnvironment, "detect", staticmethod(lambda: True))
-    for name, value in {"NTASKS": "2", "PROCID": "0", "LOCALID": "0"}.items():
+    for name, value in {"NTASKS": "2", "NTASKS_PER_NODE": "2", "PROCID": "0", "LOCALID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     (environment,) = cluster_environment([])
     assert isinstance(environment, LightningEnvironment) and not starts_processes()

@@ -58,7 +58,7 @@ def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
         ({"every_n_steps": 2}, 1, 6),
         ({"every_n_steps": 2, "accumulate_grad_batches": 5}, 1, 2),
         ({"limit_val_batches": 2}, 0.64, 1),
-        ({"limit_val_batches": 0.5}, 0.5, 1),
+        ({"limit_val_batches": 0.5}, 0.64, 1),
         ({"limit_val_batches": 50}, 1, 1),
         ({"devices": 2}, 0.5, 1),  # each has half of the pictures
     ],
