@@ -132,7 +132,7 @@ def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys
     ("arguments", "told"),
     [
         (["fit", "--data.root", "nowhere"], "the data folder 'nowhere' does not exist"),
-        (["fit"], "--data.root FOLDER"),
+        (["fit"], "give the folder of your pictures: finetune fit FOLDER, or"),
         (["test", "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["test", "--ckpt_path", "text.ckpt"], "is not a checkpoint that can be loaded safely"),
         (["fit", "--data.root", "COLOURS", "--model.backbone", "resnet81"], "did you mean"),
