@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ def check(
         print(f"lists in {lists}")
         written = {f"{finding.kind}.txt" for finding in findings}
         if others := sorted(path.name for path in Path(lists).glob("*.txt") if path.name not in written):
-            print(f"not of this check, there from before: {shown(', '.join(others))}")
+            print(shorten(f"not of this check, there from before: {shown(', '.join(others))}", 200, placeholder=" …"))
     if num_left_out:
         print(f"{counted(num_left_out, 'file')} with a line break in the name can't be listed: see check.json")
     sys.exit(any(finding.is_judged for finding in findings))

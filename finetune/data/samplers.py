@@ -155,10 +155,14 @@ def check_limit(trainer: "pl.Trainer", split: str, num_images: int, batch_size: 
 
 def num_within(limit: float | None, num_images: int, batch_size: int) -> int:
     """Return how many pictures a limit leaves: a number of batches (int), or a share of them (float) in whole ones."""
-    if limit is None or (isinstance(limit, float) and limit == 1.0):
-        return num_images
-    batches = limit if isinstance(limit, int) else int(math.ceil(num_images / batch_size) * limit)
-    return min(num_images, batches * batch_size)
+    return min(num_images, batches_within(limit, math.ceil(num_images / batch_size)) * batch_size)
+
+
+def batches_within(limit: float | None, num_batches: int) -> int:
+    """Return how many batches of an epoch a limit leaves."""
+    if limit is None:
+        return num_batches
+    return min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
 
 
 def position(trainer: "pl.Trainer | None") -> tuple[int, int]:
@@ -178,8 +182,7 @@ def position(trainer: "pl.Trainer | None") -> tuple[int, int]:
 def num_reads(trainer: "pl.Trainer", num_images: int, batch_size: int) -> float:
     """Return how often a fit reads a training picture, all together."""
     epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
-    limit = trainer.limit_train_batches  # a number of batches, or a share of them
-    reads = epochs * (min(num_images, limit * batch_size) if isinstance(limit, int) else limit * num_images)
+    reads = epochs * num_within(trainer.limit_train_batches, num_images, batch_size)
     if trainer.max_steps != -1:
         reads = min(reads, trainer.max_steps * most_accumulated(trainer) * batch_size)
     return reads
@@ -195,8 +198,7 @@ def total_steps(trainer: "pl.Trainer", num_batches: int, interval: str = "step")
         num_batches: Batches of an epoch, over all devices, without limits.
         interval: `step` or `epoch`.
     """
-    limit = trainer.limit_train_batches
-    batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
+    batches = batches_within(limit := trainer.limit_train_batches, num_batches)
     max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
     if batches == 0:
         raise ValueError(f"nothing to train: trainer.limit_train_batches is {limit}")

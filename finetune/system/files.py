@@ -70,7 +70,7 @@ def unfinished_of(folder: Path, pattern: str) -> list[Path]:
 def remove_dead(paths: Iterable[Path]) -> None:
     """Remove of these files what nobody has written to for long: a process that was killed has left it."""
     for path in paths:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # gone already, or somebody else's
             if time.time() - path.stat().st_mtime > _DEAD_AFTER:
                 path.unlink()
 

@@ -28,7 +28,7 @@ from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
 from finetune.training.loss import Target, balanced_weights, loss_sum, target_of
-from finetune.training.lr_schedulers import StepOnPlateau, made
+from finetune.training.lr_schedulers import StepOnPlateau, scheduler_config
 from finetune.training.metrics import SplitMetrics, TrainMetrics, reset_metrics
 
 # Shapes: B pictures of this device's share, h and w pixels, K classes.
@@ -228,7 +228,7 @@ class Classifier(ClipsEach):
         if self.scheduler is None:
             return optimizer
         steps = total_steps(self.trainer, self._data.num_batches, self.scheduler_interval)
-        return [optimizer], [made(self.scheduler, optimizer, steps, shares, self.scheduler_interval)]
+        return [optimizer], [scheduler_config(self.scheduler, optimizer, steps, shares, self.scheduler_interval)]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The metrics of the epoch so far: a checkpoint may lie inside it.

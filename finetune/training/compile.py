@@ -1,5 +1,6 @@
 """The network in faster forms: compiled by torch, and for evaluation in bf16 with batch norm fused in."""
 
+import copy
 import logging
 import os
 import shutil
@@ -102,7 +103,9 @@ def in_bf16(network: nn.Module) -> nn.Module:
     Args:
         network: In eval mode.
     """
-    fused = fuse_batch_norm(plain_copy(network))
+    is_shared = any(isinstance(module, SharedBatchNorm) for module in network.modules())
+    fused = fuse_batch_norm(plain_copy(network) if is_shared else network)
+    fused = copy.deepcopy(fused) if fused is network else fused
     for module in fused.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.to(torch.bfloat16)

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from finetune.data.samplers import check_limit, most_accumulated
+from finetune.data.samplers import batches_within, check_limit, most_accumulated
 from finetune.data.size_schedule import schedule_of
 from finetune.models.backbones import OWN
 from finetune.models.stages import batch_norms
@@ -83,8 +83,8 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
     if 1 not in num_values.values():
         return
     num = len(data.splits["train"].labels)
-    num_batches, limit = math.ceil(num / data.batch_size), trainer.limit_train_batches
-    is_reached = num_batches <= (limit if isinstance(limit, int) else int(limit * num_batches))
+    num_batches = math.ceil(num / data.batch_size)
+    is_reached = num_batches == batches_within(trainer.limit_train_batches, num_batches)
     is_reached &= trainer.max_steps == -1 or num_batches <= trainer.max_steps * most_accumulated(trainer)
     if (num - 1) % data.batch_size == 0 and (is_reached or data.batch_size == 1):
         raise ValueError(

@@ -53,7 +53,7 @@ class WarmupCosine(LambdaLR):
         super().__init__(optimizer, factor)
 
 
-def made(
+def scheduler_config(
     make: Callable[..., LRScheduler], optimizer: Optimizer, steps: int, shares: Sequence[float], interval: str
 ) -> dict[str, Any]:
     """Make a scheduler, and say when Lightning is to step it.

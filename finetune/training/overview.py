@@ -12,6 +12,7 @@ import torch
 from finetune.data.checking.first_look import first_look
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.depth import warn_of_dark_samples
+from finetune.data.samplers import batches_within
 from finetune.data.size_schedule import schedule_of
 from finetune.data.splits import SET_APART
 from finetune.models.ensemble import told
@@ -120,9 +121,7 @@ def _network(model: Classifier, ckpt_path: object) -> str:
 def _machine(trainer: pl.Trainer, data: ImageDataModule) -> str:
     kind, num = trainer.strategy.root_device.type, trainer.num_devices * trainer.num_nodes
     kind = torch.cuda.get_device_name(trainer.strategy.root_device) if kind == "cuda" else kind
-    num_batches, limit = data.num_batches, trainer.limit_train_batches
-    if limit is not None:
-        num_batches = min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
+    num_batches = batches_within(trainer.limit_train_batches, data.num_batches)
     limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
     length = [f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0]
     length += [f"image_size {schedule.told()}"] if (schedule := schedule_of(data.sizes, trainer)) else []

@@ -4,7 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
-from finetune.data.samplers import steps_in
+from finetune.data.samplers import batches_within, steps_in
 
 _SEEN = 8_000  # pictures at least, each counted as often as it is seen: 250 steps of 32
 _ENOUGH = 15  # epochs
@@ -48,15 +48,13 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     if limits["max_epochs"] is not None or limits["max_steps"] != -1 or limits["fast_dev_run"]:
         return ""
     limit = limits["overfit_batches"] or limits["limit_train_batches"]
-    batches = math.ceil(num_images / batch_size)
-    if limit is not None:  # a number of batches, or a share of them
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    batches = batches_within(limit, math.ceil(num_images / batch_size))
     seen = min(num_images, batches * batch_size)
     steps_of = partial(steps_in, limits["accumulate_grad_batches"], limits.get("callbacks"), batches)
     epochs = max(usual_epochs(seen), limits["min_epochs"] or 0)
     steps = steps_of(range(epochs))
-    while batches and steps < (limits["min_steps"] or 0):
-        steps += steps_of(range(epochs, epochs + 1))
-        epochs += 1
+    while batches and (missing := (limits["min_steps"] or 0) - steps) > 0:  # once, where all epochs have as many
+        epochs += math.ceil(missing / steps_of(range(epochs, epochs + 1)))
+        steps = steps_of(range(epochs))
     limits["max_epochs"] = epochs
     return f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training pictures; --epochs sets another number"

@@ -144,7 +144,7 @@ def step_on_plateau_as_lightning_does() -> Any:
     wants = {"interval": "epoch", "monitor": "val/loss"}
     return patch.multiple(
         "finetune.training.classifier",
-        made=lambda make, optimizer, *_: {"scheduler": make(optimizer), **wants},
+        scheduler_config=lambda make, optimizer, *_: {"scheduler": make(optimizer), **wants},
         StepOnPlateau=Callback,
     )
 
