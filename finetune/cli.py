@@ -17,7 +17,7 @@ from finetune.commands.command_line import in_full_spelling, with_pictures
 from finetune.commands.error_lines import exit_code, one_line, stop_behind
 from finetune.commands.help_pages import help_page
 from finetune.commands.short_words import WORDS
-from finetune.distributed.ranks import end_with_first_process
+from finetune.distributed.ranks import end_with_first_process, forget_left_over
 from finetune.system.lean_imports import import_less
 from finetune.system.messages import did_you_mean
 from finetune.system.quick_process import end_with, importing, leave_imported, own_process
@@ -71,6 +71,7 @@ def main(args: Sequence[str] | None = None) -> None:
     signums = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before = {signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum)) for signum in signums}
     if is_own:
+        forget_left_over()
         own_process()
         outlive_terminal()
         take_unraisable()

@@ -11,9 +11,6 @@ from pytorch_lightning.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from finetune.distributed.ranks import FIRST
-from finetune.system.messages import WrongUsage
-
 _SRUN = "SLURM_STEP_NUM_TASKS"  # which it sets; a batch script alone has the job's SLURM_NTASKS
 
 
@@ -51,7 +48,6 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
                 f"srun started {total} processes, but Lightning leaves jobs named {name!r} alone: rename it"
             )
     else:
-        _check_left_over(devices)
         return devices, num_nodes
     if here % 1 or nodes % 1:
         raise ValueError(f"{launcher} started {total} processes, not as many on each machine: that can't be")
@@ -73,13 +69,6 @@ def is_launched() -> bool:
     """Return whether torchrun or srun has started this process beside others."""
     tasks = int(os.environ.get(_SRUN, 1)) if SLURMEnvironment.detect() else 1
     return tasks > 1 or (TorchElasticEnvironment.detect() and int(os.environ["WORLD_SIZE"]) > 1)
-
-
-def _check_left_over(devices: Any) -> None:
-    """Make sure that Lightning starts the processes of the other devices: it takes this variable for a launcher's."""
-    is_ours = FIRST in os.environ  # whose children have it
-    if "LOCAL_RANK" in os.environ and not is_ours and "MASTER_PORT" not in os.environ and (count(devices) or 1) > 1:
-        raise WrongUsage("LOCAL_RANK is set here, though no launcher has started this process: `unset LOCAL_RANK`")
 
 
 def _has_environment(plugins: Sequence[Any]) -> bool:

@@ -14,9 +14,16 @@ from finetune.system.terminal import say
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-FIRST = "FINETUNE_FIRST_PROCESS"  # its pid, for those that it starts
+_FIRST = "FINETUNE_FIRST_PROCESS"  # its pid, for those that it starts
 PARENT = "FINETUNE_PARENT_PROCESS"  # the pid of a program that has started a whole fit
 _GRACE = 5.0  # seconds for the first process to notice by itself that another one has ended
+
+
+def forget_left_over() -> None:
+    """Drop the ranks that a shell still has of another job: a launcher, and Lightning, say a port with them."""
+    if "MASTER_PORT" not in os.environ:
+        for name in ("RANK", "LOCAL_RANK"):
+            os.environ.pop(name, None)
 
 
 def end_with_first_process() -> None:
@@ -24,7 +31,7 @@ def end_with_first_process() -> None:
 
     The first one ends so with the program that has started it, if one has.
     """
-    first, parent = os.environ.get(FIRST), os.environ.get(PARENT, "")
+    first, parent = os.environ.get(_FIRST), os.environ.get(PARENT, "")
     if first is not None and os.environ.get("LOCAL_RANK", "0") != "0":
         threading.Thread(target=_end_with, args=(int(first),), name="end-with-first", daemon=True).start()
     elif parent == str(os.getppid()):  # else the program's child has handed the variable on
@@ -46,7 +53,7 @@ def take_over(trainer: "pl.Trainer") -> None:
     launcher, environment = trainer.strategy.launcher, trainer._accelerator_connector.cluster_environment
     if isinstance(launcher, subprocess_script._SubprocessScriptLauncher):
         if not launcher.cluster_environment.creates_processes_externally:
-            os.environ[FIRST] = str(os.getpid())
+            os.environ[_FIRST] = str(os.getpid())
         subprocess_script._launch_process_observer = _observe  # type: ignore[assignment]
     elif isinstance(launcher, _MultiProcessingLauncher):
         spawned.take_over(launcher)

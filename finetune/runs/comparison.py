@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,9 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
 
 def _places(run: RunRecord) -> list[str]:
     """Return where the test pictures of a run lie, by whatever way it found them."""
-    return [os.path.realpath(path) for path in (run.answers.paths if run.answers else ())]
+    resolved = cache(os.path.realpath)  # of folders alone: two pictures may be links to one file
+    paths = run.answers.paths if run.answers else ()
+    return [os.path.join(resolved(os.path.dirname(path)), os.path.basename(path)) for path in paths]
 
 
 def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path) -> str:
@@ -90,7 +93,7 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
     """
     pair = paired(*runs) if len(runs) == 2 else None
     names = _names(runs)
-    sentence = _sentence(names, pair, [run for run in runs[1:] if {*_places(run)} != {*_places(runs[0])}])
+    sentence = _sentence(names, pair) if pair is not None else _of_many(names, runs)
     differing: list[tuple[str, str, list[Shown]]] = []
     if isinstance(pair, Pair) and lens is not None and (answers := runs[0].answers) is not None:
         for k, chosen in enumerate((pair.only_a, pair.only_b)):
@@ -121,7 +124,7 @@ def _names(runs: Sequence[RunRecord]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
-def _sentence(names: Sequence[str], pair: Pair | str | None, others: Sequence[RunRecord]) -> str:
+def _sentence(names: Sequence[str], pair: Pair | str) -> str:
     if isinstance(pair, Pair):
         a, b = names
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
@@ -130,11 +133,15 @@ def _sentence(names: Sequence[str], pair: Pair | str | None, others: Sequence[Ru
             return f"{told}: no difference can be told (McNemar's exact test, p = {pair.p:.2g})."
         better = a if len(pair.only_a) > len(pair.only_b) else b
         return f"{told}: {better} is better on pictures like these (McNemar's exact test, p = {pair.p:.2g})."
-    if isinstance(pair, str):
-        return f"They can't be compared picture by picture: {pair}."
+    return f"They can't be compared picture by picture: {pair}."
+
+
+def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     told = f"{len(names)} runs; two at a time are held against each other picture by picture."
-    if others:
-        told += f" Not tested on the pictures of {names[0]}: {', '.join(run.name for run in others)}."
+    tested = {name: {*_places(run)} for name, run in zip(names, runs, strict=True) if run.answers is not None}
+    first = next(iter(tested), "")
+    if others := [name for name, places in tested.items() if places != tested[first]]:
+        told += f" Not tested on the pictures of {first}: {', '.join(others)}."
     return told
 
 

@@ -43,12 +43,16 @@ class LiveReport(pl.Callback):
         self._since, self._is_there = time.monotonic(), True
         self._cost = self._since - began
 
-    def on_exception(self, *_: Any) -> None:
-        if self._is_there:
+    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self._is_there or (trainer.is_global_zero and self._is_of_another_test()):
             try:
                 self._write(is_running=False)
             except Exception as error:  # of whatever has stopped the run, such as a full disk
                 log.warning("report.html still says that the run goes on: %s", error)
+
+    def _is_of_another_test(self) -> bool:
+        """Return whether the page shows the test of a best.ckpt that is gone: a finished run was prolonged."""
+        return self.run.path is not None and self.run.file("report.html").exists() > self.run.file("test.json").exists()
 
     def _write(self, is_running: bool) -> None:
         from finetune.runs.html_report import write_report  # with matplotlib, which takes half a second

@@ -13,7 +13,9 @@ from pytorch_lightning.callbacks import ModelSummary, ProgressBar, TQDMProgressB
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from finetune.commands.lightning_cli import run_lightning
-from finetune.distributed.launch import cluster_environment, num_processes, starts_processes
+from finetune.distributed.launch import cluster_environment, starts_processes
+from finetune.distributed.ranks import forget_left_over
+from finetune.distributed.signals import is_first_process
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
@@ -68,13 +70,18 @@ def test_what_a_shell_has_of_another_job_silences_no_run(colours, tmp_path, name
     assert len((tmp_path / "runs/fit/version_0/metrics.csv").read_text().splitlines()) == 2
 
 
-def test_a_left_over_rank_does_not_let_one_process_wait_for_others(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(WrongUsage, match="unset LOCAL_RANK"):
-        num_processes(2, 1, [])
-    assert num_processes(1, 1, []) == (1, 1)
-    monkeypatch.setenv("FINETUNE_FIRST_PROCESS", "1")  # a process that Lightning has started for us
-    assert num_processes(2, 1, []) == (2, 1)
+def test_a_left_over_rank_does_not_let_one_process_wait_for_others(colours, tmp_path):
+    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK, "--trainer.devices", "2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
+    subprocess.run([*command, "--test_after_fit", "false"], cwd=tmp_path, env=env, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("port", [None, "1234"])
+def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", **({"MASTER_PORT": port} if port else {})}.items():
+        monkeypatch.setenv(name, value)
+    forget_left_over()
+    assert is_first_process() == (port is None)
 
 
 def test_batch_norm_is_synchronised_once(colours, cli):

@@ -1,5 +1,7 @@
 """Runs side by side: counted by hand, and told apart only where they differ."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from run_folders import write_run
@@ -101,3 +103,21 @@ def test_of_more_than_two_it_is_told_which_were_tested_on_others(tmp_path):
     c = read_run(write_run(tmp_path / "c", LABELS, said([2]), ["x", "y"], tmp_path / "elsewhere"))
     assert "Not tested" not in write_comparison([a, b, a], None, tmp_path / "page.html")
     assert write_comparison([a, b, c], None, tmp_path / "page.html").endswith("Not tested on the pictures of a: c.")
+
+
+def test_pictures_that_are_links_to_one_file_stay_two(tmp_path):
+    a, b = two(tmp_path, [0], [1])
+    store = tmp_path / "blob"
+    store.touch()
+    for path in a.answers.paths:
+        Path(path).unlink(missing_ok=True)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).symlink_to(store)
+    pair = paired(a, b)
+    assert isinstance(pair, Pair) and pair.only_a.tolist() == [1] and pair.only_b.tolist() == [0]
+
+
+def test_a_run_without_a_test_has_no_other_pictures(tmp_path):
+    a, b = two(tmp_path, [0], [1])
+    (a.path / "test_predictions.csv").unlink()
+    assert "Not tested" not in write_comparison([read_run(a.path), b, b], None, tmp_path / "page.html")

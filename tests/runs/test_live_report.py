@@ -69,12 +69,26 @@ def test_a_page_that_can_not_be_written_ends_no_training(run, caplog):
 
 def test_a_run_that_is_stopped_no_longer_goes_on(run, monkeypatch):
     callback = LiveReport(run)
-    callback.on_exception()
+    callback.on_exception(SimpleNamespace(is_global_zero=True))
     assert not run.file("report.html").exists()  # before its time there is none
     callback._cost = 0.0
     callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
     assert "Still running" in run.file("report.html").read_text("utf-8")
-    callback.on_exception()
+    callback.on_exception(SimpleNamespace(is_global_zero=True))
     assert "Still running" not in run.file("report.html").read_text("utf-8")
     run.file("config.yaml").write_text("a: [")  # whatever is wrong, what stops the run is the news
-    callback.on_exception()
+    callback.on_exception(SimpleNamespace(is_global_zero=True))
+
+
+def test_a_prolonged_run_that_is_stopped_soon_does_not_show_the_test_of_before(tmp_path):
+    run = Run(tmp_path, "fit", write_run(tmp_path / "run", [0, 1], np.eye(2), ["a", "b"]))
+    run.file("report.html").write_text("2 of 2 test pictures are named rightly")
+    callback, first = LiveReport(run), SimpleNamespace(is_global_zero=True)
+    callback.on_exception(first)
+    assert "test pictures are named rightly" in run.file("report.html").read_text("utf-8")  # its best.ckpt is that one
+    for name in ("test.json", "test_predictions.csv"):
+        run.file(name).unlink()
+    callback.on_exception(SimpleNamespace(is_global_zero=False))
+    assert "test pictures are named rightly" in run.file("report.html").read_text("utf-8")
+    callback.on_exception(first)
+    assert "test pictures are named rightly" not in run.file("report.html").read_text("utf-8")
