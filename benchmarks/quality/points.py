@@ -12,11 +12,11 @@ _MOST = 2 / 3
 
 
 class Point(NamedTuple):
-    """Means over seeds, and perhaps sets."""
+    """What a tool's setting comes to on a set, or over sets: seconds of the fastest seed, accuracies of all."""
 
     tool: str
     setting: str
-    seconds: float
+    seconds: float  # of whichever seed other work kept least from the cores; over several sets their mean
     accuracies: tuple[float, ...]  # of each seed; over several sets the mean of those that have it
 
     @property
@@ -51,7 +51,7 @@ def on_set(records: Records, name: str) -> list[Point]:
         found = [r for r in records if (r["set"], r["tool"], r["setting"]) == (name, tool, setting)]
         good = sorted((r for r in found if "accuracy" in r), key=lambda r: r["seed"])
         if good:
-            seconds = statistics.fmean(r["seconds"] for r in good)
+            seconds = min(r["seconds"] for r in good)
             points.append(Point(tool, setting, seconds, tuple(r["accuracy"] for r in good)))
     return points
 
@@ -74,5 +74,6 @@ def over_sets(records: Records) -> list[Point]:
         if sets and seeds:
             of = [[found[seed, name] for name in sets] for seed in seeds]
             accuracies = tuple(statistics.fmean(r["accuracy"] for r in results) for results in of)
-            points.append(Point(tool, setting, statistics.fmean(r["seconds"] for rs in of for r in rs), accuracies))
+            seconds = statistics.fmean(min(r["seconds"] for r in results) for results in zip(*of, strict=True))
+            points.append(Point(tool, setting, seconds, accuracies))
     return points

@@ -134,12 +134,15 @@ def _settings_of_torch() -> Callable[[], None]:
     )
     finds_anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     device = torch.get_default_device()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
     torch.set_float32_matmul_precision("highest")
     torch.set_default_device(None)
 
     def put() -> None:
+        if torch.cuda.is_initialized():  # a fit on another GPU makes that the current one
+            torch.cuda.set_device(gpu)
         torch.set_default_device(device if device.type != "cpu" else None)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(has_grad)

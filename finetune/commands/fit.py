@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jsonargparse import Namespace
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
+from finetune.commands.fit_checks import check_begun_from, check_has_both_classes, check_validated
 from finetune.commands.logged_sheet import log_sheet
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.signals import Interrupted
@@ -63,17 +63,22 @@ def fit(
     run.path = resumed
     if finished:
         return _finish(trainer, model, datamodule, run, options, finished)
+    known = None
     if first is None and model.weights is not None:
         if is_timm(model.backbone) and model.weights == "DEFAULT" and trainer.is_global_zero:
             log.info("looking for the weights of %s here, else on the Hugging Face hub", model.backbone)
         # It fails here, before other processes are started.
-        read_weights(model.weights, model.backbone, model.network_size)
+        known = read_weights(model.weights, model.backbone, model.network_size).licence
     if resumed:
         go_on(trainer, run, datamodule, options)
     else:
+        if first is not None:
+            check_begun_from(first, model)
+            known = read_checkpoint(first)["finetune"].get("licence_of_the_weights")
         run.began_from = None if first is None else str(Path(first).resolve())
-        weights = model.weights and (Path(model.weights).name if Path(model.weights).is_file() else model.weights)
-        run.licence = licence(weights, model.backbone, run.began_from and Path(run.began_from).name)
+        file = Path(model.weights or "")
+        weights, is_file = (file.name, True) if file.is_file() else (model.weights, False)
+        run.licence = licence(weights, model.backbone, run.began_from and Path(run.began_from).name, is_file, known)
         for text in filter(None, (why_anew, *told) if trainer.is_global_zero else ()):
             log.info(text)
         if trainer.is_global_zero and (is_timm(model.backbone) or is_restricted(run.licence)):
@@ -81,16 +86,19 @@ def fit(
         if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
             run.choose()  # its processes get a copy of the run, the parent keeps the original
     if options.patience is not None:
-        _check_validated(trainer, datamodule, "--patience counts validations")
+        check_validated(trainer, datamodule, "--patience counts validations")
     if options.threshold is not None:
         model.calibrator.aim = parse_aim(options.threshold, model.class_names)
-        _check_has_both_classes(trainer, datamodule)
+        check_has_both_classes(trainer, datamodule)
     terms = {"licence_of_the_weights": run.licence}
     run.about = {"command": typed, "folder": os.getcwd(), **terms, **overview.tell(trainer, model, datamodule, first)}
     datamodule.is_fitted = True  # said here: processes that are spawned have a copy
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.fit(model, datamodule=datamodule, **kwargs)
     trainer.ckpt_path = None
+    is_try = trainer.fast_dev_run and not resumed  # type: ignore[attr-defined]
+    if is_try and trainer.is_global_zero:
+        run.checkpoint("last").unlink(missing_ok=True)  # `--resume` is to go on in the run before, not in a try
     _finish(trainer, model, datamodule, run, options)
 
 
@@ -158,19 +166,3 @@ def _report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
         print(f"report in {page}", flush=True)
     except Exception as error:  # of whatever draws or reads: the run itself is whole
         log.warning("the report could not be written: %s; `finetune report %s` tries again", error, run.path)
-
-
-def _check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
-    if "val" in data.splits and trainer.limit_val_batches == 0:
-        raise ValueError(f"{what}, and trainer.limit_val_batches is 0: leave it out")
-    if "val" not in data.splits:
-        raise ValueError(f"{what}, and there is no validation split: --data.val_fraction 0.1 sets one apart of train")
-
-
-def _check_has_both_classes(trainer: Trainer, data: ImageDataModule) -> None:
-    """Make sure that a threshold can be chosen."""
-    _check_validated(trainer, data, "--threshold is chosen on validation pictures")
-    counts = np.bincount(data.splits["val"].labels, minlength=2)
-    if not counts.all():
-        name = data.class_names[int(counts.argmin())]
-        raise ValueError(f"--threshold needs validation pictures of both classes, there is none of {name}")

@@ -10,7 +10,7 @@ import yaml
 from finetune.system.messages import WrongUsage, did_you_mean
 
 _OURS = ("TensorBoardLogger", "WandbLogger", "MLFlowLogger", "TrackioLogger")
-_LIGHTNINGS = ("CometLogger", "CSVLogger", "LitLogger", "NeptuneLogger")
+_LIGHTNINGS = ("CometLogger", "CSVLogger", "LitLogger")
 _BARE = re.compile("[A-Za-z]+")
 _NO_NAMES = ("true", "false", "null", "none", "yes", "no", "on", "off")
 _NAME = re.compile(rf"(?:pytorch_lightning\.loggers\.(?:\w+\.)?)?({'|'.join(_OURS)})")
@@ -42,11 +42,12 @@ def in_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def in_config(content: Any) -> Any:
-    """Return what a config file holds with our loggers' class paths where its trainer names one."""
-    trainer = content.get("trainer") if isinstance(content, dict) else None
-    if not isinstance(trainer, dict) or "logger" not in trainer:
+    """Return what a config, or what --trainer is given, holds with our loggers' class paths where it names one."""
+    if not isinstance(content, dict):
         return content
-    return content | {"trainer": trainer | {"logger": ours(trainer["logger"])}}
+    if "logger" in content:
+        return content | {"logger": ours(content["logger"])}
+    return content | {"trainer": in_config(content["trainer"])} if "trainer" in content else content
 
 
 def ours(value: Any) -> Any:

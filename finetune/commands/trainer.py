@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
@@ -107,6 +108,9 @@ def check_allowed(config: Any) -> None:
         raise WrongUsage("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
     if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
         raise WrongUsage("for trainer.strategy take model_parallel or finetune.MeshStrategy")
+    is_forked = any(word in str(config["strategy"]) for word in ("fork", "notebook"))
+    if is_forked and torch.cuda.is_available() and config["accelerator"] != "cpu":  # asked for their names by then
+        raise WrongUsage(f"trainer.strategy {config['strategy']} can't be had on GPUs: take ddp or ddp_spawn")
     if isinstance(num := config["accumulate_grad_batches"], int) and num < 1:
         raise WrongUsage(f"trainer.accumulate_grad_batches must be at least 1, got {num}")
 
@@ -115,12 +119,17 @@ def patience(num: int) -> EarlyStopping:
     """Return what ends a fit after `num` validations that did not raise val/accuracy."""
     if num < 1:
         raise WrongUsage(f"--patience must be at least 1, got {num}")
-    # Not strict: a limit may end the run before its first validation.
-    return EarlyStopping("val/accuracy", mode="max", patience=num, strict=False)
+    # Not strict: a limit may end the run before its first validation. At an epoch's end Lightning asks for an interval
+    # in batches, which one in time is not.
+    return EarlyStopping("val/accuracy", mode="max", patience=num, strict=False, check_on_train_epoch_end=False)
 
 
 def make_ready(trainer: Trainer) -> Trainer:
     """Return a new Trainer with what Lightning leaves to others: its processes' end, arithmetic, memory, epochs."""
+    is_timed = trainer._val_check_time_interval is not None  # type: ignore[attr-defined]
+    if is_timed and trainer.world_size > 1:
+        hint = "give trainer.val_check_interval in batches, or --devices 1"
+        raise WrongUsage(f"several devices would each validate by a clock of its own, and wait for one another: {hint}")
     take_over(trainer)
     if trainer.world_size == 1:  # which Lightning reads from what a shell may still have of another job
         rank_zero_only.rank = 0  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from finetune.data.image_cache import CacheOfSplits
 from finetune.data.loader import DeviceCopy, Loader, end_workers, is_pinned, loader_options
 from finetune.data.mixing import Mixing
 from finetune.data.readers import files_to_predict
-from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed
+from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed, spread
 from finetune.data.seen import Seen
 from finetune.data.size_schedule import parse_sizes, scheduled
 from finetune.data.splits import Split, unlabelled
@@ -31,7 +31,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     Args:
         root: Folder of the data set.
-        batch_size: Pictures in a batch, over all devices together.
+        batch_size: Pictures in a batch, over all devices. A limit of batches leaves pictures from all over val or test.
         image_size: Side in pixels of what the network sees.
         eval_image_size: The same where nothing trains, in validation, test and predictions; null for `image_size`.
         image_size_schedule: Sizes of the training pictures, such as 96,128, each for an equal share of the epochs; the
@@ -158,9 +158,10 @@ class ImageDataModule(pl.LightningDataModule):
             place = position(self.trainer)
             batches: Any = TrainBatches(num, self.batch_size, run_seed(), rank, world_size, *place, is_same=is_same)
         else:
-            num = limited(self.trainer, split, num, self.batch_size) if is_limited else num
+            left = limited(self.trainer, split, num, self.batch_size) if is_limited else num
             key = partial(self.key, split) if given is None and self._has_views(split) else None
-            batches = EvalBatches(num, math.ceil(self.batch_size / world_size), rank, world_size, key)
+            key = partial(spread, num=left, num_images=num) if left < num and split != "predict" else key
+            batches = EvalBatches(left, math.ceil(self.batch_size / world_size), rank, world_size, key)
         if given is not None:
             pinned = is_pinned(self.trainer)
             return DataLoader(given, batch_sampler=batches, collate_fn=default_convert, pin_memory=pinned)

@@ -2,6 +2,7 @@
 
 The i-th global batch of an epoch is the i-th slice of one permutation; device r of k takes the r-th contiguous part of
 it. In evaluation, device r takes the r-th contiguous part of the whole list: nothing is padded, nothing counted twice.
+Where a limit cuts val or test, which are sorted by class, the list is of pictures that lie evenly in all.
 """
 
 import math
@@ -146,6 +147,11 @@ def limited(trainer: "pl.Trainer | None", split: str, num_images: int, batch_siz
     return num
 
 
+def spread(place: Any, num: int, num_images: int) -> Any:
+    """Return which picture is at a place (or places, (n,)) among `num` that lie evenly in a split of `num_images`."""
+    return place * num_images // num
+
+
 def check_limit(trainer: "pl.Trainer", split: str, num_images: int, batch_size: int) -> None:
     """Make sure that the trainer's limit, where it is a share, leaves something of a split."""
     share = getattr(trainer, f"limit_{split}_batches")
@@ -219,13 +225,9 @@ def total_steps(trainer: "pl.Trainer", num_batches: int, interval: str = "step")
 
 
 def steps_in(accumulated: int, callbacks: Any, num_batches: int, epochs: range) -> int:
-    """Return the optimizer steps of some epochs, counted from 0.
+    """Return the optimizer steps of some epochs, counted from 0, of so many batches each.
 
-    Args:
-        accumulated: Batches of a step.
-        callbacks: The trainer's, one of which may say another number for each epoch.
-        num_batches: Of an epoch.
-        epochs: Which.
+    A step has the gradients of so many accumulated batches, unless one of the callbacks says a number for each epoch.
     """
     changing = _changing(callbacks)
     if changing is None:

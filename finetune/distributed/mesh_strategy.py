@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+import torch.distributed as dist
 from pytorch_lightning.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
@@ -47,7 +48,14 @@ class MeshStrategy(ModelParallelStrategy):
             raise WrongUsage(
                 "trainer.gradient_clip_val can't be had with trainer.strategy model_parallel: leave it out"
             )
+        if trainer.precision == "16-mixed":  # nor scale them together
+            raise WrongUsage("trainer.precision 16-mixed can't be had with model_parallel: take bf16-mixed or 32-true")
         super().setup(trainer)
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        super().post_backward(closure_loss)
+        assert self.model is not None and self.device_mesh is not None
+        copy_gradients(self.model, self.device_mesh)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = True) -> dict[str, Any]:
         # Lightning's own unpickles anything, and sends tensors from rank 0 as they lie in memory: channels_last weights
@@ -91,6 +99,23 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> None:
             parameter.data = parameter.data.contiguous()
         for module in (*stages(network).values(), network):
             fully_shard(module, mesh=mesh["data_parallel"])
+
+
+def copy_gradients(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Give devices that share a head the first one's gradients of all else, of which each holds a copy.
+
+    They have seen the same pictures, but a GPU's sums are not always rounded alike, and what differs would only grow.
+    """
+    if (axis := mesh["tensor_parallel"]).size() == 1:
+        return
+    group = axis.get_group()
+    for gradient in (parameter.grad for parameter in network.parameters()):
+        if isinstance(gradient, DTensor):
+            copied = None if "tensor_parallel" in (gradient.device_mesh.mesh_dim_names or ()) else gradient.to_local()
+        else:
+            copied = gradient
+        if copied is not None:
+            dist.broadcast(copied, dist.get_global_rank(group, 0), group)
 
 
 def reshard(network: nn.Module) -> None:

@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
+from finetune.distributed.collectives import cpu_group
 from finetune.system.terminal import say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -107,10 +108,10 @@ class SignalFlag:
     def join(self) -> None:
         """Open the group that `agreed` speaks through; every device calls this at the same point.
 
-        A group of its own on CPUs: asking through the GPUs would wait for their queue at every step.
+        Through the CPUs, since it is asked at every step.
         """
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+            self._group = cpu_group()
 
     def agreed(self, trainer: pl.Trainer) -> int:
         """Return the signal that any device has received, 0 for none; every device calls this at the same point."""

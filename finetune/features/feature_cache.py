@@ -27,6 +27,7 @@ from finetune.data.samplers import num_reads, share
 from finetune.distributed.batch_share import is_sharded
 from finetune.models.ensemble import members
 from finetune.models.fx import fuse_batch_norm, split_frozen
+from finetune.models.timm_backbones import is_timm
 from finetune.system.cache_dir import FEATURES, cache_dir, mark_used, room
 from finetune.system.files import remove_dead, unfinished_of
 from finetune.system.messages import reason
@@ -216,7 +217,12 @@ def _key(trainer: pl.Trainer, part: Part, data: ImageDataModule, split: str) -> 
     except ValueError as error:
         raise Unavailable(str(error)) from error
     about = pictures, trainer.precision, trainer.strategy.root_device.type, part.name
-    versions = [str(module.__version__) for module in (finetune, torch, torchvision)]
+    makers = [finetune, torch, torchvision]
+    if is_timm(part.name):
+        import timm
+
+        makers.append(timm)
+    versions = [str(module.__version__) for module in makers]
     digest = hashlib.sha256(repr((*about, versions)).encode())
     for tensor in (*part.constants, *part.frozen.state_dict().values()):
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

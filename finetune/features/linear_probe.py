@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.batch_share import is_counted, is_sharded
+from finetune.distributed.collectives import cpu_group
 from finetune.distributed.mesh_strategy import assign, reshard
 from finetune.features.logistic_regression import fit_probe
 from finetune.models.stages import head
@@ -80,7 +81,7 @@ def head_inputs(
     if trainer.world_size == 1:
         return x, y
     everywhere: list[tuple[np.ndarray, np.ndarray]] = [(x, y)] * trainer.world_size
-    dist.all_gather_object(everywhere, (x, y))
+    dist.all_gather_object(everywhere, (x, y), group=cpu_group())
     return np.concatenate([x for x, _ in everywhere]), np.concatenate([y for _, y in everywhere])
 
 

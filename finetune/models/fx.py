@@ -21,8 +21,8 @@ def split_frozen(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Mo
         frozen: Its first stages.
 
     Returns:
-        (B, 3, H, W) to (B, …), and (B, …) to (B, K); None where something else goes from the one to the other, or where
-        torch.fx can't follow.
+        (B, 3, H, W) to (B, …), and (B, …) to (B, K); None where something else goes from the one to the other, where a
+        function drops at random, or where torch.fx can't follow.
     """
     parts = {**stages(network), head_name(network): head(network)}
     halves = []
@@ -30,6 +30,8 @@ def split_frozen(network: nn.Module, frozen: Sequence[nn.Module]) -> tuple[nn.Mo
         try:
             graph = _Tracer(parts).trace(network, _defaults(network))
         except Exception:  # whatever a network of timm's does with what it takes for pictures
+            return None
+        if any(_drops_for_good(node) for node in graph.nodes):
             return None
         pictures = next(node for node in graph.nodes if node.op == "placeholder")
         first = next(node for node in graph.nodes if _learns_or_is_random(network, node, frozen))
@@ -86,7 +88,14 @@ def _defaults(network: nn.Module) -> dict[str, Any]:
     return {one.name: one.default for one in parameters if one.default is not one.empty}
 
 
+def _drops_for_good(node: fx.Node) -> bool:
+    """Whether a node is a dropout of `F.dropout(…, training=self.training)`: what that is now stays in the graph."""
+    return bool(node.op == "call_function" and node.kwargs.get("training") and node.kwargs.get("p", 1))
+
+
 def _learns_or_is_random(network: nn.Module, node: fx.Node, frozen: Sequence[nn.Module]) -> bool:
+    if node.op == "get_attr":  # what lies directly on a container
+        return any(name == node.target and parameter.requires_grad for name, parameter in network.named_parameters())
     if node.op != "call_module":
         return False
     module = network.get_submodule(str(node.target))

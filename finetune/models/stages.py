@@ -4,7 +4,7 @@ What is frozen stays so: what trains is settled once, before DDP wraps the netwo
 """
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -55,7 +55,9 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
         return (layers[f"{path}.{name}"] for name, _ in module.named_parameters())
 
     walk(network, "")
-    return found if layers is None else dict(sorted(found.items(), key=lambda part: min(_layers_in(part[1], part[0]))))
+    if layers is None or callable(_groups(network)):
+        return found  # networks with such a function register in forward order, which CaiT's layers are not in
+    return dict(sorted(found.items(), key=lambda part: min(_layers_in(part[1], part[0]))))
 
 
 def depths(network: nn.Module) -> dict[str, int]:
@@ -81,16 +83,21 @@ def depths(network: nn.Module) -> dict[str, int]:
 
 def _layers(network: nn.Module) -> dict[str, int] | None:
     """Return in which layer each parameter is, by its name and timm's count; None for a network that doesn't say."""
-    matcher = getattr(network, "group_matcher", None)
-    if matcher is None:
+    groups = _groups(network)
+    if groups is None:
         return None
     from timm.models import group_parameters
 
+    return group_parameters(network, groups, reverse=True)
+
+
+def _groups(network: nn.Module) -> Any:
+    """Return how timm tells a network's layers by the names of parameters: patterns, or a function."""
+    matcher = getattr(network, "group_matcher", None)
     try:
-        groups = matcher(coarse=True)
+        return matcher and matcher(coarse=True)
     except AssertionError:  # timm's own word for a network that can't
         return None
-    return group_parameters(network, groups, reverse=True)
 
 
 def _is_norm(stage: nn.Module) -> bool:
@@ -98,7 +105,7 @@ def _is_norm(stage: nn.Module) -> bool:
 
 
 def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
-    """Take the gradients from the stages up to a named one, and from the parameters that lie outside any stage.
+    """Take the gradients from the stages up to a named one, with what lies beside them (`stage_parameters`).
 
     Args:
         network: Its parameters' `requires_grad` is set; the head's never is. Of an ensemble each member.
@@ -117,10 +124,11 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
         raise WrongUsage(
             f"there is no stage {last!r} to freeze; the stages are {', '.join(parts)}, and backbone is all"
         )
-    frozen = list(parts.values())[: named[-1] + 1]
-    for parameter in (*outside_stages(network), *(p for stage in frozen for p in stage.parameters())):
-        parameter.requires_grad = False
-    return frozen
+    num_frozen = named[-1] + 1
+    for parameters in list(stage_parameters(network).values())[:num_frozen]:
+        for parameter in parameters:
+            parameter.requires_grad = False
+    return list(parts.values())[:num_frozen]
 
 
 def batch_norms(network: nn.Module) -> list[nn.Module]:
@@ -128,7 +136,18 @@ def batch_norms(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
 
-def outside_stages(network: nn.Module) -> list[nn.Parameter]:
-    """Parameters that lie directly on a container, like ViT's class token: they go with the first stage."""
-    inside = {id(p) for part in (*stages(network).values(), head(network)) for p in part.parameters()}
-    return [parameter for parameter in network.parameters() if id(parameter) not in inside]
+def stage_parameters(network: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters of each stage by its name, and with them those that lie directly on a container.
+
+    Where that holds the head, as CLIP's pooling with its positions does, they go with the last stage; all others, like
+    ViT's class token, with the first.
+    """
+    found = {name: list(stage.parameters()) for name, stage in stages(network).items()}
+    inside = {id(p) for parameters in (*found.values(), head(network).parameters()) for p in parameters}
+    outside = {name: p for name, p in network.named_parameters() if id(p) not in inside}
+    beside_head = [name for name in outside if head_name(network).startswith(f"{name.rpartition('.')[0]}.")]
+    for stage in list(found)[-1:]:
+        found[stage] += [outside.pop(name) for name in beside_head]
+    for stage in list(found)[:1]:
+        found[stage] = [*outside.values(), *found[stage]]
+    return found

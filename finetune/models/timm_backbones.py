@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -181,12 +182,23 @@ def create(backbone: str, num_classes: int, image_size: int | None = None, **opt
     if not told.fixed_input_size or image_size in (None, own):
         return timm.create_model(name, num_classes=num_classes, **options)
     sized = partial(timm.create_model, name, num_classes=num_classes, img_size=image_size)
+    asked = f"pictures of {image_size}x{image_size} pixels"
+    told = f"{backbone} can't be had for {asked}: that of its weights is image_size {own}"
     try:
         network = sized(**{**options, "pretrained": False})
     except (TypeError, AssertionError) as error:  # it has no such argument, or its windows don't fit
-        asked = f"pictures of {image_size}x{image_size} pixels"
-        raise WrongUsage(f"{backbone} can't be had for {asked}: that of its weights is image_size {own}") from error
-    return sized(**options) if options.get("pretrained") else network
+        raise WrongUsage(told) from error
+    if not options.get("pretrained"):
+        return network
+    try:
+        return sized(**options)
+    except RuntimeError as error:
+        if "size mismatch" not in str(error):
+            raise
+        with suppress(RuntimeError):  # weights of another network
+            timm.create_model(name, num_classes=num_classes, **options)
+            raise WrongUsage(told) from error  # whose positions timm does not resample
+        raise
 
 
 def build_timm(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:

@@ -1,7 +1,10 @@
 """Weights of timm: from its hub, from a folder as timm writes it, or from a file that any version of it has written."""
 
+import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from finetune.models.weight_files import Pretrained, check_one, read_file
 from finetune.system.messages import WrongUsage, reason
 
 _FILES = ("model.safetensors", "pytorch_model.bin")  # as `save_for_hf` names them
+_MISSING = re.compile(r"Missing keys \((.+?)\)")
 
 
 def read_timm(weights: str, backbone: str, image_size: int | None = None) -> Pretrained:
@@ -80,16 +84,41 @@ def _arranged(
     num = 0 if rows is None else len(rows)
     told = {"state_dict": given.state, "num_classes": num, "label_offset": None}  # the rows are what they are
     try:
-        source = create(backbone, num, image_size, pretrained=True, pretrained_cfg_overlay=told)
+        with _missing_keys() as missing:
+            source = create(backbone, num, image_size, pretrained=True, pretrained_cfg_overlay=told)
     except WrongUsage:
         raise
     except Exception as error:  # torch's for names and shapes; timm's own, of what it arranges, are of many kinds
         raise ValueError(f"{given.origin} does not fit {backbone}: {_short(reason(error))}") from error
+    # Published weights of ConvNeXt (FCMAE) and DaViT (Florence-2) end before the head's norm.
+    expected = (f"{pretrained_cfg(backbone).classifier}.", "head.norm.")
+    if lacking := [key for key in missing if not key.startswith(expected)]:
+        raise ValueError(f"{given.origin} does not fit {backbone}: it lacks {_short(', '.join(lacking))}")
     if pool is not None and (own := _pool(source)) not in (None, pool):
         raise WrongUsage(f"{given.origin} is of a network that pools by {pool}, {backbone} by {own}")
     if about is not None:
         return _pretrained(source, about, given.origin, about.class_names)
-    return Pretrained(source.state_dict(), given.class_names, given.origin, given.mean, given.std)
+    return replace(given, state=source.state_dict())
+
+
+@contextmanager
+def _missing_keys() -> Iterator[list[str]]:
+    """Collect what timm finds no weights for: where a network may lack some, it says so in its log alone."""
+    logger, missing = logging.getLogger("timm.models._builder"), list[str]()
+    level, shown_from = logger.level, logger.getEffectiveLevel()
+
+    def look(record: logging.LogRecord) -> bool:
+        if told := _MISSING.match(record.getMessage()):
+            missing.extend(told[1].split(", "))
+        return record.levelno >= shown_from
+
+    logger.addFilter(look)
+    logger.setLevel(logging.INFO)
+    try:
+        yield missing
+    finally:
+        logger.setLevel(level)
+        logger.removeFilter(look)
 
 
 def _pretrained(source: nn.Module, about: Description, origin: str, class_names: list[str] | None) -> Pretrained:

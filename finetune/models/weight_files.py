@@ -29,6 +29,7 @@ class Pretrained:
     origin: str  # for messages
     mean: Tensor | None = None  # (3, 1, 1) in grey levels: the normalisation that they state
     std: Tensor | None = None
+    licence: str | None = None  # what a fit of ours, from which they come, has said of the weights that it began with
 
     def write_normalization(self, mean: Tensor, std: Tensor) -> None:
         """Write the normalisation, where these weights state one, to buffers (3, 1, 1) in grey levels."""
@@ -75,7 +76,8 @@ def _read_safetensors(path: Path) -> Pretrained:
     try:  # of `finetune export`: which pixels it has learned with
         known = json.loads(about[EXPORTED])
         mean, std = (torch.tensor(known[name], dtype=torch.float32).view(3, 1, 1) for name in ("mean", "std"))
-        return Pretrained(tidy(state), [str(name) for name in known["model"]["class_names"]], str(path), mean, std)
+        names, terms = [str(name) for name in known["model"]["class_names"]], known.get("licence_of_the_weights")
+        return Pretrained(tidy(state), names, str(path), mean, std, terms and str(terms))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: what it says of itself can't be read") from error
 
@@ -99,7 +101,9 @@ def _read_torch(path: Path) -> Pretrained:
     for name, value in (("mean", mean), ("std", std)):
         if value is not None and value.shape != (3, 1, 1):
             raise ValueError(f"{path} is no checkpoint of ours: its {name} has the shape {tuple(value.shape)}")
-    return Pretrained(tidy(state), settings.get("class_names"), str(path), mean, std)
+    own = content.get("finetune")
+    terms = own.get("licence_of_the_weights") if isinstance(own, dict) else None
+    return Pretrained(tidy(state), settings.get("class_names"), str(path), mean, std, terms and str(terms))
 
 
 def tidy(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,19 @@ from finetune.data.samplers import run_seed
 from finetune.distributed.tensor_parallel import full_state, linear_names, shard_linear
 from finetune.parity import communication_volume
 from finetune.parity.data_parallel import synchronize
-from finetune.parity.one_process import CLASS_NAMES, LR, Batches, Job, State, Trained, median, on_cpu, sgd_step, timed
+from finetune.parity.one_process import (
+    CLASS_NAMES,
+    LR,
+    Batches,
+    Job,
+    State,
+    Trained,
+    median,
+    multiply_in_full,
+    on_cpu,
+    sgd_step,
+    timed,
+)
 from finetune.parity.pipeline import SCHEDULES, Pipeline, layers, partition
 
 
@@ -30,6 +42,9 @@ class RankWeights(pl.Callback):
 
     def __init__(self, folder: str) -> None:
         self.folder, self._seconds = Path(folder), list[float]()
+
+    def on_train_start(self, *_: Any) -> None:
+        multiply_in_full()
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._start = time.perf_counter()
@@ -110,6 +125,7 @@ def _split_processes(rank: int, job: Job) -> None:
     device = torch.device("cuda", rank) if job.is_cuda else torch.device("cpu")
     if job.is_cuda:
         torch.cuda.set_device(device)
+    multiply_in_full()
     rendezvous = f"file://{job.folder / 'rendezvous'}"
     backend, timeout = "nccl" if job.is_cuda else "gloo", timedelta(minutes=1)
     dist.init_process_group(backend, rendezvous, rank=rank, world_size=job.k, timeout=timeout)

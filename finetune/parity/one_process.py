@@ -52,6 +52,12 @@ class Trained:
     seconds: float
 
 
+def multiply_in_full() -> None:
+    """Let GPUs keep all digits of float32, so that what is compared differs by rounding alone."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def draw_batches(job: Job) -> Batches:
     """Write coloured blobs as an image folder and return the batches of the first epoch as one device sees them.
 

@@ -97,7 +97,8 @@ class Recorder(pl.Callback):
         taken = self._step - self._warm_up
         if taken < -1:
             return
-        synchronize(pl_module.device)
+        if taken <= 0 or taken == self._chunk:  # as often as the plain loop: a GPU's queue is not to run empty
+            synchronize(pl_module.device)
         if taken == 0 and self._chunk == 0:
             is_full = len(batch["label"]) == self._batch_size or trainer.world_size > 1
             if not is_full:  # the last of an epoch: the next is not

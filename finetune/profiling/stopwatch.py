@@ -77,12 +77,16 @@ class Stopwatch(pl.Callback):
         install_stop_at_once()  # there is nothing to save
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step_timing.synchronize(pl_module.device)
+        # Not after every step, or a GPU's queue would run empty: where a whole batch lies between two that are no such.
+        if len(self.ends) <= _WARM_UP or batch_idx == 0 or batch_idx + 2 >= trainer.num_training_batches:
+            step_timing.synchronize(pl_module.device)
         self.ends.append(time.perf_counter())
         self.is_first.append(batch_idx == 0)
         self.sizes.append(len(batch["image"]))
         if (warm_up := self._warm_up()) is None:
             return
+        step_timing.synchronize(pl_module.device)
+        self.ends[-1] = time.perf_counter()
         timed = slice(warm_up, None)
         seconds, between = _batch_and_between(self.ends[timed], self.sizes[timed], self.is_first[timed])
         data: Any = trainer.datamodule  # type: ignore[attr-defined]

@@ -29,7 +29,8 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
     Args:
         model: Used up by it: its weights are others afterwards.
         data: The pictures; of its batch the trial takes a device's share.
-        trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches` and `default_root_dir` of the fit.
+        trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches`, `benchmark`, `deterministic` and
+            `default_root_dir` of the fit.
         seconds: For how long steps are timed.
         most: How long the trial's steps may take; then the third is the last, and the only one that is timed.
     """
@@ -41,6 +42,8 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
             devices=_first(trainer["accelerator"], trainer["devices"]),
             precision=trainer["precision"],
             accumulate_grad_batches=trainer["accumulate_grad_batches"],
+            benchmark=trainer["benchmark"],
+            deterministic=trainer["deterministic"],
             max_epochs=10**6,  # so many that what is kept of the pictures is made, as in a fit of several
             limit_val_batches=0,
             callbacks=[stopwatch],

@@ -1,6 +1,7 @@
 """What a run is resumed with against its config.yaml: some of it may not change, some the checkpoint decides."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,10 +49,17 @@ def compared(
     differing = [key for key in {**old, **new} if key in _FIXED or (key in old and key in new)]
     differing = [key for key in differing if old.get(key) != new.get(key)]
     values = {_flag(key): (old.get(key), new.get(key)) for key in differing}
+    is_one = old.get("model.members") == 1  # else no other begins with it
+    hint = "may start from what it learned: --model.weights LAST.CKPT" if is_one else "begins"
     if fixed := {key: value for key, value in values.items() if key in _FIXED}:
-        is_one = old.get("model.members") == 1  # else no other begins with it
-        hint = "may start from what it learned: --model.weights LAST.CKPT" if is_one else "begins"
         raise ValueError(f"the run can't go on with {_told(fixed)}; a new run {hint} without --resume")
+    longer = {key: value for key, value in values.items() if key in _LENGTH and _is_longer(*value)}
+    own_length = [old.get(f"model.scheduler.init_args.{name}") for name in ("total_steps", "epochs")]
+    if longer and str(old.get("model.scheduler.class_path")).endswith("OneCycleLR") and not any(own_length):
+        raise ValueError(
+            f"the run can't go on with {_told(longer)}, since OneCycleLR ends with the length that it began with: "
+            f"leave that as it was; a new run {hint} without --resume"
+        )
     order = {k: v for k, v in values.items() if k in _ORDER or (has_other_pictures and k in _PICTURES)}
     if (order or has_other_pictures) and not allow:
         what = _told(order) if order else "other training pictures"
@@ -76,6 +84,11 @@ def compared(
         for key, (a, b) in stay.items()
     ]
     return "; ".join(told), held
+
+
+def _is_longer(old: float | None, new: float | None) -> bool:
+    before, now = (math.inf if limit in (None, -1) else limit for limit in (old, new))
+    return now > before
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

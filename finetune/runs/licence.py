@@ -7,29 +7,39 @@ from torchvision import models
 
 from finetune.models.backbones import OWN
 from finetune.models.timm_backbones import describe, is_timm
+from finetune.system.messages import shown
 
 # As timm's descriptions name them. What else they name has terms of its own.
 _FREE = {"apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0"}
 _NOT_COMMERCIAL = ("-nc", "noncommercial", "apple-amlr", "seer")  # in the name
 _WARNING, _OTHER, _OWN = "commercial use is not allowed", "terms of their own", "a licence of their own"
 _FILES = (".pt", ".pth", ".safetensors", ".ckpt")
+_BEGAN = ", on the terms of whoever trained it, which began with "
 
 
-def licence(weights: str | None, backbone: str, began_from: str | None = None) -> str:
+def licence(
+    weights: str | None, backbone: str, began_from: str | None = None, is_file: bool = False, known: str | None = None
+) -> str:
     """Return what training started from and whose terms hold for it, in a sentence; what is not known is unknown.
 
     Args:
         weights: As `model.weights` has them: torchvision's name, a file, a folder of timm's, None for random ones.
         backbone: Of which network.
         began_from: The checkpoint of another run that training went on from instead.
+        is_file: Whether the weights are a file, whose name may end as it likes.
+        known: This sentence for the run that the checkpoint or the file comes from, if it is one of ours.
     """
+    is_file = is_file or str(weights).endswith(_FILES)
+    if known and (began_from or is_file):
+        which = f"the checkpoint {began_from}" if began_from else f"the file {weights}"
+        return f"{which}{_BEGAN}{shown(known.rpartition(_BEGAN)[2])}"
     if began_from:
         return f"the checkpoint {began_from}: licence unknown, its terms hold"
     if weights is None:
         return "random weights: nobody else's terms hold"
-    if is_timm(str(backbone)) and not weights.endswith(_FILES):
+    if is_timm(str(backbone)) and not is_file:
         return _of_timm(weights, backbone)
-    if str(weights).endswith(_FILES):
+    if is_file:
         return f"the file {weights}: licence unknown, whoever gave it to you says on which terms"
     if terms := _own_terms(weights, backbone):
         return f"torchvision's {weights} weights, which have {_OWN}: {terms}"

@@ -38,7 +38,9 @@ class Rates(LearningRateMonitor):
 def limits(trainer: pl.Trainer) -> dict[str, Any]:
     """Return what can end a run early, as a checkpoint keeps it: a run that one of these ended may be prolonged."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    values: dict[str, Any] = {"min_epochs": trainer.min_epochs, "min_steps": trainer.min_steps}
+    # Lightning puts a number there once a fit begins.
+    min_epochs = trainer.min_epochs or int(trainer.min_epochs is None and trainer.min_steps is not None)
+    values: dict[str, Any] = {"min_epochs": min_epochs, "min_steps": trainer.min_steps}
     values["max_time"] = next((c._duration for c in callbacks if isinstance(c, Timer)), None)
     for c in callbacks:
         if isinstance(c, EarlyStopping):
@@ -68,11 +70,19 @@ def ended_by(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> str:
     return "a callback that stopped it" if own.get("limits") == limits(trainer) else ""
 
 
-def keep_patience(checkpoint: MutableMapping[str, Any], trainer: pl.Trainer) -> None:
-    """Let early stopping keep the patience that it was given now: it would take the checkpoint's."""
+def keep_patience(checkpoint: MutableMapping[str, Any], trainer: pl.Trainer, is_new_run: bool = False) -> None:
+    """Let early stopping keep the patience that it was given now: it would take the checkpoint's.
+
+    A new run that begins from another's checkpoint waits for higher numbers of its own: none of that state is left.
+    """
+    states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping) and callback.state_key in checkpoint.get("callbacks", {}):
-            checkpoint["callbacks"][callback.state_key]["patience"] = callback.patience
+        if not isinstance(callback, EarlyStopping) or callback.state_key not in states:
+            continue
+        if is_new_run:
+            del states[callback.state_key]
+        else:
+            states[callback.state_key]["patience"] = callback.patience
 
 
 def check_averaging(trainer: pl.Trainer, model: nn.Module, name: str) -> None:

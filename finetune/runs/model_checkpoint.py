@@ -39,23 +39,28 @@ class Checkpoints(Checkpoint):
         self.highest: float | None = None  # val/accuracy
         self._is_due = self._is_best = False
         self.limits: dict[str, Any] | None = None  # of a run that a callback has stopped, not a signal
+        self.wanted: dict[str, Any] | None = None  # the limits with which a callback wants a stop, perhaps later
         self._is_stop_held = False
         self._epoch_began, self._is_extra_pass = 0.0, False
         self.stopped_by = 0  # the signal that all devices agree on once training has ended
 
     def state_dict(self) -> dict[str, Any]:
-        return {"highest": self.highest, "is_stopped": self.limits is not None, "limits": self.limits}
+        stop = {"is_stopped": self.limits is not None, "limits": self.limits, "wanted": self.wanted}
+        return {"highest": self.highest, **stop}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.highest = highest_of(state_dict)
+        self.highest, self.wanted = highest_of(state_dict), state_dict.get("wanted")
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        keep_patience(checkpoint, trainer)
+        is_of_another = str(trainer.ckpt_path) != str(self.run.checkpoint("last"))  # --ckpt_path
+        keep_patience(checkpoint, trainer, is_of_another and trainer.state.fn == "fit")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         has_best = trainer.strategy.broadcast(self.run.checkpoint("best").exists())
         if not has_best:
-            self.highest = None  # that of another run, whose --ckpt_path this one began from
+            self.highest = self.wanted = None  # those of another run, whose --ckpt_path this one began from
+        # A stop that `min_epochs` has put off; where a limit was changed since, callbacks are to want it anew.
+        trainer.should_stop |= self.wanted is not None and self.wanted == limits(trainer)
         self._epoch_began = time.monotonic()  # of one that is entered in the middle
         enter_epoch(trainer)
         self.signal.join()
@@ -160,7 +165,8 @@ class Checkpoints(Checkpoint):
         """Write a checkpoint, under several names in their order: a kill between them leaves the later one old."""
         if "last" in names:
             self._is_due = False
-            self.limits = limits(trainer) if trainer.should_stop and trainer.fit_loop._can_stop_early else None
+            self.wanted = limits(trainer) if trainer.should_stop else None
+            self.limits = self.wanted if self.wanted and trainer.fit_loop._can_stop_early else None
         first, *others = (self.run.checkpoint(name) for name in names)
         if "best" in names and trainer.is_global_zero:
             self._forget_test()

@@ -45,7 +45,7 @@ class Calibration(NamedTuple):
     def told(self, class_names: list[str]) -> list[str]:
         """Return in words, line by line, what becomes of the logits."""
         if not self.num_pictures:
-            return ["no temperature was fitted, for want of a validation split: probabilities are the network's own"]
+            return ["no temperature was fitted, for want of a validation: probabilities are the network's own"]
         where = f"the {self.num_pictures} validation pictures"
         lines = [f"probabilities at temperature {self.temperature:.3f}, fitted on {where}"]
         if missed := self.missed(class_names):

@@ -13,6 +13,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed, total_steps
 from finetune.data.seen import hold_against
 from finetune.distributed.batch_share import batch_share, group_of_batch, is_counted, is_sharded, own_buffers, zero_loss
+from finetune.distributed.collectives import all_sum
 from finetune.distributed.mesh_strategy import shard
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.features import feature_cache
@@ -57,7 +58,7 @@ class Classifier(ClipsEach):
         scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
         label_smoothing: Share of the target spread over all classes, in [0, 1).
         class_weights: `balanced` weighs each class with the inverse of its frequency in training.
-        compile: Use torch.compile; the first batch of each kind then takes the better part of a minute.
+        compile: Use torch.compile; the first batch of each kind then takes about a minute.
         network_size: Side of the pictures in pixels, for networks of timm's that hold a position of each patch.
         members: How many networks learn, each by itself from a head of its own, and answer as one (`Ensemble`).
     """
@@ -167,8 +168,7 @@ class Classifier(ClipsEach):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         self.calibration = Calibration()  # the other was of the weights before this step
         images, target = batch["image"], target_of(batch)
-        weight = target.weight(self.class_weight)
-        total_weight = self.trainer.strategy.reduce(weight.clone(), reduce_op="sum")  # it writes into what it is given
+        total_weight = all_sum(weight := target.weight(self.class_weight))
         if len(images) == 0 and total_weight == 0:
             return zero_loss(self)  # all pictures are bad: the same on every device, and no loss to log
         if len(images) == 0 and not stages.batch_norms(self.network) and not is_sharded(self.trainer):
@@ -180,7 +180,7 @@ class Classifier(ClipsEach):
             loss = summed * (self.trainer.world_size / total_weight)
         if len(images) and is_counted(self.trainer):
             self.train_metrics.update(ensemble.together(logits.detach()), target.labels, summed, weight)
-        self.log("train/loss", loss.detach(), on_step=True, on_epoch=False, sync_dist=True)
+        self.log("train/loss", all_sum(loss) / self.trainer.world_size, on_step=True, on_epoch=False)
         return loss * self.hparams["members"]  # it is their mean, and each learns as it would alone
 
     def on_train_epoch_end(self) -> None:

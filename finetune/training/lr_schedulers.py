@@ -100,13 +100,13 @@ class StepOnPlateau(pl.Callback):
     """
 
     def __init__(self) -> None:
-        self._is_due = False  # since a validation inside the epoch
+        self._due: float | None = None  # val/loss of a validation inside the epoch, which a resumed process has not
 
     def state_dict(self) -> dict[str, Any]:
-        return {"is_due": self._is_due}
+        return {"due": self._due}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._is_due = state_dict["is_due"]
+        self._due = state_dict.get("due")  # earlier versions kept no loss
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
@@ -118,16 +118,15 @@ class StepOnPlateau(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        self._is_due = True
+        self._due = float(trainer.callback_metrics["val/loss"])
         if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             self._step(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._is_due:
-            self._step(trainer)
+        self._step(trainer)
 
     def _step(self, trainer: pl.Trainer) -> None:
-        self._is_due = False
-        for config in trainer.lr_scheduler_configs:
+        loss, self._due = self._due, None
+        for config in trainer.lr_scheduler_configs if loss is not None else ():
             if config.reduce_on_plateau:
-                config.scheduler.step(float(trainer.callback_metrics["val/loss"]))  # type: ignore[arg-type]
+                config.scheduler.step(loss)  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """What is measured on a split: metrics with sum states only, so that every picture counts once on any devices."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
@@ -16,6 +18,7 @@ from finetune.training.precise_sums import PreciseSums, global_sums, restore_sum
 from finetune.training.precision import double
 
 _UNFITTED = Calibration()
+_UNCHECKED: dict[str, Any] = {"validate_args": False}  # to look for classes that are none, a GPU is waited for
 
 
 class CalibrationError(PreciseSums):
@@ -82,11 +85,11 @@ def split_metrics(num_classes: int) -> MetricCollection:
     """Return what is measured of decisions on one evaluation split, fed with two times class indices (B,)."""
     return MetricCollection(
         {
-            "accuracy": MulticlassAccuracy(num_classes, average="micro"),
-            "f1": MulticlassF1Score(num_classes, average="macro"),
-            "precision": MulticlassPrecision(num_classes, average=None),
-            "recall": MulticlassRecall(num_classes, average=None),
-            "confusion_matrix": MulticlassConfusionMatrix(num_classes),
+            "accuracy": MulticlassAccuracy(num_classes, average="micro", **_UNCHECKED),
+            "f1": MulticlassF1Score(num_classes, average="macro", **_UNCHECKED),
+            "precision": MulticlassPrecision(num_classes, average=None, **_UNCHECKED),
+            "recall": MulticlassRecall(num_classes, average=None, **_UNCHECKED),
+            "confusion_matrix": MulticlassConfusionMatrix(num_classes, **_UNCHECKED),
         }
     )
 

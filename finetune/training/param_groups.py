@@ -4,7 +4,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from finetune.models.ensemble import members
-from finetune.models.stages import depths, head, outside_stages, stages
+from finetune.models.stages import depths, head, stage_parameters
 from finetune.system.messages import WrongUsage
 
 # What weight decay should not draw to zero besides, scales and positions: by the name of
@@ -57,9 +57,7 @@ def param_groups(
         each = [param_groups(one, head_lr_multiplier, layer_decay, decay_norm_and_bias) for one in networks]
         together = ([p for group in groups for p in group["params"]] for groups in zip(*each, strict=True))
         return [{**group, "params": params} for group, params in zip(each[0], together, strict=True)]
-    parts = {name: list(stage.parameters()) for name, stage in stages(network).items()}
-    for name in list(parts)[:1]:
-        parts[name] = [*outside_stages(network), *parts[name]]
+    parts = stage_parameters(network)
     multipliers = {name: layer_decay**depth for name, depth in depths(network).items()}
     if layer_decay == 1:
         parts = {"backbone": [parameter for parameters in parts.values() for parameter in parameters]}

@@ -12,7 +12,7 @@ from finetune.data.samplers import position
 from finetune.distributed.batch_share import batch_share
 from finetune.system.progress import duration
 
-_EVERY = 0.2  # seconds: how often a notebook's bar is drawn anew
+_EVERY = 0.2  # seconds: how often a notebook's bar is drawn anew, and the loss is asked for
 _SOON = 10.0  # seconds: what takes no longer is over before anybody plans by it
 
 
@@ -29,7 +29,8 @@ class PicturesBar(ProgressBar):
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._cell: Any = None  # a notebook's handle of what it shows
-        self._drawn = 0.0
+        self._drawn = self._noted = 0.0
+        self._note = ""
         self._pictures, self._seconds, self._since = 0, 0.0, 0.0
         self._finished, self._is_validated = "", False
         self._epoch_began, self._is_told = 0.0, False
@@ -94,8 +95,12 @@ class PicturesBar(ProgressBar):
         self._begin(self._epoch(trainer), self.total_train_batches)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        loss = outputs["loss"].item() if self._progress is not None else 0.0
-        self._advance(batch, f"loss {loss:.3f}")
+        # Not `outputs`, which are divided by accumulated batches; and seldom, since a device has to have come so far.
+        if self._progress is not None and time.perf_counter() - self._noted > _EVERY:
+            loss = trainer.callback_metrics.get("train/loss")
+            self._note = "" if loss is None else f"loss {loss.item():.3f}"
+            self._noted = time.perf_counter()
+        self._advance(batch, self._note)
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.state.fn == "validate":

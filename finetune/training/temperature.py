@@ -43,9 +43,9 @@ class Temperature(PreciseSums):
         """Add pictures: logits (B, K) and class indices (B,)."""
         logits = double(logits.detach())
         target = target.to(logits.device)
-        num = max(1, _CHUNK // (len(_GRID) * logits.shape[1]))
+        num, grid = max(1, _CHUNK // (len(_GRID) * logits.shape[1])), _GRID.to(logits.device)
         for rows, labels in zip(logits.split(num), target.split(num), strict=True):
-            slope, curvature = derivatives(rows, labels, _GRID.to(rows.device))
+            slope, curvature = derivatives(rows, labels, grid)
             self.slope += slope
             self.curvature += curvature
         self.count += len(target)

@@ -155,6 +155,19 @@ def test_a_program_s_device_and_precision_of_products_do_not_either():
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.parametrize("was_used", [True, False])
+def test_the_current_gpu_is_the_program_s_again(monkeypatch, was_used):
+    current, used = [2 if was_used else 0], [was_used]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used[0])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.__setitem__(0, device))
+    for name in ("get_rng_state_all", "set_rng_state_all"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    with borrowed():
+        used[0], current[0] = True, 1  # as Lightning does for `devices=[1]`
+    assert current == [2 if was_used else 0]
+
+
 @pytest.mark.parametrize(
     ("context", "name"), [(torch.autocast("cpu"), "autocast"), (torch.inference_mode(), "inference_mode")]
 )

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from finetune.cli import main
 from finetune.commands.error_lines import exit_code, one_line
@@ -19,11 +20,39 @@ from finetune.system.messages import WrongUsage
         (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "Early stopping"),
         (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices` selected"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "out of GPU memory: a smaller --batch"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), "out of GPU memory: a smaller --batch"),
+        (
+            RuntimeError("Caught RuntimeError in pin memory thread for device 0.\nE: CUDA error: out of memory"),
+            "out of G",
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "out of GPU memory: a smaller --batch"),
+        (
+            RuntimeError("Caught OSError in pin memory thread for device 0.\n  a()\nOSError: no such card"),
+            "no such card",
+        ),
+        (
+            RuntimeError("adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set"),
+            "adaptive_avg_pool2d_backward_cuda has no deterministic form here: leave --trainer.deterministic out",
+        ),
+        (
+            dist.DistBackendError(
+                "NCCL error in: x.cpp:1\nncclUnhandledSystemError: System call failed.\nLast error:\nno \n/dev/shm"
+            ),
+            "the GPUs can't speak to each other: no /dev/shm",
+        ),
+        (
+            dist.DistBackendError("x\nDuplicate GPU detected"),
+            "the GPUs can't speak to each other: Duplicate GPU detected",
+        ),
+        (
+            dist.DistBackendError("ncclRemoteError: a remote process exiting prematurely"),
+            "process 0 ended, since another",
+        ),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "a process that reads pictures was"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.png"), f"No such file: {os.path.abspath('a.png')}"),
         (ValueError("two\nlines"), "two lines"),
-        (torch.distributed.DistNetworkError("Failed to recv, got 0 bytes."), "process 0 ended, since another one did"),
-        (torch.distributed.DistNetworkError("port: 29500, EADDRINUSE\nframe #0"), "port: 29500, EADDRINUSE"),
+        (dist.DistNetworkError("Failed to recv, got 0 bytes."), "process 0 ended, since another one did"),
+        (dist.DistNetworkError("port: 29500, EADDRINUSE\nframe #0"), "port: 29500, EADDRINUSE"),
         (RuntimeError("a fault of ours"), None),
     ],
 )

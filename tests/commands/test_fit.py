@@ -12,6 +12,7 @@ from run_holders import another
 
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.licence import licence
 from finetune.runs.metrics_csv import read_metrics
 from finetune.system.messages import WrongUsage
 
@@ -44,6 +45,8 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, 
         run = tmp_path / "runs/fit/version_1"
         checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
         assert checkpoint["finetune"]["began_from"] == str(last)
+        terms = checkpoint["finetune"]["licence_of_the_weights"]
+        assert terms.startswith("the checkpoint last.ckpt, ") and terms.endswith(licence(None, "mobilenet_v3_small"))
         assert (run / "config.yaml").read_text().startswith(f"# It began from {last}\n")
         if epochs == 2:
             cli(*fit, "--resume", "--trainer.max_epochs", 3)
@@ -55,6 +58,16 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, 
         torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (last.parents[1], again)
     ]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICK]
+    cli(*fit)
+    cli(*fit, "--trainer.fast_dev_run", "true")
+    tried = tmp_path / "runs/fit/version_1"
+    assert (tried / "test.json").exists() and not (tried / "checkpoints/last.ckpt").exists()
+    cli(*fit, "--resume", "--trainer.max_epochs", 2, "--test_after_fit", "false")
+    assert read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt")["global_step"] == 8
 
 
 def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tmp_path, caplog):
@@ -171,7 +184,7 @@ def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, capl
     assert (run / "checkpoints/best.ckpt").samefile(run / "checkpoints/last.ckpt")
     assert not (run / "test.json").exists()
     assert capsys.readouterr().out.splitlines() == [
-        "no temperature was fitted, for want of a validation split: probabilities are the network's own",
+        "no temperature was fitted, for want of a validation: probabilities are the network's own",
         "run in runs/fit/version_0",
         "next: finetune predict runs/fit/version_0 PICTURES",
     ]

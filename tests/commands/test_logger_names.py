@@ -6,6 +6,7 @@ import pytest
 import yaml
 from command_lines import parse
 
+from finetune.api.fitting import command_line
 from finetune.commands.logger_names import in_arguments, in_config
 from finetune.system.messages import WrongUsage
 
@@ -57,7 +58,8 @@ def test_names_in_a_config():
         "init_args": {"name": "WandbLogger"},
     }
     assert named["trainer"]["max_epochs"] == 1 and named["data"] == {"root": "WandbLogger"}
-    for other in ("WandbLogger", None, 3, {"trainer": None}, {"trainer": {"max_epochs": 1}}, {"logger": "WandbLogger"}):
+    assert in_config({"logger": "WandbLogger", "max_epochs": 1}) == {"logger": "finetune.WandbLogger", "max_epochs": 1}
+    for other in ("WandbLogger", None, 3, {"trainer": None}, {"trainer": {"max_epochs": 1}}, {"name": "WandbLogger"}):
         assert in_config(other) == other
 
 
@@ -69,6 +71,20 @@ def test_both_reach_the_parser(tmp_path, colours):
     assert [one.class_path for one in found] == ["finetune.WandbLogger", "finetune.TrackioLogger"]
     found = parse([*line, "--trainer.logger", "WandbLogger", "--trainer.logger.offline", "false"]).trainer.logger
     assert found.class_path == "finetune.WandbLogger" and found.init_args.offline is False
+
+
+def test_what_trainer_is_given_goes_the_same_way(tmp_path, colours):
+    (tmp_path / "trainer.yaml").write_text("logger:\n  class_path: WandbLogger\n  init_args: {tags: [mine]}\n")
+    (tmp_path / "mine.yaml").write_text("trainer: trainer.yaml\n")
+    in_python = command_line(None, {}, {"trainer": {"logger": "WandbLogger"}})
+    for given in (
+        ["--trainer", str(tmp_path / "trainer.yaml")],
+        ["--config", str(tmp_path / "mine.yaml")],
+        ["--trainer", "{logger: WandbLogger}"],
+        in_python[1:],
+    ):
+        found = parse(["fit", "--data.root", str(colours), *given]).trainer.logger
+        assert found.class_path == "finetune.WandbLogger"
 
 
 def test_lightnings_csv_logger_needs_a_place():
@@ -83,6 +99,7 @@ def test_lightnings_csv_logger_needs_a_place():
     [
         ("WandLogger", "^--trainer.logger: there is no logger 'WandLogger'; did you mean 'WandbLogger'"),
         ("[TensorbordLogger]", "no logger 'TensorbordLogger'; did you mean 'TensorBoardLogger'"),
+        ("NeptuneLogger", "no logger 'NeptuneLogger'"),
         ("Sacred", "no logger 'Sacred'; valid are TensorBoardLogger, WandbLogger, MLFlowLogger, TrackioLogger$"),
         ("TensorBoardLogger,WandbLogger", r"takes several loggers in brackets: '\[TensorBoardLogger, WandbLogger\]'$"),
         ("[TensorBoardLogger", r"takes several loggers in brackets: '\[TensorBoardLogger\]'$"),

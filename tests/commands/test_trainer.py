@@ -9,10 +9,11 @@ from unittest.mock import patch
 import pytest
 import pytorch_lightning as pl
 from colours import QUICK
-from pytorch_lightning.callbacks import ModelSummary, ProgressBar, TQDMProgressBar
+from pytorch_lightning.callbacks import EarlyStopping, ModelSummary, ProgressBar, TQDMProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from finetune.commands.lightning_cli import run_lightning
+from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import cluster_environment, starts_processes
 from finetune.distributed.ranks import forget_left_over
 from finetune.distributed.signals import is_first_process
@@ -101,12 +102,36 @@ def made(colours: Path, *options: str) -> pl.Trainer:
         return run_lightning(["fit", "--data.root", str(colours), *QUICK, *options]).trainer
 
 
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook_find_unused_parameters_true"])
+def test_no_process_is_forked_from_one_that_has_used_a_gpu(monkeypatch, strategy):
+    config = {"sync_batchnorm": False, "strategy": strategy, "accumulate_grad_batches": 1, "accelerator": "auto"}
+    config["val_check_interval"] = None
+    check_allowed(config)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    check_allowed(config | {"accelerator": "cpu"})
+    with pytest.raises(WrongUsage, match=f"{strategy} can't be had on GPUs: take ddp or ddp_spawn"):
+        check_allowed(config)
+
+
 def test_callbacks_and_loggers_of_the_user_stand_beside_ours(colours, cli):
     own = ["--trainer.callbacks", "[{class_path: pytorch_lightning.callbacks.ModelSummary}]"]
     kinds = [type(callback) for callback in made(colours, *own, "--trainer.logger", "false").callbacks]
     assert kinds.count(ModelSummary) == kinds.count(PicturesBar) == 1 and kinds[-1] is Checkpoints  # which is last
     for logger in ("true", "false"):
         assert [type(one) for one in made(colours, "--trainer.logger", logger).loggers] == [MetricsCSV]
+
+
+def test_patience_counts_at_each_validation_also_where_a_clock_says_when(colours, cli):
+    interval = ["--trainer.val_check_interval", "00:00:05:00"]
+    trainer = made(colours, "--patience", "2", *interval)
+    (stopping,) = [callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping)]
+    stopping.setup(trainer, None, "fit")  # where Lightning asks for an interval in batches, and finds none
+    assert not stopping._check_on_train_epoch_end
+    plain = EarlyStopping("val/accuracy")
+    with pytest.raises(AttributeError, match="val_check_interval"):  # the control
+        plain.setup(trainer, None, "fit")
+    with pytest.raises(WrongUsage, match=r"clock of its own, .*: give trainer\.val_check_interval in batches"):
+        made(colours, *interval, "--trainer.devices", "2")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pytorch_lightning.trainer.connectors.data_connector import _parse_num_batch
 from pytorch_lightning.trainer.states import RunningStage
 
 from finetune.data.datamodule import ImageDataModule, position
+from finetune.data.dataset import FeatureDataset
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.decode import DecodeError
 from finetune.data.samplers import train_order
@@ -175,7 +176,9 @@ def test_prediction_reads_what_it_can_and_names_the_rest(some):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize(("limit", "num"), [(1, 8), (3, 24), (9, 30), (0.5, 16), (0.99, 24), (1.0, 30), (0.25, 8)])
 def test_a_limit_leaves_the_same_pictures_on_any_number_of_devices(colours, split, world_size, limit, num):
-    """Pictures in 4 batches of 8: Lightning's own limit took the first of each device's batches."""
+    """Pictures in 4 batches of 8, of all classes save in a prediction: Lightning's own limit took the first of each
+    device's batches, which are of one class.
+    """
     seen, steps, stage = [], set(), {"test": "TESTING", "val": "VALIDATING", "predict": "PREDICTING"}[split]
     given = {"val": {"val_fraction": 0.5}, "predict": {"predict": str(colours / "test")}}  # 30 or a few more
     for rank in range(world_size):
@@ -185,8 +188,35 @@ def test_a_limit_leaves_the_same_pictures_on_any_number_of_devices(colours, spli
         left = _parse_num_batches(RunningStage[stage], len(loader), getattr(data.trainer, f"limit_{split}_batches"))
         steps.add(left)
         seen += [index for batch in list(loader)[:left] for index in batch["index"].tolist()]
-    assert seen == list(range(len(data.splits[split].labels) if num == 30 else num))
+    labels = data.splits[split].labels
+    whole = len(labels)
+    expected = list(range(whole if num == 30 else num))
+    if num < 30 and split != "predict":
+        expected = [i * whole // num for i in range(num)]
+        assert set(labels[expected]) == {0, 1, 2} and max(np.diff(expected)) <= -(-whole // num)
+        assert len(set(labels[:8])) == 1  # the control
+    assert seen == expected
     assert len(steps) == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_limit_leaves_features_of_all_classes_too(colours, world_size):
+    left = []
+    for rank in range(world_size):
+        data = on_device(small(colours, batch_size=9, val_fraction=0), rank, world_size, limit_test_batches=1)
+        labels = data.splits["test"].labels
+        data.features["test"] = FeatureDataset(torch.arange(30.0)[:, None], labels)
+        left += list(data.test_dataloader())
+    assert torch.cat([batch["label"] for batch in left]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    index = [i * 30 // 9 for i in range(9)]
+    assert torch.cat([batch["index"] for batch in left]).tolist() == index
+    assert torch.cat([batch["image"] for batch in left]).flatten().tolist() == index
+
+
+def test_what_is_overfitted_is_validated_on_all_classes(colours):
+    data = on_device(small(colours, batch_size=9, val_fraction=0.5), 0, 1, overfit_batches=1)
+    (batch,) = data.val_dataloader()
+    assert set(batch["label"].tolist()) == {0, 1, 2}
 
 
 def test_a_limit_below_one_batch_is_told(colours):

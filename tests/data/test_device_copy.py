@@ -48,6 +48,7 @@ def test_what_computes_waits_for_the_copy_and_keeps_its_memory(monkeypatch):
     assert made == [device]  # one stream for all batches
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_arrive_whole_however_busy_the_device_is():
     device, transfer = torch.device("cuda", 0), DeviceCopy()

@@ -18,6 +18,7 @@ from finetune.data.samplers import (
     run_seed,
     share,
     some_of,
+    spread,
     step_seed,
     train_order,
 )
@@ -176,6 +177,14 @@ def test_evaluation_gives_every_picture_once_in_order(world_size, batch_size):
         assert {len(part) for part in batches} == {len(device) for device in devices}
         assert len({len(device) for device in devices}) == 1
         assert all(len(batch) <= batch_size for batch in chain(*batches))
+
+
+@pytest.mark.parametrize(("num", "num_images"), [(1, 1), (1, 9), (3, 10), (8, 30), (29, 30), (30, 30)])
+def test_pictures_that_a_limit_leaves_lie_evenly(num, num_images):
+    places = spread(np.arange(num), num, num_images)
+    assert places.tolist() == [spread(i, num, num_images) for i in range(num)]
+    assert places[0] == 0 and places[-1] < num_images
+    assert set(np.diff([*places, num_images])) <= {num_images // num, -(-num_images // num)}
 
 
 def test_control_distributed_sampler_pads_evaluation():

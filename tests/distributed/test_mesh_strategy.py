@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -10,9 +11,10 @@ from colours import QUICK
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from finetune.distributed.mesh_strategy import assign, shard
+from finetune.distributed.mesh_strategy import MeshStrategy, assign, shard
 from finetune.distributed.tensor_parallel import shard_head
 from finetune.models.backbones import build
+from finetune.system.messages import WrongUsage
 
 
 def test_classes_that_two_axes_cannot_share_are_refused():
@@ -38,6 +40,13 @@ def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, me
     *before, line = done.stderr.splitlines()
     assert done.returncode == 2 and line.startswith("finetune: error: ") and message in line, done.stderr
     assert all(told.startswith(("pictures: ", "network: ", "training: ")) for told in before), done.stderr
+
+
+def test_gradients_are_not_scaled_where_some_are_whole_and_some_spread():
+    """By its name Lightning lets the strategy have that precision, which it refuses to an instance."""
+    trainer = SimpleNamespace(gradient_clip_val=None, precision="16-mixed")
+    with pytest.raises(WrongUsage, match="16-mixed can't be had with model_parallel: take bf16-mixed or 32-true"):
+        MeshStrategy().setup(trainer)
 
 
 @pytest.mark.parametrize("is_spread", [False, True])

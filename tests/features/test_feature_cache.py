@@ -4,11 +4,13 @@ import errno
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
+import timm
 import torch
 from ddp_scenarios import calibrated_network, sgd, small_normalised
 
@@ -140,6 +142,19 @@ def test_other_weights_are_other_activations(colours):
     fit(data(colours))
     fit(data(colours), network=other_network)
     assert len(caches()) == 4
+
+
+def test_another_timm_may_make_others_of_its_own_networks(monkeypatch):
+    trainer = SimpleNamespace(precision="32-true", strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    pictures = SimpleNamespace(identity=str)
+
+    def keys() -> list[str]:
+        parts = [feature_cache.Part(name, torch.clone, ()) for name in ("timm/resnet18", "resnet18")]
+        return [feature_cache._key(trainer, part, pictures, "train") for part in parts]
+
+    before = keys()
+    monkeypatch.setattr(timm, "__version__", "0")
+    assert [old == new for old, new in zip(before, keys(), strict=True)] == [False, True]
 
 
 def test_a_resumed_run_goes_on_with_them(colours, tmp_path):

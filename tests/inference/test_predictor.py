@@ -69,4 +69,5 @@ def test_it_computes_in_another_precision(checkpoint, precision, colours):
 def test_it_computes_on_a_gpu(checkpoint, precision, colours):
     picture = decode(next((colours / "test").rglob("*.png")))
     found = Predictor(checkpoint, "cuda", precision)([picture])
-    np.testing.assert_allclose(found, Predictor(checkpoint)([picture]), rtol=0, atol=0.02)
+    tolerance = 0.05 if precision == "bf16-mixed" else 0.02  # as on a CPU
+    np.testing.assert_allclose(found, Predictor(checkpoint)([picture]), rtol=0, atol=tolerance)

@@ -50,6 +50,37 @@ def test_waiting_threads_leave_the_cores_to_what_reads_pictures(monkeypatch, tmp
     assert os.environ.get("OMP_WAIT_POLICY") == expected
 
 
+# A process of a group of one; NCCL, which needs GPUs, is gloo under its name, and leaving it takes for ever.
+FAILING = """
+import sys, time
+import torch.distributed as dist
+from finetune import cli
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+dist.get_backend = lambda: sys.argv[2]
+dist.destroy_process_group = lambda: print("left", flush=True) or time.sleep(600 if sys.argv[2] == "nccl" else 0)
+def run(*_):
+    raise {"line": ValueError("no picture"), "traceback": KeyError("ours"), "signal": SystemExit(143)}[sys.argv[3]]
+cli.run = run
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(
+    ("failure", "code", "told"),
+    [
+        ("line", 1, "finetune: error: no picture\n"),
+        ("traceback", 1, "KeyError: 'ours'\n"),
+        ("signal", 143, ""),
+    ],
+)
+def test_a_failing_process_waits_for_no_other_at_its_end(tmp_path, backend, failure, code, told):
+    command = [sys.executable, "-c", FAILING, str(tmp_path / "meeting"), backend, failure]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code and done.stderr.endswith(told), done.stderr
+    assert done.stdout == ("left\n" if backend == "gloo" else "")
+
+
 def test_help_lists_everything_and_loads_nothing(tmp_path):
     code = "import sys; from finetune.cli import run; run(['--help']); assert 'torch' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

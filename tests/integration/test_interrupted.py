@@ -53,6 +53,7 @@ POINTS = [
     (("on_train_epoch_start", 5), PLATEAU),
     (("on_train_batch_end", 7), PLATEAU),
     (("on_train_batch_end", 8), (*PLATEAU, *OFTEN_VALIDATED)),  # no validation ends an epoch of 5 batches
+    (("on_train_batch_end", 4), (*PLATEAU, "--trainer.val_check_interval", "3")),  # behind the epoch's only one
     (("on_train_batch_end", 2), SCHEDULED),
     (("on_train_batch_end", 7), AVERAGED),
     (("on_train_epoch_start", 20), AVERAGED),  # only the pass for batch norm is left
@@ -216,7 +217,23 @@ def test_control_with_the_patience_of_the_checkpoint_it_stops_again(cli, colours
     trained(cli, colours, tmp_path, None, *stopping_early(2))
     with patch("finetune.runs.model_checkpoint.keep_patience", lambda *_: None):
         after = trained(cli, colours, tmp_path, None, *stopping_early(9), "--resume")
-    assert len(after) == 2  # as far as the next validation
+    assert after == []  # at once: its limits are those with which a stop was wanted
+
+
+def test_a_stop_that_min_epochs_put_off_is_still_wanted_in_a_resumed_run(cli, colours, tmp_path):
+    def wants_stop(self: Classifier) -> None:
+        self.trainer.should_stop |= self.current_epoch == 0  # once: of a number that rises again nothing else is left
+
+    limits = ("--trainer.min_epochs", "3", "--trainer.max_epochs", "5")
+    with patch.object(Classifier, "on_validation_end", wants_stop):
+        steps = trained(cli, colours, tmp_path / "whole", None, *limits)
+        after = stopped_and_resumed(cli, colours, tmp_path / "parts", ("on_train_epoch_start", 10), *limits)
+        assert len(steps) == 15 and after == steps[10:]
+        (a, _), (b, _) = last(tmp_path / "whole"), last(tmp_path / "parts")
+        assert same_weights(a, b) and a["loops"] == b["loops"] and a["callbacks"]["Checkpoints"]["is_stopped"]
+        assert trained(cli, colours, tmp_path / "parts", None, *limits, "--resume") == []  # it is finished
+        later = trained(cli, colours, tmp_path / "parts", None, "--trainer.min_epochs", "4", *limits[2:], "--resume")
+    assert len(later) == 10  # the limit is another, and nothing wants a stop any more
 
 
 def test_the_config_of_averaging_is_read_again(cli, colours, tmp_path):

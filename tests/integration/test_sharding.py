@@ -51,6 +51,12 @@ def test_shares_by_global_rank_are_caught(results):
     assert distance(load(results[1], "small_None"), load(results[2], "control_(1, 2)")) > 1e-4
 
 
+def test_devices_that_share_a_head_keep_one_backbone(results):
+    first, second = (load(results[2], "drifting", rank) for rank in range(2))
+    assert distance(first, second) == 0
+    assert distance(*(load(results[2], "control_drifting", rank) for rank in range(2))) > 1e-6
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("num", NUM_EVALUATED)
 def test_every_picture_counts_once(results, num, mesh):

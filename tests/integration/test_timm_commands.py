@@ -103,6 +103,13 @@ def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
     assert json.loads(Path("runs/fit/version_0/about.json").read_text())["licence_of_the_weights"] == told
     cli("export", "runs/fit/version_0", "--format", "safetensors", "--output", "file.safetensors")
     assert json.loads(Path("file.safetensors.json").read_text())["licence_of_the_weights"] == told
+    for i, ours in enumerate(("runs/fit/version_0/checkpoints/best.ckpt", "file.safetensors"), 1):  # and so in the next
+        caplog.clear()
+        cli("fit", colours, *options(ours, "--test_after_fit", "false"))
+        ((level, text),) = [(r.levelname, r.message) for r in caplog.records if told in r.message]
+        assert level == "WARNING" and text.startswith(f"weights: the file {Path(ours).name}, ")
+        kept = json.loads(Path(f"runs/fit/version_{i}/about.json").read_text())["licence_of_the_weights"]
+        assert text == f"weights: {kept}"
     cli("report", "runs/fit/version_0")
     assert told in Path("runs/fit/version_0/report.html").read_text()
 

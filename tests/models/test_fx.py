@@ -4,6 +4,7 @@ import pytest
 import torch
 from timm_scenarios import FAMILIES
 from torch import nn
+from torch.nn import functional as F
 
 from finetune.models.backbones import build
 from finetune.models.fx import fuse_batch_norm, split_frozen
@@ -89,6 +90,41 @@ def test_dropout_that_drops_nothing_does_not_keep_the_rest_large():
     network, frozen = frozen_to("vit_b_32", "backbone")  # its dropout, of rate 0, comes before all layers
     _, rest = split_frozen(network, frozen)
     assert sum(parameter.numel() for parameter in rest.parameters()) == 4 * 768 + 4
+
+
+class Dropping(nn.Module):
+    """Drops by a function, as GhostNet does: torch.fx takes down whether it trains, once and for all."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.conv, self.head, self.rate = nn.Conv2d(3, 4, 1), nn.Linear(4, 4), rate
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.conv(images).mean((2, 3))
+        return self.head(F.dropout(x, p=self.rate, training=self.training))
+
+
+@pytest.mark.parametrize(("rate", "is_cut"), [(0.5, False), (0.0, True)])
+def test_a_network_that_drops_by_a_function_is_left_whole(rate, is_cut):
+    network = Dropping(rate).train()
+    assert (split_frozen(network, freeze(network, "backbone")) is not None) == is_cut
+
+
+class Pooling(nn.Module):
+    """Has positions beside its head, as CLIP's pooling does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.value, self.proj = nn.Parameter(torch.ones(4)), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(self.value(x + self.positions))
+
+
+@pytest.mark.parametrize(("last", "is_cut"), [("0", False), ("backbone", True)])
+def test_positions_that_learn_are_not_on_the_frozen_side(last, is_cut):
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), Pooling())
+    assert (split_frozen(network, freeze(network, last)) is not None) == is_cut
 
 
 class Shortcut(nn.Module):

@@ -139,6 +139,25 @@ def test_stages_are_in_the_order_of_the_forward_pass(backbone):
     assert order == list(parts) and order[-1] == HEADS[backbone]
 
 
+@pytest.mark.parametrize("name", ["cait_xxs24_224", "inception_v3", "inception_resnet_v2"])
+def test_they_are_so_where_timm_counts_layers_by_a_function_too(name):
+    net, order = skeleton(f"timm/{name}").eval(), []
+    parts = stages(net)
+    for part, module in parts.items():
+        module.register_forward_hook(lambda *_, part=part: order.append(part))
+    net(torch.rand(1, 3, *[224 if name.startswith("cait") else 299] * 2, device="meta"))
+    assert order == list(parts)
+
+
+def test_positions_beside_the_head_go_with_the_last_stage():
+    network = skeleton("timm/resnet50_clip")
+    *_, before, last = stages(network)
+    for name, is_frozen in ((before, False), (last, True)):
+        freeze(network, name)
+        assert network.head.pos_embed.requires_grad != is_frozen
+    assert trainable(network) == {"head.proj.weight", "head.proj.bias"}
+
+
 def test_stage_names():
     assert list(stages(network("resnet18"))) == ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
     assert list(stages(network(SMALL))) == [*(f"features.{i}" for i in range(13)), "classifier.0"]

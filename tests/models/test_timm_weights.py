@@ -94,6 +94,37 @@ def test_files_of_other_networks_are_refused_in_a_line(tmp_path):
         read_weights(str(tmp_path), "timm/resnet18")
 
 
+def test_what_timm_would_leave_random_without_a_word_is_refused(tmp_path):
+    backbone, logger = "timm/convnextv2_atto.fcmae", logging.getLogger("timm.models._builder")
+    before = logger.level, list(logger.filters)
+    state = create(backbone, 0, pretrained=False).state_dict()
+    files = {
+        "whole": {key: value for key, value in state.items() if not key.startswith("head.norm.")},  # as published
+        "less": {key: value for key, value in state.items() if not key.startswith("stages.0.")},
+        "other": {"some.weight": torch.ones(3)},
+    }
+    for name, values in files.items():
+        save_file(values, tmp_path / f"{name}.safetensors")
+    read = read_weights(str(tmp_path / "whole.safetensors"), backbone).state
+    assert all(read[key].equal(value) for key, value in files["whole"].items())
+    for name, first in (("less", "stages.0.blocks.0.conv_dw.weight"), ("other", "stem.0.weight")):
+        with pytest.raises(ValueError, match=rf"{name}.safetensors does not fit {backbone}: it lacks {first}, "):
+            read_weights(str(tmp_path / f"{name}.safetensors"), backbone)
+    assert (logger.level, logger.filters) == before
+
+
+def test_positions_that_timm_does_not_resample_are_told_from_another_network_s(tmp_path):
+    backbone = "timm/convit_tiny"
+    state = create(backbone, 3, pretrained=False).state_dict()
+    save_file(state, tmp_path / "own.safetensors")
+    save_file({**state, "norm.weight": torch.ones(5)}, tmp_path / "other.safetensors")
+    assert read_timm(str(tmp_path / "own.safetensors"), backbone, 224).state["pos_embed"].equal(state["pos_embed"])
+    told = f"^{backbone} can't be had for pictures of 112x112 pixels: that of its weights is image_size 224$"
+    for name, message in (("own", told), ("other", f"other.safetensors does not fit {backbone}: ")):
+        with pytest.raises(ValueError, match=message):
+            read_timm(str(tmp_path / f"{name}.safetensors"), backbone, 112)
+
+
 def test_a_folder_need_not_say_what_the_network_was_built_with(tmp_path):
     folder_of("timm/resnet18", tmp_path)
     told = json.loads((tmp_path / "config.json").read_text())

@@ -12,6 +12,7 @@ from finetune.profiling.stopwatch import Costs
 
 COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, test=0.02, decode=0.01, checkpoint=0.5, between=0.25)
 TRAINER = {"accelerator": "cpu", "devices": 1, "strategy": "auto", "accumulate_grad_batches": 1}
+TRAINER |= {"benchmark": None, "deterministic": None}
 TRAINER |= {"val_check_interval": None, "check_val_every_n_epoch": 1}
 TRAINER |= {"limit_val_batches": None, "limit_test_batches": None}
 

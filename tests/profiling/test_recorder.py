@@ -53,6 +53,19 @@ def warm_up(fit, seconds: float) -> None:
     fit.step()
 
 
+def test_the_device_is_waited_for_as_often_as_in_the_plain_loop(fit, monkeypatch):
+    waits = []
+    monkeypatch.setattr(
+        recorder, "synchronize", lambda device: waits.append(fit.recorder._step - fit.recorder._warm_up)
+    )
+    with pytest.raises(Measured):
+        for _ in range(2):
+            warm_up(fit, seconds=1.0)
+            for _ in range(3):
+                fit.step()
+    assert waits == [-1, 0, 3] * 2
+
+
 def test_a_measurement_is_of_the_steps_after_the_warm_up(fit):
     with pytest.raises(Measured):
         for _ in range(2):

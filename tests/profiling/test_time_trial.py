@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from finetune import Classifier, ImageFolderData
-from finetune.profiling import time_trial
+from finetune.profiling import step_timing, time_trial
 from finetune.profiling.stopwatch import _BETWEEN
 from finetune.profiling.time_trial import _cores, _first, num_devices_of, starting, trial
 
 ONE = {"accelerator": "cpu", "devices": 1, "precision": "32-true", "accumulate_grad_batches": 1}
-ONE |= {"strategy": "auto", "default_root_dir": "runs"}
+ONE |= {"strategy": "auto", "default_root_dir": "runs", "benchmark": None, "deterministic": None}
 SLOW = 0.05  # seconds
 
 
@@ -48,6 +48,36 @@ def advance(clock, monkeypatch):
     """Move the clock, which nothing else does: for tests in which nothing else takes time."""
     monkeypatch.setattr(Slow, "advance", staticmethod(clock))
     return clock
+
+
+def test_a_device_with_a_queue_is_not_waited_for_at_every_step(made, clock, tmp_path, monkeypatch):
+    """It computes SLOW while the next steps are prepared, which take a fifth of that."""
+    monkeypatch.chdir(tmp_path)
+    done = [0.0]
+
+    def launch(seconds: float) -> None:
+        clock(seconds / 5)
+        done[0] = max(done[0], time.perf_counter()) + seconds
+
+    monkeypatch.setattr(Slow, "advance", staticmethod(launch))
+    monkeypatch.setattr(step_timing, "synchronize", lambda device: clock(max(0.0, done[0] - time.perf_counter())))
+    costs = trial(*made(batch_size=2), ONE, seconds=0.3)
+    assert costs.batch == pytest.approx(SLOW, rel=0.1)  # 1.2 times as much if it waits for each
+
+
+@pytest.mark.parametrize("name", ["benchmark", "deterministic"])
+def test_it_computes_as_the_fit_will(made, advance, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    given = {}
+    whole = time_trial.pl.Trainer
+    monkeypatch.setattr(time_trial.pl, "Trainer", lambda **options: given.update(options) or whole(**options))
+    before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    try:
+        trial(*made(), {**ONE, name: True}, seconds=0.3)
+    finally:
+        torch.backends.cudnn.benchmark = before[0]
+        torch.use_deterministic_algorithms(before[1])
+    assert given[name] is True
 
 
 def test_the_parts_take_what_they_take(made, advance, tmp_path, monkeypatch):

@@ -38,6 +38,24 @@ def test_what_went_on_from_another_run_has_the_terms_of_that():
     assert licence("DEFAULT", "resnet18", "other.ckpt").startswith("the checkpoint other.ckpt: licence unknown")
 
 
+@pytest.mark.parametrize("backbone", ["resnet18", "timm/resnet18"])
+@pytest.mark.parametrize("name", ["weights.bin", "best.tar", "weights"])
+def test_a_file_is_one_whatever_its_name_ends_with(name, backbone):
+    told = f"the file {name}: licence unknown, whoever gave it to you says on which terms"
+    assert licence(name, backbone, is_file=True) == told
+
+
+def test_what_is_known_of_a_checkpoint_of_ours_goes_on_with_it():
+    first = licence("DEFAULT", "timm/convnextv2_nano.fcmae_ft_in22k_in1k")
+    second = licence("best.ckpt", "timm/convnextv2_nano", known=first)
+    assert second == f"the file best.ckpt, on the terms of whoever trained it, which began with {first}"
+    third = licence(None, "timm/convnextv2_nano", "last.ckpt", known=second)
+    assert third == f"the checkpoint last.ckpt, on the terms of whoever trained it, which began with {first}"
+    assert is_restricted(second) and is_restricted(third)
+    assert "\n" not in licence("best.ckpt", "resnet18", known="somebody's\nlines")
+    assert licence("DEFAULT", "resnet18", known=first) == licence("DEFAULT", "resnet18")
+
+
 def test_a_folder_of_timms_states_its_own(tmp_path):
     told = {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 96, 96], "interpolation": "bilinear"}
     told |= {"crop_pct": 1.0, "license": "cc-by-nc-4.0"}

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from colours import QUICK
 from pytorch_lightning.callbacks import EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging, Timer
+from pytorch_lightning.loops.utilities import _parse_loop_limits
 
 from finetune.runs.lightning_callbacks import ended_by, enter_epoch, keep_patience, limits
 
@@ -85,6 +87,23 @@ def test_the_patience_given_now_holds():
     keep_patience(checkpoint, trainer_with(callbacks=[now]))
     assert checkpoint["callbacks"][before.state_key]["patience"] == 9
     assert checkpoint["callbacks"]["Timer"] == {"patience": 1}
+
+
+def test_the_waits_of_another_run_do_not_count():
+    stopping = EarlyStopping("val/loss", patience=2)
+    checkpoint = {"callbacks": {stopping.state_key: stopping.state_dict(), "Timer": {"patience": 1}}}
+    keep_patience(checkpoint, trainer_with(callbacks=[stopping]), True)
+    assert checkpoint == {"callbacks": {"Timer": {"patience": 1}}}
+
+
+def test_limits_are_the_same_before_lightning_has_filled_them_in():
+    """A run that a callback ended by a rule of its own is finished: its checkpoint has what Lightning put there."""
+    for options in ({}, {"min_epochs": 2}, {"min_steps": 5}, {"min_epochs": 2, "min_steps": 5}):
+        trainer = pl.Trainer(accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, **options)
+        before = limits(trainer)
+        given = trainer.min_steps, trainer.max_steps, trainer.min_epochs, trainer.max_epochs
+        trainer.fit_loop.min_epochs, _ = _parse_loop_limits(*given, trainer)
+        assert limits(trainer) == before
 
 
 @pytest.mark.parametrize(("started", "is_inside"), [(1, False), (2, True)])

@@ -7,6 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from colours import QUICK
+from pytorch_lightning.callbacks import EarlyStopping
 
 from finetune.runs.folder import Run
 from finetune.runs.metrics_csv import read_metrics
@@ -63,6 +64,18 @@ def test_nothing_is_best_before_a_validation(callback, state):
     assert callback.state_dict()["highest"] is None
     callback.load_state_dict(state)
     assert callback.highest is None
+
+
+@pytest.mark.parametrize(
+    ("fn", "is_own", "is_left"), [("fit", True, True), ("fit", False, False), ("test", False, True)]
+)
+def test_early_stopping_begins_anew_in_a_run_that_another_began(callback, tmp_path, fn, is_own, is_left):
+    stopping = EarlyStopping("val/accuracy", mode="max", patience=2)
+    path = callback.run.checkpoint("last") if is_own else tmp_path / "other/last.ckpt"
+    trainer = SimpleNamespace(state=SimpleNamespace(fn=fn), ckpt_path=str(path), callbacks=[stopping])
+    checkpoint = {"callbacks": {stopping.state_key: stopping.state_dict()}}
+    callback.on_load_checkpoint(trainer, None, checkpoint)
+    assert (stopping.state_key in checkpoint["callbacks"]) == is_left
 
 
 @pytest.mark.parametrize("num", [0, -1])

@@ -78,6 +78,16 @@ def limited(mesh: Any, root: Path, is_limited: bool = True) -> dict[str, Any]:
     return {"weights": full_state(model.network), "metrics": metrics}
 
 
+def drifting(data: ImageFolderData) -> dict[str, Any]:
+    """Weights after 3 steps whose gradients each device rounds in its own way, as GPUs may."""
+    model = model_of(data, small_network)
+    for name, parameter in model.network.named_parameters():
+        if not name.startswith("8."):  # the head
+            parameter.register_hook(lambda gradient: gradient * (1 + 1e-3 * torch.distributed.get_rank()))
+    fit((1, 2), data, model, max_steps=3)
+    return full_state(model.network)
+
+
 def head_and_checkpoint(mesh: Any, data: Callable[[], ImageFolderData], path: Path) -> dict[str, Any]:
     """Train 5 steps and write a checkpoint, and go on from it in a new trainer to 10; what each device holds."""
     model = model_of(data(), small_network)
@@ -127,6 +137,9 @@ def main() -> None:
         # Control: shares by the global rank, so that the devices of one head see different pictures.
         with patch("finetune.data.datamodule.batch_share", lambda t: (t.global_rank, t.world_size)):
             save(out, "control_(1, 2)", weights_after((1, 2), data(), small_network))
+        save(out, "drifting", drifting(data()))
+        with patch("finetune.distributed.mesh_strategy.copy_gradients", lambda network, mesh: None):
+            save(out, "control_drifting", drifting(data()))
     if world_size > 1:
         torch.distributed.destroy_process_group()
 

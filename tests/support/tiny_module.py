@@ -30,7 +30,8 @@ class Tiny(pl.LightningModule):
         self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch, batch_idx):
-        return self.layer(batch["label"].float()[:, None]).mean() * 0 + 0.125
+        self.log("train/loss", 0.125)
+        return self.layer(batch["label"].float()[:, None]).mean() * 0 + 0.5  # several members' loss, say
 
     def on_train_epoch_end(self):
         self.log("train/loss_epoch", 0.5 + self.current_epoch)

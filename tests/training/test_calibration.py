@@ -144,7 +144,7 @@ def test_without_a_validation_split_nothing_is_fitted_and_that_is_said(two, cli,
     cli(
         "fit", *options, "--model.backbone", "small_cnn", "--model.weights", checkpoint
     )  # whose temperature is not inherited
-    assert "no temperature was fitted, for want of a validation split" in capsys.readouterr().out
+    assert "no temperature was fitted, for want of a validation: " in capsys.readouterr().out
     for name in ("best", "last"):
         path = tmp_path / f"runs/fit/version_0/checkpoints/{name}.ckpt"
         assert read_calibration(read_checkpoint(path)) == Calibration()
@@ -187,6 +187,14 @@ def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
         (["--data.val_fraction", 0, "--threshold", "f1"], "chosen on validation pictures, and there is no"),
         (["--trainer.limit_val_batches", 0, "--threshold", "f1"], "pictures, and trainer.limit_val_batches is 0"),
         (["--threshold", "f1:red"], "no class 'red'; there are blue and green"),
+        (["--trainer.max_steps", 1, "--threshold", "f1"], "the fit ends after 1 batches, before the first validation"),
+        (
+            [
+                *("--data.batch_size", 1, "--model.freeze_batch_norm", "true", "--data.val_fraction", 0.4),
+                *("--trainer.limit_val_batches", 1, "--threshold", "f1"),
+            ],
+            "both classes, there is none of green in the 1 that trainer.limit_val_batches leaves",
+        ),
     ],
 )
 def test_a_threshold_that_can_t_be_chosen_is_told_before_training(two, cli, tmp_path, options, words):

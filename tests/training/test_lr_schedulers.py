@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from finetune.training.lr_schedulers import WarmupCosine, at_each_rate
+from finetune.training.lr_schedulers import StepOnPlateau, WarmupCosine, at_each_rate
 
 
 def two_groups() -> torch.optim.Optimizer:
@@ -107,3 +107,12 @@ def test_a_longer_run_follows_its_own_arguments():
 def test_arguments_out_of_range(arguments, message):
     with pytest.raises(ValueError, match=message):
         WarmupCosine(two_groups(), **arguments)
+
+
+def test_a_plateau_s_loss_outlives_the_process_and_earlier_checkpoints_are_read():
+    before, after = StepOnPlateau(), StepOnPlateau()
+    before._due = 0.5
+    after.load_state_dict(before.state_dict())
+    assert after._due == 0.5
+    after.load_state_dict({"is_due": True})
+    assert after._due is None

@@ -55,6 +55,14 @@ def test_networks_of_timm_learn_at_the_rates_of_timm_and_decay_as_it_says(family
     assert exempt == {n for n, p in network.named_parameters() if p.ndim <= 1} | network_names(network)
 
 
+def test_positions_beside_the_head_learn_at_its_depth_s_rate_as_timm_has_it():
+    network = skeleton("timm/resnet50_clip")
+    groups = param_groups(network, 10.0, 0.5)
+    (rate,) = {g["lr_multiplier"] for g in groups if any(p is network.head.pos_embed for p in g["params"])}
+    layers = group_parameters(network, network.group_matcher(coarse=True), reverse=True)
+    assert rate == 0.5 ** (layers["head.proj.weight"] - layers["head.pos_embed"]) == 1
+
+
 def network_names(network: nn.Module) -> set[str]:
     return set(getattr(network, "no_weight_decay", set)()) & {name for name, _ in network.named_parameters()}
 

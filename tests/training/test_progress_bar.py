@@ -103,6 +103,23 @@ def test_a_terminal_gets_a_bar_with_pictures_per_second_and_the_loss(tmp_path, m
     assert text.getvalue().count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") > 0  # the cursor is there again
 
 
+def test_the_loss_is_that_of_a_step_and_seldom_asked_for(tmp_path, monkeypatch):
+    """On a GPU it waits for the device."""
+    now, notes = [100.0], []
+    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress_bar.Progress, "update", lambda self, task, **fields: notes.append(fields["note"]))
+
+    class Steps(Tiny):
+        def training_step(self, batch, batch_idx):
+            now[0] += 0.15
+            self.log("train/loss", float(self.trainer.fit_loop.total_batch_idx))
+            return self.layer(batch["label"].float()[:, None]).mean()
+
+    shown, _ = bar(is_terminal=True)
+    trainer(tmp_path, shown, accumulate_grad_batches=2).fit(Steps(), loader())
+    assert notes == [f"loss {i}.000" for i in (0, 0, 2, 2, 4, 4)]
+
+
 def test_a_terminal_is_left_in_order_after_an_error(tmp_path):
     class Broken(Tiny):
         def training_step(self, batch, batch_idx):

@@ -1,0 +1,31 @@
+"""Questions that devices ask each other: what they are asked with stays, and GPUs are asked by their CPUs."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from finetune.distributed.collectives import all_sum, cpu_group
+
+
+def test_one_device_has_the_sum_already(group_of_one):
+    weight = torch.ones(2, requires_grad=True)
+    total = all_sum(weight)
+    assert torch.equal(total, weight) and not total.requires_grad
+    total += 1
+    assert torch.equal(weight, torch.ones(2))
+
+
+def test_the_sum_waits_for_no_barrier(monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(dist, "barrier", lambda *_, **__: pytest.fail("NCCL's would wait for all that is queued"))
+    monkeypatch.setattr(dist, "all_reduce", lambda value: value.mul_(3))
+    assert all_sum(torch.tensor(2.0)) == 6
+
+
+@pytest.mark.parametrize(("backend", "is_new"), [("gloo", False), ("nccl", True)])
+def test_objects_go_through_cpus(group_of_one, monkeypatch, backend, is_new):
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    group = cpu_group()
+    assert (group is not dist.group.WORLD) == is_new
+    assert dist.group.WORLD is not None and "gloo" in type(group._get_backend(torch.device("cpu"))).__name__.lower()
