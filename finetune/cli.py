@@ -66,7 +66,7 @@ def main(args: Sequence[str] | None = None) -> None:
     began = time.monotonic()
     arguments = list(sys.argv[1:] if args is None else args)
     is_own = args is None  # the process is ours, and ends with this
-    code = 0
+    code, has_failed = 0, False
     # The first process of a container ignores what it has no handler for, and `nohup` has SIGHUP ignored.
     signums = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before = {signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum)) for signum in signums}
@@ -87,18 +87,19 @@ def main(args: Sequence[str] | None = None) -> None:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
     except KeyboardInterrupt:
-        code = 130
+        code, has_failed = 130, True
     except SystemExit as stop:
         end_with(stop.code)
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        has_failed = code != 0
         raise
     except BaseException as raised:
         error = stop_behind(raised)
-        code = exit_code(error)
+        code, has_failed = exit_code(error), True
         message = one_line(error)
         if isinstance(error, BrokenPipeError) and let_go():  # the reader of our output, such as `head`, went away
-            end_with(141)
-            sys.exit(141)
+            end_with(code := 141)
+            sys.exit(code)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
             if not (is_own and _waits_at_leaving()):
                 raise
@@ -109,7 +110,9 @@ def main(args: Sequence[str] | None = None) -> None:
         elif not {"RANK", "SLURM_STEP_NUM_TASKS"} & os.environ.keys():
             code = 0  # started by Lightning, which would kill the first process for it
     finally:
-        _leave_process_group(code if is_own else 0)
+        if has_failed and is_own and _waits_at_leaving():
+            _end_at_once(code)
+        _leave_process_group()
     end_with(code)
     sys.exit(code)
 
@@ -215,16 +218,22 @@ def _waits_at_leaving() -> bool:
     return distributed.get_backend() == "nccl"
 
 
-def _leave_process_group(code: int) -> None:
-    """Let other processes no longer wait for this one, which ends with `code` where that is not 0."""
+def _end_at_once(code: int) -> None:
+    """End without a word to the other processes: nothing is left that is to be done at Python's end."""
+    if loader := sys.modules.get("finetune.data.loader"):
+        loader.end_workers()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+def _leave_process_group() -> None:
+    # What an error has interrupted: other processes wait for this one until it has left them.
     if loader := sys.modules.get("finetune.data.loader"):
         loader.end_workers()
     # Without this a gloo rank sometimes aborts at exit ("terminate called without an active exception").
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        if code and _waits_at_leaving():  # nor is anything left that is to be done at Python's end
-            for stream in filter(None, (sys.stdout, sys.stderr)):
-                stream.flush()
-            os._exit(code)
         distributed.destroy_process_group()
         gc.collect()  # of the trainer, which refers to itself and to groups of its own: their threads end with them

@@ -76,7 +76,8 @@ def _last(text: str) -> str:
 
 
 def _is_of_gpu_memory(text: str) -> bool:
-    return any(words in text for words in ("CUDA error: out of memory", "CUDA out of memory", "ALLOC_FAILED"))
+    words = ("CUDA error: out of memory", "CUDA out of memory", "ALLOC_FAILED", "'out of memory'", "to CUDA calloc")
+    return any(word in text for word in words)
 
 
 def _is_left_alone(error: BaseException) -> bool:

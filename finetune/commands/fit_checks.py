@@ -59,7 +59,7 @@ def check_begun_from(path: Path | str, model: Classifier) -> None:
         told = f"model.class_weights {json.dumps(weighed)}, not {json.dumps(model.class_weights)}"
         raise ValueError(f"{path} was trained, and goes on, with {told}: {hint}")
     with as_wrong_usage("model.optimizer"):
-        optimizer = model.optimizer([torch.zeros(1, 1, requires_grad=True)])
+        optimizer = model.optimizer([{"params": [torch.zeros(1, 1, requires_grad=True)]}])
     # Its numbers, by which kinds differ; flags come and go with versions of torch.
     wanted = {name for name, value in optimizer.defaults.items() if type(value) in (int, float, tuple)}
     known = [group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]]

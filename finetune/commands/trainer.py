@@ -76,9 +76,10 @@ def complete(
     folder = RunFolder(run, parser, options)
     callbacks: list[Any] = [folder, LoggedConfig(folder), Results(run), Skipped(run), StopAtOnce()]
     if run.command == "fit":
+        has_clock = not isinstance(config["val_check_interval"], int | float | None)
         callbacks += [Rates(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run)]
         callbacks += [LiveReport(run)] if options.report else []
-        callbacks += [patience(options.patience)] if options.patience is not None else []
+        callbacks += [patience(options.patience, has_clock)] if options.patience is not None else []
     elif options.tta:
         callbacks.append(AverageFlip())
     if run.command == "predict":
@@ -115,13 +116,13 @@ def check_allowed(config: Any) -> None:
         raise WrongUsage(f"trainer.accumulate_grad_batches must be at least 1, got {num}")
 
 
-def patience(num: int) -> EarlyStopping:
-    """Return what ends a fit after `num` validations that did not raise val/accuracy."""
+def patience(num: int, has_clock: bool = False) -> EarlyStopping:
+    """Return what ends a fit after `num` validations that did not raise val/accuracy, perhaps by a clock."""
     if num < 1:
         raise WrongUsage(f"--patience must be at least 1, got {num}")
-    # Not strict: a limit may end the run before its first validation. At an epoch's end Lightning asks for an interval
-    # in batches, which one in time is not.
-    return EarlyStopping("val/accuracy", mode="max", patience=num, strict=False, check_on_train_epoch_end=False)
+    # Not strict: a limit may end the run before its first validation. With a clock Lightning can't find out when to look.
+    at_end = False if has_clock else None
+    return EarlyStopping("val/accuracy", mode="max", patience=num, strict=False, check_on_train_epoch_end=at_end)
 
 
 def make_ready(trainer: Trainer) -> Trainer:

@@ -6,13 +6,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def all_sum(value: Tensor) -> Tensor:
-    """Return the sum of a number over all devices; every device calls this at the same point.
+def all_sum(value: Tensor, num_devices: int) -> Tensor:
+    """Return the sum of a number over all devices of a trainer; every device calls this at the same point.
 
     Lightning's own `reduce` begins with a barrier, at which NCCL lets the CPU wait for all that the GPU has yet to do.
     """
     value = value.detach().clone()
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if num_devices > 1:
         dist.all_reduce(value)
     return value
 

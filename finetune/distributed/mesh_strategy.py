@@ -48,7 +48,7 @@ class MeshStrategy(ModelParallelStrategy):
             raise WrongUsage(
                 "trainer.gradient_clip_val can't be had with trainer.strategy model_parallel: leave it out"
             )
-        if trainer.precision == "16-mixed":  # nor scale them together
+        if trainer.precision == "16-mixed" and trainer.state.fn == "fit":  # nor scale them together
             raise WrongUsage("trainer.precision 16-mixed can't be had with model_parallel: take bf16-mixed or 32-true")
         super().setup(trainer)
 

@@ -87,6 +87,8 @@ def compared(
 
 
 def _is_longer(old: float | None, new: float | None) -> bool:
+    if isinstance(old, float) or isinstance(new, float):  # a share of an epoch's batches, which are not known here
+        return False
     before, now = (math.inf if limit in (None, -1) else limit for limit in (old, new))
     return now > before
 

@@ -63,7 +63,6 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         self._uri = tracking_uri or (None if save_dir else os.environ.get("MLFLOW_TRACKING_URI"))
         self._dir = save_dir
         self._names: dict[str, str] = {}  # of what is logged, and as MLflow has them
-        self._before: list[Any] = []  # where what else MLflow logs in this process goes
 
     @property
     @rank_zero_experiment
@@ -73,9 +72,6 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         name, run_id = self._given_name or self._title(), self._take_up()
         uri = self._uri or Path(self._dir or self._run_folder()).absolute().as_uri()
         _check_server(uri)
-        import mlflow
-
-        self._before = self._before or [mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None]
         announcing = logging.getLogger("pytorch_lightning.loggers.mlflow")
         level = announcing.level
         announcing.setLevel(logging.ERROR)  # that there was no such experiment yet
@@ -117,13 +113,6 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
     @rank_zero_only
     def log_picture(self, name: str, image: Image.Image, step: int) -> None:
         self.experiment.log_image(self.run_id, image, f"{name}.png")
-
-    @rank_zero_only
-    def close(self) -> None:
-        if self._before:
-            import mlflow
-
-            mlflow.set_tracking_uri(self._before[0])
 
     def _allowed(self, name: str) -> str:
         """Return a name as MLflow may have it: a class may be called anything, and no two metrics the same."""

@@ -40,7 +40,7 @@ class Checkpoints(Checkpoint):
         self._is_due = self._is_best = False
         self.limits: dict[str, Any] | None = None  # of a run that a callback has stopped, not a signal
         self.wanted: dict[str, Any] | None = None  # the limits with which a callback wants a stop, perhaps later
-        self._is_stop_held = False
+        self._is_stop_held = self._is_of_another = False
         self._epoch_began, self._is_extra_pass = 0.0, False
         self.stopped_by = 0  # the signal that all devices agree on once training has ended
 
@@ -52,13 +52,15 @@ class Checkpoints(Checkpoint):
         self.highest, self.wanted = highest_of(state_dict), state_dict.get("wanted")
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        is_of_another = str(trainer.ckpt_path) != str(self.run.checkpoint("last"))  # --ckpt_path
-        keep_patience(checkpoint, trainer, is_of_another and trainer.state.fn == "fit")
+        self._is_of_another = str(trainer.ckpt_path) != str(self.run.checkpoint("last"))  # --ckpt_path
+        keep_patience(checkpoint, trainer, self._is_of_another and trainer.state.fn == "fit")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         has_best = trainer.strategy.broadcast(self.run.checkpoint("best").exists())
         if not has_best:
-            self.highest = self.wanted = None  # those of another run, whose --ckpt_path this one began from
+            self.highest = None  # that of another run, whose --ckpt_path this one began from
+        if self._is_of_another:
+            self.wanted = None
         # A stop that `min_epochs` has put off; where a limit was changed since, callbacks are to want it anew.
         trainer.should_stop |= self.wanted is not None and self.wanted == limits(trainer)
         self._epoch_began = time.monotonic()  # of one that is entered in the middle

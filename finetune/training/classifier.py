@@ -168,7 +168,7 @@ class Classifier(ClipsEach):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         self.calibration = Calibration()  # the other was of the weights before this step
         images, target = batch["image"], target_of(batch)
-        total_weight = all_sum(weight := target.weight(self.class_weight))
+        total_weight = all_sum(weight := target.weight(self.class_weight), self.trainer.world_size)
         if len(images) == 0 and total_weight == 0:
             return zero_loss(self)  # all pictures are bad: the same on every device, and no loss to log
         if len(images) == 0 and not stages.batch_norms(self.network) and not is_sharded(self.trainer):
@@ -180,7 +180,7 @@ class Classifier(ClipsEach):
             loss = summed * (self.trainer.world_size / total_weight)
         if len(images) and is_counted(self.trainer):
             self.train_metrics.update(ensemble.together(logits.detach()), target.labels, summed, weight)
-        self.log("train/loss", all_sum(loss) / self.trainer.world_size, on_step=True, on_epoch=False)
+        self.log("train/loss", all_sum(loss, self.trainer.world_size) / self.trainer.world_size)
         return loss * self.hparams["members"]  # it is their mean, and each learns as it would alone
 
     def on_train_epoch_end(self) -> None:

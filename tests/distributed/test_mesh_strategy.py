@@ -44,7 +44,7 @@ def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, me
 
 def test_gradients_are_not_scaled_where_some_are_whole_and_some_spread():
     """By its name Lightning lets the strategy have that precision, which it refuses to an instance."""
-    trainer = SimpleNamespace(gradient_clip_val=None, precision="16-mixed")
+    trainer = SimpleNamespace(gradient_clip_val=None, precision="16-mixed", state=SimpleNamespace(fn="fit"))
     with pytest.raises(WrongUsage, match="16-mixed can't be had with model_parallel: take bf16-mixed or 32-true"):
         MeshStrategy().setup(trainer)
 

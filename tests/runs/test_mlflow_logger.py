@@ -57,18 +57,6 @@ def test_classes_may_be_called_anything(run, environment):
     assert {"val/recall/a_ b", "val/recall/a_ b 2", "val/recall/_"} < set(found)
 
 
-def test_what_others_log_afterwards_goes_where_they_say(run, environment, tmp_path):
-    import mlflow
-
-    for before in ((tmp_path / "theirs").as_uri(), None):
-        mlflow.set_tracking_uri(before)
-        logger = MLFlowLogger(save_dir=str(tmp_path / "ours"))
-        logger.attach(run, "MLFlowLogger")
-        assert logger.run_id and mlflow.get_tracking_uri() == (tmp_path / "ours").as_uri()  # the control
-        logger.close()
-        assert (mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None) == before
-
-
 def test_a_server_or_a_folder_of_ones_own(run, environment, tmp_path):
     logger = MLFlowLogger(save_dir=str(tmp_path / "board"), run_name="mine", experiment_name="some")
     logger.attach(run, "MLFlowLogger")
