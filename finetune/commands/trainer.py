@@ -120,7 +120,7 @@ def patience(num: int, has_clock: bool = False) -> EarlyStopping:
     """Return what ends a fit after `num` validations that did not raise val/accuracy, perhaps by a clock."""
     if num < 1:
         raise WrongUsage(f"--patience must be at least 1, got {num}")
-    # Not strict: a limit may end the run before its first validation. With a clock Lightning does not know when to look.
+    # Not strict: a limit may end the run before its first validation. With a clock Lightning can not tell when to look.
     at_end = False if has_clock else None
     return EarlyStopping("val/accuracy", mode="max", patience=num, strict=False, check_on_train_epoch_end=at_end)
 
