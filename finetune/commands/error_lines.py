@@ -9,6 +9,7 @@ import sys
 
 from finetune.system.killed_worker import is_of_killed_worker
 
+_OF_A_WORKER = "Caught .* in (DataLoader worker|pin memory thread)"  # such an error carries its traceback as text
 _LEFT = "remote|clos|abort|timeout|timed out|premature"  # what NCCL says where another process has ended
 
 
@@ -43,22 +44,18 @@ def one_line(error: BaseException) -> str | None:
         return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
     if type(error).__name__ == "OutOfMemoryError" or _is_of_gpu_memory(text):
         return "out of GPU memory: a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
-    if "Caught " in text and re.search(
-        "in (DataLoader worker|pin memory thread)", text
-    ):  # its traceback is in the text
+    if re.search(_OF_A_WORKER, text):
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif " does not have a deterministic implementation" in text:
-        return (
-            f"{text.partition(' ')[0]} has no deterministic form here: leave --trainer.deterministic out, or give warn"
-        )
+        operation = text.partition(" ")[0]
+        return f"{operation} has no deterministic form here: leave --trainer.deterministic out, or give warn"
     elif "connectFullMesh" in text:
         rank, address = os.environ.get("RANK", "0"), text.rpartition("remote=")[2]
         reached = "it ended, or GLOO_SOCKET_IFNAME must name the network between them"
         return f"process {rank} can't reach another one at {address}: {reached}"
     elif type(error).__name__ == "DistBackendError" and not re.search(_LEFT, text, re.IGNORECASE):
-        return (
-            f"the GPUs can't speak to each other: {' '.join(text.partition('Last error:')[2].split()) or _last(text)}"
-        )
+        cause = text.partition("Last error:")[2] or (text.splitlines() or ["?"])[-1]
+        return f"the GPUs can't speak to each other: {' '.join(cause.split())}"
     elif type(error).__name__ == "DistBackendError" or "gloo" in text or _is_left_alone(error):
         return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
     elif type(error).__name__ == "DistNetworkError":  # the port is taken, or the first process does not answer
@@ -69,10 +66,6 @@ def one_line(error: BaseException) -> str | None:
     elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"
     return " ".join(text.split()) or type(error).__name__
-
-
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["?"])[-1]
 
 
 def _is_of_gpu_memory(text: str) -> bool:
