@@ -36,10 +36,12 @@ def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]
     good = [r for r in records if "right" in r]
     base = [r for r in good if r["technique"] == "default"]
     rows = {"default, the last epoch": [*map(_of(at_the_end), base)]}
-    beyond = {"default, the last epoch": over_confidence(base)}
+    beyond, seconds = {"default, the last epoch": over_confidence(base)}, {}
     for name in techniques:
         found = [r for r in good if r["technique"] == name]
         rows[name], beyond[name] = [*map(_of(at_the_end), found)], over_confidence(found)
+        if alone := [r["seconds"] for r in found if r.get("alone")]:
+            seconds[name] = f"{statistics.fmean(alone):.0f} (n = {len(alone)})"
     names = dict.fromkeys(name for r in base for name in r["right"] if not name.startswith("epoch "))
     for name in names:
         told = _VIEWS.get(name, name.replace("ema", "average of the weights, decay"))
@@ -48,9 +50,12 @@ def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]
         has = [r for r in base if name in r["right"]]
         rows[told] = [(r["set"], r["seed"], float(right(r["right"][name]).mean())) for r in has]
     del rows["default"]
-    columns = ["technique", *SMALL, "mean of the differences to the default", "confidence beyond accuracy"]
+    columns = ["technique", *SMALL, "mean of the differences to the default", "confidence beyond accuracy", "seconds"]
     head = f"| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|\n"
-    lines = [_row(name, found, rows) + f" {beyond.get(name, '–')} |" for name, found in rows.items()]
+    lines = [
+        _row(name, found, rows) + f" {beyond.get(name, '–')} | {seconds.get(name, '–')} |"
+        for name, found in rows.items()
+    ]
     return {"techniques": head + "\n".join(lines), **_kept(base)}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from finetune.runs.run_lock import hold
@@ -61,6 +62,14 @@ def versions(root: str | Path, command: str) -> list[Path]:
 def newest_with_checkpoint(root: str | Path) -> Path | None:
     """Return the newest fit run beneath `root` that has a `last.ckpt`; None where there is none."""
     return next((run for run in reversed(versions(root, "fit")) if (run / "checkpoints/last.ckpt").is_file()), None)
+
+
+def is_try(run: Path) -> bool:
+    """Return whether a run was one of `--trainer.fast_dev_run`, which leaves no checkpoint to go on from."""
+    try:
+        return bool(yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["fast_dev_run"])
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # it ended before, or is of another version
+        return False
 
 
 def not_looked_at(root: str | Path) -> list[Path]:

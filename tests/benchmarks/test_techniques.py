@@ -90,8 +90,8 @@ def test_differences_are_those_of_runs_with_the_same_split():
     records = [
         record("default", "flowers", 0, "0000", "1100", flip="1110"),
         record("default", "flowers", 1, "0000", "1111", flip="1111"),
-        record("cutmix 1", "flowers", 0, "1111", "1000") | {"confidence": 0.35},
-        record("cutmix 1", "flowers", 1, "1111", "1110"),
+        record("cutmix 1", "flowers", 0, "1111", "1000") | {"confidence": 0.35, "seconds": 99.0},
+        record("cutmix 1", "flowers", 1, "1111", "1110") | {"seconds": 60.3, "alone": True},
         record("cutmix 1", "trash", 1, "1111", "1111"),  # which has nothing to be held against
         {"technique": "mixup 0.2", "set": "flowers", "seed": 0, "failed": "no"},
     ]
@@ -100,8 +100,9 @@ def test_differences_are_those_of_runs_with_the_same_split():
     assert "| 0.750 |" in rows["default, the last epoch"]
     assert "-0.250 ± 0.000 (n = 2)" in rows["cutmix 1"] and "1.000" in rows["cutmix 1"]
     assert "+0.125 ± 0.125 (n = 2)" in rows["mirrored pictures, too"]
-    assert rows["mixup 0.2"].count("–") == 6
-    assert "| +0.100 (n = 1) |" in rows["cutmix 1"] and rows["default, the last epoch"].endswith("| – | – |")
+    assert rows["mixup 0.2"].count("–") == 7
+    assert "| +0.100 (n = 1) | 60 (n = 1) |" in rows["cutmix 1"]
+    assert rows["default, the last epoch"].endswith("| – | – | – |")
 
 
 def test_what_is_kept_is_judged_by_other_pictures_than_chose_it():
@@ -119,4 +120,4 @@ def test_what_is_kept_is_judged_by_other_pictures_than_chose_it():
 def test_without_records_the_tables_have_no_figures():
     found = documents.blocks([], TECHNIQUES)
     assert found["kept_epoch"].count("\n") == 1
-    assert all(line.count("–") == 6 for line in found["techniques"].splitlines()[2:])
+    assert all(line.count("–") == 7 for line in found["techniques"].splitlines()[2:])

@@ -66,6 +66,8 @@ def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path):
     cli(*fit, "--trainer.fast_dev_run", "true")
     tried = tmp_path / "runs/fit/version_1"
     assert (tried / "test.json").exists() and not (tried / "checkpoints/last.ckpt").exists()
+    cli(*fit, "--resume")  # finished: the try after it is none that "ended before its first checkpoint"
+    assert not (tmp_path / "runs/fit/version_2").exists()
     cli(*fit, "--resume", "--trainer.max_epochs", 2, "--test_after_fit", "false")
     assert read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt")["global_step"] == 8
 

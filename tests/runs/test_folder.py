@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from finetune.commands.parser import OneLineErrorParser
-from finetune.runs.folder import Run, RunFolder, newest_with_checkpoint, versions
+from finetune.runs.folder import Run, RunFolder, is_try, newest_with_checkpoint, versions
 
 
 def test_each_run_is_a_new_version(tmp_path):
@@ -136,3 +136,22 @@ def test_how_a_run_began_stays_in_about_json_when_others_go_on_with_it(run):
         callback(run).setup(trainer(0, []), None, "fit")
     told = json.loads(run.file("about.json").read_text())
     assert told == {"command": "first", "lines": ["pretrained"], "root": "third", "went_on_by": ["second", "third"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "tried"),
+    [
+        ("trainer: {fast_dev_run: true}", True),
+        ("trainer: {fast_dev_run: 2}", True),
+        ("trainer: {fast_dev_run: false}", False),
+        ("trainer: {max_epochs: 1}", False),
+        ("trainer:", False),
+        ("a: [", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_a_try_is_told_by_its_config(tmp_path, config, tried):
+    if config is not None:
+        (tmp_path / "config.yaml").write_text(config)
+    assert is_try(tmp_path) is tried
