@@ -1,6 +1,7 @@
 """Shared by the tests: small folders of pictures, and the command line in this process."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from colours import draw_colours
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the onnxruntime that tests compare with
 torch.set_num_threads(1)  # the pictures are tiny: more threads only cost time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, which what is tested here would inherit
 
 
 @pytest.fixture(scope="session", autouse=True)

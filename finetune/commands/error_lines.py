@@ -61,7 +61,8 @@ def one_line(error: BaseException) -> str | None:
     elif type(error).__name__ == "DistNetworkError":  # the port is taken, or the first process does not answer
         text = text.partition("\n")[0]
     elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":
-        told = text.startswith(("Early stopping conditioned on metric", "`devices` selected with"))  # by Lightning
+        words = ("Early stopping conditioned on metric", "`devices` selected with", "Found more than one stateful")
+        told = text.startswith(words)  # by Lightning
         return " ".join(text.split()) if told else None
     elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"

@@ -167,7 +167,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
         gone = "the pictures of the checkpoint's run are not in" if root is None else "there is no folder"
         raise WrongUsage(f"{gone} {place}: --quantize int8 needs them, with --root FOLDER")
     ours = {"class_names": class_names, "root": place, "num_workers": 0}
-    with as_wrong_usage("--quantize int8"):  # a class without a folder
+    with as_wrong_usage("--quantize int8"):
         data: ImageDataModule = kind(**{**settings["init_args"], **ours})
     if data.class_names != class_names:
         raise WrongUsage(f"{place} has other classes than the checkpoint")

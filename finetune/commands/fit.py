@@ -22,6 +22,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.lightning_callbacks import check_averaging
+from finetune.runs.live_report import end_page
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.resume import beginning, go_on, take_up
@@ -59,7 +60,8 @@ def fit(
         kwargs: The others of `Trainer.fit`.
     """
     check_averaging(trainer, model, model.backbone)
-    resumed, first, finished, why_anew = beginning(trainer, run.root, options.resume, ckpt_path)
+    is_try = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+    resumed, first, finished, why_anew = beginning(trainer, run.root, options.resume and not is_try, ckpt_path)
     run.path = resumed
     if finished:
         return _finish(trainer, model, datamodule, run, options, finished)
@@ -96,7 +98,6 @@ def fit(
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.fit(model, datamodule=datamodule, **kwargs)
     trainer.ckpt_path = None
-    is_try = trainer.fast_dev_run and not resumed  # type: ignore[attr-defined]
     if is_try and trainer.is_global_zero:
         run.checkpoint("last").unlink(missing_ok=True)  # `--resume` is to go on in the run before, not in a try
     _finish(trainer, model, datamodule, run, options)
@@ -106,6 +107,16 @@ def _finish(
     trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run, options: Namespace, finished: str = ""
 ) -> None:
     """Test the best checkpoint, unless that was done or there is nothing to test on."""
+    try:
+        _test(trainer, model, data, run, options, finished)
+    finally:
+        if trainer.is_global_zero:
+            end_page(run)  # that of its training, where no other has taken its place
+
+
+def _test(
+    trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run, options: Namespace, finished: str
+) -> None:
     if finished:
         take_up(trainer, run)
     test, best = run.file("test.json"), run.checkpoint("best")

@@ -27,7 +27,7 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
             "--abstain_below",
             type=float | None,
             default=None,
-            help="Say unsure instead of a class where none is as probable as that, from 0 to 1.",
+            help="Say unsure instead of a class that is less probable than that, from 0 to 1.",
         )
 
 

@@ -23,7 +23,7 @@ from finetune.distributed.signals import is_first_process
 from finetune.models.timm_backbones import is_timm
 from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Length, Make
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import newest_with_checkpoint, versions
+from finetune.runs.folder import newest_but_tries, newest_with_checkpoint
 from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.run_lock import check_free
 from finetune.system.messages import WrongUsage
@@ -69,11 +69,13 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     if config.trainer.precision is None:
         config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
     aim = Aim(60 * minutes, began, config)
-    found = aim.tried(make)
-    size = config.data.init_args.image_size
+    found, data = aim.tried(make), config.data.init_args
+    size, is_kept = data.image_size, found.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0)
+    if not is_kept:
+        data.cache_limit_gb = 0.0  # of the next trials, too: by then the pictures looked at are in memory
     if not found.is_enough() and _may_shrink(config, arguments) and (sizes := _smaller(make)):
         smaller = next((s for s in sizes if found.at(s / size).is_enough()), sizes[-1])
-        config.data.init_args.image_size = size = smaller
+        data.image_size = size = smaller
         found = aim.tried(make)
     if _may_be_several(config, arguments):
         config.model.members, found = _members(aim, make, found, config)
@@ -86,15 +88,16 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     epochs, batches, _, seconds = found.plan
     steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
     _check_least(minutes, config.trainer, {"min_epochs": epochs, "min_steps": steps})
-    chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size}
+    chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size, "is_kept": is_kept}
     _put(config, {**chosen, "members": config.model.members, "resume": config.resume})
     part = f" of {batches} batches each" if batches else ""
     most = f"; more than {MOST_EPOCHS} epochs are not chosen" if epochs == MOST_EPOCHS else ""
-    until_now = duration(time.monotonic() - began)
     length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {size} pixels"
+    if not is_kept:
+        length += " decoded anew each time, since to decode all and keep them takes too long"
     if config.model.members > 1:
         length += f", of {config.model.members} networks that answer together (--members 1 for one)"
-    return f"{length}: about {duration(seconds)} here, after {until_now} until now{most}"
+    return f"{length}: about {duration(seconds)} here, after {duration(time.monotonic() - began)} until now{most}"
 
 
 def _members(aim: Aim, make: Make, alone: Length, config: Any) -> tuple[int, Length]:
@@ -170,6 +173,7 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
         before = yaml.safe_load(file.read_text("utf-8"))
         chosen = {name: before["trainer"][name] for name in _CHOSEN}
         chosen["image_size"] = before["data"]["init_args"]["image_size"]
+        chosen["is_kept"] = before["data"]["init_args"].get("cache_limit_gb") != 0
         chosen["members"] = (before.get("model") or {}).get("members", 1)
         other = {name: before["trainer"].get(name, unset) for name, unset in _LIMITS.items()}
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
@@ -190,8 +194,7 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
 
 def _begun_after(run: Path, chosen: Mapping[str, Any], config: Any) -> Path | None:
     """Return the run that was begun after one that has reached its end, and has not come to a checkpoint."""
-    later = next(reversed(versions(run.parents[1], "fit")), run)
-    if later == run:
+    if (later := newest_but_tries(run.parents[1], run)) == run:
         return None
     limits: Any = SimpleNamespace(callbacks=[], max_epochs=chosen["max_epochs"], max_steps=-1)
     limits.callbacks += [] if config.patience is None else [patience(config.patience)]
@@ -208,6 +211,8 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
     config.trainer.limit_train_batches = chosen["limit_train_batches"]
     config.data.init_args.image_size = chosen["image_size"]
     config.model.members = chosen["members"]
+    if not chosen["is_kept"]:
+        config.data.init_args.cache_limit_gb = 0.0
     config.resume = chosen.get("resume", config.resume)
 
 

@@ -67,7 +67,8 @@ def complete(
     plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
         goes_on = run.command == "fit"
-        path = beginning(_limits(config), run.root, options.resume, options.ckpt_path).checkpoint if goes_on else None
+        resume = goes_on and options.resume and not config["fast_dev_run"]
+        path = beginning(_limits(config), run.root, resume, options.ckpt_path).checkpoint if goes_on else None
         checkpoint = read_checkpoint(path) if path and Path(path).is_file() else known
         precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
         config["precision"] = options.trainer.precision = precision
@@ -79,7 +80,11 @@ def complete(
         has_clock = not isinstance(config["val_check_interval"], int | float | None)
         callbacks += [Rates(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run)]
         callbacks += [LiveReport(run)] if options.report else []
-        callbacks += [patience(options.patience, has_clock)] if options.patience is not None else []
+        if options.patience is not None:
+            callbacks.append(stopping := patience(options.patience, has_clock))
+            if any(other.state_key == stopping.state_key for other in _listed(config["callbacks"])):
+                told = "--patience ends a fit by val/accuracy, as an EarlyStopping of trainer.callbacks does"
+                raise WrongUsage(f"{told}: leave one of the two out")
     elif options.tta:
         callbacks.append(AverageFlip())
     if run.command == "predict":

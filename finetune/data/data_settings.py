@@ -80,6 +80,8 @@ def folder_of(root: str | None) -> Path:
 
 def is_without(root: str | None, split: str) -> str:
     """Return what to say where a folder lacks a split that a command is about."""
+    if split == "train":
+        return f"{root} holds no 'train'; put the training pictures in {root}/train/CLASS"
     if split == "predict":
         return "no pictures to predict: finetune predict CKPT PICTURES (--data.predict)"
     hint = "give a folder of classes alone with --data.root to measure all of it"

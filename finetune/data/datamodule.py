@@ -13,17 +13,17 @@ from torch.utils.data import DataLoader, default_convert
 
 from finetune.data.data_settings import check_mixing, check_shares, check_sizes, folder_of, is_without
 from finetune.data.dataset import Collate, FeatureDataset, ImageDataset
-from finetune.data.identity import identity
+from finetune.data.identity import code_of, identity
 from finetune.data.image_cache import CacheOfSplits
 from finetune.data.loader import DeviceCopy, Loader, end_workers, is_pinned, loader_options
 from finetune.data.mixing import Mixing
-from finetune.data.readers import files_to_predict
 from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed, spread
 from finetune.data.seen import Seen
 from finetune.data.size_schedule import parse_sizes, scheduled
 from finetune.data.splits import Split, unlabelled
 from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.batch_share import batch_share
+from finetune.distributed.signals import is_first_process
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -111,7 +111,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.class_names, self.fingerprint, self.is_fitted = class_names or [], "", False
         self.seen: Seen | None = None  # what training sees
         if predict is not None:
-            self.splits["predict"] = unlabelled(files_to_predict(predict))
+            self.splits["predict"] = unlabelled(predict, on_bad_image == "skip", is_first_process())
         else:
             folder = folder_of(self.root)
             self.obtain(folder)
@@ -212,14 +212,14 @@ class ImageDataModule(pl.LightningDataModule):
         """Return a hash of all that decides about the pixels of the `num_rows`.
 
         Raises:
-            ValueError: The split is read by something that does not say which pictures it reads.
+            ValueError: What reads the split does not say which pictures, or a transform has no source.
         """
         is_train = split == "train"
         transform = self.train_transforms[self.image_size] if is_train else self.eval_transform
         # A transform's own words may leave out what it was told; evaluation has none but ours.
         others = {"root": None, "batch_size": None, "eval_image_size": None}
         settings = {**self.hparams, **others} if is_train else self.cache_size
-        about = (split, run_seed() * is_train, repr(transform), settings)
+        about = (split, run_seed() * is_train, repr(transform), code_of(transform), settings)
         return identity(self.splits[split].read, self.root or "", about)
 
     def key(self, split: str, row: int) -> Any:

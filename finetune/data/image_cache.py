@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from finetune.data.samplers import ESTIMATE, num_reads, some_of
 from finetune.data.splits import Split
 from finetune.distributed.signals import is_first_process
 from finetune.system.cache_dir import PICTURES, cache_dir, files_digest, mark_used, room
-from finetune.system.files import one_at_a_time
+from finetune.system.files import one_at_a_time, unfinished
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 
@@ -148,7 +149,10 @@ def cached_readers(
 
 
 def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float) -> MemmapImages | None:
-    """Build a cache, unless another process has or could not; return None where there is none."""
+    """Build a cache, unless another process has or could not; return None where there is none.
+
+    Who waited for one that was stopped begins anew. Where it failed nobody does: of many each would fail in turn.
+    """
     failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
     try:
         num_bytes, max_bytes = _estimate(paths, about["shorter_side"]), min(limit_gb * 1e9, room(path.parent))
@@ -160,8 +164,12 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
             return None
         with one_at_a_time(path) as has_waited:
             packed = opened(path)
-            if packed is not None or has_waited:  # whoever was first has told why there is none
+            if packed is not None:
                 return packed
+            if has_waited and not unfinished(path):  # nobody was stopped at it, who would have left something
+                if is_first_process():
+                    log.warning("%sno cache, another process could not make it", failure)
+                return None
             if path.exists():
                 log.warning("the cache %s is damaged: it is made anew", path)
             began = time.perf_counter()
@@ -171,6 +179,10 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
             except (OSError, TooLarge) as error:
                 log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
                 return None
+            except BaseException:
+                with suppress(OSError):  # who waits is to make it
+                    path.with_name(f".{path.name}.stopped.tmp").touch()
+                raise
             seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
             log.info("decoded %d pictures once, in %.1f s: %.2f GB in %s", len(paths), seconds, size, path)
             return MemmapImages(path)

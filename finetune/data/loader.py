@@ -26,34 +26,41 @@ _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
 _ended: WeakSet[Any] = WeakSet()
 
 
-def automatic_workers(trainer: pl.Trainer | None) -> int:
-    """Return how many processes should read pictures for each device of this machine."""
+def automatic_workers(trainer: pl.Trainer | None, num_devices: int | None = None) -> int:
+    """Return how many processes should read pictures for each device of this machine.
+
+    Args:
+        trainer: Of the devices; without one, as for one GPU.
+        num_devices: Of this machine, where the trainer has not all of them.
+    """
     cores = num_cores()
     # srun gives each task cores of its own; what other starters give is for all devices of the machine.
-    sharing = trainer.num_devices if trainer and "SLURM_STEP_ID" not in os.environ else 1
+    sharing = num_devices or trainer.num_devices if trainer and "SLURM_STEP_ID" not in os.environ else 1
     if trainer and trainer.strategy.root_device.type == "cpu":
         return min(1, cores // (2 * sharing))  # the network needs the cores more than decoding does
     return max(1, min(8, cores // sharing))
 
 
-def check_shared_memory(num_workers: int, batch_bytes: int) -> None:
+def check_shared_memory(num_workers: int, batch_bytes: int, num_devices: int = 1) -> None:
     """Make sure that batches can be handed over: where memory runs out, workers only wait, for ever.
 
     Args:
         num_workers: Worker processes of one device.
         batch_bytes: Size of a device's batch.
+        num_devices: Of this machine, which all hand over in the same memory.
 
     Raises:
         ValueError: There is too little.
     """
     if num_workers == 0 or not _SHARED_MEMORY.is_dir():
         return
-    needed, free = num_workers * _BATCHES_AHEAD * batch_bytes, shutil.disk_usage(_SHARED_MEMORY).free
+    num = num_workers * num_devices
+    needed, free = num * _BATCHES_AHEAD * batch_bytes, shutil.disk_usage(_SHARED_MEMORY).free
     if needed > free:
         raise ValueError(
-            f"{_SHARED_MEMORY} has {free / 2**20:.0f} MB free, {num_workers} workers need up to "
-            f"{needed / 2**20:.0f} MB to hand over batches: give a container more (docker run --shm-size=8g), or set "
-            "--data.num_workers 0 or a smaller --data.batch_size"
+            f"{_SHARED_MEMORY} has {free / 2**20:.0f} MB free, {num} workers{' of all devices' * (num_devices > 1)} "
+            f"need up to {needed / 2**20:.0f} MB to hand over batches: give a container more (docker run "
+            "--shm-size=8g), or set --data.num_workers 0 or a smaller --data.batch_size"
         )
 
 
@@ -66,7 +73,7 @@ def loader_options(trainer: pl.Trainer | None, num_workers: int | str, batch_byt
         batch_bytes: See `check_shared_memory`.
     """
     num = num_workers if isinstance(num_workers, int) else automatic_workers(trainer)
-    check_shared_memory(num, batch_bytes)
+    check_shared_memory(num, batch_bytes, trainer.num_devices if trainer else 1)
     return {"num_workers": num, "pin_memory": is_pinned(trainer), "worker_init_fn": start_worker}
 
 

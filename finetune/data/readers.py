@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 
 from finetune.data.decode import IMAGE_SUFFIXES, decode, stored_size
-from finetune.data.walk import find_pictures
+from finetune.data.walk import Beside, find_pictures
 
 
 class PathList(Sequence[str]):
@@ -60,19 +60,27 @@ class GreyReader:
         return np.repeat(self.pixels[index][:, :, None], 3, axis=2)
 
 
-def files_to_predict(pictures: str | Sequence[str]) -> PathList:
+def files_to_predict(pictures: str | Sequence[str], skip: bool = False, is_told: bool = True) -> PathList:
     """Return the pictures that a path means: one picture, a folder, a glob, or a .txt file with a path on each line.
 
     Of several such paths, all that they mean, in their order.
+
+    Args:
+        pictures: Path or paths.
+        skip: Leave out folders that can't be read, and links that lead back; else they are an error.
+        is_told: Say what else of a folder was left out.
     """
     if isinstance(pictures, str):
-        return _files(os.path.expanduser(pictures))
-    return PathList(path for pattern in pictures for path in _files(os.path.expanduser(pattern)))
+        return _files(os.path.expanduser(pictures), skip, is_told)
+    return PathList(path for pattern in pictures for path in _files(os.path.expanduser(pattern), skip, is_told))
 
 
-def _files(pattern: str) -> PathList:
+def _files(pattern: str, skip: bool, is_told: bool) -> PathList:
     if os.path.isdir(pattern):
-        paths = PathList(find_pictures(pattern))
+        beside = Beside(skip)
+        paths = PathList(find_pictures(pattern, beside))
+        if is_told:
+            beside.tell(pattern)
         missing = f"the folder {pattern!r} holds no pictures ({' '.join(sorted(IMAGE_SUFFIXES))})"
     elif os.path.isfile(pattern) and pattern.lower().endswith(".txt"):
         with open(pattern, encoding="utf-8-sig", errors="surrogateescape") as lines:

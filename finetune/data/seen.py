@@ -7,7 +7,7 @@ size a hint), and what the weights that training began with had seen.
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -112,24 +112,29 @@ def keep_unseen(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: b
         ValueError: They are, and the split is made of pictures that were trained on.
     """
     known = checkpoint["finetune"].get("seen")
-    if not _is_trained_on(data, checkpoint, unpacked(known) if known else None):
+    if not _is_trained_on(data, checkpoint, unpacked(known) if known else None, is_told):
         return False
     if known and split in data.splits:
         _leave_out_seen(data, split, checkpoint, unpacked(known), is_told)
     return True
 
 
-def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None) -> bool:
+def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None, is_told: bool) -> bool:
     """Return whether this is the folder that the checkpoint was trained on, perhaps moved or renamed.
 
-    It is, if it lies where that lay, or if most of the pictures that have the names have the sizes as well: numbered
-    pictures of another set have the same names.
+    It is, if it lies where that lay and holds half of its pictures by name or size, for another may be mounted there;
+    or if most of the pictures that have the names have the sizes as well: numbered pictures of another set have the
+    same names.
     """
     root = checkpoint.get("datamodule_hyper_parameters", {}).get("root") or data.default_root
-    if root and os.path.realpath(root) == os.path.realpath(data.root):
-        return True
+    is_there = bool(root) and os.path.realpath(root) == os.path.realpath(data.root)
     if known is None:
-        return False
+        return is_there
+    if is_there:  # also by the names that they had before somebody moved them into the folder of a split
+        here = [replace(split, tag=tag).hashes() for split in data.splits.values() for tag in {split.tag, ""}]
+        sizes = [_sizes(split.paths, True) for split in data.splits.values()]  # or they have other names
+        if _holds_half(here, known.names) or _holds_half(sizes, known.sizes[known.sizes > 0]):
+            return True
     order = np.argsort(known.names)
     num = num_equal = 0
     for split in data.splits.values():
@@ -137,7 +142,14 @@ def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None)
         among = np.flatnonzero(np.isin(names, known.names))
         sizes = known.sizes[order][np.searchsorted(known.names[order], names[among])]
         num, num_equal = num + len(among), num_equal + int(np.count_nonzero(_sizes(split.paths, True, among) == sizes))
-    return 2 * num_equal > num
+    is_same = 2 * num_equal > num
+    if is_there and not is_same and is_told:
+        log.warning("%s holds few of the pictures that this checkpoint was trained on: taken for new ones", data.root)
+    return is_same
+
+
+def _holds_half(here: Sequence[np.ndarray], known: np.ndarray) -> bool:
+    return bool(2 * np.count_nonzero(np.isin(known, np.concatenate([known[:0], *here]))) >= len(known))
 
 
 def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known: Seen, is_told: bool) -> None:

@@ -91,12 +91,12 @@ def parse_sizes(given: Sequence[int] | str | None, image_size: int, num_views: i
 
 
 def schedule_of(sizes: Sequence[int], trainer: pl.Trainer | None) -> SizeSchedule | None:
-    """Return the schedule of a run; None where there are no sizes.
+    """Return the schedule of a run; None where there are no sizes, and in a try by `fast_dev_run`, too short for them.
 
     Raises:
         WrongUsage: The run has no number of epochs, or fewer than sizes.
     """
-    if not sizes:
+    if not sizes or getattr(trainer, "fast_dev_run", False):
         return None
     max_epochs = getattr(trainer, "max_epochs", None)
     if max_epochs is None or max_epochs < 0:

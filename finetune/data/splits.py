@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from finetune.data.readers import FileReader, PathList
+from finetune.data.readers import FileReader, files_to_predict
 
 SET_APART = "set apart from training"
 
@@ -47,8 +47,9 @@ class Split:
         return hashes(self.names())
 
 
-def unlabelled(paths: PathList) -> Split:
-    """Return pictures whose classes nobody knows."""
+def unlabelled(pictures: str | Sequence[str], skip: bool, is_told: bool) -> Split:
+    """Return pictures whose classes nobody knows; see `files_to_predict`."""
+    paths = files_to_predict(pictures, skip, is_told)
     return Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
 
 

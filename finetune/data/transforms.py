@@ -120,10 +120,10 @@ def set_random_seed(transform: A.Compose, seed: int) -> None:
             at the end leaves the others as they were.
         seed: At least 0.
     """
-    parts = list(_parts(transform))
+    found = list(parts(transform))
     # PCG64 takes its state and, odd, its increment; both come from one hash, as `np.random.default_rng` would have it.
-    words = np.random.SeedSequence(seed).generate_state(_WORDS_OF_PART * len(parts), np.uint64).tolist()
-    for i, part in enumerate(parts):
+    words = np.random.SeedSequence(seed).generate_state(_WORDS_OF_PART * len(found), np.uint64).tolist()
+    for i, part in enumerate(found):
         own, high, low, inc_high, inc_low = words[i * _WORDS_OF_PART : (i + 1) * _WORDS_OF_PART]
         if getattr(part.set_random_seed, "__func__", None) not in _SET_RANDOM_SEED:
             part.set_random_seed(own >> 32)  # has its own way
@@ -138,12 +138,13 @@ def set_random_seed(transform: A.Compose, seed: int) -> None:
         }
 
 
-def _parts(transform: A.BasicTransform | A.BaseCompose) -> Iterator[Any]:
+def parts(transform: A.BasicTransform | A.BaseCompose) -> Iterator[Any]:
+    """Yield a pipeline and all that it applies, in order, those of nested pipelines included."""
     yield transform
     if isinstance(transform, A.BaseCompose):
         for inner in transform.transforms:
             if isinstance(inner, (A.BasicTransform, A.BaseCompose)):
-                yield from _parts(inner)
+                yield from parts(inner)
 
 
 def build_transform(spec: dict[str, Any]) -> A.BasicTransform:

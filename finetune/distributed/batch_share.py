@@ -51,7 +51,8 @@ def zero_loss(module: nn.Module) -> Tensor:
     """Return the loss of no picture: a zero that still reaches every parameter, since DDP waits for each gradient."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
-    return torch.stack([(part * 0).sum() for part in local]).sum()
+    total = torch.stack([(part * 0).sum() for part in local]).sum()
+    return total.to(torch.promote_types(total.dtype, torch.float32))  # as the losses that devices add to it
 
 
 def _mesh(trainer: pl.Trainer) -> DeviceMesh | None:

@@ -26,7 +26,7 @@ class Features(nn.Module):
     Args:
         backbone: The network.
         weights: What it starts from, as `--model.weights` takes it.
-        image_size: Side of the pictures in pixels, where a network of timm's has to know it.
+        image_size: Side of the pictures in pixels, where the network holds a position of each patch.
     """
 
     mean: Tensor

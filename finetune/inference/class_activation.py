@@ -47,10 +47,11 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
             hook.remove()
     if len(maps) != 1 or len(inputs) != 1 or inputs[0].shape != maps[0].shape[:2]:
         return None
-    if not torch.allclose(inputs[0], maps[0].mean(dim=(2, 3)), rtol=1e-3, atol=1e-5):  # bf16 rounds more: float32 here
+    if not torch.allclose(inputs[0], maps[0].mean(dim=(2, 3)), rtol=1e-3, atol=1e-5):  # in bf16 to the bit
         return None
-    spoken = torch.einsum("bc,bcuv->buv", linear.weight.detach()[list(classes)], maps[0]).clamp_min(0)
-    return _to_one(spoken).cpu().numpy()
+    weight = linear.weight.detach()[list(classes)]
+    spoken = torch.einsum("bc,bcuv->buv", weight.float(), maps[0].float())  # numpy has no bf16
+    return _to_one(spoken.clamp_min(0)).cpu().numpy()
 
 
 def _to_one(spoken: Tensor) -> Tensor:

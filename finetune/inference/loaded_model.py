@@ -30,7 +30,7 @@ class Prediction:
     """What is said of one picture.
 
     Attributes:
-        label: The class that is said; `unsure` where none is as probable as `abstain_below`.
+        label: The class that is said; `unsure` where it is less probable than `abstain_below`.
         probability: Of that class; where it is unsure, of the one that would have been said.
         probabilities: Of each class, by name, in the order of `class_names`.
         path: The picture's file, where it came from one.
@@ -78,12 +78,15 @@ class LoadedModel:
     ) -> list[Prediction]:
         """Say what is in each picture, as `finetune predict` does.
 
+        On a GPU the command multiplies float32 in TF32; this does so where the program has called
+        `torch.set_float32_matmul_precision("high")`, and else in full.
+
         Args:
             pictures: One or several of: the path of a picture, a folder, a glob or a .txt file with a path on each
                 line; the bytes of a picture's file; a PIL image; an array (H, W, 3) or, in grey, (H, W) uint8, RGB.
             on_bad_image: `error` raises at one that can't be decoded; `skip` leaves it out: the `index` of the others
                 says which they are.
-            abstain_below: Say `unsure` where no class is as probable as that, from 0 to 1.
+            abstain_below: Say `unsure` where the class is less probable than that, from 0 to 1.
 
         Returns:
             One for each picture, in order; of one picture a list, too.
@@ -128,7 +131,7 @@ class LoadedModel:
         answers = self.predictor.classify(np.stack([image for *_, image in good]))
         chosen = self.predictor.decide(answers)
         for (i, picture, _), values, k in zip(good, answers.tolist(), chosen.tolist(), strict=True):
-            label = self.class_names[k] if max(values) >= abstain_below else UNSURE
+            label = self.class_names[k] if values[k] >= abstain_below else UNSURE
             path = picture if isinstance(picture, str) else None
             yield Prediction(label, values[k], dict(zip(self.class_names, values, strict=True)), path, i)
 

@@ -70,6 +70,8 @@ class Predictor:
         self.device = torch.device(device)
         kind = "cuda" if self.device.type == "cuda" else "cpu"
         self.precision = precision or automatic_precision(kind, checkpoint, goes_on=False)
+        if kind == "cpu" and self.precision == "16-mixed":  # which a Trainer, too, takes for this on a CPU
+            self.precision = "bf16-mixed"
         if self.precision not in (*_TRUE, *_MIXED):
             raise WrongUsage(f"precision {self.precision!r}: valid are {', '.join((*_TRUE, *_MIXED))}")
         self.model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names

@@ -17,6 +17,7 @@ from finetune.system.progress import watched
 
 POINT = 0.01  # of accuracy that may be lost
 _AT_ONCE = 25  # pictures
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 class Loss(NamedTuple):
@@ -75,8 +76,9 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
     with _quiet():
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
         options: dict[str, Any] = {"quant_format": QuantFormat.QDQ, "per_channel": True, "reduce_range": True}
-        # What follows the last product stays in float: of 256 steps neither logits nor probabilities would be exact.
-        tail = [node.name for node in onnx.load(prepared).graph.node if node.op_type in ("Softmax", "Div")]
+        nodes = [*onnx.load(prepared).graph.node]
+        # What follows the last products stays in float: of 256 steps neither logits nor probabilities would be exact.
+        tail = [*_behind_products(nodes), *(node.name for node in nodes if node.op_type == "Softmax")]
         options |= {"nodes_to_exclude": tail, "extra_options": {"OpTypesToExcludeOutputQuantization": ["Gemm"]}}
         types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
         quantize_static(prepared, target, Reader(), **options, **types)
@@ -84,6 +86,17 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
     model, floats = onnx.load(target), onnx.load(source)
     onnx.helper.set_model_props(model, {prop.key: prop.value for prop in floats.metadata_props})
     onnx.save_model(model, target)
+
+
+def _behind_products(nodes: list[Any]) -> list[str]:
+    """Return the names of the nodes that no convolution or product follows, of a graph in its order."""
+    leading, names = set[str](), list[str]()  # tensors from which one is reached
+    for node in reversed(nodes):
+        if node.op_type in _PRODUCTS or not leading.isdisjoint(node.output):
+            leading.update(node.input)
+        else:
+            names.append(node.name)
+    return names
 
 
 def readable(split: Split, chosen: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ comes before is a row of *stages*, from the stem on (`stages`). Both are known b
 """
 
 from collections import OrderedDict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torchvision import models
@@ -96,16 +96,21 @@ def normalization(backbone: str) -> Normalization:
     return _AS_THEY_ARE if backbone in OWN else _IMAGENET
 
 
+def vit_size(backbone: str, image_size: int | None) -> int | None:
+    """Return the side in pixels of the pictures that a ViT of torchvision's is made for; None for other networks."""
+    return (image_size or 224) if backbone.startswith("vit_") else None
+
+
 def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
     """Make an untrained network: one of `OWN`, or another with a Xavier head, as d2l.ai does for fine-tuning.
 
     Args:
         backbone: Its name; that of timm's begins with `timm/`.
         num_classes: K.
-        image_size: Side of the pictures in pixels, where a network of timm's has to know it.
+        image_size: Side of the pictures in pixels, where the network holds a position of each patch.
 
     Raises:
-        WrongUsage: There is no such network, or it has no linear head.
+        WrongUsage: There is no such network, it has no linear head, or can't be had for this size.
     """
     if backbone in OWN:
         return OWN[backbone](num_classes)
@@ -118,7 +123,14 @@ def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.
         raise WrongUsage(f"{backbone} is not supported: it ends in a convolution, not in a linear head")
     # As torchvision does with weights: `transform_input` turns ImageNet's normalisation into that of these two.
     inception = {"aux_logits": False, "init_weights": False, "transform_input": True}
-    options = inception if backbone in ("inception_v3", "googlenet") else {}
+    options: dict[str, Any] = inception if backbone in ("inception_v3", "googlenet") else {}
+    if side := vit_size(backbone, image_size):
+        if side % (patch := int(backbone.rpartition("_")[2])):
+            raise WrongUsage(
+                f"{backbone} can't be had for pictures of {side}x{side} pixels: its patches have {patch}, of which "
+                "image_size must be a multiple"
+            )
+        options = {"image_size": side}
     return _with_xavier_head(models.get_model(backbone, weights=None, num_classes=num_classes, **options), num_classes)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from finetune.models.backbones import OWN
+from finetune.models.backbones import OWN, vit_size
 from finetune.models.ensemble import members
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import is_timm
@@ -35,7 +35,10 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
     Args:
         weights: Of a network of timm's `DEFAULT`, a file, or a folder as timm writes it.
         backbone: The network.
-        image_size: Side of the pictures in pixels, where a network of timm's has to know it.
+        image_size: Side of the pictures in pixels, where the network holds a position of each patch.
+
+    Raises:
+        WrongUsage: There are none such, or published ones are for pictures of another size.
     """
     if is_timm(backbone):
         return read_timm(weights, backbone, image_size)
@@ -45,8 +48,12 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
         published = {
             name: weight for key, weight in enum.__members__.items() for name in (key, f"{enum.__name__}.{key}")
         }
-    if weights in published:
-        return _read_published(published[weights])
+    if found := published.get(weights):
+        side = vit_size(backbone, image_size)
+        if side and (own := found.meta["min_size"][0]) != side:
+            sizes = f"pictures of {own}x{own} pixels, not {side}x{side}"
+            raise WrongUsage(f"{found} is for {sizes}: image_size must be {own}")
+        return _read_published(found)
     path = Path(weights)
     if path.suffix == ".onnx":
         raise WrongUsage(f"training can't begin with {weights}: an .onnx gives answers alone; take the checkpoint")

@@ -21,6 +21,7 @@ Make = Callable[[], tuple[ImageDataModule, Classifier]]
 MOST_EPOCHS = 100
 _TRIED = 0.05  # share of the time in which steps are timed, and seconds at most
 _LONGEST_TRIAL = 5.0
+_MOST_DECODING = 0.25  # share of the time in which pictures may be decoded to be kept: else few epochs are left to gain
 _MOST_TRIED = 0.1  # share of the time that the trial's steps may take, those that are not timed, too
 # How often each of several networks sees a picture, at least, and as a share of what is usual: up to there a single one
 # gains more by learning longer. In docs/benchmarks.md, "How long" and "Several networks".
@@ -38,6 +39,7 @@ class Length(NamedTuple):
         num_images: In the training split.
         num_batches: In an epoch that is not cut.
         others: Seconds that are not training or validation.
+        cache_limit_gb: Of the data set; 0 where it would take too long to keep its pictures.
         again: Gives what to expect with other costs.
     """
 
@@ -46,6 +48,7 @@ class Length(NamedTuple):
     num_images: int
     num_batches: int
     others: float
+    cache_limit_gb: float
     again: Callable[[Costs], "Length"]
 
     def is_enough(self) -> bool:
@@ -110,11 +113,12 @@ class Aim:
             data, model = make()
             batch_size = data.batch_size
             timed = min(_LONGEST_TRIAL, _TRIED * self.seconds)
-            costs = trial(model, data, self.trainer, timed, _MOST_TRIED * self.seconds)
+            most = _MOST_TRIED * self.seconds, _MOST_DECODING * self.seconds
+            costs = trial(model, data, self.trainer, timed, *most)
         sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
-        return self._length(costs, sizes, batch_size)
+        return self._length(costs, sizes, batch_size, data.cache_limit_gb)
 
-    def _length(self, costs: Costs, sizes: Mapping[str, int], batch_size: int) -> Length:
+    def _length(self, costs: Costs, sizes: Mapping[str, int], batch_size: int, cache_limit_gb: float) -> Length:
         num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
         num_tested, num_validated = (
             num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size) / num_devices
@@ -126,11 +130,13 @@ class Aim:
         batches = num_batches = math.ceil(num / batch_size)
         for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is
             validations, checkpoints = self._occasions(batches)
-            between = costs.between + validations * num_validated * costs.evaluate + checkpoints * costs.checkpoint
+            # What is not kept is decoded for each validation.
+            evaluate = costs.evaluate + (0.0 if cache_limit_gb else costs.decode)
+            between = costs.between + validations * num_validated * evaluate + checkpoints * costs.checkpoint
             found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
             batches = (found and found.batches) or num_batches
-        again = partial(self._length, sizes=sizes, batch_size=batch_size)
-        return Length(costs, found, num, num_batches, others, again)
+        again = partial(self._length, sizes=sizes, batch_size=batch_size, cache_limit_gb=cache_limit_gb)
+        return Length(costs, found, num, num_batches, others, cache_limit_gb, again)
 
     def _occasions(self, batches: int) -> tuple[float, float]:
         """Return how often an epoch of so many batches is validated, of which a share may lie between, and saved."""

@@ -3,8 +3,9 @@
 import logging
 import math
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import torch
 from pytorch_lightning.accelerators import CUDAAccelerator
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.loader import end_workers
+from finetune.data.decode import DecodeError
+from finetune.data.loader import automatic_workers, end_workers
+from finetune.data.readers import FileReader
+from finetune.data.samplers import ESTIMATE, some_of
 from finetune.distributed.launch import count
 from finetune.profiling.recorder import Measured
 from finetune.profiling.stopwatch import Costs, Stopwatch
@@ -22,17 +26,28 @@ from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 
+_NUM_DECODED = 24  # pictures
 
-def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float, most: float = math.inf) -> Costs:
+
+def trial(
+    model: Classifier,
+    data: ImageDataModule,
+    trainer: Any,
+    seconds: float,
+    most: float = math.inf,
+    most_decoding: float = math.inf,
+) -> Costs:
     """Return what the parts of a fit take on one of its devices.
 
     Args:
         model: Used up by it: its weights are others afterwards.
-        data: The pictures; of its batch the trial takes a device's share.
+        data: The pictures; of its batch the trial takes a device's share. Its `cache_limit_gb` is 0 afterwards where
+            decoding all of them takes longer than `most_decoding`.
         trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches`, `benchmark`, `deterministic` and
             `default_root_dir` of the fit.
         seconds: For how long steps are timed.
         most: How long the trial's steps may take; then the third is the last, and the only one that is timed.
+        most_decoding: How long it may take to decode all pictures once, to keep them.
     """
     num_devices = num_devices_of(trainer["accelerator"], trainer["devices"])
     with _folder(trainer["default_root_dir"]) as folder, _cores(num_devices), _untold():
@@ -60,9 +75,18 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
         check_fit(fit, model, data)
         if model.head_init != "probe":  # a head is fitted again, what is kept of pictures is there then
             model.on_fit_start = stopwatch.paused(model.on_fit_start)  # type: ignore[method-assign]
-        data.train_dataloader = stopwatch.paused(data.train_dataloader)  # type: ignore[method-assign]
+        load = stopwatch.paused(data.train_dataloader)
+
+        def train_dataloader() -> Any:
+            if data.num_views is None and decoding(data) > most_decoding:
+                data.cache_limit_gb = 0.0
+            return load()
+
+        data.train_dataloader = train_dataloader  # type: ignore[method-assign]
         # A last batch of one picture, as a device's share alone may leave, is none for batch norm.
         data.batch_size = min(data.batch_size, max(2, math.ceil(data.batch_size / num_devices)))
+        if data.num_workers == "auto":
+            data.num_workers = automatic_workers(fit, num_devices)
         num = len(data.splits["train"].labels)
         fit.limit_train_batches = max(1, num // data.batch_size) if num_devices > 1 else 1.0
         try:
@@ -73,6 +97,21 @@ def trial(model: Classifier, data: ImageDataModule, trainer: Any, seconds: float
             end_workers()
     assert stopwatch.costs is not None, "a fit of a million epochs ends in no other way"
     return stopwatch.costs
+
+
+def decoding(data: ImageDataModule) -> float:
+    """Return about how many seconds all cores take to decode train and val once; 0 where that was done before."""
+    pictures = data.pictures("train", reads=1)
+    if not isinstance(pictures.read, FileReader):
+        return 0.0
+    some, began = some_of(len(pictures), _NUM_DECODED, ESTIMATE), time.perf_counter()
+    for i in some.tolist():
+        with suppress(DecodeError):
+            pictures.read(i)
+    each = (time.perf_counter() - began) / len(some)
+    return (
+        each * sum(len(data.splits[split].labels) for split in ("train", "val") if split in data.splits) / num_cores()
+    )
 
 
 def starting(trainer: Any, seconds: float, is_tested: bool) -> float:

@@ -72,6 +72,11 @@ def is_try(run: Path) -> bool:
         return False
 
 
+def newest_but_tries(root: str | Path, finished: Path) -> Path:
+    """Return the newest fit run beneath `root` that is no try, `finished` if there is none after it."""
+    return next((run for run in reversed(versions(root, "fit")) if run == finished or not is_try(run)), finished)
+
+
 def not_looked_at(root: str | Path) -> list[Path]:
     """Return the runs beneath `root` that have a `last.ckpt` but another name, where `--resume` does not look."""
     found = [path.parent.parent for depth in ("*", "*/*") for path in Path(root).glob(f"{depth}/checkpoints/last.ckpt")]

@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 _PATIENCE = 20.0  # seconds of training before the first page: a run that is over by then gets its page at the end
 _SHARE = 0.01  # of the time
+_RUNNING = '<meta http-equiv="refresh"'  # in a page that loads itself anew, and in no other
 
 
 class LiveReport(pl.Callback):
@@ -24,7 +25,7 @@ class LiveReport(pl.Callback):
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self._cost, self._since, self._is_there = run, _SHARE * _PATIENCE, 0.0, False
+        self.run, self._cost, self._since = run, _SHARE * _PATIENCE, 0.0
 
     def on_train_start(self, *_: Any) -> None:
         self._since = time.monotonic()
@@ -35,30 +36,42 @@ class LiveReport(pl.Callback):
         if not trainer.is_global_zero or _SHARE * (began - self._since) < self._cost:
             return
         try:
-            self._write(is_running=True)
+            _write(self.run, is_running=True)
         except Exception as error:  # nothing that a page lacks is worth a training
             log.warning("no page while this run goes on: %s", error)
             self._cost = math.inf
             return
-        self._since, self._is_there = time.monotonic(), True
+        self._since = time.monotonic()
         self._cost = self._since - began
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
-        if self._is_there or (trainer.is_global_zero and self._is_of_another_test()):
-            try:
-                self._write(is_running=False)
-            except Exception as error:  # of whatever has stopped the run, such as a full disk
-                log.warning("report.html still says that the run goes on: %s", error)
+        if trainer.is_global_zero and self.run.path is not None:
+            # Or it shows the test of a best.ckpt that is gone: a finished run was prolonged.
+            is_stale = self.run.file("report.html").exists() > self.run.file("test.json").exists()
+            end_page(self.run, is_stale)
 
-    def _is_of_another_test(self) -> bool:
-        """Return whether the page shows the test of a best.ckpt that is gone: a finished run was prolonged."""
-        return self.run.path is not None and self.run.file("report.html").exists() > self.run.file("test.json").exists()
 
-    def _write(self, is_running: bool) -> None:
-        from finetune.runs.html_report import write_report  # with matplotlib, which takes half a second
-        from finetune.runs.record import read_run
+def end_page(run: Run, is_stale: bool = False) -> None:
+    """Let the page of a run that is over say no longer that it goes on; what has ended it stays the news.
 
-        assert self.run.path is not None
-        # A run that is prolonged has the result of a best.ckpt that may be another's by now.
-        record = replace(read_run(self.run.path), result={}, answers=None)
-        write_report(record, None, {}, is_running=is_running)
+    Args:
+        run: The run, perhaps without a page.
+        is_stale: Whether its page is to be written anew, whatever it says.
+    """
+    page = run.file("report.html")
+    try:
+        if is_stale or (page.is_file() and _RUNNING in page.read_text("utf-8", "replace")):
+            _write(run, is_running=False)
+    except Exception as error:  # of whatever has stopped the run, such as a full disk
+        log.warning("report.html still says that the run goes on: %s", error)
+
+
+def _write(run: Run, is_running: bool) -> None:
+    from finetune.runs.html_report import write_report  # with matplotlib, which takes half a second
+    from finetune.runs.record import read_run
+
+    assert run.path is not None
+    record = replace(read_run(run.path), answers=None)
+    if is_running:  # one that is prolonged has the result of a best.ckpt that may be another's by now
+        record = replace(record, result={})
+    write_report(record, None, {}, is_running=is_running)

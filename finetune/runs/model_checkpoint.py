@@ -28,7 +28,7 @@ class Checkpoints(Checkpoint):
     epoch's end. After the last batch of an epoch, or one that validation follows, it would skip that validation: what
     is due there is written after it. Between accumulated batches nothing is written and nothing stops, since their
     gradients are in no checkpoint. A run that a limit ends inside an epoch keeps the `last.ckpt` of that moment, from
-    which it can be prolonged.
+    which it can be prolonged. Of a step whose loss is no number none is written.
     """
 
     def __init__(self, run: Run, every_n_steps: int | None = None) -> None:
@@ -165,6 +165,7 @@ class Checkpoints(Checkpoint):
 
     def _save(self, trainer: pl.Trainer, *names: str) -> None:
         """Write a checkpoint, under several names in their order: a kill between them leaves the later one old."""
+        _check_finite(trainer, "train/loss")  # a GPU is waited for, as for the weights that are written
         if "last" in names:
             self._is_due = False
             self.wanted = limits(trainer) if trainer.should_stop else None
@@ -211,5 +212,5 @@ def _check_finite(trainer: pl.Trainer, *names: str) -> None:
             rates = ", ".join(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
             raise ValueError(
                 f"{name} is {value} in epoch {trainer.current_epoch + 1}: training has diverged; a lower "
-                f"--model.optimizer.init_args.lr may help (the rates now: {rates}). No checkpoint was written of it"
+                f"--model.optimizer.init_args.lr may help (the rates now: {rates}). No checkpoint has that step"
             )

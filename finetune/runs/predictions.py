@@ -48,7 +48,7 @@ class PredictionWriter(pl.Callback):
         run: The run; `predictions.csv`, or `test_predictions.csv`, goes into its folder.
         output: Another file to write, its suffix .csv, .jsonl or .parquet says how.
         top_k: Give the k most probable classes and their probabilities, best first, instead of a column for each class.
-        abstain_below: Where no class is as probable as that, say `unsure` instead of one, beside the same numbers.
+        abstain_below: Where the class is less probable than that, say `unsure` instead of it, beside the same numbers.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class PredictionWriter(pl.Callback):
                 continue
             values, said, best = good[index]
             best = [said, *(k for k in best if k != said)]  # a threshold may say the less probable one
-            is_sure = max(values) >= self.abstain_below
+            is_sure = values[said] >= self.abstain_below
             row |= {"class": names[said] if is_sure else UNSURE, "probability": round(values[said], _DIGITS)}
             if self.top_k is None:
                 row |= {f"p_{name}": round(value, _DIGITS) for name, value in zip(names, values, strict=True)}

@@ -13,7 +13,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.runs.best_epoch import highest_of
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import Run, RunFolder, is_try, newest_with_checkpoint, not_looked_at, versions
+from finetune.runs.folder import Run, RunFolder, newest_but_tries, newest_with_checkpoint, not_looked_at
 from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_lock import check_free, hold
@@ -58,7 +58,7 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
     if checkpoint and "exported" in checkpoint:
         raise WrongUsage(f"{first} is an exported file, from which nothing can go on: give the checkpoint")
     finished = ended_by(checkpoint, trainer) if checkpoint else ""
-    if newest and finished and newest != (later := _newest_but_tries(root, newest)):
+    if newest and finished and newest != (later := newest_but_tries(root, newest)):
         # That later one is meant, not the one finished before it.
         check_free(later)
         told = f"{newest} is finished, with {finished}, and {later} ended before its first checkpoint: a new run begins"
@@ -128,10 +128,6 @@ def _not_found(root: Path) -> str:
     others = "".join(f"; {run} is not called version_N" for run in not_looked_at(root))
     where = (root / "fit").resolve()
     return f"--resume found nothing to go on with in {where}/version_N/checkpoints/last.ckpt: a new run begins{others}"
-
-
-def _newest_but_tries(root: Path, finished: Path) -> Path:
-    return next(run for run in reversed(versions(root, "fit")) if run == finished or not is_try(run))
 
 
 def _written(run: Path) -> float:

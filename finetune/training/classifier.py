@@ -59,7 +59,7 @@ class Classifier(ClipsEach):
         label_smoothing: Share of the target spread over all classes, in [0, 1).
         class_weights: `balanced` weighs each class with the inverse of its frequency in training.
         compile: Use torch.compile; the first batch of each kind then takes about a minute.
-        network_size: Side of the pictures in pixels, for networks of timm's that hold a position of each patch.
+        network_size: Side of the pictures in pixels, for networks that hold a position of each patch.
         members: How many networks learn, each by itself from a head of its own, and answer as one (`Ensemble`).
     """
 

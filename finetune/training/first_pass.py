@@ -7,6 +7,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from finetune.data.data_settings import is_without
+from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samplers import batches_within, check_limit, most_accumulated
 from finetune.data.size_schedule import schedule_of
 from finetune.models.backbones import OWN
@@ -61,10 +63,18 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
 
     Batch norm needs two values of a channel in a batch, over all devices together; where its maps are of one pixel, two
     pictures. The last batch of an epoch may have one.
+
+    Raises:
+        WrongUsage: Nothing is to be done, or a setting has no effect.
+        ValueError: There are no pictures to train on, or none of a class, or they or a batch can't be taken.
     """
     limits = {name: getattr(trainer, name) for name in ("max_epochs", "max_steps", "limit_train_batches")}
     if command == "fit" and (nothing := [f"trainer.{name} is 0" for name, limit in limits.items() if limit == 0]):
         raise WrongUsage(f"nothing to train: {nothing[0]}")
+    if command == "fit" and isinstance(data, ImageFolderData):
+        data.check_taught()  # it fails here, before other processes are started
+    if command == "fit" and "train" not in data.splits:
+        raise ValueError(is_without(data.root, "train"))
     unused = [name for name in ("source_classes", "class_mapping") if getattr(model, name) is not None]
     if command == "fit" and unused and model.head_init != "source":
         raise WrongUsage(f"model.{unused[0]} is for --model.head_init source, not {model.head_init}")
@@ -75,7 +85,7 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
         if name in data.splits:  # said before training, not behind it
             check_limit(trainer, name, len(data.splits[name].labels), data.batch_size)
     num_values = check_first_pass(model, data.eval_image_size)
-    if command != "fit" or "train" not in data.splits:
+    if command != "fit":
         return
     schedule = schedule_of(data.sizes, trainer)
     sizes = sorted({data.image_size} if schedule is None else schedule.sizes)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from finetune.data.samplers import position
+from finetune.data.size_schedule import schedule_of
 from finetune.distributed.batch_share import batch_share
 from finetune.system.progress import duration
 
@@ -130,11 +131,12 @@ class PicturesBar(ProgressBar):
         self._finished, self._is_validated = "", False  # in the epoch that comes
 
     def _to_go(self, trainer: pl.Trainer) -> str:
-        seconds = time.perf_counter() - self._epoch_began if self._epoch_began else 0.0
-        left = ((trainer.max_epochs or 0) - trainer.current_epoch) * seconds
         others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         is_open = trainer.max_steps > 0 or any(isinstance(c, EarlyStopping | Timer) for c in others)
-        if self._is_told or is_open or left < _SOON:
+        if self._is_told or is_open or not self._epoch_began:
+            return ""
+        left = (time.perf_counter() - self._epoch_began) * _epochs_left(trainer)
+        if left < _SOON:
             return ""
         self._is_told = True
         return f", about {duration(left)} to go"
@@ -169,3 +171,13 @@ class PicturesBar(ProgressBar):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.console = Console(stderr=True)
+
+
+def _epochs_left(trainer: pl.Trainer) -> float:
+    """Return how many epochs are to come, as many times the last one as they have more pixels."""
+    schedule = schedule_of(getattr(trainer.datamodule, "sizes", ()), trainer)  # type: ignore[attr-defined]
+    epochs = range(trainer.current_epoch, trainer.max_epochs or 0)
+    if schedule is None:
+        return len(epochs)
+    last = schedule.at(trainer.current_epoch - 1)
+    return sum((schedule.at(epoch) / last) ** 2 for epoch in epochs)

@@ -19,6 +19,7 @@ from finetune.system.messages import WrongUsage
     [
         (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "Early stopping"),
         (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices` selected"),
+        (RuntimeError("Found more than one stateful callback of type `Timer`.\n HINT"), "Found more than one stateful"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "out of GPU memory: a smaller --batch"),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), "out of GPU memory: a smaller --batch"),
         (

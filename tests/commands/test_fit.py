@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import pytest
@@ -10,6 +12,7 @@ import yaml
 from colours import QUICK
 from run_holders import another
 
+from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.licence import licence
@@ -61,15 +64,17 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, 
 
 
 def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICK]
-    cli(*fit)
-    cli(*fit, "--trainer.fast_dev_run", "true")
-    tried = tmp_path / "runs/fit/version_1"
-    assert (tried / "test.json").exists() and not (tried / "checkpoints/last.ckpt").exists()
-    cli(*fit, "--resume")  # finished: the try after it is none that "ended before its first checkpoint"
-    assert not (tmp_path / "runs/fit/version_2").exists()
+    fit, real = ["fit", "--data.root", colours, *QUICK], tmp_path / "runs/fit/version_0"
+    cli(*fit, "--test_after_fit", "false")  # as if it had been killed before its test
+    for i, more in enumerate(([], ["--resume"]), 1):
+        cli(*fit, "--trainer.fast_dev_run", "true", *more)
+        tried = tmp_path / f"runs/fit/version_{i}"
+        assert (tried / "test.json").exists() and not (tried / "checkpoints/last.ckpt").exists()
+        assert not (real / "test.json").exists()  # it would be of one batch
+    cli(*fit, "--resume")  # finished: the tries after it are none that "ended before its first checkpoint"
+    assert (real / "test.json").exists() and not (tmp_path / "runs/fit/version_3").exists()
     cli(*fit, "--resume", "--trainer.max_epochs", 2, "--test_after_fit", "false")
-    assert read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt")["global_step"] == 8
+    assert read_checkpoint(real / "checkpoints/last.ckpt")["global_step"] == 8
 
 
 def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tmp_path, caplog):
@@ -210,3 +215,17 @@ def test_a_damaged_config_of_a_resumed_run_is_told_in_a_line(colours, cli, tmp_p
         cli(*fit, "--trainer.max_epochs", 2, "--resume")
     config.unlink()
     cli(*fit, "--trainer.max_epochs", 2, "--resume")
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), Interrupted(signal.SIGINT), None])
+def test_the_page_of_a_run_that_is_over_does_not_say_that_it_goes_on(colours, cli, tmp_path, monkeypatch, error):
+    """Its report fails, or is broken off, or a signal came behind the last step."""
+    monkeypatch.setattr("finetune.runs.live_report._PATIENCE", 0.0)  # a page before the first epoch
+    if error is None:
+        monkeypatch.setattr(SignalFlag, "agreed", lambda self, trainer: signal.SIGTERM * trainer.current_epoch)
+    ends = nullcontext() if isinstance(error, OSError) else pytest.raises(Interrupted)
+    with patch("finetune.commands.report.page_of", side_effect=error), ends:
+        cli("fit", "--data.root", colours, *QUICK, "--report", "true")
+    text = (tmp_path / "runs/fit/version_0/report.html").read_text("utf-8")
+    assert "Still running" not in text
+    assert ("test pictures are named rightly" in text) == (error is not None)

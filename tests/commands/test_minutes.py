@@ -1,6 +1,8 @@
 """A fit that is given minutes: what it chooses stands in its config, and the run can be repeated and resumed."""
 
+import json
 import os
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from finetune.system.messages import WrongUsage
 
 LENGTH = ("--trainer.max_epochs", "1")
 SHORT = [option for option in QUICK if option not in LENGTH]
+MANY = 5000  # pictures, too many to decode
 COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, test=0.01, decode=0.01, checkpoint=0.1, between=0.2)
 
 
@@ -30,6 +33,8 @@ def tried(monkeypatch):
 
     def trial(model, data, trainer, *seconds):
         sizes.append(data.image_size)
+        if len(data.splits["train"].labels) > MANY and len(sizes) == 1:  # the next time the files are in memory
+            data.cache_limit_gb = 0.0
         share = (data.image_size / 224) ** 2 * model.hparams["members"]
         larger = (data.eval_image_size / data.image_size) ** 2
         return COSTS._replace(batch=40 * COSTS.batch * share, test=COSTS.test * larger)
@@ -130,6 +135,7 @@ def settle(monkeypatch, tried):
         budget, *arguments, num=2000, image_size=224, eval_image_size=None, is_resumed=False, strategy="auto", **given
     ):
         data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size, num_views=given.pop("num_views", None)))
+        data.init_args.cache_limit_gb = given.pop("cache_limit_gb", 8.0)
         config = SimpleNamespace(minutes=budget, data=data, test_after_fit=True, resume=is_resumed)
         config.ckpt_path, config.patience = given.pop("ckpt_path", None), given.pop("patience", None)
         trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
@@ -149,7 +155,8 @@ def settle(monkeypatch, tried):
             splits = {"train": SimpleNamespace(labels=range(num)), "test": SimpleNamespace(labels=range(100))}
             sizes = {"image_size": (size := data.init_args.image_size), "eval_image_size": eval_image_size or size}
             model = SimpleNamespace(hparams={"members": config.model.members})
-            return SimpleNamespace(batch_size=32, splits=splits, **sizes), model
+            limit = {"cache_limit_gb": data.init_args.cache_limit_gb}
+            return SimpleNamespace(batch_size=32, splits=splits, **sizes, **limit), model
 
         told = settle_minutes(config, arguments, time.monotonic(), make)
         return config, told
@@ -221,6 +228,11 @@ def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(settl
     monkeypatch.setenv("LOCAL_RANK", "0")
     other, _ = settle(18.0, "--data.image_size", "96", image_size=96, is_resumed=True)
     assert other.data.init_args.image_size == 96  # which resuming refuses or allows, as without --minutes
+    assert other.data.init_args.cache_limit_gb == 8.0
+    kept = (tmp_path / "config.yaml").read_text().replace("image_size: 160", "image_size: 160, cache_limit_gb: 0.0")
+    (tmp_path / "config.yaml").write_text(kept)
+    other, _ = settle(18.0, is_resumed=True)
+    assert (other.data.init_args.image_size, other.data.init_args.cache_limit_gb) == (160, 0.0)
     other, _ = settle(18.0, "--model.members", "3", members=3, is_resumed=True)
     assert other.model.members == 3
     assert not tried
@@ -254,7 +266,12 @@ def test_a_run_that_is_done_says_nothing_of_the_one_after_it(settle, tried, monk
         config, _ = settle(18.0, is_resumed=True, patience=least)
         assert bool(tried) == is_tried == (not config.resume)
     del checkpoint["callbacks"]
-    later.rmdir()  # the control: it is the newest, and goes on or is told to be finished
+    (later / "config.yaml").write_text("trainer: {fast_dev_run: true}")  # no run to speak of
+    progress["epoch_progress"]["current"]["processed"] = 7
+    tried.clear()
+    settle(18.0, is_resumed=True)
+    assert not tried
+    shutil.rmtree(later)  # the control: it is the newest, and goes on or is told to be finished
     progress["epoch_progress"]["current"]["processed"] = 7
     tried.clear()
     settle(18.0, is_resumed=True)
@@ -469,3 +486,16 @@ def test_as_many_as_were_chosen_are_trained_written_down_and_gone_on_with(colour
     assert {name.split(".")[2] for name in last["state_dict"] if name.startswith("network.members.")} == {"0", "1"}
     cli(*fit, 50, "--resume")
     assert tried == [28, 28] and config_of(run) == before
+
+
+def test_pictures_that_take_too_long_to_decode_are_not_kept(settle, tried):
+    words = "decoded anew each time"
+    for num, given, kept in ((MANY, 8.0, 8.0), (MANY + 1, 8.0, 0.0), (MANY + 1, 0.0, 0.0)):
+        tried.clear()
+        config, told = settle(60, num=num, cache_limit_gb=given)
+        assert len(tried) == 2  # of a smaller size, too
+        assert config.data.init_args.cache_limit_gb == kept
+        assert (words in told) == (given != kept)  # what somebody chose needs no words
+        is_kept = json.loads(os.environ[minutes._CHOICE])["is_kept"]  # for the processes of the other devices
+        assert is_kept == (given == kept)
+        del os.environ[minutes._CHOICE]

@@ -134,6 +134,13 @@ def test_patience_counts_at_each_validation_also_where_a_clock_says_when(colours
         made(colours, *interval, "--trainer.devices", "2")
 
 
+def test_patience_beside_one_of_ones_own_is_told(colours, cli):
+    own = "[{class_path: pytorch_lightning.callbacks.EarlyStopping, init_args: {monitor: val/%s, mode: max}}]"
+    made(colours, "--patience", "2", "--trainer.callbacks", own % "f1")
+    with pytest.raises(WrongUsage, match="--patience ends a fit by val/accuracy, .*: leave one of the two out"):
+        made(colours, "--patience", "2", "--trainer.callbacks", own % "accuracy")
+
+
 @pytest.mark.parametrize(
     ("options", "bars"),
     [
@@ -159,6 +166,7 @@ def test_a_run_that_begins_anew_chooses_its_own_precision(colours, cli, tmp_path
     """And not that of the finished run before it, which `--resume` has looked at."""
     run_lightning(["fit", "--data.root", str(colours), *QUICK, "--trainer.precision", "64-true"])
     unsaid = ["--resume", "--trainer.precision", "null"]
+    assert made(colours, *unsaid, "--trainer.fast_dev_run", "true").precision == automatic_precision("cpu", None, False)
     assert (
         made(colours, *unsaid).precision == made(colours, *unsaid, "--trainer.max_epochs", "2").precision == "64-true"
     )

@@ -74,3 +74,4 @@ def test_a_folder_that_nobody_has_named():
 def test_what_lacks_is_told_by_its_split():
     assert is_without("some", "val").startswith("some has no val split: put pictures in some/val/CLASS")
     assert "finetune predict CKPT PICTURES" in is_without("some", "predict")
+    assert is_without("some", "train") == "some holds no 'train'; put the training pictures in some/train/CLASS"

@@ -127,6 +127,20 @@ def test_known_class_names_decide_the_order_and_need_no_training_split(tmp_path)
     assert names == ["dog", "cat"] and listed(tmp_path, files["test"]) == {"test/dog/1.png": 0, "test/cat/1.png": 1}
 
 
+@pytest.mark.parametrize("train", ["", "train/"])
+def test_known_classes_need_not_all_have_pictures(tmp_path, caplog, train):
+    make(tmp_path, f"{train}cat/1.png", f"{train}dog/", *(["test/cat/1.png", "test/dog/2.png"] if train else []))
+    names, files = scan(tmp_path, ["cat", "dog"])
+    split = "train" if train else "all"
+    assert names == ["cat", "dog"] and files[split].empty == ("dog",)
+    assert listed(tmp_path, files[split]) == {f"{train}cat/1.png": 0}
+    folder = tmp_path / train
+    assert caplog.messages == [f"{folder} has no pictures of the class 'dog': its results say nothing about it"]
+    assert not train or (len(files["test"].labels) == 2 and files["test"].empty == ())
+    with pytest.raises(ValueError, match="has no pictures of the class 'dog'; supported are"):
+        scan(tmp_path)
+
+
 def test_links_to_folders_are_followed(tmp_path):
     make(tmp_path / "store", "1.png")
     make(tmp_path / "data", "dog/2.png")
@@ -197,6 +211,7 @@ ERRORS = {
     "two unknown classes": ((*TRAIN, "val/cow/1.png", "val/hen/1.png"), None, ["'cow'", "'hen'", "classes"]),
     "unknown to the checkpoint": (TRAIN, ["cat", "cow"], ["'dog'", "cat, cow"]),
     "empty class": ((*TRAIN, "train/hen/"), None, ["'hen'", "train", ".jpg"]),
+    "known classes, no picture": (("cat/", "dog/1.txt"), ["cat", "dog"], ["'cat', 'dog'", ".jpg"]),
     "class of other files": ((*TRAIN, "train/hen/1.txt"), None, ["'hen'", "train", ".jpg"]),
     "one class": (("train/cat/1.png",), None, ["'cat'", "train", "at least two"]),
     "one class alone": (("cat/1.png",), None, ["'cat'", "at least two"]),

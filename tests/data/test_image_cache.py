@@ -1,7 +1,9 @@
 """The same pixels with and without a cache, for any split, transform and process; and every reason to have none."""
 
+import errno
 import io
 import logging
+import multiprocessing
 import os
 import pickle
 import resource
@@ -10,6 +12,7 @@ import subprocess
 import time
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -400,6 +403,38 @@ def test_of_several_ranks_one_builds_and_all_read(root, tmp_path):
     assert len(caches()) == 1
     weights = [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed", "failed"])
+def test_who_waited_makes_what_another_was_stopped_at(root, monkeypatch, caplog, how):
+    ends = {"stopped": KeyboardInterrupt(), "failed": OSError(errno.ENOSPC, "No space left on device")}
+
+    def end(path: str, **_: object) -> np.ndarray:
+        if how == "killed":
+            os._exit(9)
+        raise ends[how]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(image_cache, "decode", end)
+        if how == "killed":
+            process = multiprocessing.get_context("fork").Process(
+                target=cached_readers, args=(files_of(root), root, 1, True)
+            )
+            process.start()
+            process.join(60)
+            assert process.exitcode == 9
+        else:
+            with pytest.raises(KeyboardInterrupt) if how == "stopped" else nullcontext():
+                cached_readers(files_of(root), root, 1, build=True)
+    lines(caplog)
+    monkeypatch.setattr(image_cache, "one_at_a_time", lambda path: nullcontext(True))  # as who waited for that one
+    readers = cached_readers(files_of(root), root, 1, build=True)
+    (line,) = lines(caplog)
+    if how == "failed":
+        assert not readers and line.endswith("decoded anew in every epoch: no cache, another process could not make it")
+    else:
+        assert line.startswith("decoded 24 pictures once") and len(caches()) == 1
+        assert "train" in readers and not list(cache_dir().glob(".*.tmp"))
 
 
 def test_workers_share_one_copy(root):

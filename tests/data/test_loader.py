@@ -20,7 +20,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from finetune.data import loader
-from finetune.data.loader import Loader, automatic_workers, check_shared_memory, end_workers, start_worker
+from finetune.data.loader import (
+    Loader,
+    automatic_workers,
+    check_shared_memory,
+    end_workers,
+    loader_options,
+    start_worker,
+)
 
 FORK = multiprocessing.get_context("fork")
 
@@ -56,6 +63,19 @@ def test_shared_memory_must_hold_all_batches_on_their_way(monkeypatch, tmp_path)
         check_shared_memory(3, batch)
     monkeypatch.setattr(loader, "_SHARED_MEMORY", tmp_path / "absent")  # not every system has it
     check_shared_memory(3, batch)
+
+
+def test_all_devices_of_a_machine_share_its_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(loader, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
+    batch = 64 * 3 * 224 * 224  # 55 MB on their way with two workers
+    assert loader_options(trainer("cuda", 1), 2, batch)["num_workers"] == 2
+    told = "64 MB free, 4 workers of all devices need up to 110 MB"
+    with pytest.raises(ValueError, match=told):
+        loader_options(trainer("cuda", 2), 2, batch)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")  # srun gives each task cores of its own, but no memory
+    with pytest.raises(ValueError, match=told):
+        loader_options(trainer("cuda", 2), 2, batch)
 
 
 def worked(start, pipe) -> None:

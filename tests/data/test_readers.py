@@ -97,3 +97,24 @@ def test_several_pictures_folders_and_globs_come_in_their_order(tmp_path, monkey
     assert list(files_to_predict("~/b/3.jpg")) == [b]
     with pytest.raises(FileNotFoundError, match="absent"):
         files_to_predict([b, "absent"])
+
+
+def test_what_is_left_out_of_a_folder_is_told_once(some, monkeypatch, caplog):
+    for name in ("a/1.heic", "a/2.HEIC", "a/notes.txt"):
+        Path(name).touch()
+    ImageFolderData(predict=["a", "top.png"])
+    (line,) = caplog.messages
+    assert line.startswith("left out of a, as no pictures: 2 .heic; supported are ")
+    caplog.clear()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    ImageFolderData(predict="a")
+    assert not caplog.messages
+
+
+def test_a_link_that_leads_back_can_be_left_out_as_its_line_says(some, caplog):
+    Path("a/back").symlink_to("..")
+    with pytest.raises(OSError, match=r"a/back is a link .* or leave it out with --data.on_bad_image skip"):
+        ImageFolderData(predict="a")
+    data = ImageFolderData(predict="a", on_bad_image="skip")
+    assert list(data.splits["predict"].paths) == ["a/1.png", "a/ö.PNG"]
+    assert caplog.messages == ["left out a/back is a link to a folder that it lies in"]

@@ -1,5 +1,7 @@
 """What a checkpoint has seen is not measured as new: pictures added, removed, renamed, moved, and other folders."""
 
+import json
+import math
 import os
 import re
 import shutil
@@ -142,6 +144,37 @@ def test_another_folder_is_measured_whole(tmp_path, lines, command):
     assert np.bincount(other.splits[split].labels).tolist() == [20, 20]
 
 
+def test_another_folder_in_the_place_of_the_one_trained_on_is_measured_whole(tmp_path, lines):
+    root = plain(tmp_path / "a")
+    checkpoint = checkpoint_of(data(root))
+    without = {**checkpoint, "finetune": {"data_fingerprint": ""}}
+    shutil.rmtree(root)
+    write(root, *(f"{c}/new_{i:03d}.png" for c in ("cat", "dog") for i in range(20)))  # as `docker -v` may mount it
+    assert len(held(checkpoint, data(root))) == 40
+    assert f"{root} holds few of the pictures that this checkpoint was trained on: taken for new ones" in lines.messages
+    lines.clear()
+    assert len(held(checkpoint, data(root), rank=1)) == 40 and not lines.messages
+    assert len(held(without, data(root))) < 20  # only the record tells
+
+
+def test_pictures_that_are_all_renamed_in_place_are_no_new_ones(tmp_path, lines):
+    root = plain(tmp_path / "a")
+    checkpoint = checkpoint_of(data(root))
+    for path in sorted(root.glob("*/*")):
+        path.rename(path.with_name(f"renamed_{path.name}"))
+    held(checkpoint, data(root))
+    assert "may be training pictures under other names: equal in size" in lines.text
+    assert "taken for new ones" not in lines.text
+
+
+def test_the_training_folder_called_test_is_refused(tmp_path):
+    root = plain(tmp_path / "a/train").parent
+    checkpoint = checkpoint_of(data(root))
+    (root / "train").rename(root / "test")
+    with pytest.raises(ValueError, match="has seen 60 of the 60 test pictures"):
+        held(checkpoint, data(root, class_names=["cat", "dog"]))
+
+
 def test_another_folder_with_splits_gives_its_own(tmp_path, lines):
     checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
     root = plain(tmp_path / "b/train").parent
@@ -276,6 +309,16 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
         cli(*test, "--data.split_seed", 5)
     cli(*test, "--data.root", colours / "test")
     assert re.search(r"30 test pictures of .*/test \(all\)", caplog.text)
+    two = tmp_path / "two"
+    for name in ("blue", "red"):
+        shutil.copytree(colours / "test" / name, two / name)
+    cli(*test, "--data.root", two)
+    assert re.search(r"20 test pictures of .*/two \(all\)", caplog.text)
+    assert "two has no pictures of the class 'green': its results say nothing about it" in caplog.text
+    newest = max(tmp_path.glob("runs/test/*/test.json"), key=os.path.getmtime)
+    result = json.loads(newest.read_text())
+    assert [sum(row) for row in result["confusion_matrix"]] == [10, 0, 10] and result["test/recall/green"] == 0
+    assert all(math.isfinite(value) for name, value in result.items() if name.startswith("test/"))
 
 
 def test_other_parts_of_the_same_pictures_do_not_make_what_was_learned_new(tmp_path):

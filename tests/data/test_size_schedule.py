@@ -73,6 +73,12 @@ def test_a_run_without_epochs_or_with_too_few_is_told(max_epochs):
         schedule_of((96, 128), None)
 
 
+def test_a_try_has_the_size_that_a_schedule_ends_with(colours):
+    data = pictures(colours)
+    data.trainer = pl.Trainer(fast_dev_run=True, accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert next(iter(data.train_dataloader()))["image"].shape[1:] == (3, 24, 24)
+
+
 def pictures(root, max_epochs=6, **options):
     given = {"image_size": 24, "image_size_schedule": list(SIZES), "val_fraction": 0.2, "batch_size": 13, **options}
     data = small(root, **given)

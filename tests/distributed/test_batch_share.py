@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from finetune.distributed.batch_share import batch_share, group_of_batch, is_counted, is_sharded, zero_loss
+from finetune.training.loss import Target, loss_sum
 
 
 @pytest.fixture
@@ -59,3 +60,13 @@ def test_the_loss_of_no_picture_reaches_every_parameter_that_learns_and_moves_no
     assert loss == 0 and all(parameter.grad is None for parameter in network[0].parameters())
     for parameter in [*network[1].parameters(), *network[2].parameters()]:
         assert torch.equal(parameter.grad, torch.zeros_like(parameter))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_loss_of_no_picture_has_the_type_of_one_of_pictures(dtype):
+    network = nn.Linear(3, 2).to(dtype)
+    loss = zero_loss(network)
+    logits, class_weight = torch.zeros(1, 2, dtype=dtype), torch.ones(2, dtype=dtype)
+    assert loss.dtype == loss_sum(logits, Target(torch.tensor([0])), class_weight, 0.0).dtype  # devices add them up
+    loss.backward()
+    assert network.weight.grad.equal(torch.zeros(2, 3, dtype=dtype))

@@ -73,3 +73,18 @@ def test_an_ensemble_s_is_the_mean_of_its_members_brought_to_one():
 def test_an_ensemble_of_other_networks_has_none():
     network = Ensemble([build("lenet", 3) for _ in range(2)]).eval()
     assert class_activation(network, torch.randn(1, 3, 28, 28), [0]) is None
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_in_bf16_it_is_the_same_up_to_rounding(num):
+    torch.manual_seed(0)
+    networks, x = [build("resnet18", 3) for _ in range(num)], torch.randn(2, 3, 96, 96)
+    for one in networks:
+        wake(one)
+    network = (Ensemble(networks) if num > 1 else networks[0]).eval()
+    with torch.no_grad():
+        classes = network(x).argmax(dim=1).tolist()  # whose maps are well above 0
+    exact = class_activation(network, x, classes)
+    found = class_activation(network.bfloat16(), x.bfloat16(), classes)
+    assert found is not None and found.dtype == np.float32  # numpy has no bf16
+    assert np.abs(found - exact).mean() < 0.05  # 8 bits, rounded in 20 layers

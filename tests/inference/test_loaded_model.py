@@ -39,7 +39,7 @@ def differing(said: list[Prediction], written: list[dict[str, str]]) -> list[str
     ]
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "16-mixed"])
 def test_it_says_what_predict_writes_to_the_digit(calibrated, colours, cli, tmp_path, precision):
     known = torch.load(calibrated, weights_only=True)
     known["finetune"]["precision"] = precision
@@ -52,7 +52,7 @@ def test_it_says_what_predict_writes_to_the_digit(calibrated, colours, cli, tmp_
     exact = LoadedModel(calibrated)
     exact.predictor = loaded_model.Predictor(calibrated)
     has_bf16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    is_other = {"32-true": False, "64-true": True, "bf16-mixed": has_bf16}[precision]
+    is_other = {"32-true": False, "64-true": True, "bf16-mixed": has_bf16, "16-mixed": True}[precision]
     assert bool(differing(exact.predict(colours / "test"), written)) == is_other
 
 
@@ -158,6 +158,12 @@ def test_unsure_is_said_as_predict_does(model, colours, calibrated, cli, tmp_pat
     assert not any(one.unsure for one in model.predict(colours / "test"))
     with pytest.raises(ValueError, match="from 0 to 1, not 60"):
         model.predict([], abstain_below=60)
+
+
+def test_it_is_as_sure_as_of_the_class_that_a_threshold_says(model, colours, monkeypatch):
+    monkeypatch.setattr(model.predictor, "decide", lambda answers: answers.argmin(axis=1))
+    said = model.predict(colours / "test", abstain_below=0.334)  # more than the least probable of three can have
+    assert len(said) == 30 and all(one.unsure for one in said)
 
 
 def test_threads_ask_at_once_and_nothing_of_torch_changes(model, colours):

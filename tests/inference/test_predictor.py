@@ -5,7 +5,10 @@ import csv
 import numpy as np
 import pytest
 import torch
+from small_fits import data, fit
+from torchvision.models import vision_transformer
 
+from finetune import Classifier
 from finetune.data.decode import decode
 from finetune.inference.predictor import Predictor, device_named
 from finetune.system.messages import WrongUsage
@@ -33,6 +36,18 @@ def test_pictures_are_prepared_as_the_checkpoint_says(checkpoint):
     for side in (None, 120):
         prepared = predictor.prepare(picture, side)
         assert prepared.shape == (side or 32, side or 32, 3) and prepared[:, 0].min() > 200
+
+
+def test_a_vit_for_pictures_of_another_size_comes_of_its_checkpoint_alone(colours, tmp_path, monkeypatch):
+    whole = vision_transformer._vision_transformer
+    small = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
+    monkeypatch.setattr(vision_transformer, "_vision_transformer", lambda **given: whole(**{**given, **small}))
+    pictures = data(colours)
+    model = Classifier(pictures.class_names, "vit_b_16", None, network_size=32)
+    fit(model, pictures).save_checkpoint(tmp_path / "some.ckpt")
+    network = Predictor(tmp_path / "some.ckpt").model.network
+    assert network.image_size == 32 and network.encoder.pos_embedding.shape == (1, 5, 8)
+    assert network.encoder.pos_embedding.equal(model.network.encoder.pos_embedding)
 
 
 def test_a_stranger_s_file_is_refused_in_a_line(tmp_path):

@@ -6,14 +6,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 from small_fits import data
+from torch import nn
 
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_check import opened
 from finetune.inference.exporters import write_onnx
 from finetune.inference.predictor import Predictor
 from finetune.inference.quantize import Loss, compare, in_batches, quantize, readable
+from finetune.models.ensemble import Ensemble
 
 
 @pytest.fixture
@@ -61,6 +64,40 @@ def test_what_it_says_is_no_coarser_than_float(floats, images, tmp_path):
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-6)  # in 256 steps it misses by 0.004
     (last,) = [node for node in onnx.load(tmp_path / "ints.onnx").graph.node if "logits" in node.output]
     assert last.op_type == "Gemm"
+
+
+class Joined(nn.Module):
+    """Joins its maps before the head, as DenseNet and GoogLeNet do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 4, 3) for _ in range(2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([conv(x) for conv in self.convs], dim=1).mean(dim=(2, 3)))
+
+
+def test_what_members_say_is_joined_in_float(tmp_path):
+    torch.manual_seed(0)
+    network = Ensemble([Joined(), Joined()])
+    module = EndToEnd(network, torch.zeros(3, 1, 1), torch.full((3, 1, 1), 255.0), 0.5).eval()
+    write_onnx(module, 8, "about", tmp_path / "floats.onnx")
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
+    quantize(tmp_path / "floats.onnx", tmp_path / "ints.onnx", iter([images]))
+    nodes = onnx.load(tmp_path / "ints.onnx").graph.node
+    makers = {name: node for node in nodes for name in node.output}
+    waiting, behind_heads = ["logits", "probabilities"], set[str]()
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is not None and node.op_type != "Gemm":
+            behind_heads.add(node.op_type)
+            waiting += node.input
+    assert {"Concat", "Softmax"} <= behind_heads
+    assert not {"QuantizeLinear", "DequantizeLinear"} & behind_heads
+    rounded = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.input}
+    joined = [not rounded.isdisjoint(node.output) for node in nodes if node.op_type == "Concat"]
+    assert sorted(joined) == [False, True, True]  # inside the networks it is in int8
 
 
 def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images, colours, tmp_path):

@@ -9,6 +9,7 @@ from torchvision import models
 from finetune.models.backbones import build, normalization
 from finetune.models.stages import head
 from finetune.parity import data_parallel
+from finetune.system.messages import WrongUsage
 
 
 @pytest.mark.parametrize("backbone", HEADS)
@@ -86,3 +87,19 @@ def test_our_own_take_pixels_as_they_are():
     assert normalization("resnet18")[0] == (0.485, 0.456, 0.406)
     with pytest.raises(ValueError, match="did you mean 'lenet'"):
         build("lenett", 3)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "image_size", "num"),
+    [("vit_b_16", None, 14), ("vit_b_16", 224, 14), ("vit_b_16", 384, 24), ("vit_h_14", 518, 37), ("vit_b_32", 64, 2)],
+)
+def test_a_vit_has_positions_for_the_pictures_size(backbone, image_size, num):
+    with torch.device("meta"):
+        network = build(backbone, 3, image_size)
+    assert network.image_size == (image_size or 224)
+    assert network.encoder.pos_embedding.shape[1] == 1 + num * num
+
+
+def test_a_size_that_a_vits_patches_do_not_fill_is_told():
+    with pytest.raises(WrongUsage, match="48x48 pixels: its patches have 32, of which image_size must be a multiple$"):
+        build("vit_b_32", 3, 48)

@@ -147,6 +147,26 @@ def test_our_own_checkpoint_brings_its_normalisation(tmp_path):
     assert read_weights(str(tmp_path / "plain.pt"), SMALL).mean is None
 
 
+@pytest.mark.parametrize(
+    ("backbone", "name", "side", "other"),
+    [
+        ("vit_h_14", "DEFAULT", 518, 224),
+        ("vit_h_14", "DEFAULT", 518, None),
+        ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1", 384, 224),
+        ("vit_b_16", "DEFAULT", 224, 384),
+    ],
+)
+def test_weights_of_a_vit_are_for_one_size_which_is_told_before_they_are_fetched(
+    backbone, name, side, other, monkeypatch
+):
+    monkeypatch.setattr("finetune.models.weights._read_published", lambda found: found)
+    assert read_weights(name, backbone, side).meta["min_size"] == (side, side)
+    wrong = other or 224  # which is what a ViT is made for unless a size is said
+    with pytest.raises(WrongUsage, match=f"V1 is for pictures of .*, not {wrong}x{wrong}: image_size must be {side}$"):
+        read_weights(name, backbone, other)
+    assert read_weights("DEFAULT", "resnet50", 64).name == "IMAGENET1K_V2"  # which takes any
+
+
 def test_no_network_says_where_to_put_the_file(published, monkeypatch):
     def fail(*args, **kwargs):
         raise URLError("no route to host")

@@ -26,7 +26,8 @@ def lengths(monkeypatch):
     def make():
         splits = {"train": range(320), "val": range(100), "test": range(200)}
         splits = {split: SimpleNamespace(labels=labels) for split, labels in splits.items()}
-        return SimpleNamespace(batch_size=32, splits=splits, image_size=128, eval_image_size=128), None
+        sizes = {"image_size": 128, "eval_image_size": 128}
+        return SimpleNamespace(batch_size=32, splits=splits, cache_limit_gb=8.0, **sizes), None
 
     def length(seconds, every_n_steps=None, is_tested=True, **options):
         config = SimpleNamespace(trainer=TRAINER | options, test_after_fit=is_tested)
@@ -101,3 +102,18 @@ def test_the_trial_leaves_random_numbers_as_they_were(lengths, monkeypatch):
     torch.manual_seed(3)
     lengths(100)
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_quarter_of_the_time_may_pass_with_decoding(lengths, monkeypatch):
+    given = []
+
+    def trial(model, data, trainer, seconds, most, most_decoding):
+        given.append(most_decoding)
+        data.cache_limit_gb = 0.0
+        return COSTS
+
+    assert lengths(100).cache_limit_gb == 8.0
+    monkeypatch.setattr(fit_length, "trial", trial)
+    found = lengths(100)
+    assert found.plan.seconds == pytest.approx(found.plan.epochs * (10 * 0.5 + 100 * (0.01 + 0.01) + 0.5 + 0.25))
+    assert given == [25.0] and found.cache_limit_gb == found.now().cache_limit_gb == found.at(0.5).cache_limit_gb == 0.0

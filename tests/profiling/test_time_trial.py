@@ -14,6 +14,7 @@ from finetune import Classifier, ImageFolderData
 from finetune.profiling import step_timing, time_trial
 from finetune.profiling.stopwatch import _BETWEEN
 from finetune.profiling.time_trial import _cores, _first, num_devices_of, starting, trial
+from finetune.system.cache_dir import PICTURES, cache_dir
 
 ONE = {"accelerator": "cpu", "devices": 1, "precision": "32-true", "accumulate_grad_batches": 1}
 ONE |= {"strategy": "auto", "default_root_dir": "runs", "benchmark": None, "deterministic": None}
@@ -240,6 +241,37 @@ def test_what_is_made_before_the_first_step_and_kept_is_not_of_its_start(made, a
         model.head_init = head_init
         model.on_fit_start = lambda: advance(7.0)
         assert trial(model, data, ONE, seconds=0.3).start == pytest.approx(seconds, abs=1e-9)
+
+
+@pytest.mark.parametrize(("given", "num"), [("auto", 4), (3, 3)])
+def test_a_device_has_its_share_of_the_workers(made, monkeypatch, given, num):
+    monkeypatch.setattr(time_trial, "automatic_workers", lambda trainer, num_devices: 8 // num_devices)
+    model, data = made(num_workers=given)
+
+    def asked() -> None:
+        raise LookupError(f"{data.num_workers} workers")
+
+    monkeypatch.setattr(data, "train_dataloader", asked)
+    with pytest.raises(LookupError, match=f"{num} workers"):
+        trial(model, data, {**ONE, "devices": 2}, seconds=0.3)
+
+
+def test_pictures_are_not_kept_where_decoding_all_takes_too_long(made, advance, monkeypatch, tmp_path):
+    from finetune.data import image_cache, readers
+
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(image_cache, "_MIN_SAVED", 1)
+    monkeypatch.setattr(time_trial, "num_cores", lambda: 2)
+    decode = readers.decode
+    monkeypatch.setattr(readers, "decode", lambda *args, **kwargs: (advance(0.5), decode(*args, **kwargs))[1])
+    model, data = made()
+    num = sum(len(data.splits[split].labels) for split in ("train", "val"))
+    for most in (0.25 * num - 0.01, 0.25 * num + 0.01, 0.0):
+        model, data = made()
+        trial(model, data, ONE, seconds=0.3, most_decoding=most)
+        kept = [*cache_dir().glob(f"*{PICTURES}")]
+        # In the end, they are there, and nothing is decoded.
+        assert (data.cache_limit_gb, len(kept)) == ((0.0, 0) if 0 < most < 0.25 * num else (8.0, 1))
 
 
 def test_the_cores_come_back_after_an_error():

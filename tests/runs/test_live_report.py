@@ -8,7 +8,7 @@ from run_folders import write_run
 
 from finetune.runs import html_report, live_report
 from finetune.runs.folder import Run
-from finetune.runs.live_report import LiveReport
+from finetune.runs.live_report import LiveReport, end_page
 
 
 @pytest.fixture
@@ -92,3 +92,24 @@ def test_a_prolonged_run_that_is_stopped_soon_does_not_show_the_test_of_before(t
     assert "test pictures are named rightly" in run.file("report.html").read_text("utf-8")
     callback.on_exception(first)
     assert "test pictures are named rightly" not in run.file("report.html").read_text("utf-8")
+
+
+def test_the_page_of_a_run_that_is_over_says_so_with_its_result(tmp_path, caplog):
+    run = Run(tmp_path, "fit", write_run(tmp_path / "run", [0, 1], np.eye(2), ["a", "b"]))
+    callback, page = LiveReport(run), run.file("report.html")
+    callback._cost = 0.0
+    end_page(run)
+    assert not page.exists()
+    page.write_text("all that came out")
+    end_page(run)
+    assert page.read_text() == "all that came out"
+    for is_damaged in (False, True):
+        callback._since, callback._cost = 0.0, 0.0
+        callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
+        assert "Still running" in page.read_text("utf-8")
+        if is_damaged:  # whatever is wrong, what ends the run is the news
+            run.file("config.yaml").write_text("a: [")
+        end_page(run)
+        assert ("Still running" in page.read_text("utf-8")) == is_damaged
+        assert ("2 of 2 test pictures are named rightly" in page.read_text("utf-8")) != is_damaged
+    assert len(caplog.messages) == 1 and "report.html still says that the run goes on" in caplog.text

@@ -1,5 +1,7 @@
 """When the best is written, and how often the last."""
 
+import math
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -146,7 +148,10 @@ def test_a_kill_between_the_two_leaves_the_last_epoch_to_be_done_again(callback,
     """Or the best would be lost: what is written first is what the later run does not look for."""
     written, linked = [], []
     trainer = SimpleNamespace(
-        should_stop=False, is_global_zero=True, save_checkpoint=lambda path: written.append(path.stem)
+        should_stop=False,
+        is_global_zero=True,
+        callback_metrics={},
+        save_checkpoint=lambda path: written.append(path.stem),
     )
     monkeypatch.setattr("finetune.runs.model_checkpoint.link", lambda *paths: linked.append([p.stem for p in paths]))
     callback._save(trainer, "best", "last")
@@ -154,3 +159,30 @@ def test_a_kill_between_the_two_leaves_the_last_epoch_to_be_done_again(callback,
     trainer.is_global_zero = False
     callback._save(trainer, "best", "last")
     assert len(linked) == 1 and len(written) == 2  # what is spread over devices is brought together by all
+
+
+@pytest.mark.parametrize(
+    ("options", "is_stopped", "num"),
+    [
+        (["--checkpoint_every_n_steps", 1], lambda trainer: False, 1),
+        ([], lambda trainer: trainer.global_step == 3, 0),
+        (["--data.val_fraction", 0.1], lambda trainer: trainer.validating, 0),
+        (["--trainer.max_steps", 3], lambda trainer: False, 0),
+    ],
+)
+def test_no_checkpoint_is_written_of_a_step_that_has_diverged(colours, cli, monkeypatch, options, is_stopped, num):
+    """Whatever it would have been for: every n steps, a signal in training or in validation, a limit."""
+    losses = []
+
+    def save(trainer, *arguments, original=pl.Trainer.save_checkpoint):
+        losses.append(float(trainer.callback_metrics["train/loss"]))
+        original(trainer, *arguments)
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
+    agreed = "finetune.runs.model_checkpoint.SignalFlag.agreed"
+    monkeypatch.setattr(agreed, lambda self, trainer: signal.SIGTERM if is_stopped(trainer) else 0)
+    sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25", "--data.val_fraction", 0]
+    told = r"train/loss is (nan|inf) in epoch 1: training has diverged; .* No checkpoint has that step"
+    with pytest.raises(ValueError, match=told):
+        cli("fit", "--data.root", colours, *QUICK, *sgd, *options)
+    assert len(losses) >= num and all(map(math.isfinite, losses))

@@ -190,6 +190,12 @@ def test_abstaining_from_0_on_never_does_and_at_1_always(run):
         assert {row["class"] for row in rows} <= expected
 
 
+def test_it_abstains_by_the_class_that_a_threshold_says(run):
+    probs, said = torch.tensor([[0.95, 0.05], [0.4, 0.6]]).double(), torch.tensor([1, 1])
+    path = predict(run, probs, ["a.png", "b.png"], names=["no", "yes"], said=said, abstain_below=0.5)
+    assert [row["class"] for row in read(path)[1]] == ["unsure", "yes"]
+
+
 @pytest.mark.parametrize("limit", [-0.1, 1.01, float("nan")])
 def test_a_probability_to_abstain_below_that_is_none(run, limit):
     with pytest.raises(WrongUsage, match="--abstain_below must be from 0 to 1"):

@@ -19,7 +19,6 @@ NAMES = ["blue", "green", "red"]
 @pytest.mark.parametrize(
     ("backbone", "size", "reason"),
     [
-        ("vit_b_32", 64, "Expected 224 but got 64"),
         ("alexnet", 32, "Output size is too small"),
         ("inception_v3", 64, "Kernel size can't be greater"),
         ("vgg11", 16, "Output size is too small"),
@@ -206,3 +205,18 @@ def test_what_only_a_head_of_the_source_reads_is_not_passed_over(option):
     model = Classifier(NAMES, backbone="resnet18_small", weights=None, **option)
     with pytest.raises(WrongUsage, match=f"model.{next(iter(option))} is for --model.head_init source, not xavier"):
         check_fit(trainer(), model, data(24, 8, 32))
+
+
+@pytest.mark.parametrize("length", [["--trainer.max_epochs", "1"], ["--minutes", "1"]])
+def test_a_fit_needs_a_training_folder_with_all_classes_that_were_given(tmp_path, cli, length):
+    root = draw_colours(tmp_path / "few", test=2)
+    short = [option for option in QUICK if option not in ("--trainer.max_epochs", "1")]
+    fit = ["fit", "--data.root", root, *short, "--data.class_names", "[blue,green,red]", *length]
+    with pytest.raises(ValueError, match=r"few holds no 'train'; put the training pictures in .*few/train/CLASS$"):
+        cli(*fit)
+    (root / "test").rename(root / "train")
+    for path in (root / "train/green").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match="few has no pictures to train on of green: add some, or leave out that class"):
+        cli(*fit)
+    assert not (tmp_path / "runs/fit").exists()

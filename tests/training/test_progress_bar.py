@@ -205,3 +205,23 @@ def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypat
     assert any(re.search(r"epoch 2/2 .* 1/\d .*pictures/s loss \d\.\d{3}", str(text)) for text in drawn)
     assert sum(str(text).startswith("epoch 2/2  train/loss 1.5000") for text in drawn) == 1
     assert drawn[-1] == {"text/plain": ""} and shown._cell is None
+
+
+def test_epochs_of_larger_pictures_are_taken_to_last_longer(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
+
+    class Takes(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            now[0] += 10
+
+    class Pictures(pl.LightningDataModule):
+        sizes = (96, 192)
+
+        def train_dataloader(self):
+            return loader()
+
+    shown, text = bar(is_terminal=False)
+    trainer(tmp_path, shown, Takes(), max_epochs=4).fit(Tiny(), datamodule=Pictures())
+    found = [line.partition(", ")[2] for line in text.getvalue().splitlines()]
+    assert found == ["about 90 s to go", "", "", ""]  # 10, then twice 40

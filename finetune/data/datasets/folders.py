@@ -30,11 +30,13 @@ class Files:
         paths: One path a picture.
         labels: Class index of each, (N,) int64.
         folder: The folder of the split, in which all of them lie.
+        empty: Classes without a picture there.
     """
 
     paths: PathList
     labels: np.ndarray
     folder: str = ""
+    empty: tuple[str, ...] = ()
 
     def names(self) -> Iterator[str]:
         """Yield what each picture is called beneath the folder of its split, wherever that lies: `CLASS/FILE`."""
@@ -69,7 +71,8 @@ def scan(
     Raises:
         FileNotFoundError: There is no such folder.
         OSError: A folder that can't be read.
-        ValueError: No class folders, an empty class in training, or a class that training does not know; by name.
+        ValueError: No class folders, no pictures, or a class that training does not know; where no `class_names` are
+            given, an empty one in training; by name.
     """
     root = Path(root)
     if not root.is_dir():
@@ -80,6 +83,7 @@ def scan(
         found = " and ".join(repr(folder.name) for folder in split_dirs.values())
         raise ValueError(f"{root} holds {found} but no 'train'; put the training pictures in {root}/train/CLASS")
     first = split_dirs.get("train") or split_dirs.get("all")
+    is_known = class_names is not None
     if class_names is None:
         assert first is not None
         class_names = [folder.name for folder in class_folders(first)]
@@ -91,7 +95,9 @@ def scan(
     if twice := [name for name, num in Counter(class_names).items() if num > 1]:
         raise WrongUsage(f"data.class_names, for {root}, holds {_classes(twice)} more than once")
     beside = Beside(skip)
-    files = {split: _files(folder, class_names, split, beside, is_told) for split, folder in split_dirs.items()}
+    files = {
+        split: _files(folder, class_names, split, beside, is_told, is_known) for split, folder in split_dirs.items()
+    }
     if is_told:
         beside.tell(root)
     return list(class_names), files
@@ -144,7 +150,9 @@ def _is_class(folder: Path) -> bool:
         return False
 
 
-def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside, is_told: bool) -> Files:
+def _files(
+    folder: Path, class_names: Sequence[str], split: str, beside: Beside, is_told: bool, is_known: bool
+) -> Files:
     unknown = [entry.name for entry in class_folders(folder) if entry.name not in class_names]
     if unknown:
         lower = {name.lower(): name for name in class_names}
@@ -165,13 +173,13 @@ def _files(folder: Path, class_names: Sequence[str], split: str, beside: Beside,
         labels += [label] * len(found)
         if not found:
             empty.append(name)
-    if empty and split in ("train", "all"):
+    if empty and ((split in ("train", "all") and not is_known) or (split == "all" and not paths)):
         raise ValueError(
             f"{folder} has no pictures of {_classes(empty)}; supported are {' '.join(sorted(IMAGE_SUFFIXES))}"
         )
     if empty and is_told:
         log.warning("%s has no pictures of %s: its results say nothing about it", folder, _classes(empty))
-    return Files(PathList(paths), np.array(labels, np.int64), str(folder))
+    return Files(PathList(paths), np.array(labels, np.int64), str(folder), tuple(empty))
 
 
 def _classes(names: Sequence[str]) -> str:

@@ -14,8 +14,11 @@ from finetune.distributed.signals import is_first_process
 class ImageFolderData(ImageDataModule):
     """Any folder of labelled pictures: train/CLASS/*, with val/ and test/ if there, or class folders alone."""
 
+    untaught: tuple[str, ...] = ()  # classes, where they were given, without a picture to train on
+
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         self.class_names, files = scan(root, self.class_names or None, self.on_bad_image == "skip", is_first_process())
+        self.untaught = next((files[split].empty for split in ("all", "train") if split in files), ())
         origins = {split: f"its {Path(part.folder).name} folder" for split, part in files.items()}
         if "all" in files:
             everything = files.pop("all")
@@ -32,6 +35,21 @@ class ImageFolderData(ImageDataModule):
         if "train" in found:
             self.seen = seen_by(found["train"], found.get("val"), self.on_bad_image == "skip")
             self.fingerprint = self.seen.fingerprint(found["train"].labels)
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.check_taught()
+        super().setup(stage)
+
+    def check_taught(self) -> None:
+        """Make sure that there are pictures of each class to train on.
+
+        Raises:
+            ValueError: There are none of some.
+        """
+        if self.untaught:
+            lacking = ", ".join(self.untaught)
+            raise ValueError(f"{self.root} has no pictures to train on of {lacking}: add some, or leave out that class")
 
     def take_whole(self, split: str) -> None:
         if split in self.splits and self.splits[split].origin != SET_APART:
