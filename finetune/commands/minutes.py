@@ -70,9 +70,7 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
     aim = Aim(60 * minutes, began, config)
     found, data = aim.tried(make), config.data.init_args
-    size, is_kept = data.image_size, found.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0)
-    if not is_kept:
-        data.cache_limit_gb = 0.0  # of the next trials, too: by then the pictures looked at are in memory
+    size = data.image_size
     if not found.is_enough() and _may_shrink(config, arguments) and (sizes := _smaller(make)):
         smaller = next((s for s in sizes if found.at(s / size).is_enough()), sizes[-1])
         data.image_size = size = smaller
@@ -86,6 +84,7 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
             f"step {found.costs.batch:.1f} s; give more of them, or a smaller {smaller_ones}"
         )
     epochs, batches, _, seconds = found.plan
+    is_kept = found.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0)
     steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
     _check_least(minutes, config.trainer, {"min_epochs": epochs, "min_steps": steps})
     chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size, "is_kept": is_kept}
@@ -94,7 +93,7 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     most = f"; more than {MOST_EPOCHS} epochs are not chosen" if epochs == MOST_EPOCHS else ""
     length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {size} pixels"
     if not is_kept:
-        length += " decoded anew each time, since to decode all and keep them takes too long"
+        length += " decoded as they come, since there is no time to see all of them twice"
     if config.model.members > 1:
         length += f", of {config.model.members} networks that answer together (--members 1 for one)"
     return f"{length}: about {duration(seconds)} here, after {duration(time.monotonic() - began)} until now{most}"

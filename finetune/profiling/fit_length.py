@@ -21,7 +21,6 @@ Make = Callable[[], tuple[ImageDataModule, Classifier]]
 MOST_EPOCHS = 100
 _TRIED = 0.05  # share of the time in which steps are timed, and seconds at most
 _LONGEST_TRIAL = 5.0
-_MOST_DECODING = 0.25  # share of the time in which pictures may be decoded to be kept: else few epochs are left to gain
 _MOST_TRIED = 0.1  # share of the time that the trial's steps may take, those that are not timed, too
 # How often each of several networks sees a picture, at least, and as a share of what is usual: up to there a single one
 # gains more by learning longer. In docs/benchmarks.md, "How long" and "Several networks".
@@ -39,7 +38,7 @@ class Length(NamedTuple):
         num_images: In the training split.
         num_batches: In an epoch that is not cut.
         others: Seconds that are not training or validation.
-        cache_limit_gb: Of the data set; 0 where it would take too long to keep its pictures.
+        cache_limit_gb: Of the data set; 0 where there is no time to see its pictures twice.
         again: Gives what to expect with other costs.
     """
 
@@ -113,8 +112,7 @@ class Aim:
             data, model = make()
             batch_size = data.batch_size
             timed = min(_LONGEST_TRIAL, _TRIED * self.seconds)
-            most = _MOST_TRIED * self.seconds, _MOST_DECODING * self.seconds
-            costs = trial(model, data, self.trainer, timed, *most)
+            costs = trial(model, data, self.trainer, timed, _MOST_TRIED * self.seconds, self.began + self.seconds)
         sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
         return self._length(costs, sizes, batch_size, data.cache_limit_gb)
 

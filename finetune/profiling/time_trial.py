@@ -19,6 +19,7 @@ from finetune.data.loader import automatic_workers, end_workers
 from finetune.data.readers import FileReader
 from finetune.data.samplers import ESTIMATE, some_of
 from finetune.distributed.launch import count
+from finetune.profiling import step_timing
 from finetune.profiling.recorder import Measured
 from finetune.profiling.stopwatch import Costs, Stopwatch
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
@@ -27,6 +28,7 @@ from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 
 _NUM_DECODED = 24  # pictures
+_SOON = 1.0  # seconds in which all pictures are decoded without another thought
 
 
 def trial(
@@ -35,19 +37,19 @@ def trial(
     trainer: Any,
     seconds: float,
     most: float = math.inf,
-    most_decoding: float = math.inf,
+    end: float = math.inf,
 ) -> Costs:
     """Return what the parts of a fit take on one of its devices.
 
     Args:
         model: Used up by it: its weights are others afterwards.
         data: The pictures; of its batch the trial takes a device's share. Its `cache_limit_gb` is 0 afterwards where
-            decoding all of them takes longer than `most_decoding`.
+            there is no time to see them twice once all of them are decoded to be kept.
         trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches`, `benchmark`, `deterministic` and
             `default_root_dir` of the fit.
         seconds: For how long steps are timed.
         most: How long the trial's steps may take; then the third is the last, and the only one that is timed.
-        most_decoding: How long it may take to decode all pictures once, to keep them.
+        end: When the fit is to have ended, by `time.monotonic`.
     """
     num_devices = num_devices_of(trainer["accelerator"], trainer["devices"])
     with _folder(trainer["default_root_dir"]) as folder, _cores(num_devices), _untold():
@@ -75,14 +77,15 @@ def trial(
         check_fit(fit, model, data)
         if model.head_init != "probe":  # a head is fitted again, what is kept of pictures is there then
             model.on_fit_start = stopwatch.paused(model.on_fit_start)  # type: ignore[method-assign]
-        load = stopwatch.paused(data.train_dataloader)
+        load = data.train_dataloader
 
         def train_dataloader() -> Any:
-            if data.num_views is None and decoding(data) > most_decoding:
-                data.cache_limit_gb = 0.0
+            if data.num_views is None and (seconds := decoding(data)) > _SOON:
+                seen = (end - time.monotonic() - seconds) / _step(model, data) * data.batch_size * num_devices
+                data.cache_limit_gb *= seen >= 2 * len(data.splits["train"].labels)
             return load()
 
-        data.train_dataloader = train_dataloader  # type: ignore[method-assign]
+        data.train_dataloader = stopwatch.paused(train_dataloader)  # type: ignore[method-assign]
         # A last batch of one picture, as a device's share alone may leave, is none for batch norm.
         data.batch_size = min(data.batch_size, max(2, math.ceil(data.batch_size / num_devices)))
         if data.num_workers == "auto":
@@ -104,7 +107,8 @@ def decoding(data: ImageDataModule) -> float:
     pictures = data.pictures("train", reads=1)
     if not isinstance(pictures.read, FileReader):
         return 0.0
-    some, began = some_of(len(pictures), _NUM_DECODED, ESTIMATE), time.perf_counter()
+    # Others each time: those of a trial before are in memory.
+    some, began = some_of(len(pictures), _NUM_DECODED, ESTIMATE, time.time_ns()), time.perf_counter()
     for i in some.tolist():
         with suppress(DecodeError):
             pictures.read(i)
@@ -112,6 +116,18 @@ def decoding(data: ImageDataModule) -> float:
     return (
         each * sum(len(data.splits[split].labels) for split in ("train", "val") if split in data.splits) / num_cores()
     )
+
+
+def _step(model: Classifier, data: ImageDataModule) -> float:
+    """Return about how many seconds the network takes for a batch of training."""
+    images = torch.zeros(data.batch_size, 3, data.image_size, data.image_size, dtype=torch.uint8, device=model.device)
+
+    def step() -> None:
+        with model.trainer.precision_plugin.forward_context():
+            model(images).float().sum().backward()
+        model.zero_grad()
+
+    return step_timing.timed(step, model.device, 1)[0]
 
 
 def starting(trainer: Any, seconds: float, is_tested: bool) -> float:

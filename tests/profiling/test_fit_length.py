@@ -104,11 +104,11 @@ def test_the_trial_leaves_random_numbers_as_they_were(lengths, monkeypatch):
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_a_quarter_of_the_time_may_pass_with_decoding(lengths, monkeypatch):
+def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, monkeypatch):
     given = []
 
-    def trial(model, data, trainer, seconds, most, most_decoding):
-        given.append(most_decoding)
+    def trial(model, data, trainer, seconds, most, end):
+        given.append(end)
         data.cache_limit_gb = 0.0
         return COSTS
 
@@ -116,4 +116,6 @@ def test_a_quarter_of_the_time_may_pass_with_decoding(lengths, monkeypatch):
     monkeypatch.setattr(fit_length, "trial", trial)
     found = lengths(100)
     assert found.plan.seconds == pytest.approx(found.plan.epochs * (10 * 0.5 + 100 * (0.01 + 0.01) + 0.5 + 0.25))
-    assert given == [25.0] and found.cache_limit_gb == found.now().cache_limit_gb == found.at(0.5).cache_limit_gb == 0.0
+    assert (
+        given == [200.0] and found.cache_limit_gb == found.now().cache_limit_gb == found.at(0.5).cache_limit_gb == 0.0
+    )
