@@ -5,6 +5,7 @@ import numbers
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Mapping
 from types import EllipsisType
 from typing import Any, NoReturn
@@ -201,13 +202,18 @@ def _run(arguments: list[str]) -> str | os.PathLike[str]:
 
 def _tell(error: Exception) -> NoReturn:
     """Raise an error in the one line that the command has for it."""
+    chain: list[BaseException] = [error]
     line, error = one_line(error), raised(error)  # type: ignore[assignment]
     kinds: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, OSError, WrongUsage, ValueError)
     kind = next((kind for kind in kinds if isinstance(error, kind)), None)
     if line is None or (kind is not None and str(error) == line):
         raise error
     if line.startswith("out of"):
-        kind = MemoryError
+        # A notebook keeps the last error, and that would keep what its functions have filled the memory with.
+        for one in chain:
+            traceback.clear_frames(one.__traceback__)
+            chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
+        raise MemoryError(line) from None
     raise (kind or ValueError)(line) from error
 
 

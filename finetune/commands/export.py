@@ -158,10 +158,14 @@ def _keep(file: Path, facts: Mapping[str, Any], target: Path, beside: Path) -> N
 
 def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) -> ImageDataModule:
     """Return the pictures that a checkpoint was trained and tested on."""
-    settings = data_settings(checkpoint, [])
-    if settings["class_path"].rpartition(".")[0] != "finetune":
-        raise WrongUsage(f"--quantize int8 knows finetune's own data sets, not {settings['class_path']}")
-    kind = getattr(finetune, settings["class_path"].rpartition(".")[2])
+    class_path = str(finetune.public_paths(checkpoint["finetune"].get("data_class")))
+    if class_path.rpartition(".")[0] != "finetune":
+        raise WrongUsage(f"--quantize int8 knows finetune's own data sets, not {class_path}")
+    # Training's transforms, perhaps of a module that only the user could trust, have no part in it.
+    known = checkpoint["datamodule_hyper_parameters"]
+    given = {name: value for name, value in known.items() if name != "augmentations"}
+    settings = data_settings({**checkpoint, "datamodule_hyper_parameters": given}, [])
+    kind = getattr(finetune, class_path.rpartition(".")[2])
     place = root or settings["init_args"].get("root") or kind.default_root
     if not place or not Path(place).exists():
         gone = "the pictures of the checkpoint's run are not in" if root is None else "there is no folder"

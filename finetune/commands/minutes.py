@@ -70,10 +70,8 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
     aim = Aim(60 * minutes, began, config)
     found, data = aim.tried(make), config.data.init_args
-    size = data.image_size
     if not found.is_enough() and _may_shrink(config, arguments) and (sizes := _smaller(make)):
-        smaller = next((s for s in sizes if found.at(s / size).is_enough()), sizes[-1])
-        data.image_size = size = smaller
+        data.image_size = next((s for s in sizes if found.at(s / data.image_size).is_enough()), sizes[-1])
         found = aim.tried(make)
     if _may_be_several(config, arguments):
         config.model.members, found = _members(aim, make, found, config)
@@ -87,11 +85,11 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     is_kept = found.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0)
     steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
     _check_least(minutes, config.trainer, {"min_epochs": epochs, "min_steps": steps})
-    chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": size, "is_kept": is_kept}
+    chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": data.image_size, "is_kept": is_kept}
     _put(config, {**chosen, "members": config.model.members, "resume": config.resume})
     part = f" of {batches} batches each" if batches else ""
     most = f"; more than {MOST_EPOCHS} epochs are not chosen" if epochs == MOST_EPOCHS else ""
-    length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {size} pixels"
+    length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {data.image_size} pixels"
     if not is_kept:
         length += " decoded as they come, since there is no time to see all of them twice"
     if config.model.members > 1:
@@ -110,9 +108,11 @@ def _members(aim: Aim, make: Make, alone: Length, config: Any) -> tuple[int, Len
     except (RuntimeError, MemoryError) as error:
         if not _is_of_memory(error):
             raise
-        return 1, alone.now()
-    fewer, found = together.of_members(num, tried=num, patience=_NEARLY)  # they take longer than so many times one
-    return (fewer, found) if fewer > 1 else (1, alone.now())
+    else:
+        fewer, found = together.of_members(num, tried=num, patience=_NEARLY)  # they take longer than so many times one
+        return (fewer, found) if fewer > 1 else (1, alone.now())
+    torch.cuda.empty_cache()  # of what the error held until here: processes of their own may train on this GPU
+    return 1, alone.now()
 
 
 def _is_of_memory(error: Exception) -> bool:

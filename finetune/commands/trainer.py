@@ -144,6 +144,9 @@ def make_ready(trainer: Trainer) -> Trainer:
         keep_freed_memory()
     # With max_steps Lightning takes an epoch that ended for one to go on with, and loses its successor on resume.
     trainer.fit_loop._iteration_based_training = bool  # type: ignore  # gives False
+    if not getattr(trainer._accelerator_connector.cluster_environment, "auto_requeue", False):
+        # All devices would wait at every step for word of a SIGTERM, which SignalFlag hands on.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = bool  # type: ignore  # does nothing
     return trainer
 
 

@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 # What accompanies pictures in many data sets, and is nobody's picture.
 _HARMLESS = {".csv", ".db", ".html", ".ini", ".json", ".jsonl", ".log", ".md", ".npy", ".npz", ".py"}
 _HARMLESS |= {".tsv", ".txt", ".xml", ".yaml", ".yml"}
+_COMMANDS = ("fit", "validate", "test", "predict")  # that leave runs
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Beside:
 
 
 def find_pictures(folder: str | Path, beside: Beside | None = None, on_the_way: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the picture files beneath `folder`, nested folders included, sorted by path; hidden ones are left out.
+    """Yield the picture files beneath `folder`, nested folders included, sorted by path, without hidden ones and runs.
 
     Args:
         folder: Where to look.
@@ -66,6 +67,8 @@ def find_pictures(folder: str | Path, beside: Beside | None = None, on_the_way: 
     on_the_way = [*on_the_way, os.path.realpath(folder)]
     for entry in entries:
         if _is_dir(entry):
+            if holds_runs(entry.path):
+                continue
             if entry.is_symlink() and _is_above(entry.path, on_the_way):
                 text = f"{entry.path} is a link to a folder that it lies in"
                 if beside is None or not beside.skip:
@@ -87,6 +90,11 @@ def num_loose(folder: str | Path) -> int:
 def dangling(folder: str | Path) -> list[str]:
     """Return the links in `folder` itself that lead nowhere."""
     return [entry.path for entry in _visible(folder) if entry.is_symlink() and not os.path.exists(entry.path)]
+
+
+def holds_runs(folder: str | Path) -> bool:
+    """Return whether `folder` is one of runs, as `finetune` makes it where it is called: their pictures are no data."""
+    return any(any(Path(folder).glob(f"{command}/version_*/config.yaml")) for command in _COMMANDS)
 
 
 def is_picture(name: str) -> bool:

@@ -1,8 +1,10 @@
 """Processes that begin within the command, by `ddp_spawn` and `ddp_fork`: their signals, their errors and their end."""
 
+import atexit
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -11,6 +13,8 @@ from functools import partial, partialmethod
 from types import FrameType
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
 from finetune.distributed.signals import Interrupted, install_stop_at_once, stop_behind, stopping
@@ -30,15 +34,20 @@ def take_over(launcher: Any) -> None:
     logging.getLogger(ProcessContext.__module__).setLevel(logging.ERROR)  # that it does so after that
 
 
-def _run(function: Callable[..., None], launcher: Any, index: int, *args: Any) -> None:
+def _run(function: Callable[..., None], launcher: Any, index: int, *args: Any, matmul_precision: str) -> None:
     # The terminal's Ctrl-C is for the first process alone, which hands it on: twice would mean "at once".
     os.setpgid(0, 0)
     install_stop_at_once()
     take_unraisable()
+    torch.set_float32_matmul_precision(matmul_precision)
     try:
         function(launcher, index, *args)
     except BaseException as error:
-        if isinstance(stop := stop_behind(error), Interrupted):  # which would be printed with its traceback
+        stop = stop_behind(error)
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            # Before Lightning's, which waits for others that wait for this one. The error is written down by then.
+            atexit.register(os._exit, stop.exit_code if isinstance(stop, Interrupted) else 1)
+        if isinstance(stop, Interrupted):  # which would be printed with its traceback
             for signum in stopping():
                 signal.signal(signum, signal.SIG_IGN)
             sys.exit(stop.exit_code)
@@ -63,6 +72,8 @@ def _launch(function: Callable[..., Any], launcher: Any, *args: Any, **kwargs: A
         if is_second:
             os._exit(128 + signum)
 
+    precision = torch.get_float32_matmul_precision()  # which Lightning does not hand on
+    launcher._wrapping_function = partial(launcher._wrapping_function, matmul_precision=precision)
     before = {signum: signal.signal(signum, hand_on) for signum in stopping()}
     try:
         result = function(launcher, *args, **kwargs)
@@ -82,9 +93,13 @@ def _launch(function: Callable[..., Any], launcher: Any, *args: Any, **kwargs: A
 
 def _as_raised(error: ProcessRaisedException) -> Exception:
     """Return the error that a process ended with, of which torch hands on the traceback's text."""
-    path, _, text = str(error).strip().splitlines()[-1].partition(": ")
+    traceback = str(error).rpartition("\nTraceback (most recent call last):\n")[2]
+    told = re.split(r"\n(?=\S)", traceback, maxsplit=1)[-1]  # all else of a traceback is indented
+    path, _, text = told.strip().partition(": ")
     module, _, name = path.rpartition(".")
     kind = getattr(sys.modules.get(module or "builtins"), name, None)
+    if isinstance(kind, type) and issubclass(kind, dist.DistError):
+        return kind(text)
     if isinstance(kind, type) and issubclass(kind, (ValueError, OSError, MemoryError)):
         return next(base for base in kind.__mro__ if base.__module__ == "builtins")(text)
     return RuntimeError(f"{name}: {text}")

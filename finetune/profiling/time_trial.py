@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
+from finetune.training.precision import allow_tf32
 
 _NUM_DECODED = 24  # pictures
 _SOON = 1.0  # seconds in which all pictures are decoded without another thought
@@ -52,7 +54,9 @@ def trial(
         end: When the fit is to have ended, by `time.monotonic`.
     """
     num_devices = num_devices_of(trainer["accelerator"], trainer["devices"])
-    with _folder(trainer["default_root_dir"]) as folder, _cores(num_devices), _untold():
+    if _is_cuda(trainer["accelerator"]):
+        allow_tf32()  # as the fit will
+    with _folder(trainer["default_root_dir"]) as folder, _cores(num_devices), _untold(), _order_of_gpus():
         stopwatch = Stopwatch(seconds, most, folder)
         fit = pl.Trainer(
             accelerator=trainer["accelerator"],
@@ -195,3 +199,15 @@ def _cores(num_devices: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _order_of_gpus() -> Iterator[None]:
+    """Undo what Lightning says of it once CUDA has begun here: processes that are started later would have another."""
+    before = os.environ.get("CUDA_DEVICE_ORDER")
+    try:
+        yield
+    finally:
+        os.environ.pop("CUDA_DEVICE_ORDER", None)
+        if before is not None:
+            os.environ["CUDA_DEVICE_ORDER"] = before

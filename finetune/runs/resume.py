@@ -50,18 +50,21 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
         ckpt_path: What to begin with otherwise, if anything.
 
     Raises:
-        ValueError: `ckpt_path` leaves nothing to do.
+        ValueError: `ckpt_path` leaves nothing to do, or another process has begun a run that `resume` would go on in.
     """
     newest = newest_with_checkpoint(root) if resume else None
+    begun = newest_but_tries(root, newest or root) if resume else None  # perhaps on its way to its first checkpoint
+    if begun and begun != newest:
+        # Of a run's own processes the first makes its folder when all of them have come past this line.
+        check_free(begun)
     first = newest / "checkpoints/last.ckpt" if newest else ckpt_path
     checkpoint = None if first is None else read_checkpoint(first)
     if checkpoint and "exported" in checkpoint:
         raise WrongUsage(f"{first} is an exported file, from which nothing can go on: give the checkpoint")
     finished = ended_by(checkpoint, trainer) if checkpoint else ""
-    if newest and finished and newest != (later := newest_but_tries(root, newest)):
+    if newest and finished and newest != begun:
         # That later one is meant, not the one finished before it.
-        check_free(later)
-        told = f"{newest} is finished, with {finished}, and {later} ended before its first checkpoint: a new run begins"
+        told = f"{newest} is finished, with {finished}, and {begun} ended before its first checkpoint: a new run begins"
         return beginning(trainer, root, resume=False, ckpt_path=ckpt_path)._replace(told=told)
     if finished and not newest:
         raise ValueError(

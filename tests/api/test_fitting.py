@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -166,6 +167,29 @@ def test_an_error_of_ours_keeps_its_traceback(colours, quick, monkeypatch):
     monkeypatch.setattr(fitting, "run_lightning", lambda *_, **__: {}["a fault"])
     with pytest.raises(KeyError, match="a fault"):
         fit(colours, **quick)
+
+
+def test_an_error_keeps_nothing_of_what_has_filled_the_memory(colours, quick, monkeypatch):
+    kept = []
+
+    def layer():
+        activations = torch.zeros(1)
+        kept.append(weakref.ref(activations))
+        raise KeyError
+
+    def fills(*_, **__):
+        images = torch.zeros(1)
+        kept.append(weakref.ref(images))
+        try:
+            layer()
+        except KeyError:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")  # noqa: B904
+
+    monkeypatch.setattr(fitting, "run_lightning", fills)
+    with pytest.raises(MemoryError, match="^out of GPU memory: ") as told:
+        fit(colours, **quick)
+    assert [ref() is None for ref in kept] == [True, True]
+    assert told.value.__cause__ is None and told.value.__suppress_context__
 
 
 _PROGRAM = """

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -427,10 +428,13 @@ def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypat
             raise error
         return found
 
+    given_back = []  # a GPU's memory, and the error that still held it
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(sys.exception()))
     alone, words = settle(200, "--model.members", "1", num=320)
     monkeypatch.setattr(fit_length, "trial", full)
     config, told = settle(200, num=320)
     assert len(tried) == 3 and config.model.members == 1 and "networks" not in told
+    assert given_back == [None]
     # What takes no time here took a moment in the trial that failed.
     assert config.trainer.max_epochs == alone.trainer.max_epochs and told.split(":")[0] == words.split(":")[0]
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,9 +12,10 @@ import pytorch_lightning as pl
 from colours import QUICK
 from pytorch_lightning.callbacks import EarlyStopping, ModelSummary, ProgressBar, TQDMProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
+from torch.multiprocessing.spawn import ProcessContext
 
 from finetune.commands.lightning_cli import run_lightning
-from finetune.commands.trainer import check_allowed
+from finetune.commands.trainer import check_allowed, make_ready
 from finetune.distributed.launch import cluster_environment, starts_processes
 from finetune.distributed.ranks import forget_left_over
 from finetune.distributed.signals import is_first_process
@@ -173,3 +175,16 @@ def test_a_run_that_begins_anew_chooses_its_own_precision(colours, cli, tmp_path
     (tmp_path / "runs/fit/version_1").mkdir()  # it ended before its first checkpoint
     assert made(colours, *unsaid).precision == automatic_precision("cpu", None, False)
     assert made(colours, *unsaid, "--trainer.max_epochs", "2").precision == "64-true"  # prolonged: version_0 goes on
+
+
+def test_devices_do_not_wait_at_every_step_for_word_of_a_signal(colours, cli, monkeypatch):
+    """A broadcast that Lightning reads from the device; ours go through the CPUs."""
+    monkeypatch.setattr(ProcessContext, "join", ProcessContext.join)  # put back afterwards
+    name = "_broadcast_sigterm_tensor"
+    plain = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert callable(getattr(plain.fit_loop.epoch_loop, name))  # else Lightning has another name for it
+    trainer = made(colours, "--trainer.devices", "2", "--trainer.strategy", "ddp_spawn")
+    for one in (trainer, ForkingPickler.loads(ForkingPickler.dumps(trainer))):  # as a spawned process gets it
+        assert getattr(one.fit_loop.epoch_loop, name) is bool
+    plain._accelerator_connector.cluster_environment.auto_requeue = True  # then Lightning's handlers stand
+    assert name not in vars(make_ready(plain).fit_loop.epoch_loop)

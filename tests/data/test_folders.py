@@ -309,3 +309,15 @@ def test_a_folder_of_everything_names_a_few_of_its_folders(tmp_path):
     with pytest.raises(ValueError, match="'folder_007' and 292 more; supported are") as error:
         scan(tmp_path)
     assert len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_runs_that_were_begun_among_the_class_folders_are_no_class(tmp_path, command):
+    """`cd pictures; finetune fit .` writes ./runs; the next command there is of the same classes."""
+    run = f"runs/{command}/version_0"
+    make(tmp_path / "data", "cat/1.png", "dog/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
+    names, files = scan(tmp_path / "data")
+    assert names == ["cat", "dog"] and len(files["all"].labels) == 2
+    assert scan(tmp_path / "data", ["cat", "dog"])[0] == names
+    make(tmp_path / "other", "cat/1.png", "dog/1.png", "runs/1.png", f"{run}.png")
+    assert scan(tmp_path / "other")[0] == ["cat", "dog", "runs"]

@@ -44,3 +44,14 @@ def test_links_to_nothing_are_listed(folder):
     (folder / "gone").symlink_to(folder / "nothing")
     (folder / "there").symlink_to(folder / "b")
     assert dangling(folder) == [str(folder / "gone")]
+
+
+def test_the_pictures_of_runs_are_none_of_the_folder_that_they_were_begun_in(folder):
+    """Of `finetune predict RUN .` there; by its own name a folder of runs is one like any other."""
+    run = folder / "runs/fit/version_0"
+    run.mkdir(parents=True)
+    (run / "augmented.webp").touch()
+    assert len(list(find_pictures(folder))) == 4  # the control: so far nothing says that a run it is
+    (run / "config.yaml").touch()
+    assert len(list(find_pictures(folder))) == 3
+    assert list(find_pictures(folder / "runs")) == [str(run / "augmented.webp")]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pytorch_lightning.accelerators import CUDAAccelerator
 
 from finetune import Classifier, ImageFolderData
 from finetune.profiling import step_timing, time_trial
@@ -79,6 +80,33 @@ def test_it_computes_as_the_fit_will(made, advance, tmp_path, monkeypatch, name)
         torch.backends.cudnn.benchmark = before[0]
         torch.use_deterministic_algorithms(before[1])
     assert given[name] is True
+
+
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_a_gpu_multiplies_in_tf32_from_the_first_step(made, monkeypatch, is_cuda):
+    events = []
+    monkeypatch.setattr(time_trial, "_is_cuda", lambda accelerator: is_cuda)
+    monkeypatch.setattr(time_trial, "allow_tf32", lambda: events.append("allowed"))
+    monkeypatch.setattr(Slow, "advance", staticmethod(lambda seconds: events.append("step")))
+    trial(*made(), ONE, seconds=0.1)
+    assert (events[0], events.count("allowed")) == (("allowed", 1) if is_cuda else ("step", 0))
+
+
+@pytest.mark.parametrize("before", [None, "FASTEST_FIRST"])
+def test_processes_that_are_started_later_count_gpus_as_this_one(made, monkeypatch, before):
+    name, seen = "CUDA_DEVICE_ORDER", []
+    monkeypatch.setenv(name, before or "")  # put back afterwards
+    if before is None:
+        monkeypatch.delenv(name)
+
+    def start() -> None:
+        CUDAAccelerator.set_nvidia_flags(0)  # as on a GPU
+        seen.append(os.environ[name])
+
+    model, data = made()
+    model.on_train_start = start
+    trial(model, data, ONE, seconds=0.1)
+    assert (seen, os.environ.get(name)) == (["PCI_BUS_ID"], before)
 
 
 def test_the_parts_take_what_they_take(made, advance, tmp_path, monkeypatch):
