@@ -94,7 +94,8 @@ def dangling(folder: str | Path) -> list[str]:
 
 def holds_runs(folder: str | Path) -> bool:
     """Return whether `folder` is one of runs, as `finetune` makes it where it is called: their pictures are no data."""
-    return any(any(Path(folder).glob(f"{command}/version_*/config.yaml")) for command in _COMMANDS)
+    begun = [path for command in _COMMANDS if os.path.isdir(path := os.path.join(folder, command))]  # seldom any
+    return any(any(Path(path).glob("version_*/config.yaml")) for path in begun)
 
 
 def is_picture(name: str) -> bool:
