@@ -193,7 +193,7 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
 
 def _begun_after(run: Path, chosen: Mapping[str, Any], config: Any) -> Path | None:
     """Return the run that was begun after one that has reached its end, and has not come to a checkpoint."""
-    if (later := newest_but_tries(run.parents[1], run)) == run:
+    if (later := newest_but_tries(run.parents[1])) in (None, run):
         return None
     limits: Any = SimpleNamespace(callbacks=[], max_epochs=chosen["max_epochs"], max_steps=-1)
     limits.callbacks += [] if config.patience is None else [patience(config.patience)]

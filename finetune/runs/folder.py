@@ -60,21 +60,22 @@ def versions(root: str | Path, command: str) -> list[Path]:
 
 
 def newest_with_checkpoint(root: str | Path) -> Path | None:
-    """Return the newest fit run beneath `root` that has a `last.ckpt`; None where there is none."""
-    return next((run for run in reversed(versions(root, "fit")) if (run / "checkpoints/last.ckpt").is_file()), None)
+    """Return the newest fit run beneath `root` that has a `last.ckpt` and is no try; None where there is none."""
+    runs = (run for run in reversed(versions(root, "fit")) if (run / "checkpoints/last.ckpt").is_file())
+    return next((run for run in runs if not is_try(run)), None)
 
 
 def is_try(run: Path) -> bool:
-    """Return whether a run was one of `--trainer.fast_dev_run`, which leaves no checkpoint to go on from."""
+    """Return whether a run was one of `--trainer.fast_dev_run`; killed, it leaves a checkpoint."""
     try:
         return bool(yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["fast_dev_run"])
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # it ended before, or is of another version
         return False
 
 
-def newest_but_tries(root: str | Path, finished: Path) -> Path:
-    """Return the newest fit run beneath `root` that is no try, `finished` if there is none after it."""
-    return next((run for run in reversed(versions(root, "fit")) if run == finished or not is_try(run)), finished)
+def newest_but_tries(root: str | Path) -> Path | None:
+    """Return the newest fit run beneath `root` that is no try; None where there is none."""
+    return next((run for run in reversed(versions(root, "fit")) if not is_try(run)), None)
 
 
 def not_looked_at(root: str | Path) -> list[Path]:

@@ -53,7 +53,7 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
         ValueError: `ckpt_path` leaves nothing to do, or another process has begun a run that `resume` would go on in.
     """
     newest = newest_with_checkpoint(root) if resume else None
-    begun = newest_but_tries(root, newest or root) if resume else None  # perhaps on its way to its first checkpoint
+    begun = newest_but_tries(root) if resume else None  # perhaps on its way to its first checkpoint
     if begun and begun != newest:
         # Of a run's own processes the first makes its folder when all of them have come past this line.
         check_free(begun)

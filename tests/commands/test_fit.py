@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from contextlib import nullcontext
 from unittest.mock import patch
@@ -71,6 +72,7 @@ def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path):
         tried = tmp_path / f"runs/fit/version_{i}"
         assert (tried / "test.json").exists() and not (tried / "checkpoints/last.ckpt").exists()
         assert not (real / "test.json").exists()  # it would be of one batch
+    shutil.copy(real / "checkpoints/last.ckpt", tried / "checkpoints")  # as if it had been killed, too
     cli(*fit, "--resume")  # finished: the tries after it are none that "ended before its first checkpoint"
     assert (real / "test.json").exists() and not (tmp_path / "runs/fit/version_3").exists()
     cli(*fit, "--resume", "--trainer.max_epochs", 2, "--test_after_fit", "false")
