@@ -190,7 +190,7 @@ def _help() -> str:
     rows = "\n".join(f"  {name:<10} {text}" for name, text in table.items())
     return f"""usage: finetune COMMAND [options]
 
-Turns a folder of labelled pictures into an image classifier, the same on one CPU as on eight GPUs.
+Turns a folder of labelled pictures into an image classifier, the same on any number of devices.
 
 commands:
 {rows}

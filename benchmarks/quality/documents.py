@@ -44,6 +44,8 @@ def table(records: Records) -> str:
     failed = {(r["set"], r["tool"], r["setting"]): r["failed"] for r in records if "failed" in r}
     lines = ["|  | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
     for row in rows():
+        if not any(row in points for points in columns.values()) and row not in {key[1:] for key in failed}:
+            continue
         cells = [cell(points.get(row)) for points in columns.values()]
         for i, name in enumerate(names):
             if (name, *row) in failed and row not in columns[list(columns)[i]]:
@@ -54,18 +56,16 @@ def table(records: Records) -> str:
     return "\n".join(lines)
 
 
-def about(records: Records, num_elsewhere: int) -> str:
-    """Return with what, where and when it was measured, and what the means are of."""
+def about(records: Records) -> str:
+    """Return with what, where and when it was measured on one machine, and what the means are of."""
     versions = sorted({f"{name} {version}" for r in records for name, version in r["versions"].items()})
     ours = sorted({r["commit"] for r in records if r["tool"] == "finetune"})
     days = sorted({r["date"] for r in records})
     parts = [
-        f"{main_machine(records)}, {' to '.join(dict.fromkeys((days[0], days[-1])))}; {', '.join(versions)}",
+        f"{records[0]['machine']}, {' to '.join(dict.fromkeys((days[0], days[-1])))}; {', '.join(versions)}",
         f"finetune at {', '.join(ours) or '–'}",
-        f"the means are over {', '.join(mean_sets(records))}",
+        f"the means are over {', '.join(mean_sets(records)) or 'no set'}",
     ]
-    if num_elsewhere:
-        parts.append(f"results of other machines that are left out: {num_elsewhere}")
     return f"{'; '.join(parts)}."
 
 
@@ -90,6 +90,8 @@ def summary(records: Records) -> str:
         f"At equal time, an error of at most {targets.ERROR_RATIO} of the best peer's": rivals and errors(rivals),
         "At equal time, no set where a peer is ahead by more than two standard errors": rivals and sets_lost(records),
         f"Calibration error of the default at most {targets.CALIBRATION} before scaling": calibration(records),
+        f"From 1 minute up `--minutes` takes as long as it says, within {targets.TOLERANCE:.0%}": punctuality(records),
+        "From 1 minute up more minutes give more": has_budget and growth(points),
     }
     lines = [f"- {target}: {text or NOT_YET}" for target, text in verdicts.items()]
     if rivals:
@@ -131,6 +133,23 @@ def sets_lost(records: Records) -> str:
     return f"{'. '.join(parts)}."
 
 
+def punctuality(records: Records) -> str:
+    """Of every run: each is a promise of its own."""
+    runs = targets.budgets_kept(records)
+    if not runs:
+        return ""
+    late = [(r, part) for r, part in runs if abs(part - 1) > targets.TOLERANCE]
+    told = [f"{number(r['setting']):g} min, {r['set']}, {r['seconds']:.0f} s" for r, _ in late]
+    text = f"{verdict(not late)}. {len(runs) - len(late)} of {len(runs)} runs"
+    return f"{text}; not {'; '.join(told)}." if late else f"{text}."
+
+
+def growth(points: Sequence[Point]) -> str:
+    pairs = targets.no_better(points)
+    told = [f"{name_of(longer)} {longer.accuracy:.3f}, {name_of(less)} {less.accuracy:.3f}" for longer, less in pairs]
+    return f"{verdict(not pairs)}. {'; '.join(told)}." if pairs else f"{verdict(True)}."
+
+
 def calibration(records: Records) -> str:
     """Return means over sets and seeds; one set's pictures are so few that true probabilities have an error, too."""
     sets = mean_sets(records)
@@ -145,18 +164,26 @@ def calibration(records: Records) -> str:
 
 
 def blocks(records: Records) -> dict[str, str]:
-    """Return the blocks of docs/benchmarks.md: of the machine with the most results."""
+    """Return the blocks of docs/benchmarks.md: of the machine with the most results, and of all others."""
     here = of_one_machine(records)
     if not here:
-        return dict.fromkeys(("quality_about", "quality_accuracy", "quality_targets"), NOT_YET)
+        return dict.fromkeys(("quality_about", "quality_accuracy", "quality_targets", "quality_elsewhere"), NOT_YET)
     shown = table(here)
     if has_chart(records):
         shown += "\n\n![Mean accuracy over the sets against seconds, of each tool](quality.png)"
     return {
-        "quality_about": about(here, len(records) - len(here)),
+        "quality_about": about(here),
         "quality_accuracy": shown,
         "quality_targets": summary(here),
+        "quality_elsewhere": elsewhere(records) or NOT_YET,
     }
+
+
+def elsewhere(records: Records) -> str:
+    """Return of each other machine what is shown of the main one."""
+    others = sorted({r["machine"] for r in records} - {main_machine(records)})
+    of_each = [[r for r in records if r["machine"] == machine] for machine in others]
+    return "\n\n".join(f"{about(found)}\n\n{table(found)}\n\n{summary(found)}" for found in of_each)
 
 
 def of_one_machine(records: Records) -> list[dict]:

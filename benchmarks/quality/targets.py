@@ -4,13 +4,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.quality.plan import SETS
+from benchmarks.quality.plan import SETS, number
 from benchmarks.quality.points import Point, Records, on_set
 
 HALF, FIFTH = 0.5, 0.2  # of a peer's seconds
 ERROR_RATIO = 0.85
 STANDARD_ERRORS = 2.0
 CALIBRATION = 0.05
+TOLERANCE = 0.1  # of the minutes given
+_FROM = 1.0  # minutes
 
 
 class Rival(NamedTuple):
@@ -30,6 +32,19 @@ def reached(points: Sequence[Point]) -> list[tuple[Point, float]]:
         if not peer.is_ours
     }
     return [(peer, seconds / peer.seconds) for peer, seconds in least.items()]
+
+
+def budgets_kept(records: Records) -> list[tuple[dict, float]]:
+    """Return our runs of at least a minute that were told how long, each with its seconds divided by those."""
+    ours = [r for r in records if r["tool"] == "finetune" and r["setting"].startswith("minutes") and "seconds" in r]
+    return [(r, r["seconds"] / (60 * number(r["setting"]))) for r in ours if number(r["setting"]) >= _FROM]
+
+
+def no_better(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """Return our budgets of at least a minute that give no more than a shorter one, each with the best of those."""
+    budgets = sorted((p for p in points if p.is_budget and number(p.setting) >= _FROM), key=lambda p: number(p.setting))
+    pairs = [(longer, max(budgets[:i], key=lambda p: p.accuracy)) for i, longer in enumerate(budgets) if i]
+    return [(longer, shorter) for longer, shorter in pairs if longer.accuracy <= shorter.accuracy]
 
 
 def within(points: Sequence[Point], seconds: float) -> Point | None:

@@ -1,6 +1,7 @@
 """Tables of what was right: of each technique at the end of a fit, of averages of weights, and of the epoch kept."""
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from finetune.runs.best_epoch import kept_epoch
 
 _NUM_CHOOSING = 30  # pictures: about what the default sets apart of such sets
 _DRAWS = 1000
+_PATIENCE = 5
 _VIEWS = {
     "flip": "mirrored pictures, too",
     "five crops": "corners of pictures, too",
@@ -56,7 +58,15 @@ def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]
         _row(name, found, rows) + f" {beyond.get(name, '–')} | {seconds.get(name, '–')} |"
         for name, found in rows.items()
     ]
-    return {"techniques": head + "\n".join(lines), **_kept(base)}
+    return {"techniques": f"{_where(good)}{head}" + "\n".join(lines), **_kept(base)}
+
+
+def _where(records: Sequence[dict]) -> str:
+    """Return on how many machines of which kind and when it was measured, a paragraph."""
+    days = sorted({r["date"] for r in records})
+    nums = Counter(r["machine"] for r in records)
+    told = ", ".join(f"{machine}: {num} runs" for machine, num in nums.most_common())
+    return f"{told}; {' to '.join(dict.fromkeys((days[0], days[-1])))}.\n\n" if records else ""
 
 
 def over_confidence(records: Sequence[dict]) -> str:
@@ -85,20 +95,37 @@ def _row(name: str, found: Sequence[tuple[str, int, float]], rows: dict) -> str:
 
 
 def choices(record: dict, num_draws: int = _DRAWS) -> dict[str, float]:
-    """Return the accuracy on the other pictures of what some chosen at random would have kept, on average."""
+    """Return the accuracy on the other pictures of what some chosen at random would have kept, on average.
+
+    With `patience`, training would have been over sooner: `epochs` is after which share of its epochs.
+    """
     found, rng = epochs(record), np.random.default_rng(0)
-    sums = dict.fromkeys(("the highest", "kept", "the last"), 0.0)
+    sums = dict.fromkeys(("the highest", "patience", "epochs", "kept", "the last"), 0.0)
     for _ in range(num_draws):
         order = rng.permutation(found.shape[1])
         accuracies, others = found[:, order[:_NUM_CHOOSING]].mean(1), found[:, order[_NUM_CHOOSING:]].mean(1)
         sums["the highest"] += others[accuracies.argmax()]
+        num = ended(accuracies)
+        sums["patience"] += others[kept_epoch(accuracies[:num], _NUM_CHOOSING)]
+        sums["epochs"] += num / len(accuracies)
         sums["kept"] += others[kept_epoch(accuracies, _NUM_CHOOSING)]
         sums["the last"] += others[-1]
     return {name: value / num_draws for name, value in sums.items()}
 
 
+def ended(accuracies: np.ndarray, patience: int = _PATIENCE) -> int:
+    """Return after how many validations `--patience` ends a run: so many in turn were none higher than before."""
+    best = np.maximum.accumulate(accuracies)
+    for i in range(patience, len(best)):
+        if best[i] == best[i - patience]:
+            return i + 1
+    return len(best)
+
+
 def _kept(base: Sequence[dict]) -> dict[str, str]:
-    lines = ["| set | runs | the highest | the last within a standard error | the last |", "| --- " * 5 + "|"]
+    columns = ["set", "runs", "the highest", f"with `--patience {_PATIENCE}`", "after which share of the epochs"]
+    columns += ["the last within a standard error", "the last"]
+    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
     means = []
     for on in SMALL:
         found = [choices(r) for r in base if r["set"] == on]

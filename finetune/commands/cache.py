@@ -22,8 +22,8 @@ def cache(remove: str | None = None) -> None:
         remove: Name of the cache to remove, or `all`.
     """
     folder = cache_dir()
-    found = {path.stem: path for kind in (PICTURES, FEATURES) for path in sorted(folder.glob(f"[!.]*{kind}"))}
-    found |= {path.name: path for path in sorted(folder.glob(f"[!.]*{FORMER}"))}  # one of now may have the same stem
+    found = {path.stem: path for kind in (PICTURES, FEATURES) for path in sorted(folder.glob(f"*{kind}"))}
+    found |= {path.name: path for path in sorted(folder.glob(f"*{FORMER}"))}  # one of now may have the same stem
     if remove is None:
         columns = (Column("name", no_wrap=True), Column("what", overflow="fold"), "size", "last used")
         table = Table(*columns, title=Text(f"caches in {folder}"))

@@ -56,7 +56,7 @@ def one_line(error: BaseException) -> str | None:
     elif type(error).__name__ == "DistBackendError" and not re.search(_LEFT, text, re.IGNORECASE):
         cause = text.partition("Last error:")[2] or (text.splitlines() or ["?"])[-1]
         return f"the GPUs can't speak to each other: {' '.join(cause.split())}"
-    elif type(error).__name__ == "DistBackendError" or "gloo" in text or _is_left_alone(error):
+    elif type(error).__name__ == "DistBackendError" or _is_left_alone(error):
         return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
     elif type(error).__name__ == "DistNetworkError":  # the port is taken, or the first process does not answer
         text = text.partition("\n")[0]
@@ -75,5 +75,5 @@ def _is_of_gpu_memory(text: str) -> bool:
 
 
 def _is_left_alone(error: BaseException) -> bool:
-    is_network = type(error).__name__ == "DistNetworkError"
-    return is_network and re.search("Broken pipe|Failed to recv|reset by peer", str(error)) is not None
+    words = {"DistNetworkError": "Broken pipe|Failed to recv|reset by peer", "RuntimeError": r"\bgloo\b"}
+    return re.search(words.get(type(error).__name__, "(?!)"), str(error)) is not None

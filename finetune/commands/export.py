@@ -76,7 +76,8 @@ def export(
     if input == "any_size" and kernel != "bilinear":
         hint = "leave it out, and prepare pictures as the .json beside the file says"
         raise WrongUsage(f"--input any_size can't resize as this network wants it, {kernel}: {hint}")
-    target = Path(output) if output else Path(ckpt_path).with_suffix(f".int8{suffix}" if quantize else suffix)
+    kind = ".any_size" * (input == "any_size") + ".int8" * (quantize is not None)
+    target = Path(output) if output else Path(ckpt_path).with_suffix(f"{kind}{suffix}")
     if target.suffix != suffix:
         raise WrongUsage(f"--output {output}: a file of --format {format} is a {suffix}")
     beside = target.with_name(f"{target.name}.json")

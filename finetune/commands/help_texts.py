@@ -23,7 +23,7 @@ class Option(NamedTuple):
 _DATA = (
     Option("data.batch_size", "N", "32", "pictures in a batch, over all devices together"),
     Option("data.image_size", "PIXELS", "224", "side of what the network sees"),
-    Option("data.val_fraction", "SHARE", "0.1", "of train, where there is no val folder"),
+    Option("data.val_fraction", "SHARE", "0.1", "of train, or of all class folders, where there is no val"),
     Option("data.test_fraction", "SHARE", "0.2", "of all, where the folder has no splits"),
     Option("data.resize", "HOW", "shorter_side", "then cropped; squash, or whole: squashed and not cropped"),
     Option("data.on_bad_image", "HOW", "error", "skip: leave unreadable pictures out, and list them"),
@@ -189,7 +189,7 @@ PAGES["check"] = (
     "FOLDER [options]",
     """Says what is wrong with a folder of pictures before hours are spent: broken and odd files, pictures in more than
 one split or class, what gives a class away, and, with weights, doubtful labels. It writes a page, and changes
-nothing. Exit codes: 0 nothing found, 1 something found, 2 it can't run.""",
+nothing. Exit codes: 0 nothing found, 1 something found, notes too, 2 it can't run.""",
     (
         "finetune check pictures",
         "finetune check pictures --weights resnet18.pt",

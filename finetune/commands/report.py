@@ -99,6 +99,7 @@ def page_of(
 
 def _checkpoint(run: RunRecord) -> Path | None:
     """Return the best checkpoint of a fit, or that which a test has measured; None where neither is there."""
-    measured = run.result.get("checkpoint")
-    places = [run.path / "checkpoints" / "best.ckpt", *([Path(measured)] if measured else [])]
+    measured = Path(run.result.get("checkpoint") or "")
+    # Of an earlier version, from the folder that it was called in: here another may have that name.
+    places = [run.path / "checkpoints" / "best.ckpt", *([measured] if measured.is_absolute() else [])]
     return next((path for path in places if path.is_file()), None)

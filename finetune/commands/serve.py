@@ -57,7 +57,9 @@ def serve(
             raise WrongUsage(f"--{name} {value}: must be above 0, and below a million")
     if max_pictures > max_waiting:
         raise WrongUsage(f"--max_pictures {max_pictures} of a request can't all wait: --max_waiting is {max_waiting}")
-    token = token or os.environ.get(TOKEN) or None
+    token = os.environ.get(TOKEN) if token is None else token
+    if token == "":
+        raise WrongUsage(f"--token, or {TOKEN}, is empty: give a word, or leave it out")
     if token and (not token.isascii() or not token.isprintable() or " " in token):
         raise WrongUsage("--token: letters, digits and signs of ASCII, without spaces")
     try:

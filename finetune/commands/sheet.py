@@ -1,6 +1,7 @@
 """`finetune sheet`: predicted pictures with their probabilities, on one sheet."""
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,13 @@ def draw_sheet(
     for i, (image, (text, colour)) in enumerate(zip(images, captions, strict=True)):
         x, y = gap + i % columns * (side + gap), gap + i // columns * (side + _CAPTION + gap)
         paper.paste(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC), (x, y))
-        size = next(s for s in range(14, 0, -1) if draw.textlength(text, ImageFont.load_default(s)) <= side or s == 1)
-        draw.text((x + side / 2, y + side + _CAPTION / 2), text, colour, ImageFont.load_default(size), anchor="mm")
+        font = next(f for s in range(14, 0, -1) if draw.textlength(text, f := _font(s)) <= side or s == 1)
+        draw.text((x + side / 2, y + side + _CAPTION / 2), text, colour, font, anchor="mm")
     return paper
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """Return DejaVu Sans, which matplotlib brings: Pillow's own has hardly a letter but those of English."""
+    spec = find_spec("matplotlib")  # its import would read settings of the user's
+    assert spec and spec.origin, "it is installed with finetune"
+    return ImageFont.truetype(Path(spec.origin).with_name("mpl-data") / "fonts/ttf/DejaVuSans.ttf", size)

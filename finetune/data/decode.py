@@ -8,6 +8,7 @@ Colour profiles are ignored, as in the usual training sets. Everything here may 
 
 import contextlib
 import io
+import math
 import os
 import re
 import stat
@@ -57,7 +58,10 @@ class DecodeError(ValueError):
 
 
 def decode(
-    source: str | os.PathLike[str] | bytes, name: str | None = None, shorter_side: int | None = None
+    source: str | os.PathLike[str] | bytes,
+    name: str | None = None,
+    shorter_side: int | None = None,
+    max_pixels: float = math.inf,
 ) -> NDArray[np.uint8]:
     """Read a picture as a person would see it: upright, in RGB, on white paper where it is transparent.
 
@@ -75,6 +79,7 @@ def decode(
         shorter_side: Make a larger picture smaller by averaging, to this many pixels on its shorter side. A JPEG is
             decoded at 1/2, 1/4 or 1/8 of its size where that leaves twice as many: faster, and on 200 photographs at
             28 to 60 pixels within 7 grey levels (mean absolute difference) of averaging the whole picture.
+        max_pixels: A limit below `MAX_PIXELS`.
 
     Returns:
         Pixels of shape (H, W, 3), owned by the caller.
@@ -82,20 +87,17 @@ def decode(
     Raises:
         DecodeError: If there is no such file, it may not be read, or is not a whole picture of at most `MAX_PIXELS`.
     """
-    if name is None:
-        name = "picture" if isinstance(source, bytes) else os.fspath(source)
+    name = name or ("picture" if isinstance(source, bytes) else os.fspath(source))
     quiet()
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
-            if (image := read_header(file)).format == "JPEG":
+            if (image := read_header(file, max_pixels)).format == "JPEG":
                 check_scans(file)
             if shorter_side is None or min(image.size) <= shorter_side:
                 pixels = _jpeg_pixels(image, file)
                 return rgb_pixels(image) if pixels is None else pixels
             return _shrunk(image, shorter_side)
-    except (
-        Exception
-    ) as error:  # damaged files make Pillow raise nearly every kind, struct.error and KeyError among them
+    except Exception as error:  # damaged files make Pillow raise nearly every kind, struct.error and KeyError too
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(reason.split()) or type(error).__name__
         name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
@@ -127,7 +129,7 @@ def _shrunk(image: ImageFile, shorter_side: int) -> NDArray[np.uint8]:
     return resize(picture, *sorted((shorter_side, longer_side), reverse=picture.shape[0] >= picture.shape[1]))
 
 
-def read_header(file: BinaryIO) -> ImageFile:
+def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
     """Return a picture of which nothing but the header is read; what it may not be is a ValueError."""
     head = file.read(16)
     if not head:
@@ -141,16 +143,17 @@ def read_header(file: BinaryIO) -> ImageFile:
         raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
     file.seek(0)
     image = reader(file)  # reads the header only
-    _check_size(*image.size)
+    max_pixels = min(max_pixels, MAX_PIXELS)
+    _check_size(*image.size, max_pixels)
     if isinstance(image, TiffImageFile):
         tags: Any = image.tag_v2
-        _check_size(tags.get(322, 0), tags.get(323, 0))  # of a tile, which may be larger than the picture
+        _check_size(tags.get(322, 0), tags.get(323, 0), max_pixels)  # of a tile, which may be larger than the picture
     return image
 
 
-def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{width} x {height} pixels are more than the limit of {MAX_PIXELS:,}")
+def _check_size(width: int, height: int, max_pixels: float) -> None:
+    if width * height > max_pixels:
+        raise ValueError(f"{width} x {height} pixels are more than the limit of {max_pixels:,.0f}")
 
 
 def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
@@ -216,15 +219,12 @@ def _to_bytes(image: Image.Image, tags: Any) -> Callable[[NDArray], NDArray[np.u
     largest = max((float(_finite(np.asarray(part)).max()) for part in looked_at), default=0.0)
     # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
     full = next((full for full in _FULL_SCALES if largest <= 2 * full), largest)
-    depth = _first(tags.get(258), 16)
-    if (stated := _first(tags.get(281), 0)) in _MAX_SAMPLES and largest <= stated:
-        depth = stated.bit_length()
+    stated = _first(tags.get(281), 0)
+    depth = stated.bit_length() if stated in _MAX_SAMPLES and largest <= stated else _first(tags.get(258), 16)
 
     def to_bytes(values: NDArray) -> NDArray[np.uint8]:
-        if is_16_bit:
-            grey = (values >> (depth - 8)).astype(np.uint8)
-        else:
-            grey = (_finite(values).clip(0, full) / full * 255).round().astype(np.uint8)
+        of_8_bits = values >> (depth - 8) if is_16_bit else (_finite(values).clip(0, full) / full * 255).round()
+        grey = of_8_bits.astype(np.uint8)
         return 255 - grey if tags.get(262) == 0 else grey
 
     return to_bytes

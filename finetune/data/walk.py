@@ -67,7 +67,7 @@ def find_pictures(folder: str | Path, beside: Beside | None = None, on_the_way: 
     on_the_way = [*on_the_way, os.path.realpath(folder)]
     for entry in entries:
         if _is_dir(entry):
-            if holds_runs(entry.path):
+            if holds_runs(entry.path) or _are_runs(entry.path):
                 continue
             if entry.is_symlink() and _is_above(entry.path, on_the_way):
                 text = f"{entry.path} is a link to a folder that it lies in"
@@ -94,8 +94,22 @@ def dangling(folder: str | Path) -> list[str]:
 
 def holds_runs(folder: str | Path) -> bool:
     """Return whether `folder` is one of runs, as `finetune` makes it where it is called: their pictures are no data."""
-    begun = [path for command in _COMMANDS if os.path.isdir(path := os.path.join(folder, command))]  # seldom any
-    return any(any(Path(path).glob("version_*/config.yaml")) for path in begun)
+    return any(_are_runs(os.path.join(folder, command)) for command in _COMMANDS)
+
+
+def holds_nothing_but_runs(folder: str | Path) -> bool:
+    """Return whether runs were begun in or right beneath `folder`, and no picture is there."""
+    if _are_runs(folder):
+        return True
+    entries = _visible(folder)
+    folders = [entry.path for entry in entries if _is_dir(entry)]
+    return bool(folders) and not any(is_picture(entry.name) for entry in entries) and all(map(holds_runs, folders))
+
+
+def _are_runs(folder: str | Path) -> bool:
+    """Return whether the runs of a command are in `folder`."""
+    is_named_so = os.path.basename(folder) in _COMMANDS and os.path.isdir(folder)  # seldom
+    return is_named_so and any(Path(folder).glob("version_*/config.yaml"))
 
 
 def is_picture(name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
 from finetune.distributed.signals import Interrupted, install_stop_at_once, stop_behind, stopping
@@ -98,8 +99,8 @@ def _as_raised(error: ProcessRaisedException) -> Exception:
     path, _, text = told.strip().partition(": ")
     module, _, name = path.rpartition(".")
     kind = getattr(sys.modules.get(module or "builtins"), name, None)
-    if isinstance(kind, type) and issubclass(kind, dist.DistError):
+    if isinstance(kind, type) and issubclass(kind, (dist.DistError, MisconfigurationException)):
         return kind(text)
     if isinstance(kind, type) and issubclass(kind, (ValueError, OSError, MemoryError)):
         return next(base for base in kind.__mro__ if base.__module__ == "builtins")(text)
-    return RuntimeError(f"{name}: {text}")
+    return RuntimeError(text if kind is RuntimeError else f"{name}: {text}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.readers import FileReader
 from finetune.data.samplers import num_within
 from finetune.profiling.stopwatch import Costs
 from finetune.profiling.time_trial import num_devices_of, starting, trial
@@ -114,9 +115,12 @@ class Aim:
             timed = min(_LONGEST_TRIAL, _TRIED * self.seconds)
             costs = trial(model, data, self.trainer, timed, _MOST_TRIED * self.seconds, self.began + self.seconds)
         sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
-        return self._length(costs, sizes, batch_size, data.cache_limit_gb)
+        is_decoded = "val" in sizes and not data.features and isinstance(data.splits["val"].read, FileReader)
+        return self._length(costs, sizes, batch_size, data.cache_limit_gb, is_decoded)
 
-    def _length(self, costs: Costs, sizes: Mapping[str, int], batch_size: int, cache_limit_gb: float) -> Length:
+    def _length(
+        self, costs: Costs, sizes: Mapping[str, int], batch_size: int, cache_limit_gb: float, is_decoded: bool
+    ) -> Length:
         num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
         num_tested, num_validated = (
             num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size) / num_devices
@@ -128,12 +132,12 @@ class Aim:
         batches = num_batches = math.ceil(num / batch_size)
         for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is
             validations, checkpoints = self._occasions(batches)
-            # What is not kept is decoded for each validation.
-            evaluate = costs.evaluate + (0.0 if cache_limit_gb else costs.decode)
+            evaluate = costs.evaluate + (costs.decode if is_decoded else 0.0)
             between = costs.between + validations * num_validated * evaluate + checkpoints * costs.checkpoint
             found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
             batches = (found and found.batches) or num_batches
-        again = partial(self._length, sizes=sizes, batch_size=batch_size, cache_limit_gb=cache_limit_gb)
+        given = partial(self._length, sizes=sizes, batch_size=batch_size)
+        again = partial(given, cache_limit_gb=cache_limit_gb, is_decoded=is_decoded)
         return Length(costs, found, num, num_batches, others, cache_limit_gb, again)
 
     def _occasions(self, batches: int) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -135,7 +136,9 @@ def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]
         yield figure.add_subplot(), made
         content = io.StringIO()
         nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        figure.savefig(content, format="svg", transparent=True, metadata=nothing)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of names: the page's own fonts show them
+            figure.savefig(content, format="svg", transparent=True, metadata=nothing)
     made.append(_inline(content.getvalue(), about))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
+from torch.distributed.tensor import DTensor
 
 from finetune.data.samplers import num_within
 from finetune.distributed.signals import Interrupted, SignalFlag
@@ -28,7 +29,7 @@ class Checkpoints(Checkpoint):
     epoch's end. After the last batch of an epoch, or one that validation follows, it would skip that validation: what
     is due there is written after it. Between accumulated batches nothing is written and nothing stops, since their
     gradients are in no checkpoint. A run that a limit ends inside an epoch keeps the `last.ckpt` of that moment, from
-    which it can be prolonged. Of a step whose loss is no number none is written.
+    which it can be prolonged. Of a step whose loss or weights are no numbers none is written.
     """
 
     def __init__(self, run: Run, every_n_steps: int | None = None) -> None:
@@ -166,6 +167,7 @@ class Checkpoints(Checkpoint):
     def _save(self, trainer: pl.Trainer, *names: str) -> None:
         """Write a checkpoint, under several names in their order: a kill between them leaves the later one old."""
         _check_finite(trainer, "train/loss")  # a GPU is waited for, as for the weights that are written
+        _check_weights(trainer)
         if "last" in names:
             self._is_due = False
             self.wanted = limits(trainer) if trainer.should_stop else None
@@ -209,8 +211,21 @@ def _check_finite(trainer: pl.Trainer, *names: str) -> None:
     for name in names:
         value = float(trainer.callback_metrics.get(name, 0.0))
         if not math.isfinite(value):
-            rates = ", ".join(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
-            raise ValueError(
-                f"{name} is {value} in epoch {trainer.current_epoch + 1}: training has diverged; a lower "
-                f"--model.optimizer.init_args.lr may help (the rates now: {rates}). No checkpoint has that step"
-            )
+            raise _diverged(trainer, f"{name} is {value}")
+
+
+def _check_weights(trainer: pl.Trainer) -> None:
+    """Refuse, on all devices, what a step of finite loss may have made of the weights of any of them."""
+    learning = (p.detach() for p in trainer.lightning_module.parameters() if p.requires_grad)
+    parts = (p.to_local() if isinstance(p, DTensor) else p for p in learning)
+    is_finite = all(bool(part.isfinite().all()) for part in parts)
+    if not trainer.strategy.reduce_boolean_decision(is_finite, all=True):
+        raise _diverged(trainer, "some weights are no finite numbers")
+
+
+def _diverged(trainer: pl.Trainer, text: str) -> ValueError:
+    rates = ", ".join(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
+    return ValueError(
+        f"{text} in epoch {trainer.current_epoch + 1}: training has diverged; a lower "
+        f"--model.optimizer.init_args.lr may help (the rates now: {rates}). No checkpoint has that step"
+    )

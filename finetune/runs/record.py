@@ -98,6 +98,7 @@ def read_run(path: Path) -> RunRecord:
     steps = path / "steps.csv"
     names: Sequence[str] = result.get("class_names", ())
     skipped = path / "skipped.txt"
+    begun_in = about.get("folder") or result.get("folder", "")
     return RunRecord(
         path,
         about,
@@ -106,7 +107,7 @@ def read_run(path: Path) -> RunRecord:
         _metrics(steps if steps.is_file() else path / "metrics.csv"),
         _json(path / "seconds.json"),
         result,
-        _found(read_answers(rows, names), about.get("folder", "")) if rows.is_file() and names else None,
+        _found(read_answers(rows, names), begun_in) if rows.is_file() and names else None,
         skipped.read_text("utf-8", "surrogateescape").splitlines() if skipped.is_file() else [],
     )
 

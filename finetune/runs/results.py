@@ -1,6 +1,7 @@
 """What a run ends with, in files and on the screen: test.json or val.json, and skipped.txt."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,9 @@ class Results(pl.Callback):
         values = {
             name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(f"{split}/")
         }
-        checkpoint = str(trainer.ckpt_path) if trainer.ckpt_path else None
         details = {
-            "checkpoint": checkpoint,
+            "checkpoint": os.path.abspath(trainer.ckpt_path) if trainer.ckpt_path else None,
+            "folder": os.getcwd(),  # of which paths of pictures may be told
             "class_names": pl_module.class_names,
             "confusion_matrix": pl_module.confusion_matrix,
             "calibration": pl_module.calibration.as_plain(),

@@ -50,7 +50,10 @@ def mcnemar(only_a: int, only_b: int) -> float:
     Source: McNemar 1947; the exact form is a binomial test of the pictures on which they differ.
     """
     num, fewer = only_a + only_b, min(only_a, only_b)
-    tail = sum(math.comb(num, k) for k in range(fewer + 1))
+    ways = tail = 1  # of none, and of as many or fewer
+    for k in range(fewer):
+        ways = ways * (num - k) // (k + 1)
+        tail += ways
     return min(1.0, 2 * tail / 2**num)
 
 

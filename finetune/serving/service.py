@@ -5,14 +5,13 @@ import re
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from finetune.data.decode import DecodeError, decode, read_header
+from finetune.data.decode import DecodeError, decode
 from finetune.inference.lens import overlaid
 from finetune.inference.predictor import Predictor
 from finetune.serving.batcher import Batcher
@@ -112,8 +111,12 @@ class Service:
 
     async def _said(self, uploads: Sequence[Upload], wish: Wish) -> list[dict[str, Any]]:
         loop = asyncio.get_running_loop()
-        tasks = [loop.run_in_executor(self.decoders, self._image, upload, i) for i, upload in enumerate(uploads)]
-        found = await asyncio.gather(*tasks, return_exceptions=True)
+        held = list(uploads)
+        tasks = [loop.run_in_executor(self.decoders, self._image, held, i) for i in range(len(held))]
+        try:
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # a thread's queue keeps what is cancelled until it comes to it
+            held.clear()
         bad = [{"index": i, "name": uploads[i].name, "error": str(e)} for i, e in enumerate(found) if _is_bad(e)]
         if bad:
             raise Refused(422, str(bad[0]["error"]), bad)
@@ -135,17 +138,11 @@ class Service:
         label = {"label": names[said], "probability": round(float(probabilities[said]), _DIGITS)}
         return {"name": upload.name, **label, "probabilities": known}
 
-    def _image(self, upload: Upload, index: int) -> np.ndarray:
+    def _image(self, uploads: Sequence[Upload], index: int) -> np.ndarray:
         """Return what the network sees of a picture; what is no picture is a DecodeError."""
+        upload = uploads[index]
         name = upload.name or f"picture {index}"
-        try:
-            width, height = read_header(BytesIO(upload.content)).size
-        except Exception:  # `decode` says which
-            width = height = 0
-        if width * height > self.limits.max_pixels:
-            most = f"the limit of {self.limits.max_pixels:,}"
-            raise DecodeError(f"{name}: {width} x {height} pixels are more than {most}")
-        return self.predictor.prepare(decode(upload.content, name))
+        return self.predictor.prepare(decode(upload.content, name, max_pixels=self.limits.max_pixels))
 
     def _classify(self, images: np.ndarray) -> np.ndarray:
         start = time.perf_counter()

@@ -20,12 +20,14 @@ def check_target(path: str | Path, option: str) -> None:
     """Make sure, before hours of work, that a file can be written at `path`; its folder may be missing yet.
 
     Raises:
-        WrongUsage: A folder is there, or a file where the folder should be.
+        WrongUsage: A folder, a pipe or a device is there, or a file where the folder should be.
         PermissionError: Nothing may be written there.
     """
     target = Path(os.path.abspath(path))
     if target.is_dir():
         raise WrongUsage(f"{option} {path} is a folder: name a file in it")
+    if target.exists() and (not target.is_file() or target.parent == Path("/dev")):  # a pipe or device, or a link there
+        raise WrongUsage(f"{option} {path} is no file that another could take the place of: name one")
     folder = next(parent for parent in target.parents if parent.exists())
     if not folder.is_dir():
         raise WrongUsage(f"{option} {path}: {folder} is a file, not a folder")

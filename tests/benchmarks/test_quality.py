@@ -245,6 +245,26 @@ def test_a_peer_is_ahead_by_standard_errors_of_the_test_pictures():
     )
 
 
+def test_a_budget_is_held_against_the_minutes_that_it_was_given():
+    runs = [("minutes_0.5", 60.0), ("minutes_1", 65.0), ("minutes_2", 107.0), ("epochs_5", 900.0)]
+    records = [measured("trash", "finetune", setting, 0.7, seconds) for setting, seconds in runs]
+    assert documents.punctuality(records) == "missed. 1 of 2 runs; not 2 min, trash, 107 s."
+    assert documents.punctuality(records[:2]) == "met. 1 of 1 runs."
+    assert not documents.punctuality(records[:1])
+
+
+def test_more_minutes_are_to_give_more_than_any_fewer():
+    def told(*accuracies):
+        settings = ("minutes_0.75", "minutes_1", "minutes_2", "minutes_10")
+        return documents.growth(
+            [Point("finetune", setting, 1.0, (a,)) for setting, a in zip(settings, accuracies, strict=True)]
+        )
+
+    assert told(0.9, 0.7, 0.75, 0.8) == "met."
+    less = "finetune fit --minutes 10 0.740, finetune fit --minutes 2 0.750"
+    assert told(0.9, 0.7, 0.75, 0.74) == f"missed. {less}."
+
+
 def everything(shift: float = 0.0) -> list[dict]:
     """Records of all tools on the small sets, ours better by `shift`."""
     records = []
@@ -266,10 +286,11 @@ def test_tables_say_what_was_recorded_and_what_was_not(tmp_path):
     row = next(line for line in lines if line.startswith("| plain PyTorch, 5 epochs"))
     assert f"{statistics.fmean(own):.3f} ± 0.010, 77 s" in row and len(own) == 3
     assert any(line.startswith("| fastai, 1 + 19 epochs") and "(n = 1), " in line for line in lines)
-    assert "| Ultralytics classify, 100 epochs | – | – | – | – | – |" in lines
+    # What is measured on no set has no row.
+    assert not any(line.startswith("| Ultralytics classify, 100 epochs |") for line in lines)
     assert "the means are over satellite, flowers, clothing, trash." in blocks["quality_about"]
     targets_text = blocks["quality_targets"]
-    assert targets_text.count(": met") + targets_text.count(": missed") == 3
+    assert targets_text.count(": met") + targets_text.count(": missed") == 5
     assert "| best peer so far |" in targets_text
     # The control: worse figures, other verdicts.
     assert documents.blocks(everything(-0.25))["quality_targets"].count(": missed") == 3
@@ -277,11 +298,22 @@ def test_tables_say_what_was_recorded_and_what_was_not(tmp_path):
     shown = documents.blocks(failed)["quality_accuracy"]
     assert "| Ultralytics classify, 100 epochs | failed | – | – | – | – |" in shown
     assert "- Ultralytics classify, 100 epochs, satellite, failed: `ValueError: no`" in shown
-    # What another machine measured is counted and not shown.
-    elsewhere = [*records, measured("hotdog", "plain", "epochs_5", 0.9, 1.0, machine="another")]
-    blocks_elsewhere = documents.blocks(elsewhere)
-    assert blocks_elsewhere["quality_accuracy"] == blocks["quality_accuracy"]
-    assert "; results of other machines that are left out: 1." in blocks_elsewhere["quality_about"]
+    assert blocks["quality_elsewhere"] == "Not measured yet."
+
+
+def test_what_another_machine_measured_stands_apart():
+    here = everything()
+    settings = (("plain", "epochs_5", 0.8, 40.0), ("finetune", "minutes_0.5", 0.9, 15.0))
+    there = [measured(name, *row, machine="another") for name in SMALL for row in settings]
+    alone, both = documents.blocks(here), documents.blocks([*there, *here])
+    apart = both.pop("quality_elsewhere")
+    assert both.items() <= alone.items()
+    assert apart.startswith("another, 2026-11-23") and apart.count("\n| plain PyTorch, 5 epochs |") == 2
+    assert "met. 1 of 1 points of the peers in half, 0 in a fifth." in apart
+    assert "transformers" not in apart
+    # The control: on the same machine they are in its means.
+    as_here = documents.blocks([*here, *({**r, "machine": HERE, "seed": 3} for r in there)])
+    assert as_here["quality_accuracy"] != alone["quality_accuracy"]
 
 
 def test_without_records_nothing_is_claimed():
@@ -289,9 +321,9 @@ def test_without_records_nothing_is_claimed():
     only_failed = [record("trash", "plain", "epochs_5", failed="…")]
     assert set(documents.blocks(only_failed).values()) == {"Not measured yet."} and not documents.has_chart(only_failed)
     peers = [r for r in everything() if r["tool"] != "finetune"]
-    assert documents.blocks(peers)["quality_targets"].count("Not measured yet.") == 4
+    assert documents.blocks(peers)["quality_targets"].count("Not measured yet.") == 6
     without_budgets = [r for r in everything() if not r["setting"].startswith("minutes")]
-    assert documents.blocks(without_budgets)["quality_targets"].count("Not measured yet.") == 3
+    assert documents.blocks(without_budgets)["quality_targets"].count("Not measured yet.") == 5
 
 
 def test_the_chart_s_labels_lie_beside_each_other(tmp_path, monkeypatch):

@@ -18,7 +18,8 @@ def record(technique, on, seed, *epochs, **others) -> dict:
     """A run on 40 pictures or more: digits of four are repeated."""
     right = {f"epoch {i + 1}": digits for i, digits in enumerate(epochs)} | others
     right = {name: digits * 10 if len(digits) == 4 else digits for name, digits in right.items()}
-    return {"technique": technique, "set": on, "seed": seed, "right": right}
+    about = {"machine": "a processor, 2 cores", "date": "2026-11-23"}
+    return {"technique": technique, "set": on, "seed": seed, "right": right, **about}
 
 
 def test_each_technique_comes_once_on_each_set_before_the_next_seed():
@@ -96,7 +97,8 @@ def test_differences_are_those_of_runs_with_the_same_split():
         {"technique": "mixup 0.2", "set": "flowers", "seed": 0, "failed": "no"},
     ]
     lines = documents.blocks(records, TECHNIQUES)["techniques"].splitlines()
-    rows = {line.split("|")[1].strip(): line for line in lines}
+    assert lines[:2] == ["a processor, 2 cores: 5 runs; 2026-11-23.", ""]
+    rows = {line.split("|")[1].strip(): line for line in lines[2:]}
     assert "| 0.750 |" in rows["default, the last epoch"]
     assert "-0.250 ± 0.000 (n = 2)" in rows["cutmix 1"] and "1.000" in rows["cutmix 1"]
     assert "+0.125 ± 0.125 (n = 2)" in rows["mirrored pictures, too"]
@@ -111,10 +113,19 @@ def test_what_is_kept_is_judged_by_other_pictures_than_chose_it():
     digits = ["".join(map(str, row)) for row in rng.binomial(1, true[:, None], (12, 400))]
     found = documents.choices(record("default", "flowers", 0, *digits), num_draws=200)
     assert found["the highest"] < found["kept"] - 0.005 < found["the last"]
+    assert found["patience"] < found["kept"] and 0.5 < found["epochs"] < 1
     assert found["the last"] == pytest.approx(documents.right(digits[-1]).mean(), abs=0.003)
     # Control: judged by the pictures that chose it, the highest would be the best of all.
     row = documents.right(digits[-1])
     assert max(documents.right(d)[:30].mean() for d in digits) >= row[:30].mean()
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "num"),
+    [([5, 6, 6, 6], 4), ([5, 6, 4, 7, 8, 9], 6), ([9, 1, 9, 9], 3), ([5], 1), ([5, 4, 6, 6, 5], 5)],
+)
+def test_patience_ends_a_run_after_so_many_that_are_no_higher(accuracies, num):
+    assert documents.ended(np.array(accuracies) / 10, patience=2) == num
 
 
 def test_without_records_the_tables_have_no_figures():

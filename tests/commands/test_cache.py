@@ -25,6 +25,7 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     (folder / ".x.pictures.1234.tmp").write_text("half a cache")
     (folder / ".x.features.1234-0.tmp").write_text("half a cache")
     (folder / "kept.features").write_text("some")
+    (folder / ".hidden-1234.features").write_text("of a folder whose name begins with a dot")
     (folder / "kept.activations").write_text("what an earlier version called them")
     (folder / ".x.activations.1234-0.tmp").write_text("half a cache")
     first, second = (path.stem for path in sorted(folder.glob("*.pictures")))
@@ -35,6 +36,7 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     rows = {row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in shown if len(row) > 2}
     assert rows[first] == [f"30 pictures of {colours}", "0.00 GB", "2020-02-03 04:05"]
     assert rows[second][0] == "damaged pictures" and rows["kept"][0] == rows["kept.activations"][0] == "features"
+    assert rows[".hidden-1234"][0] == "features"
     with pytest.raises(ValueError, match="there is no cache 'third'"):
         cli("cache", "--remove", "third")
     cli("cache", "--remove", first)

@@ -54,6 +54,9 @@ from finetune.system.messages import WrongUsage
         (ValueError("two\nlines"), "two lines"),
         (dist.DistNetworkError("Failed to recv, got 0 bytes."), "process 0 ended, since another one did"),
         (dist.DistNetworkError("port: 29500, EADDRINUSE\nframe #0"), "port: 29500, EADDRINUSE"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), "process 0 ended, since another"),
+        (ValueError("no pictures of the class 'igloo' in gloo"), "no pictures of the class 'igloo' in gloo"),
+        (RuntimeError("a fault of ours in igloo"), None),
         (RuntimeError("a fault of ours"), None),
     ],
 )

@@ -92,6 +92,27 @@ def test_pictures_are_found_from_another_folder(fitted, cli, colours, monkeypatc
     assert text.count("data:image/webp") > 30 and "can&#39;t be shown" not in text
 
 
+def test_a_test_is_reported_from_another_folder(fitted, cli, colours, monkeypatch, tmp_path):
+    """Where the same relative paths lead to another checkpoint and other pictures, or to none."""
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    Path("pictures").symlink_to(colours)
+    shutil.copy(fitted / "runs/fit/version_0/checkpoints/best.ckpt", "some.ckpt")
+    cli("test", "some.ckpt", "pictures", "--trainer.default_root_dir", "runs")
+    run = Path("runs/test/version_0").absolute()
+    (tmp_path / "b/pictures").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "b")
+    Path("some.ckpt").write_text("another network")
+    cli("report", run)
+    page = (run / "report.html").read_text("utf-8")
+    assert page.count("data:image/webp") > 5 and "can&#39;t be shown" not in page and "no longer there" not in page
+    # Of an earlier version, which told a relative path, nobody knows.
+    result = json.loads((run / "test.json").read_text())
+    (run / "test.json").write_text(json.dumps({**result, "checkpoint": "some.ckpt"}))
+    cli("report", run)
+    assert "no longer there" in (run / "report.html").read_text("utf-8")
+
+
 def test_its_help_says_how_runs_are_named(capsys):
     with pytest.raises(SystemExit) as end:
         main(["report", "--help"])

@@ -204,6 +204,7 @@ def told(capsys, *args: object) -> str:
         (["--timeout", "nan"], "timeout: nan is not valid"),
         (["--max_pictures", "99", "--max_waiting", "9"], "--max_waiting is 9"),
         (["--token", "two words"], "--token"),
+        (["--token", ""], "--token, or FINETUNE_TOKEN, is empty"),
         (["--device", "cuda:77"], "device 'cuda:77'"),
         (["--device", "abacus"], "device 'abacus'"),
         (["--precision", "half"], "precision: half is not valid; expected '32-true'"),

@@ -29,6 +29,13 @@ def test_pictures_stand_in_rows_in_their_order():
     assert centres == [0, 60, 120, 180, 240, 255]
 
 
+def test_captions_have_the_letters_of_other_languages():
+    def drawn(text: str) -> bytes:
+        return draw_sheet(np.zeros((1, 10, 10, 3), np.uint8), [(text, (0, 0, 0))], columns=1).tobytes()
+
+    assert len({drawn(letter) for letter in "öøłжкшωλ"}) == 8  # and not all the box for what a font lacks
+
+
 def test_sheet_from_the_command_line(colours, cli, tmp_path, capsys):
     pictures = data(colours)
     fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")

@@ -239,12 +239,18 @@ def test_pixel_limit_is_checked_in_the_header(monkeypatch):
     monkeypatch.setattr(module, "MAX_PIXELS", H * W - 1)
     with pytest.raises(DecodeError, match="more than the limit"):
         decode(encode(RGB, "PNG"))
+    monkeypatch.undo()
+    decode(encode(RGB, "PNG"), max_pixels=H * W)
+    with pytest.raises(DecodeError, match=f"more than the limit of {H * W - 1}"):
+        decode(encode(RGB, "PNG"), max_pixels=H * W - 1)
 
 
 def test_files_and_tiles_have_a_limit_too(monkeypatch):
     large = tiff(GREY.tobytes(), 8, tag322=2**17, tag323=2**17)
     with pytest.raises(DecodeError, match="131072 x 131072 pixels are more than the limit"):
         decode(large)
+    with pytest.raises(DecodeError, match="4096 x 4096 pixels are more than the limit of 1,000,000"):
+        decode(tiff(GREY.tobytes(), 8, tag322=2**12, tag323=2**12), max_pixels=1e6)
     content = encode(RGB, "PNG")
     monkeypatch.setattr(module, "MAX_BYTES", len(content) - 1)
     with pytest.raises(DecodeError, match=f"{len(content):,} bytes are more than the limit"):

@@ -321,3 +321,14 @@ def test_runs_that_were_begun_among_the_class_folders_are_no_class(tmp_path, com
     assert scan(tmp_path / "data", ["cat", "dog"])[0] == names
     make(tmp_path / "other", "cat/1.png", "dog/1.png", "runs/1.png", f"{run}.png")
     assert scan(tmp_path / "other")[0] == ["cat", "dog", "runs"]
+
+
+@pytest.mark.parametrize("out", [".", "runs/a", "cat/runs"])
+def test_nor_are_they_where_out_names_another_folder(tmp_path, out):
+    run = f"{out}/fit/version_0"
+    make(tmp_path / "data", "cat/1.png", "dog/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
+    names, files = scan(tmp_path / "data")
+    assert names == ["cat", "dog"] and len(files["all"].labels) == 2
+    # The control: a class that has pictures stays one, whatever else it holds.
+    make(tmp_path / "other", "cat/1.png", "dog/1.png", "runs/1.png", "runs/a/fit/version_0/config.yaml")
+    assert scan(tmp_path / "other")[0] == ["cat", "dog", "runs"]

@@ -157,6 +157,18 @@ def test_another_folder_in_the_place_of_the_one_trained_on_is_measured_whole(tmp
     assert len(held(without, data(root))) < 20  # only the record tells
 
 
+def test_files_that_are_by_chance_as_large_are_not_the_ones_trained_on(tmp_path, lines):
+    root = plain(tmp_path / "a", 30)
+    checkpoint = checkpoint_of(data(root))
+    sizes = [path.stat().st_size for path in root.glob("*/*")]
+    shutil.rmtree(root)
+    for i, size in enumerate(range(min(sizes), min(sizes) + 3 * len(sizes))):  # each size once, of two times as many
+        write(root, f"{('cat', 'dog')[i % 2]}/new_{i:03d}.png", size=size)
+    assert 2 * len(set(sizes) & {path.stat().st_size for path in root.glob("*/*")}) >= len(set(sizes))
+    assert len(held(checkpoint, data(root))) == 3 * len(sizes)
+    assert "taken for new ones" in lines.text
+
+
 def test_pictures_that_are_all_renamed_in_place_are_no_new_ones(tmp_path, lines):
     root = plain(tmp_path / "a")
     checkpoint = checkpoint_of(data(root))

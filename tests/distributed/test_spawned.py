@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from hanging import Hanging, receive_nothing
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import (
     ProcessContext,
     ProcessExitedException,
@@ -24,7 +25,7 @@ from torch.multiprocessing.spawn import (
 )
 from torch.utils.data import DataLoader
 
-from finetune.commands.error_lines import one_line
+from finetune.commands.error_lines import exit_code, one_line
 from finetune.data import decode
 from finetune.distributed import spawned
 from finetune.distributed.signals import Interrupted
@@ -57,6 +58,7 @@ def launched(error: Exception | None, fn: str = "fit", signum: int = 0) -> str:
         (f"{decode.__name__}.DecodeError: a.png: can't be decoded", ValueError, "a.png: can't be decoded"),
         ("MemoryError: std::bad_alloc", MemoryError, "std::bad_alloc"),
         ("ZeroDivisionError: division by zero", RuntimeError, "ZeroDivisionError: division by zero"),
+        ("RuntimeError: a: b", RuntimeError, "a: b"),
         ("no.such.Error: x", RuntimeError, "Error: x"),
     ],
 )
@@ -76,6 +78,9 @@ def test_an_error_is_of_the_kind_that_it_was(text, kind, told):
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be\nCompile with `TORCH_USE_CUDA_DSA`: x"),
         RuntimeError(f"Caught OSError in DataLoader worker process 0.\nOriginal {TRACEBACK}OSError: no card"),
         ValueError("two\nlines: both"),
+        RuntimeError("Early stopping conditioned on metric `x` which is not available."),
+        RuntimeError("median_cuda does not have a deterministic implementation, but you set"),
+        MisconfigurationException("no such: strategy"),
     ],
 )
 def test_of_an_error_of_several_lines_the_same_is_told(error):
@@ -83,9 +88,10 @@ def test_of_an_error_of_several_lines_the_same_is_told(error):
         raise error
     except Exception:
         text = traceback.format_exc()
-    with pytest.raises((RuntimeError, ValueError)) as raised:
+    with pytest.raises(Exception) as raised:
         launched(ProcessRaisedException(f"{BEFORE}{text}", 0, 7))
     assert one_line(raised.value) == one_line(error) is not None
+    assert exit_code(raised.value) == exit_code(error)
 
 
 def exited(code: int) -> ProcessExitedException:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from finetune.data.readers import FileReader
 from finetune.profiling import fit_length
 from finetune.profiling.fit_length import Aim
 from finetune.profiling.stopwatch import Costs
@@ -25,9 +26,9 @@ def lengths(monkeypatch):
 
     def make():
         splits = {"train": range(320), "val": range(100), "test": range(200)}
-        splits = {split: SimpleNamespace(labels=labels) for split, labels in splits.items()}
+        splits = {split: SimpleNamespace(labels=labels, read=None) for split, labels in splits.items()}
         sizes = {"image_size": 128, "eval_image_size": 128}
-        return SimpleNamespace(batch_size=32, splits=splits, cache_limit_gb=8.0, **sizes), None
+        return SimpleNamespace(batch_size=32, splits=splits, features={}, cache_limit_gb=8.0, **sizes), None
 
     def length(seconds, every_n_steps=None, is_tested=True, **options):
         config = SimpleNamespace(trainer=TRAINER | options, test_after_fit=is_tested)
@@ -104,18 +105,20 @@ def test_the_trial_leaves_random_numbers_as_they_were(lengths, monkeypatch):
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, monkeypatch):
+@pytest.mark.parametrize("limit", [0.0, 8.0])  # or there is no room for them
+def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, monkeypatch, limit):
     given = []
 
     def trial(model, data, trainer, seconds, most, end):
         given.append(end)
-        data.cache_limit_gb = 0.0
+        data.cache_limit_gb = limit
+        data.splits["val"].read = object.__new__(FileReader)
         return COSTS
 
     assert lengths(100).cache_limit_gb == 8.0
     monkeypatch.setattr(fit_length, "trial", trial)
     found = lengths(100)
     assert found.plan.seconds == pytest.approx(found.plan.epochs * (10 * 0.5 + 100 * (0.01 + 0.01) + 0.5 + 0.25))
-    assert (
-        given == [200.0] and found.cache_limit_gb == found.now().cache_limit_gb == found.at(0.5).cache_limit_gb == 0.0
-    )
+    assert found.now().plan == found.plan and found.at(0.5).plan.epochs > found.plan.epochs
+    assert given == [200.0]
+    assert {length.cache_limit_gb for length in (found, found.now(), found.at(0.5))} == {limit}

@@ -284,7 +284,8 @@ def test_a_device_has_its_share_of_the_workers(made, monkeypatch, given, num):
         trial(model, data, {**ONE, "devices": 2}, seconds=0.3)
 
 
-def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(made, advance, monkeypatch, tmp_path):
+@pytest.mark.parametrize("options", [{}, {"num_views": 2}, {"crop_and_flip": False}])  # nothing is frozen
+def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(made, advance, monkeypatch, tmp_path, options):
     from finetune.data import image_cache, readers
 
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
@@ -292,11 +293,11 @@ def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(made, ad
     monkeypatch.setattr(time_trial, "num_cores", lambda: 2)
     decode = readers.decode
     monkeypatch.setattr(readers, "decode", lambda *args, **kwargs: (advance(0.5), decode(*args, **kwargs))[1])
-    _, data = made()
+    _, data = made(**options)
     num, num_val = (len(data.splits[split].labels) for split in ("train", "val"))
     enough = 0.5 * (num + num_val) / 2 + 2 * num / 6 * SLOW  # two cores decode; a step of six takes SLOW
     for seconds, is_kept in ((0.95 * enough, False), (1.5 * enough, True), (0.0, True)):  # in the end they are there
-        model, data = made()
+        model, data = made(**options)
         trial(model, data, ONE, seconds=0.3, end=time.monotonic() + seconds)
         assert (data.cache_limit_gb, len([*cache_dir().glob(f"*{PICTURES}")])) == ((8.0, 1) if is_kept else (0.0, 0))
 

@@ -38,6 +38,14 @@ def test_names_are_no_formulas():
     assert {r"$\frac$", "$x$", "recall of $y"} <= set(words)
 
 
+def test_names_in_letters_that_no_font_here_has_are_no_warning():
+    words = [
+        "".join(text.itertext())
+        for text in check(curves({"猫": ([1, 2], [1, 2]), "b": ([1, 2], [2, 1])}, "犬", "y", "x")).iter(f"{SVG}text")
+    ]
+    assert {"猫", "犬"} <= set(words)
+
+
 @pytest.mark.parametrize("rates", [[0.016, 0.03, 0.00008], [0.02, 0.03, 0.025], [0.01, 0.01, 0.01]])
 def test_a_logarithmic_axis_has_numbers(rates):
     svg = curves({"head": ([1, 2, 3], rates)}, "step", "learning rate", "x", is_log=True)

@@ -151,6 +151,8 @@ def test_a_kill_between_the_two_leaves_the_last_epoch_to_be_done_again(callback,
         should_stop=False,
         is_global_zero=True,
         callback_metrics={},
+        lightning_module=torch.nn.Linear(1, 1),
+        strategy=SimpleNamespace(reduce_boolean_decision=lambda decision, all: decision),
         save_checkpoint=lambda path: written.append(path.stem),
     )
     monkeypatch.setattr("finetune.runs.model_checkpoint.link", lambda *paths: linked.append([p.stem for p in paths]))
@@ -186,3 +188,11 @@ def test_no_checkpoint_is_written_of_a_step_that_has_diverged(colours, cli, monk
     with pytest.raises(ValueError, match=told):
         cli("fit", "--data.root", colours, *QUICK, *sgd, *options)
     assert len(losses) >= num and all(map(math.isfinite, losses))
+
+
+def test_nor_of_one_that_left_weights_without_a_value(colours, cli, tmp_path):
+    """Its loss was a number yet; the test above sees the first step's weights written, far as they are."""
+    sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e39", "--data.val_fraction", 0]
+    with pytest.raises(ValueError, match="some weights are no finite numbers in epoch 1: training has diverged; "):
+        cli("fit", "--data.root", colours, *QUICK, *sgd, "--trainer.max_steps", 1)
+    assert not list(tmp_path.rglob("*.ckpt"))

@@ -30,7 +30,7 @@ def test_of_nothing_all_is_possible():
     assert wilson(0, 0) == (0, 1)
 
 
-@pytest.mark.parametrize(("a", "b"), [(0, 0), (1, 0), (0, 5), (3, 3), (40, 21), (700, 610)])
+@pytest.mark.parametrize(("a", "b"), [(0, 0), (1, 0), (0, 5), (3, 3), (40, 21), (700, 610), (10_000, 10_500)])
 def test_the_paired_test_is_binomial(a, b):
     expected = binomtest(a, a + b).pvalue if a + b else 1.0
     assert mcnemar(a, b) == mcnemar(b, a) == pytest.approx(expected, rel=1e-9)

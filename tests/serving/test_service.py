@@ -5,6 +5,7 @@ import struct
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -187,6 +188,34 @@ def test_who_goes_away_is_not_computed_for(service, held, picture):
 
     assert asked(service, scenario) == (499, 200)
     assert held.sizes == [1] and service.room.waiting == 0
+
+
+def test_nothing_is_kept_of_a_request_that_nobody_waits_for(service, picture):
+    """Though the threads that would have decoded it are busy with another one's pictures."""
+    may_go, submitted = threading.Event(), []
+
+    class Recorded(ThreadPoolExecutor):
+        def submit(self, fn, *args):
+            submitted.append(args)
+            return super().submit(fn, *args)
+
+    service.decoders = Recorded(1)
+    service.decoders.submit(may_go.wait)
+
+    async def scenario():
+        gone = asyncio.Event()
+        task = asyncio.create_task(service.predict(request(picture(), gone)))
+        while len(submitted) < 2:
+            await asyncio.sleep(0.01)
+        num_held = len(submitted[1][0])
+        gone.set()
+        status = (await task).status_code
+        await asyncio.sleep(0.1)  # what is cancelled ends
+        found = num_held, status, len(submitted[1][0])
+        may_go.set()
+        return found
+
+    assert asked(service, scenario) == (1, 499, 0)
 
 
 def test_a_request_has_its_time(predictor, picture, monkeypatch):

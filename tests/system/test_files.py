@@ -27,6 +27,16 @@ def test_a_target_in_a_folder_that_is_there_or_will_be(tmp_path, monkeypatch):
         check_target("old.csv/a/new.csv", "--output")
 
 
+def test_what_is_no_file_is_not_taken_the_place_of(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/null", "/dev/stdout"):
+        with pytest.raises(WrongUsage, match=f"--output {path} is no file"):
+            check_target(path, "--output")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    check_target(tmp_path / "link", "--output")  # the control
+
+
 def test_no_right_to_write(tmp_path):
     folder = tmp_path / "closed"
     folder.mkdir()
