@@ -107,8 +107,6 @@ def main(args: Sequence[str] | None = None) -> None:
         elif code < 128 or _is_first_process():
             let_go()
             print(message if code > 128 else f"finetune: error: {message}", file=sys.stderr)
-        elif not {"RANK", "SLURM_STEP_NUM_TASKS"} & os.environ.keys():
-            code = 0  # started by Lightning, which would kill the first process for it
     finally:
         if has_failed and is_own and _waits_at_leaving():
             _end_at_once(code)

@@ -82,8 +82,8 @@ def summary(records: Records) -> str:
     """Return a line for each target, and the errors at equal time."""
     points = over_sets(records)
     has_peers = any(not p.is_ours for p in points)
-    has_ours, has_budget = any(p.is_ours for p in points), any(p.is_budget for p in points)
-    rivals = targets.at_equal_time(points) if has_budget else []
+    has_ours, num_budgets = any(p.is_ours for p in points), sum(p.is_budget for p in points)
+    rivals = targets.at_equal_time(points) if num_budgets else []
     is_speed_known = has_peers and has_ours
     verdicts = {
         "Each peer's accuracy in at most half of its seconds, aim a fifth": is_speed_known and speed(points),
@@ -91,7 +91,7 @@ def summary(records: Records) -> str:
         "At equal time, no set where a peer is ahead by more than two standard errors": rivals and sets_lost(records),
         f"Calibration error of the default at most {targets.CALIBRATION} before scaling": calibration(records),
         f"From 1 minute up `--minutes` takes as long as it says, within {targets.TOLERANCE:.0%}": punctuality(records),
-        "From 1 minute up more minutes give more": has_budget and growth(points),
+        "From 1 minute up more minutes give more": num_budgets > 1 and growth(points),
     }
     lines = [f"- {target}: {text or NOT_YET}" for target, text in verdicts.items()]
     if rivals:

@@ -19,6 +19,7 @@ from torch import cuda
 
 from finetune.distributed.launch import count, starts_processes
 from finetune.distributed.ranks import PARENT
+from finetune.distributed.signals import stop_at_once, stopping
 from finetune.system.messages import WrongUsage
 
 _RUN = re.compile(r"run in (.+)")
@@ -42,12 +43,14 @@ def needs_processes(devices: object, num_nodes: int, accelerator: object, strate
 def run_command(arguments: Sequence[str]) -> Path:
     """Run `finetune` with these arguments, tell what it tells, and return the folder of its run.
 
-    Ctrl-C lets it save and stop; a second one ends it at once. It ends with this process.
+    Ctrl-C, and what would end this process otherwise, lets it save and stop; a second Ctrl-C ends it at once. It ends
+    with this process.
 
     Raises:
         ValueError: It has failed, and told why in one line.
         RuntimeError: It has failed in another way.
         KeyboardInterrupt: As it was raised here.
+        Interrupted: By another signal.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", *arguments],
@@ -66,7 +69,11 @@ def run_command(arguments: Sequence[str]) -> Path:
     ]
     for reader in readers:
         reader.start()
+    # What would end this process, and the fit with it, is handed on as Ctrl-C is.
+    unheard = [signum for signum in stopping() if signal.getsignal(signum) == signal.SIG_DFL]
     try:
+        for signum in unheard:
+            signal.signal(signum, stop_at_once)
         process.wait()
     except BaseException as stop:
         process.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
@@ -77,6 +84,8 @@ def run_command(arguments: Sequence[str]) -> Path:
             process.wait()
         raise
     finally:
+        for signum in unheard:
+            signal.signal(signum, signal.SIG_DFL)
         for reader in readers:
             reader.join()
         process.stdout.close()

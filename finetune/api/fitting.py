@@ -1,6 +1,5 @@
 """`finetune.fit`: the command for programs and notebooks, with its words, defaults, files, checks and messages."""
 
-import json
 import numbers
 import os
 import signal
@@ -19,6 +18,7 @@ from finetune.api.child_process import needs_processes, run_command
 from finetune.api.fitted_run import FittedRun
 from finetune.commands.command_line import in_full_spelling
 from finetune.commands.error_lines import one_line, raised
+from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.given_arguments import ALONE, Given, is_flag, put_together
 from finetune.commands.lightning_cli import FinetuneCLI, OneLineErrorLightningParser, run_lightning
 from finetune.commands.parser import explain
@@ -222,7 +222,7 @@ def _text(value: Any, name: str) -> str:
     if isinstance(value, str):
         return value
     try:
-        return os.fsdecode(value) if isinstance(value, os.PathLike) else json.dumps(value, default=_plain)
+        return os.fsdecode(value) if isinstance(value, os.PathLike) else flow_yaml(value, _plain)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} can't be said on a command line or in a config: {error}") from error
 

@@ -15,6 +15,7 @@ from finetune.data.checking.checks import class_findings, file_findings, folder_
 from finetune.data.checking.duplicates import is_blank, larger_crops, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import Finding, counted, duplicate_findings, shortcut_findings, worst_first
+from finetune.data.checking.perceptual_hash import MAX_EXACT
 from finetune.data.checking.picture_facts import Facts, gathered, look_at
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.datasets.listing import Listing, list_pictures
@@ -141,6 +142,10 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
     copies = [i for members in exact for i in members[1:]]
     chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
     near = near_duplicates(facts, chosen)
+    if len(chosen) > MAX_EXACT:
+        title = f"of more than {MAX_EXACT:,} pictures cropped copies were hardly looked for"
+        advice = "Resized, re-encoded and mirrored ones were; parts of the folder can be checked by themselves."
+        yield Finding("not_searched", "note", title, advice, is_judged=False)
     if network is not None and len(chosen):
         from finetune.features.label_errors import label_findings, neighbours
         from finetune.features.picture_features import picture_features

@@ -6,13 +6,13 @@ devices with it. All is looked at before torch is imported.
 
 import difflib
 import glob
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from finetune.commands.config_files import find, shipped
+from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.given_arguments import Given, put_together, taken_apart
 from finetune.commands.known_flags import check_flags
 from finetune.commands.short_words import both, in_full
@@ -72,7 +72,7 @@ def with_pictures(arguments: Sequence[str]) -> list[str]:
     if command in _PICTURES and given.positionals:
         paths, given.positionals = given.positionals, []
         is_one = len(paths) == 1 and paths[0][0] not in "[-"  # which would begin a list
-        given.flags.append((_PICTURES[command], paths[0] if is_one else json.dumps(paths)))
+        given.flags.append((_PICTURES[command], paths[0] if is_one else flow_yaml(paths)))
     return put_together(command, given)
 
 
@@ -175,7 +175,7 @@ _BY_POSITION: dict[str, Callable[[str, Given], None]] = {
 
 def _take_checkpoint(command: str, given: Given) -> None:
     if not given.has("ckpt_path"):
-        if not given.positionals and given.has("config"):
+        if not given.positionals and given.has("config") and command not in ("validate", "test", "predict"):
             return  # which may name it
         if not given.positionals:
             raise WrongUsage(f"finetune {command} needs a checkpoint, or a run's folder: {both(command, 'ckpt_path')}")

@@ -44,6 +44,9 @@ def one_line(error: BaseException) -> str | None:
         return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
     if type(error).__name__ == "OutOfMemoryError" or _is_of_gpu_memory(text):
         return "out of GPU memory: a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
+    if "NVIDIA driver on your system is too old" in text or "no kernel image is available" in text:
+        reason = text.strip().partition("\n")[0].partition(". ")[0]
+        return f"torch can't use this GPU: {reason}; --trainer.accelerator cpu does without it"
     if re.search(_OF_A_WORKER, text):
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif " does not have a deterministic implementation" in text:

@@ -30,6 +30,7 @@ from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.transforms import PREPARATION, preparation
+from finetune.distributed.ranks import ending
 from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
 from finetune.inference.onnx_network import put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -47,6 +48,9 @@ log = logging.getLogger(__name__)
 # Defaults of Lightning's callbacks that config.yaml could else not hold: of StochasticWeightAveraging, and of Timer.
 register_type(torch.device)
 yaml.SafeDumper.add_multi_representer(LightningEnum, lambda dumper, value: dumper.represent_str(value.value))
+# What jsonargparse reads as a number though YAML 1.1 does not: a folder called so is written in quotes.
+_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+yaml.SafeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
 class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
@@ -170,6 +174,7 @@ class FinetuneCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         finally:
+            ending.set()
             for logger in ours(self.trainer.loggers):
                 logger.close()
 

@@ -1,12 +1,12 @@
 """Loggers by name: Lightning's TensorBoardLogger, WandbLogger and so on mean ours, which know the run's folder."""
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
+from finetune.commands.flow_yaml import flow_yaml
 from finetune.system.messages import WrongUsage, did_you_mean
 
 _OURS = ("TensorBoardLogger", "WandbLogger", "MLFlowLogger", "TrackioLogger")
@@ -80,4 +80,4 @@ def _in_text(text: str) -> str:
     except yaml.YAMLError:
         return text
     named = ours(value)
-    return text if named == value else named if isinstance(named, str) else json.dumps(named)
+    return text if named == value else named if isinstance(named, str) else flow_yaml(named)

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -30,9 +31,18 @@ _VALUE = re.compile(r"(?:Given|Got) value: (.*)$", re.S)
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
-# Configs of earlier versions name our classes by their modules.
 _load_yaml = get_loader("yaml")
-set_loader("yaml", lambda text: logger_names.in_config(public_paths(_load_yaml(text))), (yaml.YAMLError,))
+
+
+def _load(text: str) -> Any:
+    """Read YAML, but no name of what is there, such as a folder `Dogs: 2024`, as if it were some."""
+    if (": " in text or text.startswith(("[", "{"))) and os.path.lexists(text):
+        return text
+    # Configs of earlier versions name our classes by their modules.
+    return logger_names.in_config(public_paths(_load_yaml(text)))
+
+
+set_loader("yaml", _load, (yaml.YAMLError,))
 
 
 class OneLineErrorParser(ArgumentParser):

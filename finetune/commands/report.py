@@ -99,7 +99,6 @@ def page_of(
 
 def _checkpoint(run: RunRecord) -> Path | None:
     """Return the best checkpoint of a fit, or that which a test has measured; None where neither is there."""
-    measured = Path(run.result.get("checkpoint") or "")
-    # Of an earlier version, from the folder that it was called in: here another may have that name.
-    places = [run.path / "checkpoints" / "best.ckpt", *([measured] if measured.is_absolute() else [])]
+    measured = run.result.get("checkpoint")
+    places = [run.path / "checkpoints" / "best.ckpt", *([run.path / measured] if measured else [])]
     return next((path for path in places if path.is_file()), None)

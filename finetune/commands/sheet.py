@@ -95,8 +95,11 @@ def draw_sheet(
     return paper
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Return DejaVu Sans, which matplotlib brings: Pillow's own has hardly a letter but those of English."""
     spec = find_spec("matplotlib")  # its import would read settings of the user's
     assert spec and spec.origin, "it is installed with finetune"
-    return ImageFont.truetype(Path(spec.origin).with_name("mpl-data") / "fonts/ttf/DejaVuSans.ttf", size)
+    try:
+        return ImageFont.truetype(Path(spec.origin).with_name("mpl-data") / "fonts/ttf/DejaVuSans.ttf", size)
+    except OSError:  # some distributions keep fonts elsewhere
+        return ImageFont.load_default(size)

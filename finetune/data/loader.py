@@ -94,6 +94,9 @@ class Loader(DataLoader):
     def __iter__(self) -> Any:
         if self._iterator is not None and self._iterator in _ended:
             self._iterator = None  # a persistent one: begin anew
+        if self.num_workers and sys.platform == "linux" and multiprocessing.get_start_method() == "forkserver":
+            # Python 3.14 would start them by a process of its own, which runs a script without a guard once more.
+            self.multiprocessing_context = "fork"
         # A signal that met a process just forked would find the main one's handlers there.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:

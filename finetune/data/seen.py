@@ -134,9 +134,12 @@ def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None,
         here = [replace(split, tag=tag).hashes() for split in data.splits.values() for tag in {split.tag, ""}]
         if _holds_half(here, known.names):
             return True
-        sizes = np.concatenate([_sizes(split.paths, True) for split in data.splits.values()])  # or under other names
+        sizes = {name: _sizes(split.paths, True) for name, split in data.splits.items()}  # or they have other names
+        trained = np.concatenate(
+            [found for name, found in sizes.items() if name in ("train", "val")] or [*sizes.values()]
+        )
         # Both ways: among very many other files each size comes up.
-        if _holds_half([sizes], known.sizes[known.sizes > 0]) and _holds_half([known.sizes], sizes):
+        if _holds_half([*sizes.values()], known.sizes[known.sizes > 0]) and _holds_half([known.sizes], trained):
             return True
     order = np.argsort(known.names)
     num = num_equal = 0

@@ -4,6 +4,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def find_pictures(folder: str | Path, beside: Beside | None = None, on_the_way: 
     on_the_way = [*on_the_way, os.path.realpath(folder)]
     for entry in entries:
         if _is_dir(entry):
-            if holds_runs(entry.path) or _are_runs(entry.path):
+            if holds_runs(entry.path) or is_run(entry.path):
                 continue
             if entry.is_symlink() and _is_above(entry.path, on_the_way):
                 text = f"{entry.path} is a link to a folder that it lies in"
@@ -94,22 +95,31 @@ def dangling(folder: str | Path) -> list[str]:
 
 def holds_runs(folder: str | Path) -> bool:
     """Return whether `folder` is one of runs, as `finetune` makes it where it is called: their pictures are no data."""
-    return any(_are_runs(os.path.join(folder, command)) for command in _COMMANDS)
+    begun = [path for command in _COMMANDS if os.path.isdir(path := os.path.join(folder, command))]  # seldom any
+    return any(any(Path(path).glob("version_*/config.yaml")) for path in begun)
 
 
 def holds_nothing_but_runs(folder: str | Path) -> bool:
-    """Return whether runs were begun in or right beneath `folder`, and no picture is there."""
-    if _are_runs(folder):
+    """Return whether `folder` is a run, or some lie beneath it and no picture but theirs."""
+    if is_run(folder):
         return True
-    entries = _visible(folder)
-    folders = [entry.path for entry in entries if _is_dir(entry)]
-    return bool(folders) and not any(is_picture(entry.name) for entry in entries) and all(map(holds_runs, folders))
+    found = False
+    # Not in order, nor to the end: a class may have a million pictures, on a disk over the network.
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            is_folder = not is_picture(entry.name) and _is_dir(entry) and not entry.is_symlink()
+            if is_picture(entry.name) or (is_folder and not holds_nothing_but_runs(entry.path)):
+                return False
+            found |= is_folder
+    return found
 
 
-def _are_runs(folder: str | Path) -> bool:
-    """Return whether the runs of a command are in `folder`."""
-    is_named_so = os.path.basename(folder) in _COMMANDS and os.path.isdir(folder)  # seldom
-    return is_named_so and any(Path(folder).glob("version_*/config.yaml"))
+def is_run(folder: str | Path) -> bool:
+    """Return whether `folder` is that of a run: beside it in `test`, say, may lie the classes of a split."""
+    is_place = os.path.basename(os.path.dirname(folder)) in _COMMANDS
+    return is_place and os.path.isfile(os.path.join(folder, "config.yaml"))
 
 
 def is_picture(name: str) -> bool:

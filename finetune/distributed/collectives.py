@@ -17,9 +17,12 @@ def all_sum(value: Tensor, num_devices: int) -> Tensor:
     return value
 
 
-def cpu_group() -> Any:
+def cpu_group(strategy: Any) -> Any:
     """Return a group of all devices that speaks through their CPUs; every device calls this at the same point.
 
-    Through GPUs a question would wait for their queue, and objects would take their memory.
+    Through GPUs a question would wait for their queue, and objects would take their memory. It waits as long as the
+    strategy's own group, by `--trainer.strategy.timeout`.
     """
-    return dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    if dist.get_backend() == "gloo":
+        return dist.group.WORLD
+    return dist.new_group(backend="gloo", timeout=getattr(strategy, "_timeout", None))

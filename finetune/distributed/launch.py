@@ -11,17 +11,26 @@ from pytorch_lightning.plugins.environments import (
     TorchElasticEnvironment,
 )
 
+from finetune.system.messages import WrongUsage
+
 _SRUN = "SLURM_STEP_NUM_TASKS"  # which it sets; a batch script alone has the job's SLURM_NTASKS
 
 
 def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
-    """Return what tells Lightning of a SLURM job, where nothing else does."""
+    """Return what tells Lightning of a SLURM job, where nothing else does.
+
+    Raises:
+        WrongUsage: The job was started without what Lightning must know of it.
+    """
     if _has_environment(plugins) or TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
         return []
     if _SRUN not in os.environ:  # a batch script, whose processes are Lightning's to start
         return [LightningEnvironment()]
     # Requeueing is the job script's business: Lightning's would write and later load checkpoints of its own.
-    return [SLURMEnvironment(auto_requeue=False)]
+    try:
+        return [SLURMEnvironment(auto_requeue=False)]
+    except RuntimeError as error:  # a variable that it wants is missing
+        raise WrongUsage(" ".join(str(error).split())) from error
 
 
 def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple[Any, int]:

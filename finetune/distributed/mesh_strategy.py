@@ -64,7 +64,7 @@ class MeshStrategy(ModelParallelStrategy):
         assert self.model is not None
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+        for optimizer, state in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
             named = FullyShardedDataParallel.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_NAME, self.model)
             set_optimizer_state_dict(self.model, optimizer, named, options=options)
         return checkpoint

@@ -4,6 +4,7 @@ torchrun and srun see to this themselves.
 """
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 _FIRST = "FINETUNE_FIRST_PROCESS"  # its pid, for those that it starts
 PARENT = "FINETUNE_PARENT_PROCESS"  # the pid of a program that has started a whole fit
 _GRACE = 5.0  # seconds for the first process to notice by itself that another one has ended
+_STOPPED = {128 + signum for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+# Seconds for the first process to stop, where a signal has stopped another: NCCL would wait for that one for ever.
+_TIME_TO_STOP = 30.0
+
+ending = threading.Event()  # this process is at its end, which may take its time
 
 
 def forget_left_over() -> None:
@@ -50,6 +56,7 @@ def take_over(trainer: "pl.Trainer") -> None:
 
     from finetune.distributed import spawned
 
+    ending.clear()
     launcher, environment = trainer.strategy.launcher, trainer._accelerator_connector.cluster_environment
     if isinstance(launcher, subprocess_script._SubprocessScriptLauncher):
         if not launcher.cluster_environment.creates_processes_externally:
@@ -71,8 +78,13 @@ def _observe(processes: list[subprocess.Popen]) -> None:
                 return
             time.sleep(0.5)
         rank = next(i for i, code in enumerate(codes, 1) if code)
+        if (code := codes[rank - 1]) in _STOPPED:
+            if ending.wait(_TIME_TO_STOP):
+                return
+            say(f"finetune: error: process {rank} was stopped, and this one would wait for it for ever")
+            os._exit(code)
         time.sleep(_GRACE)
-        say(f"finetune: error: process {rank} ended with code {codes[rank - 1]}, and this one can't go on without it")
+        say(f"finetune: error: process {rank} ended with code {code}, and this one can't go on without it")
         for process in processes:
             process.kill()
         os._exit(1)

@@ -105,13 +105,13 @@ class SignalFlag:
             signal.signal(signum, handler)
         self._previous = {}
 
-    def join(self) -> None:
+    def join(self, trainer: pl.Trainer) -> None:
         """Open the group that `agreed` speaks through; every device calls this at the same point.
 
         Through the CPUs, since it is asked at every step.
         """
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = cpu_group()
+            self._group = cpu_group(trainer.strategy)
 
     def agreed(self, trainer: pl.Trainer) -> int:
         """Return the signal that any device has received, 0 for none; every device calls this at the same point."""

@@ -60,14 +60,17 @@ def out_of_fold(
     return found
 
 
-def ranked(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.int64]:
+def ranked(
+    probabilities: NDArray[np.float64], labels: NDArray[np.integer], groups: NDArray[np.integer]
+) -> NDArray[np.int64]:
     """Return the pictures by how probable their labels are, the least first; none of a class below `NUM_FOLDS`.
 
-    Of a class with fewer pictures than folds a head knows too little to doubt anybody.
+    Of a class with fewer sets of copies than folds a head knows too little to doubt anybody.
     """
     given = probabilities[np.arange(len(labels)), labels]
     order = np.argsort(given, kind="stable")
-    counts = np.bincount(labels, minlength=probabilities.shape[1])
+    of_sets = np.unique(np.column_stack([labels, groups]), axis=0)[:, 0]
+    counts = np.bincount(of_sets, minlength=probabilities.shape[1])
     return order[counts[labels[order]] >= NUM_FOLDS]
 
 
@@ -83,7 +86,7 @@ def label_findings(
         return
     probabilities = out_of_fold(features, labels, groups[chosen], len(names))
     rows = []
-    for i in ranked(probabilities, labels)[:NUM_SHOWN].tolist():
+    for i in ranked(probabilities, labels, groups[chosen])[:NUM_SHOWN].tolist():
         given, best = int(labels[i]), int(probabilities[i].argmax())
         if best != given:
             note = f"{names[given]} by its folder ({probabilities[i, given]:.3f}), {names[best]} by the others "

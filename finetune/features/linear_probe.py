@@ -45,7 +45,7 @@ def probe_head(
     """
     linear = head(network)
     x, y = head_inputs(trainer, forward, linear, data.loader("train"))
-    if not len(y):
+    if not trainer.strategy.broadcast(len(y)):
         root = getattr(trainer.datamodule, "root", None)  # type: ignore[attr-defined]
         raise ValueError(f"head_init probe: none of the training pictures in {root} can be decoded")
     has_val = "val" in data.splits
@@ -73,16 +73,17 @@ def head_inputs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what the head sees of pictures, (N, D) float64, and labels (N,), in order.
 
-    Each device computes its batches; every device gets all. See `probe_head` for the arguments.
+    Each device computes its batches; the first gets all, the others have their own. See `probe_head` for the arguments.
     """
     parts = list(_batches(trainer, forward, linear, batches))
-    x = torch.cat([features for features, _ in parts]).double().numpy()
-    y = torch.cat([labels for _, labels in parts]).numpy()
-    if trainer.world_size == 1:
-        return x, y
-    everywhere: list[tuple[np.ndarray, np.ndarray]] = [(x, y)] * trainer.world_size
-    dist.all_gather_object(everywhere, (x, y), group=cpu_group())
-    return np.concatenate([x for x, _ in everywhere]), np.concatenate([y for _, y in everywhere])
+    x, y = torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
+    everywhere = [(x, y)]
+    if trainer.world_size > 1:  # as they are: float64 would take twice the memory on its way
+        is_first = trainer.is_global_zero
+        everywhere *= trainer.world_size if is_first else 1
+        dist.gather_object((x, y), everywhere if is_first else None, dst=0, group=cpu_group(trainer.strategy))
+    x, y = torch.cat([x for x, _ in everywhere]), torch.cat([y for _, y in everywhere])
+    return x.double().numpy(), y.numpy()
 
 
 def _batches(

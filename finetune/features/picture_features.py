@@ -75,7 +75,8 @@ def picture_features(
         return transform(image=decode(path, shorter_side=2 * image_size))["image"]
 
     with ThreadPoolExecutor(min(num_cores(), 16)) as threads:
-        parts = [paths[first : first + _NUM_AT_ONCE] for first in range(0, len(paths), _NUM_AT_ONCE)]
+        num = max(1, min(_NUM_AT_ONCE, _NUM_AT_ONCE * 224**2 // image_size**2))  # larger ones take as much memory
+        parts = [paths[first : first + num] for first in range(0, len(paths), num)]
         waiting = [threads.submit(prepared, path) for path in parts[0]] if parts else []
         for following in [*parts[1:], []][: len(parts)]:
             images = np.stack([future.result() for future in waiting])

@@ -13,6 +13,7 @@ from finetune.data.readers import FileReader
 from finetune.data.samplers import num_within
 from finetune.profiling.stopwatch import Costs
 from finetune.profiling.time_trial import num_devices_of, starting, trial
+from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
 from finetune.training.run_length import fewest_epochs, usual_epochs
 from finetune.training.time_budget import Plan, plan
@@ -89,6 +90,16 @@ class Length(NamedTuple):
         return self.again(self.costs._replace(**costs))
 
 
+class _Pictures(NamedTuple):
+    """What a fit reads, and how."""
+
+    sizes: Mapping[str, int]  # of each split
+    batch_size: int  # over all devices
+    num_workers: int  # that read, of each device
+    cache_limit_gb: float
+    is_decoded: bool  # anew for each validation
+
+
 class Aim:
     """When a fit is to have ended.
 
@@ -116,29 +127,35 @@ class Aim:
             costs = trial(model, data, self.trainer, timed, _MOST_TRIED * self.seconds, self.began + self.seconds)
         sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
         is_decoded = "val" in sizes and not data.features and isinstance(data.splits["val"].read, FileReader)
-        return self._length(costs, sizes, batch_size, data.cache_limit_gb, is_decoded)
+        pictures = _Pictures(sizes, batch_size, int(data.num_workers), data.cache_limit_gb, is_decoded)
+        return self._length(costs, pictures)
 
-    def _length(
-        self, costs: Costs, sizes: Mapping[str, int], batch_size: int, cache_limit_gb: float, is_decoded: bool
-    ) -> Length:
+    def _length(self, costs: Costs, pictures: _Pictures) -> Length:
+        sizes, batch_size = pictures.sizes, pictures.batch_size
         num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
         num_tested, num_validated = (
             num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size) / num_devices
             for split in ("test", "val")
         )
         others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
-        others += num_tested * (costs.test + costs.decode) if self.is_tested else 0.0
+        at_once = max(1, min(pictures.num_workers, num_cores() // num_devices))
+        test, evaluate = (
+            cost + costs.decode / min(at_once, math.ceil(num * num_devices / batch_size) or 1) * is_decoded
+            for cost, num, is_decoded in (
+                (costs.test, num_tested, True),
+                (costs.evaluate, num_validated, pictures.is_decoded),
+            )
+        )
+        others += num_tested * test if self.is_tested else 0.0
         num = sizes["train"]
         batches = num_batches = math.ceil(num / batch_size)
         for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is
             validations, checkpoints = self._occasions(batches)
-            evaluate = costs.evaluate + (costs.decode if is_decoded else 0.0)
             between = costs.between + validations * num_validated * evaluate + checkpoints * costs.checkpoint
             found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
             batches = (found and found.batches) or num_batches
-        given = partial(self._length, sizes=sizes, batch_size=batch_size)
-        again = partial(given, cache_limit_gb=cache_limit_gb, is_decoded=is_decoded)
-        return Length(costs, found, num, num_batches, others, cache_limit_gb, again)
+        again = partial(self._length, pictures=pictures)
+        return Length(costs, found, num, num_batches, others, pictures.cache_limit_gb, again)
 
     def _occasions(self, batches: int) -> tuple[float, float]:
         """Return how often an epoch of so many batches is validated, of which a share may lie between, and saved."""

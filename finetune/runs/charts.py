@@ -124,11 +124,17 @@ def _write_numbers(axis: Any) -> None:
 
 @contextmanager
 def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]]]:
-    # matplotlib keeps a list of fonts: with what else we keep, since the user's settings may be read-only.
-    os.environ.setdefault("MPLCONFIGDIR", str(cache_dir() / "matplotlib"))
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    name = "MPLCONFIGDIR"
+    before = os.environ.get(name)
+    # matplotlib keeps a list of fonts: with what else we keep, since the user's settings may be read-only.
+    os.environ.setdefault(name, str(cache_dir() / "matplotlib"))
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    finally:  # what is started from here has the user's again
+        if before is None:
+            os.environ.pop(name, None)  # another thread may have
 
     made: list[str] = []
     with rc_context(_STYLE):

@@ -66,7 +66,7 @@ class Checkpoints(Checkpoint):
         trainer.should_stop |= self.wanted is not None and self.wanted == limits(trainer)
         self._epoch_began = time.monotonic()  # of one that is entered in the middle
         enter_epoch(trainer)
-        self.signal.join()
+        self.signal.join(trainer)
         self.signal.install()  # here, since Lightning installs its own just before
 
     def on_train_batch_end(

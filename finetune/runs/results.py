@@ -38,14 +38,18 @@ class Results(pl.Callback):
         values = {
             name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(f"{split}/")
         }
+        file = self.run.file(f"{split}.json")
         details = {
-            "checkpoint": os.path.abspath(trainer.ckpt_path) if trainer.ckpt_path else None,
+            # From the run's folder: both may be moved, or seen from another folder than this.
+            "checkpoint": os.path.relpath(os.path.realpath(trainer.ckpt_path), os.path.realpath(file.parent))
+            if trainer.ckpt_path
+            else None,
             "folder": os.getcwd(),  # of which paths of pictures may be told
             "class_names": pl_module.class_names,
             "confusion_matrix": pl_module.confusion_matrix,
             "calibration": pl_module.calibration.as_plain(),
         }
-        write_results(self.run.file(f"{split}.json"), {**values, **details})
+        write_results(file, {**values, **details})
         names = ("accuracy", "loss", "f1", "calibration_error_before_scaling", "calibration_error")
         for name in (f"{split}/{n}" for n in names):
             if name in values:

@@ -13,6 +13,7 @@ import pytest
 
 from finetune.api import child_process
 from finetune.api.child_process import needs_processes, run_command
+from finetune.distributed.signals import Interrupted
 from finetune.system.messages import WrongUsage
 
 
@@ -110,6 +111,27 @@ def test_ctrl_c_is_handed_on_and_waited_for(tmp_path, monkeypatch, capsys, times
     with pytest.raises(KeyboardInterrupt):
         run_command(["fit"])
     assert capsys.readouterr().out == f"{ends}\n"
+
+
+def test_what_would_end_this_process_is_handed_on_and_waited_for(tmp_path, monkeypatch, capsys):
+    fake(
+        tmp_path,
+        monkeypatch,
+        "heard = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: heard.append(1))\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n"
+        "while not heard: time.sleep(0.01)\n"
+        "print('saved', flush=True)\n"
+        "sys.exit(143)\n",
+    )
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(Interrupted):
+            run_command(["fit"])
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().out == "saved\n"
 
 
 def test_it_ends_with_the_program(tmp_path):

@@ -16,6 +16,8 @@ import torch
 from browser import dom_after, needs_browser
 from PIL import Image
 
+from finetune.commands import check
+from finetune.data.checking import perceptual_hash
 from finetune.system.messages import WrongUsage
 
 
@@ -121,6 +123,15 @@ def test_one_picture_and_no_picture_are_findings(cli, tmp_path):
     assert run(cli, tmp_path / "set") == 1 and {"one_class", "empty_class"} <= found(tmp_path).keys()
     Image.new("RGB", (30, 30), "red").save(tmp_path / "set/a/x.png")
     assert run(cli, tmp_path / "set") == 1 and {"one_class", "blank"} <= found(tmp_path).keys()
+
+
+def test_of_very_many_pictures_it_says_what_it_does_not_look_for(cli, pictures, tmp_path, monkeypatch, capsys):
+    for module in (check, perceptual_hash):
+        monkeypatch.setattr(module, "MAX_EXACT", 5)
+    assert run(cli, pictures) == 0
+    title = "of more than 5 pictures cropped copies were hardly looked for"
+    assert f"look     {title}" in capsys.readouterr().out
+    assert title in Path("check.html").read_text("utf-8") and title in Path("check.json").read_text("utf-8")
 
 
 def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):

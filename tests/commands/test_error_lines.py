@@ -57,6 +57,10 @@ from finetune.system.messages import WrongUsage
         (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), "process 0 ended, since another"),
         (ValueError("no pictures of the class 'igloo' in gloo"), "no pictures of the class 'igloo' in gloo"),
         (RuntimeError("a fault of ours in igloo"), None),
+        (
+            RuntimeError("The NVIDIA driver on your system is too old (found version 12080). Please update your GPU"),
+            "torch can't use this GPU: The NVIDIA driver on your system is too old (found version",
+        ),
         (RuntimeError("a fault of ours"), None),
     ],
 )

@@ -181,3 +181,25 @@ def test_a_timer_of_lightning_s_stands_in_config_yaml_and_is_read_again(colours,
     cli("fit", "--config", runs[0] / "config.yaml")
     callbacks = [yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"] for run in runs]
     assert callbacks[0] == callbacks[1] and callbacks[0][0]["init_args"]["interval"] == "step"
+
+
+@pytest.mark.parametrize("name", ["Dogs: 2024", "[2024]", "{x}", "1e5", "🌭"])
+def test_a_folder_has_its_own_name_though_that_is_yaml(colours, cli, tmp_path, name):
+    """On the command line, and in config.yaml, which repeats the run."""
+    Path(name).symlink_to(colours)
+    cli("fit", name, *QUICK, "--trainer.max_steps", 1)
+    config = Path("runs/fit/version_0/config.yaml")
+    assert yaml.safe_load(config.read_text())["data"]["init_args"]["root"] == name
+    cli("fit", "--config", config)
+    assert Path("runs/fit/version_1/checkpoints/last.ckpt").exists()
+
+
+def test_pictures_have_their_own_names_too(colours, cli, tmp_path, capsys):
+    cli("fit", colours, *QUICK, "--trainer.max_steps", 1)
+    picture = next(colours.rglob("*.png"))
+    for given in (["🌭.png", "b.png"], ["Scene 2: beach.png"]):
+        for name in given:
+            shutil.copy(picture, name)
+        cli("predict", "runs/fit/version_0", *given, "--out", "found.csv")
+        with open("found.csv", encoding="utf-8") as file:
+            assert [row["path"] for row in csv.DictReader(file)] == given

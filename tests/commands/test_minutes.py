@@ -156,7 +156,7 @@ def settle(monkeypatch, tried):
             splits = {"train": SimpleNamespace(labels=range(num)), "test": SimpleNamespace(labels=range(100))}
             sizes = {"image_size": (size := data.init_args.image_size), "eval_image_size": eval_image_size or size}
             model = SimpleNamespace(hparams={"members": config.model.members})
-            limit = {"cache_limit_gb": data.init_args.cache_limit_gb}
+            limit = {"cache_limit_gb": data.init_args.cache_limit_gb, "num_workers": 0}
             return SimpleNamespace(batch_size=32, splits=splits, **sizes, **limit), model
 
         told = settle_minutes(config, arguments, time.monotonic(), make)

@@ -84,7 +84,8 @@ def service(run):
 def test_answers_are_those_of_predict(service, run, colours, tmp_path):
     output = tmp_path / "said.csv"
     with pytest.raises(SystemExit) as ended:
-        main(["predict", str(run), str(colours / "test"), "--output", str(output)])
+        where = ["--output", str(output), "--trainer.default_root_dir", str(tmp_path)]
+        main(["predict", str(run), str(colours / "test"), *where])
     assert ended.value.code in (0, None)
     with open(output, newline="") as file:
         rows = list(csv.DictReader(file))

@@ -7,6 +7,7 @@ import pytest
 from drawings import drawing, facts_of
 from PIL import Image
 
+from finetune.data.checking import duplicates
 from finetune.data.checking.duplicates import best_fit, connected, is_blank, larger_crops, near_duplicates
 from finetune.data.checking.picture_facts import gathered, look_at
 
@@ -33,7 +34,9 @@ def test_changed_copies_are_found_and_others_are_not(tmp_path, change):
     assert all((pair.share < 0.99) == (change == "cropped") for pair in pairs)
 
 
-def test_blank_pictures_are_told_by_what_they_show(tmp_path):
+@pytest.mark.parametrize("rows", [4096, 3])
+def test_blank_pictures_are_told_by_what_they_show(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(duplicates, "_ROWS", rows)
     rng = np.random.default_rng(0)
     pictures = [np.full((60, 80, 3), 120), rng.integers(0, 9, (60, 80, 3)), np.asarray(drawing(0))]
     for i, pixels in enumerate(pictures):
@@ -87,3 +90,16 @@ def test_gradients_are_alike_by_their_hashes_and_are_no_copies():
     began = time.process_time()
     assert near_duplicates(facts_of(grey), np.arange(2000)) == []
     assert time.process_time() - began < 5  # to lay each pair over the other would take an hour
+
+
+def test_smooth_gradients_are_no_parts_of_each_other(tmp_path, monkeypatch):
+    """Two cloudless skies: of them nothing is left but what a blur makes of their rim."""
+    rng = np.random.default_rng(0)
+    for i, (top, bottom) in enumerate(((200, 90), (240, 100))):
+        rows = np.linspace(top, bottom, 240)[:, None, None] + rng.normal(0, 0.5, (240, 320, 3))
+        Image.fromarray(rows.clip(0, 255).astype(np.uint8)).save(tmp_path / f"{i}.png")
+    facts = gathered(look_at([str(tmp_path / f"{i}.png") for i in range(2)]), 2)
+    pair = np.array([0]), np.array([1])
+    assert larger_crops(facts, *pair, []) == []
+    monkeypatch.setattr(duplicates, "_NO_DETAIL", 0.0)  # the control
+    assert larger_crops(facts, *pair, [])

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetune.data.datasets import folders
 from finetune.data.datasets.folders import Files, find_pictures, scan
 from finetune.data.readers import PathList
 
@@ -291,15 +290,16 @@ def test_taken_pictures_keep_their_order_and_label():
 
 
 def test_a_folder_beside_the_splits_that_can_not_be_read_is_none_of_the_data(tmp_path, monkeypatch):
+    """As lost+found is, where the data have a disk of their own."""
     make(tmp_path, *TRAIN, "lost+found/1.png")
-    listed = folders.num_loose
+    listed = os.scandir
 
     def forbidden(folder):
-        if folder.name == "lost+found":
+        if os.path.basename(folder) == "lost+found":
             raise PermissionError(13, "Permission denied", str(folder))
         return listed(folder)
 
-    monkeypatch.setattr(folders, "num_loose", forbidden)
+    monkeypatch.setattr(os, "scandir", forbidden)
     assert scan(tmp_path)[0] == ["cat", "dog"]
 
 
@@ -321,6 +321,17 @@ def test_runs_that_were_begun_among_the_class_folders_are_no_class(tmp_path, com
     assert scan(tmp_path / "data", ["cat", "dog"])[0] == names
     make(tmp_path / "other", "cat/1.png", "dog/1.png", "runs/1.png", f"{run}.png")
     assert scan(tmp_path / "other")[0] == ["cat", "dog", "runs"]
+
+
+@pytest.mark.parametrize("name", ["fit", "test"])
+def test_a_class_or_split_that_is_called_as_a_command_stays_one(tmp_path, name):
+    run = f"{name}/version_0"  # of `--out .`
+    make(tmp_path / "a", "cat/1.png", f"{name}/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
+    names, files = scan(tmp_path / "a")
+    assert names == ["cat", name] and len(files["all"].labels) == 2
+    make(tmp_path / "b", *TRAIN, "test/cat/1.png", "test/dog/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
+    names, files = scan(tmp_path / "b")
+    assert names == ["cat", "dog"] and len(files["test"].labels) == 2
 
 
 @pytest.mark.parametrize("out", [".", "runs/a", "cat/runs"])

@@ -1,5 +1,8 @@
 """Questions that devices ask each other: what they are asked with stays, and GPUs are asked by their CPUs."""
 
+from datetime import timedelta
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,6 +27,9 @@ def test_the_sum_waits_for_no_barrier(monkeypatch):
 @pytest.mark.parametrize(("backend", "is_new"), [("gloo", False), ("nccl", True)])
 def test_objects_go_through_cpus(group_of_one, monkeypatch, backend, is_new):
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
-    group = cpu_group()
+    given, new_group = [], dist.new_group
+    monkeypatch.setattr(dist, "new_group", lambda **options: given.append(options["timeout"]) or new_group(**options))
+    group = cpu_group(SimpleNamespace(_timeout=timedelta(minutes=5)))
+    assert given == [timedelta(minutes=5)] * is_new
     assert (group is not dist.group.WORLD) == is_new
     assert dist.group.WORLD is not None and "gloo" in type(group._get_backend(torch.device("cpu"))).__name__.lower()

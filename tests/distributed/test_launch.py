@@ -10,7 +10,8 @@ import torch
 from colours import QUICK
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
-from finetune.distributed.launch import num_processes
+from finetune.distributed.launch import cluster_environment, num_processes
+from finetune.system.messages import WrongUsage
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:
@@ -52,6 +53,15 @@ def test_machines_with_unlike_numbers_are_refused(monkeypatch):
     by_torchrun(monkeypatch, 3, 2)
     with pytest.raises(ValueError, match="torchrun started 3 processes, not as many on each machine"):
         num_processes("auto", 1, [])
+
+
+def test_what_lightning_misses_of_srun_is_told_in_a_line(monkeypatch):
+    by_srun(monkeypatch, 2, 1, "fit")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
+    assert len(cluster_environment([])) == 1
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+    with pytest.raises(WrongUsage, match="--ntasks-per-node"):
+        cluster_environment([])
 
 
 def test_srun_that_lightning_would_overlook_is_refused(monkeypatch):

@@ -58,7 +58,7 @@ def test_a_whole_fit_ends_with_the_program_that_started_it(monkeypatch, is_paren
     assert os.read(read, 1) == (b"" if ends else b"y")
 
 
-@pytest.mark.parametrize(("codes", "expected"), [((0, 3), 1), ((0, -9), 1), ((0, 0), 7)])
+@pytest.mark.parametrize(("codes", "expected"), [((0, 3), 1), ((0, -9), 1), ((0, 130), 130), ((0, 0), 7)])
 def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, codes, expected):
     """It has them to notice by itself; Lightning kills it without a word."""
     read, write = os.pipe()
@@ -66,6 +66,8 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, c
     if pid == 0:
         os.dup2(write, 2)
         monkeypatch.setattr(ranks, "_GRACE", 0.5)
+        monkeypatch.setattr(ranks, "_TIME_TO_STOP", 0.5)
+        ranks.ending.clear()  # as `take_over` does
         ends = [
             f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})" for code in codes
         ]
@@ -79,7 +81,8 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, c
         told = said.read()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected
     what = f"finetune: error: process 2 ended with code {codes[1]}, and this one can't go on without it\n"
-    assert told == (what if any(codes) else "")
+    stopped = "finetune: error: process 2 was stopped, and this one would wait for it for ever\n"
+    assert told == {0: "", 130: stopped}.get(codes[1], what)
 
 
 @pytest.mark.parametrize("environment", [LightningEnvironment(), SLURMEnvironment(auto_requeue=False)])

@@ -59,7 +59,7 @@ def test_planted_errors_come_first_where_classes_are_apart():
     given = labels.copy()
     given[wrong] = (labels[wrong] + 1) % 3
     probabilities = out_of_fold(features, given, np.arange(300), 3)
-    order = ranked(probabilities, given)
+    order = ranked(probabilities, given, np.arange(len(given)))
     own = probabilities[np.arange(300), given]
     # By its formula the "self-confidence" of confident learning: the probability of the label that is given.
     assert np.array_equal(own[order], np.sort(own))
@@ -80,8 +80,19 @@ def test_copies_share_a_fold_and_folds_hold_each_class_evenly():
 def test_of_a_class_smaller_than_the_folds_nobody_is_doubted():
     features, labels = blobs(34)
     labels[30:] = 3
-    found = ranked(out_of_fold(features, labels, np.arange(34), 4), labels)
+    found = ranked(out_of_fold(features, labels, np.arange(34), 4), labels, np.arange(34))
     assert sorted(found) == list(range(30))
+
+
+def test_nor_of_one_whose_pictures_are_all_copies_of_each_other():
+    """They are held out together, by a head that has seen none of their class."""
+    features, labels = blobs(38)
+    labels[30:] = 3
+    groups = np.array([*range(30), *[30] * 8])
+    probabilities = out_of_fold(features, labels, groups, 4)
+    assert sorted(ranked(probabilities, labels, groups)) == list(range(30))
+    # The control: taken one by one they are doubted, and most come first.
+    assert len({*ranked(probabilities, labels, np.arange(38))[:8]} & {*range(30, 38)}) > 5
 
 
 def test_all_pictures_copies_of_one_are_no_error():

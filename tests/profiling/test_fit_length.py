@@ -28,7 +28,8 @@ def lengths(monkeypatch):
         splits = {"train": range(320), "val": range(100), "test": range(200)}
         splits = {split: SimpleNamespace(labels=labels, read=None) for split, labels in splits.items()}
         sizes = {"image_size": 128, "eval_image_size": 128}
-        return SimpleNamespace(batch_size=32, splits=splits, features={}, cache_limit_gb=8.0, **sizes), None
+        kept = {"features": {}, "cache_limit_gb": 8.0, "num_workers": 0}
+        return SimpleNamespace(batch_size=32, splits=splits, **kept, **sizes), None
 
     def length(seconds, every_n_steps=None, is_tested=True, **options):
         config = SimpleNamespace(trainer=TRAINER | options, test_after_fit=is_tested)
@@ -105,20 +106,24 @@ def test_the_trial_leaves_random_numbers_as_they_were(lengths, monkeypatch):
     assert torch.equal(torch.rand(1), expected)
 
 
+@pytest.mark.parametrize("num_workers", [1, 4])
 @pytest.mark.parametrize("limit", [0.0, 8.0])  # or there is no room for them
-def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, monkeypatch, limit):
+def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, monkeypatch, limit, num_workers):
     given = []
 
     def trial(model, data, trainer, seconds, most, end):
         given.append(end)
-        data.cache_limit_gb = limit
+        data.cache_limit_gb, data.num_workers = limit, num_workers
         data.splits["val"].read = object.__new__(FileReader)
         return COSTS
 
     assert lengths(100).cache_limit_gb == 8.0
     monkeypatch.setattr(fit_length, "trial", trial)
+    monkeypatch.setattr(fit_length, "num_cores", lambda: 8)
     found = lengths(100)
-    assert found.plan.seconds == pytest.approx(found.plan.epochs * (10 * 0.5 + 100 * (0.01 + 0.01) + 0.5 + 0.25))
+    assert found.plan.seconds == pytest.approx(
+        found.plan.epochs * (10 * 0.5 + 100 * (0.01 + 0.01 / num_workers) + 0.5 + 0.25)
+    )
     assert found.now().plan == found.plan and found.at(0.5).plan.epochs > found.plan.epochs
     assert given == [200.0]
     assert {length.cache_limit_gb for length in (found, found.now(), found.at(0.5))} == {limit}

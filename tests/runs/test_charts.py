@@ -1,5 +1,6 @@
 """Charts as elements of a page: well-formed, in the page's colours, told to who can't see them."""
 
+import os
 import re
 from xml.etree import ElementTree
 
@@ -36,6 +37,15 @@ def test_names_are_no_formulas():
     svg = curves({r"$\frac$": ([1, 2], [1, 2]), "$x$": ([1, 2], [2, 1])}, "recall of $y", "y", "x")
     words = ["".join(text.itertext()) for text in check(svg).iter(f"{SVG}text")]
     assert {r"$\frac$", "$x$", "recall of $y"} <= set(words)
+
+
+def test_a_program_keeps_its_own_settings_of_matplotlib(monkeypatch):
+    monkeypatch.delenv("MPLCONFIGDIR", raising=False)
+    curves({"a": ([1, 2], [1, 2])}, "x", "y", "x")
+    assert "MPLCONFIGDIR" not in os.environ
+    monkeypatch.setenv("MPLCONFIGDIR", "mine")
+    curves({"a": ([1, 2], [1, 2])}, "x", "y", "x")
+    assert os.environ["MPLCONFIGDIR"] == "mine"
 
 
 def test_names_in_letters_that_no_font_here_has_are_no_warning():

@@ -52,6 +52,7 @@ _BLUR = 1.5  # pixels
 _SHARES = (1.0, 0.985, 0.97, 0.955, 0.94, 0.925, 0.91, 0.895)
 _PARTS = tuple(np.geomspace(1, 0.5, 12).round(3).tolist())
 _FLAT, _DARK = 2.5, 12  # grey levels
+_ROWS = 4096  # pictures at once
 
 Image = NDArray[np.uint8]
 
@@ -69,7 +70,11 @@ class Pair(NamedTuple):
 def is_blank(facts: Facts) -> NDArray[np.bool_]:
     """Return which pictures show nothing: one colour, or nearly black all over, (N,)."""
     flat = facts.grey.reshape(len(facts.grey), facts.grey.shape[1] * facts.grey.shape[2])
-    return facts.is_readable & ((flat.std(axis=1) < _FLAT) | (np.percentile(flat, 99, axis=1) < _DARK))
+    shows_nothing = np.zeros(len(flat), bool)
+    for first in range(0, len(flat), _ROWS):  # a deviation takes eight times the bytes of its pictures
+        some = flat[first : first + _ROWS]
+        shows_nothing[first : first + _ROWS] = (some.std(axis=1) < _FLAT) | (np.percentile(some, 99, axis=1) < _DARK)
+    return facts.is_readable & shows_nothing
 
 
 def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
@@ -77,7 +82,7 @@ def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
     grey = facts.grey[chosen]
     plain, mirrored = hashes(grey)
     shapes = _shapes(grey)
-    has_detail = np.array([_detail(g)[4:-4, 4:-4].std() > _NO_DETAIL for g in grey], bool)  # the rim is the blur's
+    has_detail = _has_detail(grey)
     found: list[Pair] = []
     for is_mirrored, others in ((False, plain), (True, mirrored)):
         i, j = near_pairs(plain, others, RADIUS, _NUM_LIKE)
@@ -96,10 +101,17 @@ def larger_crops(facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], known
     """Return the known pairs and those of i and j, near by other signs, of which one shows a part of the other."""
     pairs = {pair[:2] for pair in known}
     is_new = np.array([pair not in pairs for pair in zip(i.tolist(), j.tolist(), strict=True)], bool)
+    has_detail = _has_detail(facts.grey)
+    is_new &= has_detail[i] & has_detail[j]
     found = [*known]
     for is_mirrored in (False, True):
         found += _same(facts, i[is_new], j[is_new], is_mirrored, _PARTS, MIN_DETAIL_OF_PARTS)
     return _best(found)
+
+
+def _has_detail(grey: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return of which grey copies (N, S, S) there is something to compare, (N,): no smooth gradient."""
+    return np.array([_detail(g)[4:-4, 4:-4].std() > _NO_DETAIL for g in grey], bool)  # the rim is the blur's
 
 
 def _best(pairs: Sequence[Pair]) -> list[Pair]:
