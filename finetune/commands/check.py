@@ -142,7 +142,7 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
     copies = [i for members in exact for i in members[1:]]
     chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
     near = near_duplicates(facts, chosen)
-    if len(chosen) > MAX_EXACT:
+    if len(chosen) > MAX_EXACT and network is None:
         title = f"of more than {MAX_EXACT:,} pictures cropped copies were hardly looked for"
         advice = "Resized, re-encoded and mirrored ones were; parts of the folder can be checked by themselves."
         yield Finding("not_searched", "note", title, advice, is_judged=False)

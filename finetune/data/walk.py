@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -109,16 +110,20 @@ def holds_nothing_but_runs(folder: str | Path) -> bool:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            is_folder = not is_picture(entry.name) and _is_dir(entry) and not entry.is_symlink()
-            if is_picture(entry.name) or (is_folder and not holds_nothing_but_runs(entry.path)):
+            if is_picture(entry.name):
                 return False
-            found |= is_folder
+            if _is_dir(entry):
+                # A link is not gone into, for it may lead here.
+                if not (holds_runs(entry.path) or (not entry.is_symlink() and holds_nothing_but_runs(entry.path))):
+                    return False
+                found = True
     return found
 
 
 def is_run(folder: str | Path) -> bool:
     """Return whether `folder` is that of a run: beside it in `test`, say, may lie the classes of a split."""
-    is_place = os.path.basename(os.path.dirname(folder)) in _COMMANDS
+    place, name = os.path.split(os.path.abspath(folder))
+    is_place = os.path.basename(place) in _COMMANDS and re.fullmatch(r"version_\d+", name) is not None
     return is_place and os.path.isfile(os.path.join(folder, "config.yaml"))
 
 

@@ -9,6 +9,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch.distributed.tensor import DTensor
 
 from finetune.data.samplers import num_within
+from finetune.distributed.ranks import ending
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.best_epoch import highest_of, lowest_kept
 from finetune.runs.folder import Run
@@ -162,6 +163,7 @@ class Checkpoints(Checkpoint):
         self.signal.restore()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        ending.set()  # before loggers send what is left
         self.signal.restore()
 
     def _save(self, trainer: pl.Trainer, *names: str) -> None:

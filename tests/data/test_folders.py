@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from finetune.data.datasets import folders
 from finetune.data.datasets.folders import Files, find_pictures, scan
 from finetune.data.readers import PathList
 
@@ -332,6 +333,19 @@ def test_a_class_or_split_that_is_called_as_a_command_stays_one(tmp_path, name):
     make(tmp_path / "b", *TRAIN, "test/cat/1.png", "test/dog/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
     names, files = scan(tmp_path / "b")
     assert names == ["cat", "dog"] and len(files["test"].labels) == 2
+
+
+def test_classes_that_are_links_beside_runs_are_classes(tmp_path):
+    make(tmp_path / "far", "cat/1.png", "dog/1.png")
+    make(tmp_path / "data", "train/runs/fit/version_0/config.yaml", "test/scene_1/config.yaml", "test/scene_1/1.png")
+    for name in ("cat", "dog"):
+        (tmp_path / "data/train" / name).symlink_to(tmp_path / "far" / name)
+    (tmp_path / "data/old").mkdir()
+    make(tmp_path / "runs", "fit/version_0/config.yaml", "fit/version_0/augmented.webp", "fit/version_1/x")
+    (tmp_path / "data/old/runs").symlink_to(tmp_path / "runs")
+    assert [folder.name for folder in folders.class_folders(tmp_path / "data")] == ["test", "train"]
+    assert [folder.name for folder in folders.class_folders(tmp_path / "data/train")] == ["cat", "dog"]
+    assert [folder.name for folder in folders.class_folders(tmp_path / "data/test")] == ["scene_1"]
 
 
 @pytest.mark.parametrize("out", [".", "runs/a", "cat/runs"])
