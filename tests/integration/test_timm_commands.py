@@ -12,7 +12,9 @@ import timm
 import torch
 from colours import QUICK
 from timm.models import save_for_hf
+from timm_scenarios import FAMILIES
 
+from finetune.data.decode import decode
 from finetune.data.transforms import eval_transform
 from finetune.inference.predictor import Predictor
 
@@ -152,3 +154,21 @@ def test_a_run_that_was_stopped_ends_where_one_does_that_was_not(colours, weight
         for i in (1, 2)
     ]
     assert all(value.equal(states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize(("backbone", "size"), FAMILIES.values(), ids=FAMILIES)
+def test_a_checkpoint_of_each_family_predicts_without_the_hub(colours, cli, no_network, backbone, size):
+    """Those of a fixed size and with a class token too: what the network is made of is in the checkpoint."""
+    quick = [
+        value for i, value in enumerate(QUICK) if QUICK[i - i % 2] not in ("--data.image_size", "--model.backbone")
+    ]
+    given = {"--model.backbone": backbone, "--data.image_size": size, "--data.batch_size": 4, "--trainer.max_steps": 1}
+    given |= {"--model.weights": "null", "--test_after_fit": "false", "--trainer.precision": "32-true"}
+    cli("fit", colours, *quick, *(part for pair in given.items() for part in pair))
+    run = Path("runs/fit/version_0")
+    cli("predict", run, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
+    with open("out.csv") as file:
+        rows = list(csv.DictReader(file))[:3]
+    said = Predictor(run / "checkpoints/best.ckpt")([decode(row["path"]) for row in rows])
+    told = [[float(value) for name, value in row.items() if name.startswith("p_")] for row in rows]
+    np.testing.assert_allclose(told, said, rtol=0, atol=1e-4)  # alone or among others, folded batch norm or not
