@@ -76,12 +76,13 @@ def run_command(arguments: Sequence[str]) -> Path:
             signal.signal(signum, stop_at_once)
         process.wait()
     except BaseException as stop:
-        process.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
-        try:
-            process.wait()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+        signum = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
+        while process.poll() is None:
+            try:
+                process.send_signal(signum)
+                process.wait()
+            except KeyboardInterrupt:  # at whatever moment: a second one is handed on, too
+                signum = signal.SIGINT
         raise
     finally:
         for signum in unheard:
