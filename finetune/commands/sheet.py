@@ -1,6 +1,7 @@
 """`finetune sheet`: predicted pictures with their probabilities, on one sheet."""
 
 import math
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -95,6 +96,7 @@ def draw_sheet(
     return paper
 
 
+@cache
 def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Return DejaVu Sans, which matplotlib brings: Pillow's own has hardly a letter but those of English."""
     spec = find_spec("matplotlib")  # its import would read settings of the user's

@@ -100,9 +100,9 @@ def holds_runs(folder: str | Path) -> bool:
     return any(any(Path(path).glob("version_*/config.yaml")) for path in begun)
 
 
-def holds_nothing_but_runs(folder: str | Path) -> bool:
-    """Return whether `folder` is a run, or some lie beneath it and no picture but theirs."""
-    if is_run(folder):
+def is_of_runs(folder: str | Path) -> bool:
+    """Return whether `folder` is a run or one of runs, or some lie beneath it and no picture but theirs."""
+    if is_run(folder) or holds_runs(folder):
         return True
     found = False
     # Not in order, nor to the end: a class may have a million pictures, on a disk over the network.
@@ -114,7 +114,7 @@ def holds_nothing_but_runs(folder: str | Path) -> bool:
                 return False
             if _is_dir(entry):
                 # A link is not gone into, for it may lead here.
-                if not (holds_runs(entry.path) or (not entry.is_symlink() and holds_nothing_but_runs(entry.path))):
+                if not (holds_runs(entry.path) if entry.is_symlink() else is_of_runs(entry.path)):
                     return False
                 found = True
     return found

@@ -139,14 +139,12 @@ class Aim:
         )
         others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
         at_once = max(1, min(pictures.num_workers, num_cores() // num_devices))
-        test, evaluate = (
-            cost + costs.decode / min(at_once, math.ceil(num * num_devices / batch_size) or 1) * is_decoded
-            for cost, num, is_decoded in (
-                (costs.test, num_tested, True),
-                (costs.evaluate, num_validated, pictures.is_decoded),
-            )
-        )
-        others += num_tested * test if self.is_tested else 0.0
+
+        def decode(num: float) -> float:  # of each of so many pictures of a device: a process reads whole batches
+            return costs.decode / max(1, min(at_once, math.ceil(num * num_devices / batch_size)))
+
+        evaluate = costs.evaluate + (decode(num_validated) if pictures.is_decoded else 0.0)
+        others += num_tested * (costs.test + decode(num_tested)) if self.is_tested else 0.0
         num = sizes["train"]
         batches = num_batches = math.ceil(num / batch_size)
         for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is

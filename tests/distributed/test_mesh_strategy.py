@@ -42,6 +42,22 @@ def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, me
     assert all(told.startswith(("pictures: ", "network: ", "training: ")) for told in before), done.stderr
 
 
+def test_weights_alone_are_tested_on_a_mesh(colours, tmp_path):
+    """An exported file holds no optimizer's state."""
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "finetune", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    alone = run("fit", str(colours), *QUICK, "--trainer.max_steps", "1")
+    run("export", "runs/fit/version_0", "--format", "safetensors", "--output", "some.safetensors")
+    mesh = ["--trainer.strategy", "model_parallel", "--trainer.accelerator", "cpu", "--devices", "2"]
+    told = run("test", "some.safetensors", str(colours), *mesh, "--workers", "0")
+    assert "test pictures are named rightly" in told and told.splitlines()[-2] in alone
+
+
 def test_gradients_are_not_scaled_where_some_are_whole_and_some_spread():
     """By its name Lightning lets the strategy have that precision, which it refuses to an instance."""
     trainer = SimpleNamespace(gradient_clip_val=None, precision="16-mixed", state=SimpleNamespace(fn="fit"))

@@ -11,7 +11,7 @@ import numpy as np
 
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.readers import PathList
-from finetune.data.walk import Beside, dangling, find_pictures, holds_nothing_but_runs, holds_runs, num_loose
+from finetune.data.walk import Beside, dangling, find_pictures, is_of_runs, num_loose
 from finetune.system.messages import WrongUsage, shown
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def scan(
 def class_folders(folder: Path) -> list[Path]:
     """Return the folders in a folder, sorted by name, without hidden ones and those of runs that were begun there."""
     folders = (entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    return sorted(entry for entry in folders if not (holds_runs(entry) or holds_nothing_but_runs(entry)))
+    return sorted(entry for entry in folders if not is_of_runs(entry))
 
 
 def _check_names(folder: Path, class_names: Sequence[str]) -> None:
