@@ -21,6 +21,7 @@ from finetune.data.samplers import EvalBatches, TrainBatches, limited, position,
 from finetune.data.seen import Seen
 from finetune.data.size_schedule import parse_sizes, scheduled
 from finetune.data.splits import Split, unlabelled
+from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.batch_share import batch_share
 from finetune.distributed.signals import is_first_process
@@ -151,8 +152,7 @@ class ImageDataModule(pl.LightningDataModule):
         if split not in self.splits:
             raise ValueError(is_without(self.root, split))
         rank, world_size = batch_share(self.trainer)
-        given = self.features.get(split)
-        num = len(self.splits[split].labels) if train else self.num_rows(split)
+        given, num = self.features.get(split), len(self.splits[split].labels) if train else self.num_rows(split)
         if train:
             is_same = getattr(self.trainer, "overfit_batches", 0) > 0  # which Lightning's classes do not declare
             place = position(self.trainer)
@@ -166,12 +166,11 @@ class ImageDataModule(pl.LightningDataModule):
             pinned = is_pinned(self.trainer)
             return DataLoader(given, batch_sampler=batches, collate_fn=default_convert, pin_memory=pinned)
         dataset = self.pictures(split, train or self._has_views(split))
-        options = self.worker_options(math.ceil(self.batch_size / world_size))
-        options["persistent_workers"] = options["num_workers"] > 0 and split in ("train", "val")
-        loader = Loader(dataset, batch_sampler=batches, collate_fn=self.collate, **options)
-        if split == "val" and options["persistent_workers"]:
-            loader.start_workers()
-        return loader
+        options = self.worker_options(math.ceil(self.batch_size / world_size)) | {"collate_fn": self.collate}
+        if train and options["num_workers"]:
+            return TrainLoader(dataset, batches, self.trainer, **options)
+        options["persistent_workers"] = split == "val" and options["num_workers"] > 0
+        return Loader(dataset, batch_sampler=batches, **options).started()
 
     def pictures(self, split: str, train: bool = False, reads: float | None = None) -> ImageDataset:
         """Return the pictures of a split as training sees them, or evaluation.
@@ -231,7 +230,8 @@ class ImageDataModule(pl.LightningDataModule):
 
     def worker_options(self, num_at_once: int) -> dict[str, Any]:
         """Return a loader's options for reading this many pictures at once, on this device."""
-        return loader_options(self.trainer, self.num_workers, 3 * num_at_once * max(self.collate.sizes) ** 2)
+        batch_bytes = 3 * num_at_once * max(self.collate.sizes) ** 2
+        return loader_options(self.trainer, self.num_workers, batch_bytes, self.is_fitted and "val" in self.splits)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return self._transfer(batch, device, partial(super().transfer_batch_to_device, dataloader_idx=dataloader_idx))

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,12 +16,14 @@ from weakref import WeakSet
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader
 
 from finetune.system.machine import num_cores
 
 _SHARED_MEMORY = Path("/dev/shm")
 _BATCHES_AHEAD = 3  # of each worker: two that the loader asks for ahead, and the one that training holds
+_SMALL = 2**15  # bytes of a tensor that is cheaper to copy than to share
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
 _ended: WeakSet[Any] = WeakSet()
@@ -41,13 +44,14 @@ def automatic_workers(trainer: pl.Trainer | None, num_devices: int | None = None
     return max(1, min(8, cores // sharing))
 
 
-def check_shared_memory(num_workers: int, batch_bytes: int, num_devices: int = 1) -> None:
+def check_shared_memory(num_workers: int, batch_bytes: int, num_devices: int = 1, is_beside: bool = False) -> None:
     """Make sure that batches can be handed over: where memory runs out, workers only wait, for ever.
 
     Args:
         num_workers: Worker processes of one device.
         batch_bytes: Size of a device's batch.
         num_devices: Of this machine, which all hand over in the same memory.
+        is_beside: Whether as many workers of another loader hold what they have read meanwhile.
 
     Raises:
         ValueError: There is too little.
@@ -55,7 +59,7 @@ def check_shared_memory(num_workers: int, batch_bytes: int, num_devices: int = 1
     if num_workers == 0 or not _SHARED_MEMORY.is_dir():
         return
     num = num_workers * num_devices
-    needed, free = num * _BATCHES_AHEAD * batch_bytes, shutil.disk_usage(_SHARED_MEMORY).free
+    needed, free = num * (_BATCHES_AHEAD + 2 * is_beside) * batch_bytes, shutil.disk_usage(_SHARED_MEMORY).free
     if needed > free:
         raise ValueError(
             f"{_SHARED_MEMORY} has {free / 2**20:.0f} MB free, {num} workers{' of all devices' * (num_devices > 1)} "
@@ -64,16 +68,18 @@ def check_shared_memory(num_workers: int, batch_bytes: int, num_devices: int = 1
         )
 
 
-def loader_options(trainer: pl.Trainer | None, num_workers: int | str, batch_bytes: int) -> dict[str, Any]:
+def loader_options(
+    trainer: pl.Trainer | None, num_workers: int | str, batch_bytes: int, is_beside: bool = False
+) -> dict[str, Any]:
     """Return a loader's options for reading batches of at most so many bytes on this device.
 
     Args:
         trainer: Of all devices, if any.
         num_workers: A number, or `auto` for what suits the machine.
-        batch_bytes: See `check_shared_memory`.
+        batch_bytes, is_beside: See `check_shared_memory`.
     """
     num = num_workers if isinstance(num_workers, int) else automatic_workers(trainer)
-    check_shared_memory(num, batch_bytes, trainer.num_devices if trainer else 1)
+    check_shared_memory(num, batch_bytes, trainer.num_devices if trainer else 1, is_beside)
     return {"num_workers": num, "pin_memory": is_pinned(trainer), "worker_init_fn": start_worker}
 
 
@@ -92,7 +98,7 @@ class Loader(DataLoader):
     _iterator: Any
 
     def __iter__(self) -> Any:
-        if self._iterator is not None and self._iterator in _ended:
+        if self.is_ended():
             self._iterator = None  # a persistent one: begin anew
         if self.num_workers and sys.platform == "linux" and multiprocessing.get_start_method() == "forkserver":
             # Python 3.14 would start them by a process of its own, which runs a script without a guard once more.
@@ -107,16 +113,22 @@ class Loader(DataLoader):
             _started.add(iterator)
         return iterator
 
-    def start_workers(self) -> None:
-        """Start persistent workers now, before anything is read; the batch sampler can be held.
+    def is_ended(self) -> bool:
+        """Return whether persistent workers are to be started, or started again."""
+        return self._iterator is None or self._iterator in _ended
+
+    def started(self) -> "Loader":
+        """Return this, persistent workers started before anything is read: the batch sampler can then be held.
 
         Forked later, they would hold every page that training has touched, and the system would have to copy each as
         soon as training writes to it again.
         """
-        batches: Any = self.batch_sampler
-        batches.is_held = True
-        iter(self)
-        batches.is_held = False
+        if self.persistent_workers:
+            batches: Any = self.batch_sampler
+            batches.is_held = True
+            iter(self)
+            batches.is_held = False
+        return self
 
 
 def end_workers() -> None:
@@ -138,6 +150,7 @@ def end_workers() -> None:
 def start_worker(worker_id: int) -> None:
     """Prepare a process that reads pictures."""
     torch.set_num_threads(1)
+    ForkingPickler.register(Tensor, _by_value)
     sys.excepthook = _tell_unless_left
     main = multiprocessing.parent_process()
     assert main is not None, "only a process that multiprocessing has started is a worker"
@@ -146,6 +159,14 @@ def start_worker(worker_id: int) -> None:
     if hasattr(signal, "sigtimedwait"):  # not on macOS, where any SIGTERM ends a worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_with, args=(main,), name="end-with-main", daemon=True).start()
+
+
+def _by_value(tensor: Tensor) -> Any:
+    # Labels and indices go in the message itself: each tensor in shared memory costs the process that trains a
+    # connection of its own to the worker.
+    if tensor.nbytes > _SMALL or tensor.requires_grad or tensor.dtype not in (torch.int64, torch.float32):
+        return reduce_tensor(tensor)
+    return torch.from_numpy, (tensor.numpy().copy(),)
 
 
 def _end_with(main: Any) -> None:

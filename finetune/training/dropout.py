@@ -193,7 +193,7 @@ class Noise(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
         step = trainer.fit_loop.epoch_loop.total_batch_idx  # not global_step, which waits for accumulated batches
-        torch.manual_seed(step_seed(run_seed(), step, batch_share(trainer)[0]))
+        _seed(trainer.strategy.root_device, step_seed(run_seed(), step, batch_share(trainer)[0]))
         if "index" in batch:  # a loader of somebody else's doesn't say which pictures these are: torch then draws
             draw(self._layers, run_seed(), step, batch["index"])
 
@@ -202,6 +202,16 @@ class Noise(pl.Callback):
             words = "%s draws random numbers that depend on the device: it ends otherwise on another number of them"
             log.warning(words, pl_module.backbone)
         self._is_checked = True
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed torch's generators for the CPU and a device; `torch.manual_seed` asks for each kind that is not there."""
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
 def _has_drawn(device: torch.device) -> bool:

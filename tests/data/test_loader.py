@@ -207,3 +207,15 @@ def test_a_worker_that_is_left_while_it_hands_over_a_batch_says_nothing(tmp_path
         told[name] = (tmp_path / name).read_text()
     assert told["ours"] == ""
     assert "resource_sharer.py" in told["without"]
+
+
+def test_labels_come_in_the_message_and_pictures_in_shared_memory():
+    pictures = [{"image": torch.zeros(3, 200, 200, dtype=torch.uint8), "label": i} for i in range(4)]
+    read = Loader(pictures, batch_size=4, num_workers=1, worker_init_fn=start_worker)
+    (batch,) = read
+    assert batch["image"].is_shared() and not batch["label"].is_shared()
+    assert batch["label"].tolist() == [0, 1, 2, 3] and batch["label"].dtype == torch.int64
+    batch["label"] += 1  # it may be written to
+    (other,) = DataLoader(pictures, batch_size=4, num_workers=1)  # control
+    assert other["label"].is_shared()
+    end_workers()

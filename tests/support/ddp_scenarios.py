@@ -1,6 +1,7 @@
 """What test_ddp.py runs in 1, 2 and 3 processes: `python ddp_scenarios.py OUT DATA`, with torchrun's variables set.
 
-Each scenario leaves its result in OUT/<name>_<rank>.pt. All share one process group, since starting costs seconds.
+Each scenario leaves its result in OUT/<name>_<rank>.pt. All share one process group, since starting costs seconds. With
+SCENARIO_DEVICE=cuda all processes compute on the first GPU.
 """
 
 import logging
@@ -18,6 +19,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -33,6 +35,7 @@ from finetune.training.temperature import Temperature
 from finetune.training.threshold import parse_aim
 
 NUM_EVALUATED = (1, 2, 11, 12, 13)
+DEVICE = torch.device(os.environ.get("SCENARIO_DEVICE", "cpu"))
 MOVED: list[float] = []  # how far each training has moved the weights, at most
 
 
@@ -82,12 +85,14 @@ def small_normalised(backbone: str, num_classes: int, image_size: int | None = N
 
 
 def trainer(**options: Any) -> pl.Trainer:
-    world_size = int(sys.argv[3])
+    world_size, is_cuda = int(sys.argv[3]), DEVICE.type == "cuda"
+    # NCCL refuses two processes on one GPU, gloo does not; nor is Lightning to ask for as many GPUs.
+    shared = DDPStrategy(parallel_devices=[torch.device("cuda", 0)] * world_size, process_group_backend="gloo")
     return pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
+        accelerator=DEVICE.type,
+        devices=1 if is_cuda else world_size,
         **{
-            "strategy": "ddp" if world_size > 1 else "auto",
+            "strategy": (shared if is_cuda else "ddp") if world_size > 1 else "auto",
             "use_distributed_sampler": False,
             "logger": False,
             "enable_checkpointing": False,
@@ -225,12 +230,12 @@ def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
     own = share(num, group.get_rank() if group else 0, int(sys.argv[3]))
     torch.manual_seed(0)
     convolutions = [nn.Conv2d(channels, 8, 3, padding=1, bias=False) for channels in (3, 8)]
-    network = nn.Sequential(convolutions[0], nn.BatchNorm2d(8), convolutions[1], nn.BatchNorm2d(8))
-    pictures, slope = torch.randn(num, 3, 9, 9), torch.randn(num, 8, 9, 9)
+    network = nn.Sequential(convolutions[0], nn.BatchNorm2d(8), convolutions[1], nn.BatchNorm2d(8)).to(DEVICE)
+    pictures, slope = torch.randn(num, 3, 9, 9).to(DEVICE), torch.randn(num, 8, 9, 9).to(DEVICE)
     if are_shared:
         share_statistics(network)
     x = pictures[own.start : own.stop].requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE.type, torch.bfloat16):
         y = network(x)
     assert y.dtype == torch.bfloat16 and len(y) == len(own)
     (y.float() * slope[own.start : own.stop]).sum().backward()

@@ -37,7 +37,7 @@ from finetune.cli import main
 from finetune.data import image_cache, loader
 from finetune.data.loader import Loader
 from finetune.data.readers import FileReader
-from finetune.data.samplers import TrainBatches
+from finetune.data.train_loader import TrainLoader
 from finetune.training.classifier import Classifier
 
 DEADLINE = 10.0  # seconds from a signal or a message to the end of the last process
@@ -264,7 +264,7 @@ class Run:
             iterator = originals["__iter__"](loader)
             pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
             if pids and pids not in [known for _, known in started]:
-                started.append((isinstance(loader.batch_sampler, TrainBatches), pids))
+                started.append((isinstance(loader, TrainLoader), pids))
             return iterator
 
         def read(reader: FileReader, index: int) -> Any:

@@ -26,7 +26,7 @@ def draw_scenarios(data: Path, nums: Sequence[int]) -> Path:
 
 
 def load(folder: Path, name: str, rank: int = 0) -> Any:
-    return torch.load(folder / f"{name}_{rank}.pt", weights_only=True)
+    return torch.load(folder / f"{name}_{rank}.pt", "cpu", weights_only=True)
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

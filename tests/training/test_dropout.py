@@ -15,7 +15,7 @@ from torchvision.ops import StochasticDepth
 from finetune.data.samplers import share
 from finetune.models.backbones import build
 from finetune.models.fx import fuse_batch_norm
-from finetune.training.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, by_picture, draw
+from finetune.training.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, _seed, by_picture, draw
 
 NOISE = {
     "values": (nn.Dropout(0.3), (12, 5, 4, 4)),
@@ -250,3 +250,15 @@ def test_compiled_once_it_draws_as_before():
         results[1].sum().backward()
     assert counter.frame_count == 1
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_step_is_seeded_as_torch_would(kind):
+    if kind == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    device = torch.device(kind, 0)
+    torch.rand(1, device=device)
+    _seed(device, 2**63 + 5)
+    found = torch.rand(3), torch.rand(3, device=device)
+    torch.manual_seed(2**63 + 5)
+    assert torch.equal(found[0], torch.rand(3)) and torch.equal(found[1], torch.rand(3, device=device))

@@ -1,0 +1,79 @@
+"""The loader of training: it reads one epoch after another, so that none begins with waiting for its first batch."""
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+from torch.utils.data import Sampler
+
+from finetune.data.loader import Loader
+from finetune.data.samplers import TrainBatches, batches_within
+
+
+class EveryEpoch(Sampler[list[tuple[int, int]]]):
+    """The batches of an epoch from where it stands, then of all after it; `len()` is that of a full one.
+
+    Args:
+        batches: Those of one epoch, which Lightning sets.
+        num_epochs: How many there are, counted from the first of the run; none but the one that is set comes behind.
+    """
+
+    def __init__(self, batches: TrainBatches, num_epochs: float) -> None:
+        self.sampler, self.num_epochs = batches, num_epochs  # Lightning calls `batch_sampler.sampler.set_epoch`
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        batches = copy.copy(self.sampler)
+        for epoch in itertools.count(batches.epoch):
+            batches.set_epoch(epoch)
+            yield from batches
+            if epoch + 1 >= self.num_epochs:
+                break
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+class TrainLoader(Loader):
+    """A `Loader` with persistent workers, of which each iteration is an epoch.
+
+    While an epoch's last batches are trained on, and while it is validated and kept, the workers read the first ones of
+    the next. Where what is asked for is not what they have read, after an epoch that was left inside or for another
+    one than the next, they begin anew.
+
+    Args:
+        batches: Those of an epoch.
+        trainer: Says how many epochs there are; without one, or where it ends epochs early, none is read ahead.
+    """
+
+    def __init__(self, dataset: Any, batches: TrainBatches, trainer: pl.Trainer | None, **options: Any) -> None:
+        every = EveryEpoch(batches, _num_epochs(trainer, len(batches)))
+        super().__init__(dataset, batch_sampler=every, persistent_workers=True, **options)
+        self._is_read: tuple[int, int] | None = None  # epoch and batch of what comes next
+
+    def __iter__(self) -> Any:
+        every: Any = self.batch_sampler
+        epoch, first = every.sampler.epoch, every.sampler.batch
+        is_read, self._is_read = self._is_read == (epoch, first) and not self.is_ended(), None
+        if not is_read:
+            super().__iter__()
+        return self._epoch(epoch, first)
+
+    def _epoch(self, epoch: int, first: int) -> Iterator[Any]:
+        every: Any = self.batch_sampler
+        for i in range(first, len(self)):
+            batch = next(self._iterator)
+            if i + 1 == len(self) and epoch + 1 < every.num_epochs:
+                self._is_read = epoch + 1, 0
+            yield batch
+
+
+def _num_epochs(trainer: pl.Trainer | None, num_batches: int) -> float:
+    if trainer is None or batches_within(trainer.limit_train_batches, num_batches) < num_batches:
+        return 0
+    return math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs

@@ -1,0 +1,120 @@
+"""One epoch after another, read ahead: the batches are those of an epoch that is read by itself."""
+
+import multiprocessing
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from finetune.data.loader import end_workers, start_worker
+from finetune.data.samplers import TrainBatches
+from finetune.data.train_loader import EveryEpoch, TrainLoader
+
+NUM, SIZE = 10, 4
+
+
+class Told(torch.utils.data.Dataset):
+    """Gives its keys, and counts what it was asked for over all processes."""
+
+    def __init__(self) -> None:
+        self.asked = multiprocessing.Value("i", 0)
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[int, int]:
+        with self.asked:
+            self.asked.value += 1
+        return key
+
+
+@pytest.fixture
+def made():
+    """What makes a loader of three epochs; its processes end with the test."""
+
+    def make(**options: Any) -> TrainLoader:
+        trainer = SimpleNamespace(**{"max_epochs": 3, "limit_train_batches": 1.0, **options})
+        batches = TrainBatches(NUM, SIZE, 7, 0, 1)
+        return TrainLoader(
+            Told(), batches, trainer, num_workers=2, collate_fn=list, worker_init_fn=start_worker, timeout=60
+        )
+
+    yield make
+    end_workers()
+
+
+def alone(epoch: int) -> list:
+    return list(TrainBatches(NUM, SIZE, 7, 0, 1, epoch=epoch))
+
+
+def read(loader: TrainLoader, epoch: int) -> list:
+    loader.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+    return list(loader)
+
+
+def wait_for(loader: TrainLoader, num: int) -> int:
+    """Return how many pictures were asked for, after some time for as many as `num`."""
+    for _ in range(200):
+        if loader.dataset.asked.value >= num:
+            break
+        time.sleep(0.02)
+    return loader.dataset.asked.value
+
+
+@pytest.mark.parametrize("max_epochs", [3, None, -1])
+def test_epochs_are_those_that_are_read_by_themselves(made, max_epochs):
+    loader = made(max_epochs=max_epochs)
+    assert len(loader) == 3
+    assert [read(loader, epoch) for epoch in range(3)] == [alone(epoch) for epoch in range(3)]
+    assert alone(0) != alone(1)
+
+
+def test_the_next_epoch_is_read_ahead_and_once_only(made):
+    loader = made()
+    read(loader, 0)
+    assert wait_for(loader, 2 * NUM + SIZE) == 2 * NUM + SIZE  # two batches a worker: an epoch has three
+    pids = {child.pid for child in multiprocessing.active_children()}
+    read(loader, 1), read(loader, 2)
+    assert wait_for(loader, 3 * NUM + 1) == 3 * NUM  # nor anything behind the last
+    assert {child.pid for child in multiprocessing.active_children()} == pids
+
+
+def test_control_an_epoch_that_is_limited_is_not_read_ahead(made):
+    loader = made(limit_train_batches=2)
+    loader.batch_sampler.set_epoch(0)
+    first = iter(loader)
+    assert [next(first), next(first)] == alone(0)[:2]
+    assert wait_for(loader, NUM + 1) <= NUM
+    assert read(loader, 1) == alone(1)
+
+
+def test_what_was_left_inside_begins_anew(made):
+    loader = made()
+    loader.batch_sampler.set_epoch(0)
+    left = iter(loader)
+    assert next(left) == alone(0)[0]
+    assert read(loader, 0) == alone(0)
+    assert read(loader, 2) == alone(2)  # not the one that was read ahead
+    assert read(loader, 1) == alone(1)
+
+
+def test_it_begins_inside_an_epoch_and_after_its_processes_ended(made):
+    loader = made()
+    loader.batch_sampler.sampler.epoch, loader.batch_sampler.sampler.batch = 1, 2
+    assert list(loader) == alone(1)[2:]
+    end_workers()
+    assert read(loader, 2) == alone(2)
+
+
+def test_without_a_trainer_nothing_is_read_ahead():
+    assert list(EveryEpoch(TrainBatches(NUM, SIZE, 7, 0, 1), 0)) == alone(0)
+    loader = TrainLoader(Told(), TrainBatches(NUM, SIZE, 7, 0, 1), None, num_workers=1, worker_init_fn=start_worker)
+    assert loader.batch_sampler.num_epochs == 0
+
+
+def test_every_epoch_goes_on_from_where_it_stands():
+    batches = TrainBatches(NUM, SIZE, 7, 0, 1, epoch=1, batch=1)
+    assert list(EveryEpoch(batches, 3)) == [*alone(1)[1:], *alone(2)]
+    assert (batches.epoch, batches.batch) == (1, 1)  # Lightning's
