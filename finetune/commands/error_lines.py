@@ -47,6 +47,8 @@ def one_line(error: BaseException) -> str | None:
     if "NVIDIA driver on your system is too old" in text or "no kernel image is available" in text:
         reason = text.strip().partition("\n")[0].partition(". ")[0]
         return f"torch can't use this GPU: {reason}; --trainer.accelerator cpu does without it"
+    if gpus := re.match(r"You requested gpu: \[(.*?)\]\s+But your machine only has: \[(.*)\]", text):
+        return f"--devices: GPUs {gpus[1]} are asked for, and here are only {gpus[2]}; auto takes all there are"
     if re.search(_OF_A_WORKER, text):
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif " does not have a deterministic implementation" in text:

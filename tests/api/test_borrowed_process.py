@@ -161,7 +161,7 @@ def test_the_current_gpu_is_the_program_s_again(monkeypatch, was_used):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used[0])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.__setitem__(0, device))
-    for name in ("get_rng_state_all", "set_rng_state_all"):
+    for name in ("get_rng_state_all", "set_rng_state_all", "manual_seed_all"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     with borrowed():
         used[0], current[0] = True, 1  # as Lightning does for `devices=[1]`

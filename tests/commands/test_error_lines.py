@@ -7,6 +7,7 @@ import signal
 import pytest
 import torch
 import torch.distributed as dist
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from finetune.cli import main
 from finetune.commands.error_lines import exit_code, one_line
@@ -19,6 +20,10 @@ from finetune.system.messages import WrongUsage
     [
         (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "Early stopping"),
         (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices` selected"),
+        (
+            MisconfigurationException("You requested gpu: [0, 1]\n But your machine only has: [0]"),
+            "--devices: GPUs 0, 1 are asked for, and here are only 0; auto takes all there are",
+        ),
         (RuntimeError("Found more than one stateful callback of type `Timer`.\n HINT"), "Found more than one stateful"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "out of GPU memory: a smaller --batch"),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), "out of GPU memory: a smaller --batch"),

@@ -89,6 +89,9 @@ def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
         "odd_mode": ["CMYK"],
         "small": ["40 x 30 pixels"],
     }
+    titles = {one.kind: one.title for one in file_findings(listing, gathered(look_at(listing.paths), 9))}
+    assert titles["other_type"] == "1 picture is of another type than its name says"
+    assert titles["wide_or_tall"] == "2 pictures are so wide or tall that half of them is cropped"
 
 
 def test_what_most_files_are_is_not_odd(folder):

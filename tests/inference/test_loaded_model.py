@@ -45,11 +45,11 @@ def test_it_says_what_predict_writes_to_the_digit(calibrated, colours, cli, tmp_
     known["finetune"]["precision"] = precision
     torch.save(known, calibrated)
     cli("predict", calibrated, colours / "test", "--out", "said.csv", "--trainer.accelerator", "cpu")
-    said, written = load(calibrated).predict(colours / "test"), rows(tmp_path / "said.csv")
+    said, written = load(calibrated, device="cpu").predict(colours / "test"), rows(tmp_path / "said.csv")
     assert len(said) == 30 and len({one.probability for one in said}) > 20
     assert differing(said, written) == []
     # control: it does compute in the checkpoint's precision
-    exact = LoadedModel(calibrated)
+    exact = LoadedModel(calibrated, "cpu")
     exact.predictor = loaded_model.Predictor(calibrated)
     has_bf16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
     is_other = {"32-true": False, "64-true": True, "bf16-mixed": has_bf16, "16-mixed": True}[precision]

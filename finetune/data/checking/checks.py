@@ -29,7 +29,8 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         rows = [Row([i], *note(i)) for i in np.flatnonzero(wrong).tolist()]
         if rows:
             rows.sort(key=lambda row: -row.value)
-            yield Finding(kind, level, f"{counted(len(rows), 'picture')} {title}", advice, rows)
+            said = title if len(rows) > 1 else _of_one(title)
+            yield Finding(kind, level, f"{counted(len(rows), 'picture')} {said}", advice, rows)
 
     readable = facts.is_readable
     yield from of_pictures(
@@ -91,6 +92,13 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         readable & (shorter < limit),
         lambda i: (f"{facts.sizes[i][1]} x {facts.sizes[i][0]} pixels", -float(shorter[i])),
     )
+
+
+def _of_one(title: str) -> str:
+    words = {"are ": "is ", "show ": "shows ", "their names say": "its name says", "half of them": "half of it"}
+    for several, one in words.items():
+        title = title.replace(several, one)
+    return title
 
 
 def _ratio(facts: Facts, i: int) -> str:
