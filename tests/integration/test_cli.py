@@ -446,6 +446,18 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     assert "training: 2 x cpu, " in result.stderr
 
 
+def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
+    fit = ["fit", "--data.root", str(colours), *QUICK, "--trainer.max_epochs", "9", "--data.val_fraction", "0.3"]
+    fit += ["--patience", "2", "--lr", "1e-12"]  # the first accuracy stays the highest
+    for devices in ("1", "2"):
+        command = [sys.executable, "-m", "finetune", *fit, "--devices", devices]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+        assert result.stderr.count("ended after epoch 3: no higher val/accuracy in --patience 2 validations") == 1
+        assert result.stdout.count("test/accuracy") == 1
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ctrl_c_ends_in_one_line(devices, colours, tmp_path):
     arguments = [str(a) for a in ("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 500)]

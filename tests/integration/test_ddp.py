@@ -128,9 +128,9 @@ def test_temperatures_of_each_device_s_own_share_are_caught(results):
     assert abs(own["temperature"] / alone["temperature"] - 1) > 1e-4
 
 
-@pytest.mark.parametrize("num", NUM_EVALUATED)
+@pytest.mark.parametrize("num", [*NUM_EVALUATED, "flipped", "larger"])
 def test_every_picture_counts_once(results, num):
-    name = f"evaluated_{num}"
+    name, num = f"evaluated_{num}", num if isinstance(num, int) else NUM_EVALUATED[-1]
     alone = load(results[1], name)
     assert sum(map(sum, alone["confusion_matrix"])) == num
     for world_size in (2, 3):
@@ -146,6 +146,12 @@ def test_every_picture_counts_once(results, num):
             assert (row["path"], row["class"]) == (row_alone["path"], row_alone["class"])
             for column in ("probability", "p_blue", "p_green", "p_red"):
                 assert float(row[column]) == pytest.approx(float(row_alone[column]), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["flipped", "larger"])
+def test_pictures_that_are_mirrored_too_or_larger_are_measured_otherwise(results, name):
+    plain, other = (load(results[1], f"evaluated_{i}")["metrics"] for i in (NUM_EVALUATED[-1], name))
+    assert abs(plain["test/loss"] - other["test/loss"]) > 1e-5
 
 
 def test_lightnings_sampler_counts_a_picture_twice(results):

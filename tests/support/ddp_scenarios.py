@@ -27,6 +27,7 @@ from finetune import Classifier, ImageFolderData
 from finetune.data.decode import DecodeError
 from finetune.data.samplers import TrainBatches, share, train_order
 from finetune.distributed.sync_batch_norm import share_statistics
+from finetune.inference.tta import AverageFlip
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
 from finetune.runs.folder import Run
@@ -194,22 +195,26 @@ def averaged_means(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
     return F.cross_entropy(model(batch["image"]), batch["label"], weight, label_smoothing=model.label_smoothing)
 
 
-def evaluated(root: Path, out: Path, name: str, options: Callable[[], dict] = dict) -> dict[str, Any]:
-    """Test metrics and predictions of a fixed network on the pictures in `root`; `options` makes the trainers'."""
-    data = ImageFolderData(str(root), batch_size=4, image_size=32, num_workers=0, class_names=["blue", "green", "red"])
+def evaluated(
+    root: Path, out: Path, name: str, options: Callable[[], dict] = dict, callbacks: Any = (), **more: Any
+) -> dict[str, Any]:
+    """Test metrics and predictions of a fixed network on the pictures in `root`.
+
+    `options` makes the trainers', both have the `callbacks`; `more` is the data's.
+    """
+    more = {"batch_size": 4, "image_size": 32, "num_workers": 0, "class_names": ["blue", "green", "red"], **more}
+    data = ImageFolderData(str(root), **more)
     pl.seed_everything(3, verbose=False)
     with patch("finetune.training.classifier.build", small_network):
         model = Classifier(data.class_names, weights=None)
-    test = trainer(**options())
+    test = trainer(callbacks=[*callbacks], **options())
     test.test(model, datamodule=data, verbose=False)
     metrics = {key: float(value) for key, value in test.callback_metrics.items()}
 
     run = Run(out, "predict", path=out)
-    data = ImageFolderData(
-        batch_size=4, image_size=32, num_workers=0, class_names=data.class_names, predict=str(root / "test")
-    )
+    data = ImageFolderData(predict=str(root / "test"), **more)
     writer = PredictionWriter(run, output=str(out / f"{name}.csv"))
-    trainer(callbacks=[writer], **options()).predict(model, datamodule=data, return_predictions=False)
+    trainer(callbacks=[writer, *callbacks], **options()).predict(model, datamodule=data, return_predictions=False)
     return {"metrics": metrics, "confusion_matrix": model.confusion_matrix}
 
 
@@ -322,6 +327,9 @@ def main() -> None:
         }
     if world_size == 3:
         scenarios["control_means"] = lambda: control_means(data("uneven", 6), BALANCED)
+    last = data_root / f"test{NUM_EVALUATED[-1]}"
+    scenarios["evaluated_flipped"] = lambda: evaluated(last, out, "evaluated_flipped", callbacks=[AverageFlip()])
+    scenarios["evaluated_larger"] = lambda: evaluated(last, out, "evaluated_larger", eval_image_size=40)
     for num in NUM_EVALUATED:
         scenarios[f"evaluated_{num}"] = lambda num=num: evaluated(data_root / f"test{num}", out, f"evaluated_{num}")
     for name, scenario in scenarios.items():
