@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from benchmarks.common.documents import ROOT
 from benchmarks.gpu.steps import NUM_CHUNKS, Setup
 from finetune import ImageFolderData
-from finetune.data.dataset import Collate
 from finetune.data.datasets.folders import scan
 from finetune.data.image_cache import CachedReader
 from finetune.data.loader import check_shared_memory
@@ -70,7 +69,6 @@ class Road:
         loader = DataLoader(
             pictures,
             batch_sampler=Endless(batches),
-            collate_fn=Collate(setup.image_size),
             **data.worker_options(self.batch_size),
         )
         return {"rates": road_rates(iter(loader), self.num_workers, setup.seconds), "ready_seconds": ready}

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, default_convert
+from torch.utils.data import DataLoader
 
 from finetune.data.data_settings import check_mixing, check_shares, check_sizes, folder_of, is_without
 from finetune.data.dataset import Collate, FeatureDataset, ImageDataset
+from finetune.data.device_copy import DeviceCopy
 from finetune.data.identity import code_of, identity
 from finetune.data.image_cache import CacheOfSplits
-from finetune.data.loader import DeviceCopy, Loader, end_workers, is_pinned, loader_options
+from finetune.data.loader import BatchesAhead, Loader, end_workers, is_pinned, loader_options
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed, spread
 from finetune.data.seen import Seen
@@ -108,7 +109,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.num_views = num_views if crop_and_flip or augmentations or mixup or cutmix or sizes else 1
         self.splits: dict[str, Split] = {}
         self.features: dict[str, FeatureDataset] = {}  # instead of the pictures, where a frozen part made them
-        self._cache, self._transfer = CacheOfSplits(), DeviceCopy()
+        self._cache, self._transfer, self._ahead = CacheOfSplits(), DeviceCopy(), BatchesAhead()
         self.class_names, self.fingerprint, self.is_fitted = class_names or [], "", False
         self.seen: Seen | None = None  # what training sees
         if predict is not None:
@@ -130,7 +131,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         self.is_fitted |= stage == "fit"
-        self.features, self._cache = {}, CacheOfSplits()  # of another fit, perhaps
+        self.features, self._cache, self._ahead = {}, CacheOfSplits(), BatchesAhead()  # of another fit, perhaps
 
     def teardown(self, stage: str) -> None:
         end_workers()
@@ -154,8 +155,7 @@ class ImageDataModule(pl.LightningDataModule):
         rank, world_size = batch_share(self.trainer)
         given, num = self.features.get(split), len(self.splits[split].labels) if train else self.num_rows(split)
         if train:
-            is_same = getattr(self.trainer, "overfit_batches", 0) > 0  # which Lightning's classes do not declare
-            place = position(self.trainer)
+            is_same, place = getattr(self.trainer, "overfit_batches", 0) > 0, position(self.trainer)
             batches: Any = TrainBatches(num, self.batch_size, run_seed(), rank, world_size, *place, is_same=is_same)
         else:
             left = limited(self.trainer, split, num, self.batch_size) if is_limited else num
@@ -163,10 +163,10 @@ class ImageDataModule(pl.LightningDataModule):
             key = partial(spread, num=left, num_images=num) if left < num and split != "predict" else key
             batches = EvalBatches(left, math.ceil(self.batch_size / world_size), rank, world_size, key)
         if given is not None:
-            pinned = is_pinned(self.trainer)
-            return DataLoader(given, batch_sampler=batches, collate_fn=default_convert, pin_memory=pinned)
+            return given.loader(batches, is_pinned(self.trainer))
         dataset = self.pictures(split, train or self._has_views(split))
-        options = self.worker_options(math.ceil(self.batch_size / world_size)) | {"collate_fn": self.collate}
+        ahead = self._ahead(self.trainer, split, train, "val" in self.splits)
+        options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
         if train and options["num_workers"]:
             return TrainLoader(dataset, batches, self.trainer, **options)
         options["persistent_workers"] = split == "val" and options["num_workers"] > 0
@@ -205,7 +205,7 @@ class ImageDataModule(pl.LightningDataModule):
         batches = [keys[i : i + num_at_once] for i in range(0, len(keys), num_at_once)]
         pictures = self.pictures(split, train=split == "train", reads=1 if is_look else self.num_views or 1)
         options = self.worker_options(num_at_once) | ({"num_workers": 0} if is_look else {})
-        return Loader(pictures, batch_sampler=batches, collate_fn=self.collate, **options)
+        return Loader(pictures, batch_sampler=batches, **options)
 
     def identity(self, split: str) -> str:
         """Return a hash of all that decides about the pixels of the `num_rows`.
@@ -228,10 +228,10 @@ class ImageDataModule(pl.LightningDataModule):
     def _has_views(self, split: str) -> bool:
         return split == "train" and self.num_views is not None
 
-    def worker_options(self, num_at_once: int) -> dict[str, Any]:
+    def worker_options(self, num_at_once: int, num_ahead: int = 3) -> dict[str, Any]:
         """Return a loader's options for reading this many pictures at once, on this device."""
         batch_bytes = 3 * num_at_once * max(self.collate.sizes) ** 2
-        return loader_options(self.trainer, self.num_workers, batch_bytes, self.is_fitted and "val" in self.splits)
+        return {"collate_fn": self.collate, **loader_options(self.trainer, self.num_workers, batch_bytes, num_ahead)}
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return self._transfer(batch, device, partial(super().transfer_batch_to_device, dataloader_idx=dataloader_idx))

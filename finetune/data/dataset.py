@@ -8,7 +8,7 @@ import albumentations as A
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler, default_convert
 
 from finetune.data.decode import DecodeError
 from finetune.data.mixing import Mixing
@@ -112,6 +112,10 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         chosen = [(key[0] * num + key[1]) % len(self.rows) if isinstance(key, tuple) else key for key in keys]
         rows = torch.tensor(chosen, dtype=torch.int64)
         return {"image": _as_map(self.rows[rows]), "label": self.labels[rows % num], "index": rows % num, "bad": []}
+
+    def loader(self, batches: Sampler, is_pinned: bool) -> DataLoader:
+        """Return what gives these batches, without processes: all is in memory."""
+        return DataLoader(self, batch_sampler=batches, collate_fn=default_convert, pin_memory=is_pinned)
 
 
 class Collate:

@@ -1,4 +1,4 @@
-"""The processes that read pictures: how many, with how much shared memory; and batches on their way to a GPU."""
+"""The processes that read pictures: how many, with how much shared memory, and whose signals they obey."""
 
 import multiprocessing
 import os
@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,7 @@ from torch.utils.data import DataLoader
 from finetune.system.machine import num_cores
 
 _SHARED_MEMORY = Path("/dev/shm")
-_BATCHES_AHEAD = 3  # of each worker: two that the loader asks for ahead, and the one that training holds
+_ASKED_FOR, _HELD = 2, 1  # batches of each worker: what the loader asks for ahead, and what training holds
 _SMALL = 2**15  # bytes of a tensor that is cheaper to copy than to share
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
@@ -44,14 +43,16 @@ def automatic_workers(trainer: pl.Trainer | None, num_devices: int | None = None
     return max(1, min(8, cores // sharing))
 
 
-def check_shared_memory(num_workers: int, batch_bytes: int, num_devices: int = 1, is_beside: bool = False) -> None:
+def check_shared_memory(
+    num_workers: int, batch_bytes: int, num_devices: int = 1, num_ahead: int = _ASKED_FOR + _HELD
+) -> None:
     """Make sure that batches can be handed over: where memory runs out, workers only wait, for ever.
 
     Args:
         num_workers: Worker processes of one device.
         batch_bytes: Size of a device's batch.
         num_devices: Of this machine, which all hand over in the same memory.
-        is_beside: Whether as many workers of another loader hold what they have read meanwhile.
+        num_ahead: Most batches of a worker that there are at a time.
 
     Raises:
         ValueError: There is too little.
@@ -59,7 +60,7 @@ def check_shared_memory(num_workers: int, batch_bytes: int, num_devices: int = 1
     if num_workers == 0 or not _SHARED_MEMORY.is_dir():
         return
     num = num_workers * num_devices
-    needed, free = num * (_BATCHES_AHEAD + 2 * is_beside) * batch_bytes, shutil.disk_usage(_SHARED_MEMORY).free
+    needed, free = num * num_ahead * batch_bytes, shutil.disk_usage(_SHARED_MEMORY).free
     if needed > free:
         raise ValueError(
             f"{_SHARED_MEMORY} has {free / 2**20:.0f} MB free, {num} workers{' of all devices' * (num_devices > 1)} "
@@ -69,23 +70,49 @@ def check_shared_memory(num_workers: int, batch_bytes: int, num_devices: int = 1
 
 
 def loader_options(
-    trainer: pl.Trainer | None, num_workers: int | str, batch_bytes: int, is_beside: bool = False
+    trainer: pl.Trainer | None, num_workers: int | str, batch_bytes: int, num_ahead: int = _ASKED_FOR + _HELD
 ) -> dict[str, Any]:
     """Return a loader's options for reading batches of at most so many bytes on this device.
 
     Args:
         trainer: Of all devices, if any.
         num_workers: A number, or `auto` for what suits the machine.
-        batch_bytes, is_beside: See `check_shared_memory`.
+        batch_bytes, num_ahead: See `check_shared_memory`.
     """
     num = num_workers if isinstance(num_workers, int) else automatic_workers(trainer)
-    check_shared_memory(num, batch_bytes, trainer.num_devices if trainer else 1, is_beside)
+    check_shared_memory(num, batch_bytes, trainer.num_devices if trainer else 1, num_ahead)
     return {"num_workers": num, "pin_memory": is_pinned(trainer), "worker_init_fn": start_worker}
 
 
 def is_pinned(trainer: pl.Trainer | None) -> bool:
     """Return whether batches are on their way to a GPU, which copies them sooner from pinned memory."""
     return trainer is not None and trainer.strategy.root_device.type == "cuda"
+
+
+class BatchesAhead:
+    """How many batches of a worker there are at most, for each loader of a fit.
+
+    The loader of training is reckoned with first, and for what comes beside it, too: when that begins, some of the
+    memory is taken already, by training's own.
+    """
+
+    def __init__(self) -> None:
+        self._is_fed = False
+
+    def __call__(self, trainer: pl.Trainer | None, split: str, is_train: bool, has_val: bool) -> int:
+        """Return the number for a loader that is about to be made; 0 where it is reckoned with.
+
+        Args:
+            trainer: Of the fit; pinned batches are out of the shared memory at once.
+            split: Its name.
+            is_train: Whether training reads it.
+            has_val: Whether there is something to validate.
+        """
+        if self._is_fed and split in ("train", "val"):
+            return 0
+        self._is_fed |= is_train
+        is_beside = is_train and has_val and getattr(trainer, "limit_val_batches", 0) != 0 and not is_pinned(trainer)
+        return _ASKED_FOR + _HELD + _ASKED_FOR * is_beside
 
 
 class Loader(DataLoader):
@@ -185,37 +212,3 @@ def _tell_unless_left(kind: type[BaseException], error: BaseException, traceback
     # traceback multiprocessing would print (resource_sharer.py). What else fails in a worker reaches the main process.
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, traceback)
-
-
-class DeviceCopy:
-    """Copies batches on a CUDA stream of its own.
-
-    On the stream that computes, a copy would wait for all that is queued there. Lightning asks for a batch as soon as
-    the steps before are queued, so that a copy on another stream runs while they are computed. Pinned memory is what
-    lets it.
-    """
-
-    def __init__(self) -> None:
-        self._streams: dict[torch.device, Any] = {}
-
-    def __call__(self, batch: Any, device: torch.device, copy: Callable[[Any, torch.device], Any]) -> Any:
-        """Return the batch on a device, ready for what is queued there next.
-
-        Args:
-            batch: A dict with tensors.
-            device: Where to; what isn't CUDA has no streams.
-            copy: Returns the batch on a device.
-        """
-        if device.type != "cuda":
-            return copy(batch, device)
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        stream = self._streams[device]
-        with torch.cuda.stream(stream):
-            there = copy(batch, device)
-        computing = torch.cuda.current_stream(device)
-        computing.wait_stream(stream)
-        for value in there.values():
-            if isinstance(value, Tensor):
-                value.record_stream(computing)  # its memory is not to be taken for the next copy before it was used
-        return there

@@ -18,11 +18,13 @@ class EveryEpoch(Sampler[list[tuple[int, int]]]):
 
     Args:
         batches: Those of one epoch, which Lightning sets.
-        num_epochs: How many there are, counted from the first of the run; none but the one that is set comes behind.
+        num_batches: How many of an epoch are taken.
+        num_epochs: How many there are, counted from the first of the run; the one that is set comes in any case.
     """
 
-    def __init__(self, batches: TrainBatches, num_epochs: float) -> None:
-        self.sampler, self.num_epochs = batches, num_epochs  # Lightning calls `batch_sampler.sampler.set_epoch`
+    def __init__(self, batches: TrainBatches, num_batches: int, num_epochs: float) -> None:
+        self.sampler = batches  # Lightning calls `batch_sampler.sampler.set_epoch`
+        self.num_batches, self.num_epochs = num_batches, num_epochs
 
     def set_epoch(self, epoch: int) -> None:
         self.sampler.set_epoch(epoch)
@@ -31,8 +33,8 @@ class EveryEpoch(Sampler[list[tuple[int, int]]]):
         batches = copy.copy(self.sampler)
         for epoch in itertools.count(batches.epoch):
             batches.set_epoch(epoch)
-            yield from batches
-            if epoch + 1 >= self.num_epochs:
+            yield from itertools.islice(batches, max(self.num_batches - batches.batch, 0))
+            if epoch + 1 >= self.num_epochs or self.num_batches == 0:
                 break
 
     def __len__(self) -> int:
@@ -48,11 +50,14 @@ class TrainLoader(Loader):
 
     Args:
         batches: Those of an epoch.
-        trainer: Says how many epochs there are; without one, or where it ends epochs early, none is read ahead.
+        trainer: Says how many epochs there are, and how long; without one none is read ahead.
     """
 
     def __init__(self, dataset: Any, batches: TrainBatches, trainer: pl.Trainer | None, **options: Any) -> None:
-        every = EveryEpoch(batches, _num_epochs(trainer, len(batches)))
+        every = EveryEpoch(batches, len(batches), 0)
+        if trainer is not None:
+            every.num_batches = batches_within(trainer.limit_train_batches, len(batches))
+            every.num_epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
         super().__init__(dataset, batch_sampler=every, persistent_workers=True, **options)
         self._is_read: tuple[int, int] | None = None  # epoch and batch of what comes next
 
@@ -66,14 +71,8 @@ class TrainLoader(Loader):
 
     def _epoch(self, epoch: int, first: int) -> Iterator[Any]:
         every: Any = self.batch_sampler
-        for i in range(first, len(self)):
-            batch = next(self._iterator)
-            if i + 1 == len(self) and epoch + 1 < every.num_epochs:
+        for i in range(first, every.num_batches):
+            held = [next(self._iterator)]
+            if i + 1 == every.num_batches and epoch + 1 < every.num_epochs:
                 self._is_read = epoch + 1, 0
-            yield batch
-
-
-def _num_epochs(trainer: pl.Trainer | None, num_batches: int) -> float:
-    if trainer is None or batches_within(trainer.limit_train_batches, num_batches) < num_batches:
-        return 0
-    return math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+            yield held.pop()  # a name would keep the last one until the next epoch

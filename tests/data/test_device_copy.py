@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from finetune.data.loader import DeviceCopy
+from finetune.data.device_copy import DeviceCopy
 
 
 def move(batch: dict, device: torch.device) -> dict:

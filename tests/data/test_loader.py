@@ -21,6 +21,7 @@ from torch.utils.data._utils import signal_handling
 
 from finetune.data import loader
 from finetune.data.loader import (
+    BatchesAhead,
     Loader,
     automatic_workers,
     check_shared_memory,
@@ -207,6 +208,19 @@ def test_a_worker_that_is_left_while_it_hands_over_a_batch_says_nothing(tmp_path
         told[name] = (tmp_path / name).read_text()
     assert told["ours"] == ""
     assert "resource_sharer.py" in told["without"]
+
+
+@pytest.mark.parametrize(
+    ("device", "limit", "has_val", "expected"),
+    [("cpu", 1.0, True, 5), ("cpu", 0, True, 3), ("cpu", 1.0, False, 3), ("cuda", 1.0, True, 3)],
+)
+def test_training_is_reckoned_with_first_and_for_validation_too(device, limit, has_val, expected):
+    ahead, fit = BatchesAhead(), trainer(device, 1)
+    fit.limit_val_batches = limit
+    assert ahead(fit, "val", False, has_val) == 3  # a sanity check, before training has begun
+    assert ahead(fit, "train", True, has_val) == expected
+    assert ahead(fit, "val", False, has_val) == ahead(fit, "train", True, has_val) == 0  # later, or loaded anew
+    assert ahead(fit, "test", False, has_val) == 3
 
 
 def test_labels_come_in_the_message_and_pictures_in_shared_memory():

@@ -1,6 +1,7 @@
 """One epoch after another, read ahead: the batches are those of an epoch that is read by itself."""
 
 import multiprocessing
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -81,13 +82,21 @@ def test_the_next_epoch_is_read_ahead_and_once_only(made):
     assert {child.pid for child in multiprocessing.active_children()} == pids
 
 
-def test_control_an_epoch_that_is_limited_is_not_read_ahead(made):
-    loader = made(limit_train_batches=2)
+@pytest.mark.parametrize("limit", [2, 0.7])
+def test_epochs_that_are_limited_are_read_ahead_as_far(made, limit):
+    loader = made(limit_train_batches=limit)
+    assert len(loader) == 3
+    assert [read(loader, epoch) for epoch in range(3)] == [alone(epoch)[:2] for epoch in range(3)]
+    assert wait_for(loader, 6 * SIZE + 1) == 6 * SIZE
+
+
+def test_what_was_trained_on_last_is_not_held(made):
+    loader = made()
     loader.batch_sampler.set_epoch(0)
-    first = iter(loader)
-    assert [next(first), next(first)] == alone(0)[:2]
-    assert wait_for(loader, NUM + 1) <= NUM
-    assert read(loader, 1) == alone(1)
+    batches = iter(loader)
+    for _ in range(3):
+        batch = next(batches)
+    assert sys.getrefcount(batch) <= 2  # this name, and the call
 
 
 def test_what_was_left_inside_begins_anew(made):
@@ -109,12 +118,12 @@ def test_it_begins_inside_an_epoch_and_after_its_processes_ended(made):
 
 
 def test_without_a_trainer_nothing_is_read_ahead():
-    assert list(EveryEpoch(TrainBatches(NUM, SIZE, 7, 0, 1), 0)) == alone(0)
+    assert list(EveryEpoch(TrainBatches(NUM, SIZE, 7, 0, 1), 3, 0)) == alone(0)
     loader = TrainLoader(Told(), TrainBatches(NUM, SIZE, 7, 0, 1), None, num_workers=1, worker_init_fn=start_worker)
     assert loader.batch_sampler.num_epochs == 0
 
 
 def test_every_epoch_goes_on_from_where_it_stands():
     batches = TrainBatches(NUM, SIZE, 7, 0, 1, epoch=1, batch=1)
-    assert list(EveryEpoch(batches, 3)) == [*alone(1)[1:], *alone(2)]
+    assert list(EveryEpoch(batches, 3, 3)) == [*alone(1)[1:], *alone(2)]
     assert (batches.epoch, batches.batch) == (1, 1)  # Lightning's
