@@ -44,6 +44,13 @@ MUTATIONS = [
         "tests/data/test_dataset.py tests/data/test_datamodule.py",
     ),
     Mutation(
+        "what is read ahead is of the epoch that is asked for",
+        "data/train_loader.py",
+        "self._is_read == (epoch, first) and not self.is_ended(), None",
+        "self._is_read is not None and not self.is_ended(), None",
+        "tests/data/test_train_loader.py",
+    ),
+    Mutation(
         "what a picture is mixed with is a function of (seed, epoch, picture)",
         "data/mixing.py",
         "rng = np.random.default_rng((MIXING, seed, epoch, index))",
