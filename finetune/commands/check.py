@@ -14,13 +14,13 @@ from finetune.data.checking.check_page import write_json, write_lists, write_pag
 from finetune.data.checking.checks import class_findings, file_findings, folder_findings
 from finetune.data.checking.duplicates import is_blank, larger_crops, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
-from finetune.data.checking.findings import Finding, counted, duplicate_findings, shortcut_findings, worst_first
+from finetune.data.checking.findings import Finding, duplicate_findings, shortcut_findings, worst_first
 from finetune.data.checking.perceptual_hash import MAX_EXACT
 from finetune.data.checking.picture_facts import Facts, gathered, look_at
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.datasets.listing import Listing, list_pictures
 from finetune.system.files import check_target
-from finetune.system.messages import WrongUsage, as_wrong_usage, reason, shown
+from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason, shown
 from finetune.system.progress import watched
 
 if TYPE_CHECKING:

@@ -27,9 +27,11 @@ _UNKNOWN = (
 
 # A value that fits none of the types that a key may have.
 _KEY = re.compile(r'Parser key "([^"]+)":')
-_VALUE = re.compile(r"(?:Given|Got) value: (.*)$", re.S)
+_VALUE = re.compile(r"(?:.*Given|.*?Got) value: (.*)$", re.S)
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
+
+_OF_CLASSES = ("path but ", "dot import path")  # how jsonargparse tried to read a class's arguments
 
 _load_yaml = get_loader("yaml")
 
@@ -68,11 +70,13 @@ def explain(parser: ArgumentParser, message: str) -> str:
             if nearest == key.lstrip("-"):
                 return f"{key!r} is an option of another command"
             return f"there is no option {key!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
-    if (key := _KEY.match(message)) and (value := _VALUE.search(message)):
-        types = dict.fromkeys(_CLASS.sub(_plain_type, expected) for expected in _EXPECTED.findall(message))
+    if (key := _KEY.match(message)) and (value := _VALUE.match(message)):
+        plain = (_CLASS.sub(_plain_type, expected) for expected in _EXPECTED.findall(message))
+        types = dict.fromkeys(kind for kind in plain if not kind.startswith(_OF_CLASSES))
         word = word_for(key[1])
         option = f"{key[1]} (--{word})" if word else key[1]
-        return f"{option}: {value[1].strip()} is not valid" + (f"; expected {' or '.join(types)}" if types else "")
+        told = f"{option}: {' '.join(value[1].split())} is not valid"
+        return f"{told}; expected {' or '.join(types)}" if types else told
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = " ".join(lines)
     return text if len(text) < 500 else f"{text[:400]} … {text[-80:]}"

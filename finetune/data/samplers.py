@@ -211,7 +211,8 @@ def total_steps(trainer: "pl.Trainer", num_batches: int, interval: str = "step")
     steps_of = partial(steps_in, trainer.accumulate_grad_batches, trainer.callbacks, batches)  # type: ignore[attr-defined]
     in_epochs = steps_of(range(max_epochs)) if max_epochs >= 0 else -1
     if trainer.max_steps < 0 and in_epochs < 0:
-        raise ValueError("the scheduler needs total_steps in a run without trainer.max_epochs and trainer.max_steps")
+        hint = "give one, or a scheduler that needs no length, or --model.scheduler null"
+        raise ValueError(f"the scheduler needs total_steps in a run without trainer.max_epochs and max_steps: {hint}")
     steps = min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
     if steps == 0:
         raise ValueError(f"nothing to train: trainer.max_epochs is {max_epochs}, trainer.max_steps {trainer.max_steps}")

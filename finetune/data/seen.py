@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from finetune.data.splits import SET_APART, Split, hashes
+from finetune.system.messages import counted
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -173,8 +174,8 @@ def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known:
     if is_told and not data.is_fitted and data.fingerprint != checkpoint["finetune"]["data_fingerprint"]:
         train = data.splits["train"].hashes() if "train" in data.splits else names[:0]
         num_new = np.count_nonzero(~np.isin(train, known.names))
-        text = "%s is not as it was in training: %d pictures are gone, %d would be new to training"
-        log.warning(text, data.root, np.count_nonzero(gone), num_new)
+        num_gone = counted(int(np.count_nonzero(gone)), "picture is", "pictures are")
+        log.warning("%s is not as in training: %s gone, %d would be new to training", data.root, num_gone, num_new)
     if not is_seen.any():
         return
     count = f"{np.count_nonzero(is_seen)} of the {len(names)} {split} pictures of {data.root}"

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.data.checking.duplicates import Pair, connected
-from finetune.data.checking.findings import Finding, Row, counted
+from finetune.data.checking.findings import Finding, Row
 from finetune.data.datasets.listing import Listing
 from finetune.features.logistic_regression import fit_head
+from finetune.system.messages import counted
 from finetune.system.progress import watched
 
 NUM_SHOWN = 100

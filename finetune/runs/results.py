@@ -12,7 +12,7 @@ import torch.distributed as dist
 from finetune.runs.folder import Run
 from finetune.runs.statistics import outcome
 from finetune.system.files import replace_text
-from finetune.system.messages import be_quiet
+from finetune.system.messages import be_quiet, counted
 
 
 class Results(pl.Callback):
@@ -91,9 +91,8 @@ class Skipped(pl.Callback):
     def _report(self, trainer: pl.Trainer) -> None:
         num = self._list(trainer)
         if num and trainer.is_global_zero:
-            print(
-                f"{num} pictures could not be decoded and were left out, see {self.run.file('skipped.txt')}", flush=True
-            )
+            pictures = f"{counted(num, 'picture')} could not be decoded and {'was' if num == 1 else 'were'} left out"
+            print(f"{pictures}, see {self.run.file('skipped.txt')}", flush=True)
         self.errors.clear()
 
     def _list(self, trainer: pl.Trainer) -> int:

@@ -74,6 +74,11 @@ def be_quiet() -> None:
     warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch")
 
 
+def counted(num: int, what: str, several: str = "") -> str:
+    """Return `1 picture`, `1,200 pictures`."""
+    return f"{num:,} {what if num == 1 else several or what + 's'}"
+
+
 def shown(name: object) -> str:
     """Return a name, of a file for one, as text on a line: what could not be seen in it is written as an escape."""
     return _UNSHOWN.sub(lambda match: ascii(match[0])[1:-1], str(name))

@@ -16,7 +16,7 @@ from finetune.data.samplers import batches_within
 from finetune.data.size_schedule import schedule_of
 from finetune.data.splits import SET_APART
 from finetune.models.ensemble import told
-from finetune.system.messages import as_wrong_usage
+from finetune.system.messages import as_wrong_usage, counted
 from finetune.training.classifier import Classifier
 from finetune.training.param_groups import param_groups, scale_learning_rates
 
@@ -125,7 +125,7 @@ def _machine(trainer: pl.Trainer, data: ImageDataModule) -> str:
     limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
     length = [f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0]
     length += [f"image_size {schedule.told()}"] if (schedule := schedule_of(data.sizes, trainer)) else []
-    batches = f"{num_batches:,} batches of {data.batch_size} an epoch"
+    batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"
     return f"training: {', '.join([f'{num} x {kind}', f'precision {trainer.precision}', batches, *length])}"
 
 

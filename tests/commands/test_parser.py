@@ -91,6 +91,7 @@ def test_a_misspelt_key_in_a_config(tmp_path, capsys, text, words):
     ("arguments", "words"),
     [
         (("--max_epochs", "many"), ["max_epochs", "int", "many"]),
+        (("--max_epochs", "1e3"), ["max_epochs: 1", "is not valid; expected int"]),
         (("--model.head_init", "prob"), ["model.head_init", "'xavier', 'probe'", "prob"]),
         (("stray",), ["unrecognized arguments", "stray"]),
     ],

@@ -44,6 +44,11 @@ def test_each_doubtful_class_is_named(folder):
     assert found["unequal_classes"][0] == "Hot Dog: 60" and len(found) == 5
 
 
+def test_a_name_that_fit_refuses_is_named(folder):
+    found = rows(class_findings(folder(train={"new\nline": 12, "größe": 12})))
+    assert found == {"odd_name": [r"b'new\nline' has a line break or control character in its name"]}
+
+
 def test_what_training_lacks_is_named_once(folder):
     found = rows(class_findings(folder(train={"a": 12, "b": 12}, val={"c": 1}, test={"a": 1, "b": 1, "c": 1})))
     assert found["one_split"] == ["c is not in train"]

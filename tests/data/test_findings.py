@@ -5,9 +5,10 @@ import itertools
 import pytest
 
 from finetune.data.checking.duplicates import Pair
-from finetune.data.checking.findings import Finding, counted, duplicate_findings, shortcut_findings, worst_first
+from finetune.data.checking.findings import Finding, duplicate_findings, shortcut_findings, worst_first
 from finetune.data.checking.shortcuts import Shortcut
 from finetune.data.datasets.listing import list_pictures
+from finetune.system.messages import counted
 
 
 @pytest.fixture

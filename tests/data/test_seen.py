@@ -86,7 +86,7 @@ def test_pictures_added_removed_and_renamed(tmp_path, lines):
     lines.clear()
     after = held(checkpoint, data(root))
     assert set(before[1:]) < set(after) and not was_seen & {str(root / name) for name in after}
-    assert any("is not as it was in training: 1 pictures are gone, " in line for line in lines.messages)
+    assert any("is not as in training: 1 picture is gone, " in line for line in lines.messages)
     new = next(name for name in after if name not in before)
     source = sorted(fitted.splits["train"].paths)[1]
     shutil.move(source, root / new)  # under the name of a test picture: what was trained on, and is gone there

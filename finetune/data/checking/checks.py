@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from finetune.data.checking.duplicates import is_blank
-from finetune.data.checking.findings import Finding, Level, Row, counted
+from finetune.data.checking.findings import Finding, Level, Row
 from finetune.data.checking.picture_facts import Facts, kind_of_name
+from finetune.data.datasets.folders import fault_of_name
 from finetune.data.datasets.listing import Listing
+from finetune.system.messages import counted
 
 _WIDE = 2.0  # longer over shorter side: the square in the middle then leaves out half of the picture or more
 _FEW = 10  # pictures of a class
@@ -139,6 +141,14 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
 
     if len(names) == 1:
         yield Finding("one_class", "bad", f"there is only the class {names[0]!r}", "A classifier needs at least two.")
+    odd = [(os.fsencode(name), reason) for name in names if (reason := fault_of_name(name))]
+    yield from of_classes(
+        "odd_name",
+        "bad",
+        f"{counted(len(odd), 'class folder')} that fit refuses by the name",
+        "Rename them: metrics, results and checkpoints hold names as text on a line.",
+        [(f"{name!r} {reason}", 0) for name, reason in odd],
+    )
     empty = [(s, c) for s, c in np.argwhere(listing.folders & (counts == 0)).tolist()]
     yield from of_classes(
         "empty_class",

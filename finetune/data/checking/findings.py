@@ -9,6 +9,7 @@ import numpy as np
 from finetune.data.checking.duplicates import Pair, connected
 from finetune.data.checking.shortcuts import Shortcut
 from finetune.data.datasets.listing import Listing
+from finetune.system.messages import counted
 
 Level = Literal["bad", "warning", "note"]
 LEVELS: dict[Level, str] = {
@@ -46,11 +47,6 @@ class Finding:
     advice: str
     rows: list[Row] = field(default_factory=list)
     is_judged: bool = True
-
-
-def counted(num: int, what: str, several: str = "") -> str:
-    """Return `1 picture`, `1,200 pictures`."""
-    return f"{num:,} {what if num == 1 else several or what + 's'}"
 
 
 def as_plain(findings: Sequence[Finding], listing: Listing, most: int | None = None) -> list[dict[str, Any]]:

@@ -16,13 +16,13 @@ import numpy as np
 
 from finetune.data.checking.checks import class_findings
 from finetune.data.checking.exact_duplicates import equal_files
-from finetune.data.checking.findings import Finding, Row, as_plain, counted, duplicate_findings, worst_first
+from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_findings, worst_first
 from finetune.data.datasets.listing import Listing
 from finetune.data.decode import READERS
 from finetune.data.readers import PathList
 from finetune.data.splits import Split
 from finetune.data.walk import Beside
-from finetune.system.messages import shown
+from finetune.system.messages import counted, shown
 
 _NUM_OPENED = 20_000  # about a second; of more files some are looked at, evenly spaced
 _NUM_KEPT = 5  # of each kind, as examples

@@ -112,13 +112,17 @@ def class_folders(folder: Path) -> list[Path]:
 def _check_names(folder: Path, class_names: Sequence[str]) -> None:
     """Refuse classes whose names metrics, results and checkpoints could not carry as text on a line."""
     for name in class_names:
-        try:
-            name.encode()
-            reason = "has a line break or control character in its name" if shown(name) != name else ""
-        except UnicodeEncodeError:
-            reason = "has a name that is not UTF-8"
-        if reason:
+        if reason := fault_of_name(name):
             raise ValueError(f"the class folder {os.fsencode(folder / name)!r} {reason}: rename it")
+
+
+def fault_of_name(name: str) -> str:
+    """Return why a class can't have this name, or nothing."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
+    return "has a line break or control character in its name" if shown(name) != name else ""
 
 
 def split_folders(root: Path) -> dict[str, Path]:
