@@ -1,5 +1,6 @@
 """What a command's Trainer is made of: precision, processes, callbacks, loggers, and the files that they write."""
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +141,8 @@ def make_ready(trainer: Trainer) -> Trainer:
     if trainer.world_size == 1:  # which Lightning reads from what a shell may still have of another job
         rank_zero_only.rank = 0  # type: ignore[attr-defined]
     prepare_arithmetic(trainer)
+    # Where it has no file, a profile goes to Lightning's log, of which we show little.
+    logging.getLogger("pytorch_lightning.profilers.profiler").setLevel(logging.INFO)
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
     # With max_steps Lightning takes an epoch that ended for one to go on with, and loses its successor on resume.

@@ -446,6 +446,14 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     assert "training: 2 x cpu, " in result.stderr
 
 
+def test_a_profile_is_shown(colours, tmp_path):
+    for profiler, num in (("simple", 2), ("null", 0)):  # of the fit and of its test
+        fit = ["fit", "--data.root", str(colours), *QUICK, "--trainer.profiler", profiler]
+        command = [sys.executable, "-m", "finetune", *fit]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0 and result.stderr.count("Profiler Report") == num, result.stderr
+
+
 def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
     fit = ["fit", "--data.root", str(colours), *QUICK, "--trainer.max_epochs", "9", "--data.val_fraction", "0.3"]
     fit += ["--patience", "2", "--lr", "1e-12"]  # the first accuracy stays the highest
