@@ -16,7 +16,7 @@ from finetune.data.dataset import Collate, FeatureDataset, ImageDataset
 from finetune.data.device_copy import DeviceCopy
 from finetune.data.identity import code_of, identity
 from finetune.data.image_cache import CacheOfSplits
-from finetune.data.loader import BatchesAhead, Loader, end_workers, is_pinned, loader_options
+from finetune.data.loader import BATCHES_AHEAD, BatchesAhead, Loader, end_workers, is_pinned, loader_options
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed, spread
 from finetune.data.seen import Seen
@@ -228,7 +228,7 @@ class ImageDataModule(pl.LightningDataModule):
     def _has_views(self, split: str) -> bool:
         return split == "train" and self.num_views is not None
 
-    def worker_options(self, num_at_once: int, num_ahead: int = 3) -> dict[str, Any]:
+    def worker_options(self, num_at_once: int, num_ahead: int = BATCHES_AHEAD) -> dict[str, Any]:
         """Return a loader's options for reading this many pictures at once, on this device."""
         batch_bytes = 3 * num_at_once * max(self.collate.sizes) ** 2
         return {"collate_fn": self.collate, **loader_options(self.trainer, self.num_workers, batch_bytes, num_ahead)}

@@ -22,6 +22,7 @@ from finetune.system.machine import num_cores
 
 _SHARED_MEMORY = Path("/dev/shm")
 _ASKED_FOR, _HELD = 2, 1  # batches of each worker: what the loader asks for ahead, and what training holds
+BATCHES_AHEAD = _ASKED_FOR + _HELD
 _SMALL = 2**15  # bytes of a tensor that is cheaper to copy than to share
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
@@ -44,7 +45,7 @@ def automatic_workers(trainer: pl.Trainer | None, num_devices: int | None = None
 
 
 def check_shared_memory(
-    num_workers: int, batch_bytes: int, num_devices: int = 1, num_ahead: int = _ASKED_FOR + _HELD
+    num_workers: int, batch_bytes: int, num_devices: int = 1, num_ahead: int = BATCHES_AHEAD
 ) -> None:
     """Make sure that batches can be handed over: where memory runs out, workers only wait, for ever.
 
@@ -70,7 +71,7 @@ def check_shared_memory(
 
 
 def loader_options(
-    trainer: pl.Trainer | None, num_workers: int | str, batch_bytes: int, num_ahead: int = _ASKED_FOR + _HELD
+    trainer: pl.Trainer | None, num_workers: int | str, batch_bytes: int, num_ahead: int = BATCHES_AHEAD
 ) -> dict[str, Any]:
     """Return a loader's options for reading batches of at most so many bytes on this device.
 
@@ -112,7 +113,7 @@ class BatchesAhead:
             return 0
         self._is_fed |= is_train
         is_beside = is_train and has_val and getattr(trainer, "limit_val_batches", 0) != 0 and not is_pinned(trainer)
-        return _ASKED_FOR + _HELD + _ASKED_FOR * is_beside
+        return BATCHES_AHEAD + _ASKED_FOR * is_beside
 
 
 class Loader(DataLoader):

@@ -14,7 +14,7 @@ import torch
 from colours import QUICK, draw_colours
 from ddp_scenarios import NUM_EVALUATED
 from processes import launch
-from scenario_results import distance, draw_scenarios, load
+from scenario_results import distance, draw_scenarios, is_same, load
 
 from finetune.runs.folder import versions
 
@@ -127,14 +127,3 @@ def rows_written(root: Path) -> int:
 def last(root: Path) -> dict[str, Any]:
     (run,) = versions(root, "fit")
     return torch.load(run / "checkpoints/last.ckpt", "cpu", weights_only=True)
-
-
-def is_same(a: Any, b: Any) -> bool:
-    """Bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(is_same, a, b))
-    return bool(a == b)

@@ -63,9 +63,10 @@ def full_disk(error: Exception):
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 # torch's own words, as its writer puts the same thing.
 TORCH_NO_SPACE = RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file")
+OF_A_GPU = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-@pytest.mark.parametrize("error", [NO_SPACE, TORCH_NO_SPACE], ids=["OSError", "RuntimeError"])
+@pytest.mark.parametrize("error", [NO_SPACE, TORCH_NO_SPACE, OF_A_GPU], ids=["disk", "writer", "GPU"])
 @pytest.mark.parametrize("has_previous", [True, False])
 def test_a_full_disk_leaves_the_previous_one_whole_and_nothing_else(target, monkeypatch, error, has_previous):
     if has_previous:
@@ -74,6 +75,7 @@ def test_a_full_disk_leaves_the_previous_one_whole_and_nothing_else(target, monk
     with pytest.raises(OSError, match="last.ckpt could not be written") as caught:
         AtomicCheckpointIO().save_checkpoint(state(2), target)
     assert str(error) in str(caught.value) and "\n" not in str(caught.value)
+    assert ("its disk took no more, with " in str(caught.value)) == (error is TORCH_NO_SPACE)
     assert os.listdir(target.parent) == (["last.ckpt"] if has_previous else [])
     if has_previous:
         assert value(target) == 1

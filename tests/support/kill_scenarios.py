@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import timm
 import torch
-from scenario_results import distance
+from scenario_results import distance, is_same
 
 import finetune.commands.lightning_cli
 from finetune.cli import main
@@ -113,17 +113,6 @@ def state(root: Path) -> dict[str, Any]:
         "steps": (run / "steps.csv").read_text(),
         "epochs": [{**row, "seconds": ""} for row in read_metrics(run / "metrics.csv")],
     }
-
-
-def is_same(a: Any, b: Any) -> bool:
-    """Bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(is_same, a, b))
-    return bool(a == b)
 
 
 def compared(root: Path, reference: dict[str, Any]) -> dict[str, bool]:

@@ -33,3 +33,14 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """Largest difference between two networks' weights."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    return bool(a == b)
