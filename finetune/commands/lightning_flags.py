@@ -53,7 +53,7 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "--checkpoint_every_n_steps",
         type=int | None,
         default=None,
-        help="Write last.ckpt every n optimizer steps, not only at the end of each epoch.",
+        help="Write last.ckpt every n optimizer steps, not only at epochs' ends.",
     )
     parser.add_argument(
         "--threshold",

@@ -13,6 +13,7 @@ from finetune.data.readers import FileReader
 from finetune.data.samplers import num_within
 from finetune.profiling.stopwatch import Costs
 from finetune.profiling.time_trial import num_devices_of, starting, trial
+from finetune.runs.deferred_checkpoints import seconds_of_each
 from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
 from finetune.training.run_length import fewest_epochs, usual_epochs
@@ -69,7 +70,7 @@ class Length(NamedTuple):
         """
         enough = patience * max(_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images))
         several = range(most or _MOST_MEMBERS, 1, -1)
-        expected = ((num, self._times(num / tried, "test", "checkpoint")) for num in several)
+        expected = ((num, self._times(num / tried, "test", "checkpoint", "size")) for num in several)
         return next((found for found in expected if found[1].times_seen() >= enough), (1, self))
 
     def now(self) -> "Length":
@@ -85,7 +86,7 @@ class Length(NamedTuple):
         return self.plan.seen / self.num_images if self.plan else 0.0
 
     def _times(self, factor: float, *others: str) -> "Length":
-        """Return what to expect where steps, evaluation and others take so many times as long."""
+        """Return what to expect where steps, evaluation and others take so many times as much."""
         costs = {name: getattr(self.costs, name) * factor for name in ("batch", "evaluate", *others)}
         return self.again(self.costs._replace(**costs))
 
@@ -138,6 +139,7 @@ class Aim:
             for split in ("test", "val")
         )
         others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
+        others += 2 * costs.checkpoint  # the first, and what waits in the end
         at_once = max(1, min(pictures.num_workers, num_cores() // num_devices))
 
         def decode(num: float) -> float:  # of each of so many pictures of a device: a process reads whole batches
@@ -150,15 +152,17 @@ class Aim:
         for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is
             validations, checkpoints = self._occasions(batches)
             between = costs.between + validations * num_validated * evaluate + checkpoints * costs.checkpoint
+            epoch = min(batches, num / batch_size) * costs.batch + between
+            between += seconds_of_each(costs.checkpoint, costs.size, epoch)
             found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
             batches = (found and found.batches) or num_batches
         again = partial(self._length, pictures=pictures)
         return Length(costs, found, num, num_batches, others, pictures.cache_limit_gb, again)
 
     def _occasions(self, batches: int) -> tuple[float, float]:
-        """Return how often an epoch of so many batches is validated, of which a share may lie between, and saved."""
-        share = self.trainer["val_check_interval"]
+        """Return how often an epoch of so many batches is validated, or a share of that, and how often saved inside."""
+        share, every = self.trainer["val_check_interval"], self.trainer["check_val_every_n_epoch"] or 1
         each = batches if share is None else max(1, int(batches * share))
-        validations = batches // each / (self.trainer["check_val_every_n_epoch"] or 1)
+        inside = (batches // each - (batches % each == 0)) / every
         steps = batches / self.trainer["accumulate_grad_batches"]
-        return validations, max(1.0, validations) + (steps / self.every_n_steps if self.every_n_steps else 0.0)
+        return batches // each / every, inside + (steps / self.every_n_steps if self.every_n_steps else 0.0)

@@ -32,6 +32,7 @@ class Costs(NamedTuple):
         test: Of a picture of test; another where features of the others are kept.
         decode: Of a picture that is decoded, on one core.
         checkpoint: Of writing a checkpoint.
+        size: Bytes of it.
         between: Between two epochs, validation and checkpoint aside.
     """
 
@@ -41,6 +42,7 @@ class Costs(NamedTuple):
     test: float
     decode: float
     checkpoint: float
+    size: int
     between: float
 
 
@@ -92,12 +94,11 @@ class Stopwatch(pl.Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         evaluate, test = _evaluating(pl_module, trainer, batch["image"], max(1, *self.sizes), data.eval_image_size)
         decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
-        _, checkpoint = step_timing.clocked(
-            lambda: trainer.save_checkpoint(os.path.join(self.folder, "trial.ckpt")), pl_module.device
-        )
+        path = os.path.join(self.folder, "trial.ckpt")
+        _, checkpoint = step_timing.clocked(lambda: trainer.save_checkpoint(path), pl_module.device)
         epochs = sum(self.is_first[1 : warm_up + 1])
         start = self.ends[warm_up] - self.began - (warm_up + 1) * seconds - epochs * between
-        self.costs = Costs(max(0.0, start), seconds, evaluate, test, decode, checkpoint, between)
+        self.costs = Costs(max(0.0, start), seconds, evaluate, test, decode, checkpoint, os.path.getsize(path), between)
         raise Measured
 
     def _warm_up(self) -> int | None:

@@ -1,18 +1,21 @@
 """When checkpoints are written: always such that training can go on from them."""
 
-import math
+import logging
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Checkpoint
-from torch.distributed.tensor import DTensor
 
 from finetune.data.samplers import num_within
 from finetune.distributed.ranks import ending
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.best_epoch import highest_of, lowest_kept
+from finetune.runs.deferred_checkpoints import DeferredCheckpoints
+from finetune.runs.divergence import check_finite, check_weights
 from finetune.runs.folder import Run
 from finetune.runs.lightning_callbacks import Rates, enter_epoch, keep_patience, limits
 from finetune.runs.metrics_csv import MetricsCSV
@@ -20,9 +23,13 @@ from finetune.runs.predictions import FILES
 from finetune.system.files import link
 from finetune.system.messages import WrongUsage
 
+log = logging.getLogger(__name__)
+
 
 class Checkpoints(Checkpoint):
-    """Writes `last.ckpt` at each epoch's end, every n steps and on a signal, `best.ckpt` after validation.
+    """Writes `last.ckpt` at epochs' ends, every n steps and on a signal, `best.ckpt` after validation.
+
+    Where epochs are short not at each one's end (`deferred_checkpoints`).
 
     Best is the latest validation within a standard error of the highest val/accuracy (`best_epoch`); without a
     validation split best is last.
@@ -38,7 +45,7 @@ class Checkpoints(Checkpoint):
         if every_n_steps is not None and every_n_steps < 1:
             raise WrongUsage(f"--checkpoint_every_n_steps must be at least 1, got {every_n_steps}")
         self.run, self.every_n_steps = run, every_n_steps
-        self.signal = SignalFlag()
+        self.signal, self._deferred = SignalFlag(), DeferredCheckpoints()
         self.highest: float | None = None  # val/accuracy
         self._is_due = self._is_best = False
         self.limits: dict[str, Any] | None = None  # of a run that a callback has stopped, not a signal
@@ -112,7 +119,7 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         metrics = trainer.callback_metrics
-        _check_finite(trainer, "train/loss", "val/loss")
+        check_finite(trainer, "train/loss", "val/loss")
         accuracy = float(metrics["val/accuracy"])
         self.highest = accuracy if self.highest is None else max(accuracy, self.highest)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -136,7 +143,7 @@ class Checkpoints(Checkpoint):
             loop._batches_that_stepped -= is_extra
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        _check_finite(trainer, "train/loss_epoch")
+        check_finite(trainer, "train/loss_epoch")
         _write_ahead(trainer, is_epoch_end=True)
         if not self._is_extra_pass:
             for logger in _files(trainer):
@@ -144,20 +151,25 @@ class Checkpoints(Checkpoint):
                 seconds = time.monotonic() - self._epoch_began
                 logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
         is_best, self._is_best = self._is_best, False
+        names = ("best", "last") if is_best else ("last", "best") if self.highest is None else ("last",)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._save(trainer, *(("best", "last") if is_best else ("last",)))
-        if self.highest is None and trainer.is_global_zero:
-            self._forget_test()
+            self._save(trainer, *names, may_wait=True)
+        elif self.highest is None and trainer.is_global_zero:  # a limit has ended it, and its last.ckpt is there
+            self._forget_test_of(["best"])
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # What came since the last batch: `last.ckpt` is written and the epoch's metrics are logged by now.
+        # What came since the last batch: `last.ckpt` is written, or waits, and the epoch's metrics are logged by now.
         if signum := self.signal.agreed(trainer):
+            self._write_deferred(trainer)
+            trainer.strategy.barrier("last.ckpt")  # or who starts the processes ends the first once another has ended
             raise Interrupted(signum)
         self._epoch_began = time.monotonic()
         self._is_extra_pass = trainer.fit_loop._skip_backward  # StochasticWeightAveraging's for batch norm
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write_deferred(trainer)
+        trainer.strategy.barrier("best.ckpt")  # all devices read it for the test
         self.stopped_by = self.signal.agreed(trainer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -165,26 +177,50 @@ class Checkpoints(Checkpoint):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         ending.set()  # before loggers send what is left
+        try:
+            self._write_deferred(trainer)
+        except (OSError, RuntimeError) as error:  # the exception is the news
+            log.warning("what was trained since the last checkpoint is lost: %s", error)
         self.signal.restore()
 
-    def _save(self, trainer: pl.Trainer, *names: str) -> None:
+    def _save(self, trainer: pl.Trainer, *names: str, may_wait: bool = False) -> None:
         """Write a checkpoint, under several names in their order: a kill between them leaves the later one old."""
-        _check_finite(trainer, "train/loss")  # a GPU is waited for, as for the weights that are written
-        _check_weights(trainer)
+        check_finite(trainer, "train/loss")  # a GPU is waited for, as for the weights that are written
+        check_weights(trainer)
+        may_wait &= not self._is_due  # by `every_n_steps`
         if "last" in names:
             self._is_due = False
             self.wanted = limits(trainer) if trainer.should_stop else None
             self.limits = self.wanted if self.wanted and trainer.fit_loop._can_stop_early else None
+        if may_wait and trainer.strategy.broadcast(self._deferred.may_wait()):
+            checkpoint = trainer._checkpoint_connector.dump_checkpoint()
+            if trainer.is_global_zero:
+                self._deferred.hold(names, checkpoint)
+                self._forget_test_of(names)
+            return
+        if "last" in names:
+            self._write_deferred(trainer, but=names)  # a best one: what --resume goes on from no longer leads to it
+        self._write(trainer, names, trainer.save_checkpoint)
+        self._deferred.drop(names)
+
+    def _write_deferred(self, trainer: pl.Trainer, but: Sequence[str] = ()) -> None:
+        for names, checkpoint in self._deferred.take(but):
+            self._write(trainer, names, partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint))
+
+    def _write(self, trainer: pl.Trainer, names: Sequence[str], save: Callable[[Path], None]) -> None:
         first, *others = (self.run.checkpoint(name) for name in names)
-        if "best" in names and trainer.is_global_zero:
-            self._forget_test()
-        trainer.save_checkpoint(first)
-        for other in others if trainer.is_global_zero else ():
+        if not trainer.is_global_zero:
+            save(first)  # what is spread over devices is brought together by all
+            return
+        self._forget_test_of(names)
+        with self._deferred.timed(first, names):
+            save(first)
+        for other in others:
             link(first, other)
 
-    def _forget_test(self) -> None:
-        """Remove what a run that is prolonged has from the test of another best.ckpt."""
-        for name in ("test.json", FILES["test"]):
+    def _forget_test_of(self, names: Sequence[str]) -> None:
+        """Remove what a run that is prolonged has from the test of another best.ckpt, if that is among the names."""
+        for name in ("test.json", FILES["test"]) if "best" in names else ():
             self.run.file(name).unlink(missing_ok=True)
 
     def _is_accumulating(self, trainer: pl.Trainer) -> bool:
@@ -208,28 +244,3 @@ def _write_ahead(trainer: pl.Trainer, is_epoch_end: bool = False) -> None:
 
 def _files(trainer: pl.Trainer) -> list[MetricsCSV]:
     return [logger for logger in trainer.loggers if isinstance(logger, MetricsCSV)]
-
-
-def _check_finite(trainer: pl.Trainer, *names: str) -> None:
-    for name in names:
-        value = float(trainer.callback_metrics.get(name, 0.0))
-        if not math.isfinite(value):
-            raise _diverged(trainer, f"{name} is {value}")
-
-
-def _check_weights(trainer: pl.Trainer) -> None:
-    """Refuse, on all devices, what a step of finite loss may have made of the weights of any of them."""
-    learning = (p.detach() for p in trainer.lightning_module.parameters() if p.requires_grad)
-    parts = (p.to_local() if isinstance(p, DTensor) else p for p in learning)
-    found = [part.isfinite().all() for part in parts]
-    is_finite = not found or bool(torch.stack(found).all())  # a GPU is asked once
-    if not trainer.strategy.reduce_boolean_decision(is_finite, all=True):
-        raise _diverged(trainer, "some weights are no finite numbers")
-
-
-def _diverged(trainer: pl.Trainer, text: str) -> ValueError:
-    rates = ", ".join(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
-    return ValueError(
-        f"{text} in epoch {trainer.current_epoch + 1}: training has diverged; a lower "
-        f"--model.optimizer.init_args.lr may help (the rates now: {rates}). No checkpoint has that step"
-    )

@@ -64,6 +64,13 @@ def test_signals_stop_all_processes_after_the_step(results, name, code):
     assert differences(result) == []
 
 
+def test_checkpoints_that_wait_are_written_at_a_signal_and_made_again_after_a_kill(results):
+    killed, stopped = results["waiting_killed"], results["waiting_stopped"]
+    assert killed["killed"] == [-9, -9] and killed["step"] == STEPS_PER_EPOCH  # the first epoch's, two behind
+    assert stopped["stopped"] == [143, 143] and stopped["step"] > 2 * STEPS_PER_EPOCH
+    assert differences(killed) == [] and differences(stopped) == []
+
+
 def test_dropout_needs_no_generator_state(results):
     assert differences(results["dropout"]) == []
 

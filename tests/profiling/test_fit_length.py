@@ -11,7 +11,8 @@ from finetune.profiling import fit_length
 from finetune.profiling.fit_length import Aim
 from finetune.profiling.stopwatch import Costs
 
-COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, test=0.02, decode=0.01, checkpoint=0.5, between=0.25)
+COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, test=0.02, decode=0.01, checkpoint=0.5, size=10**8, between=0.25)
+START = COSTS.start + fit_length._ENDING + 2 * COSTS.checkpoint  # the first checkpoint and that of the end
 TRAINER = {"accelerator": "cpu", "devices": 1, "strategy": "auto", "accumulate_grad_batches": 1}
 TRAINER |= {"benchmark": None, "deterministic": None}
 TRAINER |= {"val_check_interval": None, "check_val_every_n_epoch": 1}
@@ -41,9 +42,9 @@ def lengths(monkeypatch):
 
 def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
     length = lengths(100)
-    assert length.others == pytest.approx(COSTS.start + fit_length._ENDING + 200 * (0.02 + 0.01))
-    assert lengths(100, is_tested=False).others == pytest.approx(COSTS.start + fit_length._ENDING)
-    epoch = 10 * 0.5 + 100 * 0.01 + 0.5 + 0.25
+    assert length.others == pytest.approx(START + 200 * (0.02 + 0.01))
+    assert lengths(100, is_tested=False).others == pytest.approx(START)
+    epoch = (10 * 0.5 + 100 * 0.01 + 0.25) * 1.02  # the checkpoint waits
     assert length.plan.epochs == int((100 - length.others) / epoch)
     assert length.plan.seconds == pytest.approx(length.plan.epochs * epoch)
     assert length.times_seen() == length.plan.epochs and length.num_batches == 10
@@ -52,37 +53,50 @@ def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
 @pytest.mark.parametrize(
     ("options", "validations", "checkpoints"),
     [
-        ({}, 1, 1),
-        ({"val_check_interval": 1.0}, 1, 1),
+        ({}, 1, 0),
+        ({"val_check_interval": 1.0}, 1, 0),
         ({"val_check_interval": 0.3}, 3, 3),
         ({"val_check_interval": 0.35}, 3, 3),  # every 3 of 10
-        ({"val_check_interval": 0.04}, 10, 10),
-        ({"check_val_every_n_epoch": 4}, 0.25, 1),  # the last is written at each epoch's end
-        ({"check_val_every_n_epoch": None}, 1, 1),
-        ({"every_n_steps": 2}, 1, 6),
-        ({"every_n_steps": 2, "accumulate_grad_batches": 5}, 1, 2),
-        ({"limit_val_batches": 2}, 0.64, 1),
-        ({"limit_val_batches": 0.5}, 0.64, 1),
-        ({"limit_val_batches": 50}, 1, 1),
-        ({"devices": 2}, 0.5, 1),  # each has half of the pictures
+        ({"val_check_interval": 0.04}, 10, 9),
+        ({"check_val_every_n_epoch": 4}, 0.25, 0),
+        ({"val_check_interval": 0.5, "check_val_every_n_epoch": 4}, 0.5, 0.25),
+        ({"check_val_every_n_epoch": None}, 1, 0),
+        ({"every_n_steps": 2}, 1, 5),
+        ({"every_n_steps": 2, "accumulate_grad_batches": 5}, 1, 1),
+        ({"limit_val_batches": 2}, 0.64, 0),
+        ({"limit_val_batches": 0.5}, 0.64, 0),
+        ({"limit_val_batches": 50}, 1, 0),
+        ({"devices": 2}, 0.5, 0),  # each has half of the pictures
     ],
 )
 def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(lengths, options, validations, checkpoints):
+    """Those inside epochs; at their ends checkpoints wait, so that they take a share of the time."""
     epoch = 10 * 0.5 + validations * 100 * 0.01 + checkpoints * 0.5 + 0.25
     length = lengths(200, **options)
-    assert length.plan.seconds == pytest.approx(length.plan.epochs * epoch)
+    assert length.plan.seconds == pytest.approx(length.plan.epochs * 1.02 * epoch)
+
+
+@pytest.mark.parametrize(
+    ("writing", "size", "each"),
+    [(0.05, 10**8, 0.05), (0.1, 10**8, 0.1), (0.5, 10**8, 0.125), (0.5, 10**9, 0.5), (3.0, 10**8, 6.25 / 20)],
+)
+def test_a_checkpoint_takes_no_more_than_its_share_of_an_epoch(lengths, monkeypatch, writing, size, each):
+    """But what is written soon enough never waits, nor what is very large; and nothing waits for ever."""
+    monkeypatch.setattr(fit_length, "trial", lambda *_: COSTS._replace(checkpoint=writing, size=size))
+    length = lengths(200)
+    assert length.plan.seconds == pytest.approx(length.plan.epochs * (10 * 0.5 + 100 * 0.01 + 0.25 + each))
 
 
 @pytest.mark.parametrize(("options", "num"), [({"devices": 4}, 50), ({"limit_test_batches": 1}, 32)])
 def test_the_test_takes_as_long_as_one_device_has_pictures(lengths, options, num):
-    assert lengths(100, **options).others == pytest.approx(COSTS.start + fit_length._ENDING + num * 0.03)
+    assert lengths(100, **options).others == pytest.approx(START + num * 0.03)
 
 
 def test_networks_take_so_many_times_the_steps_and_checkpoints_of_one(lengths):
     alone = lengths(290)
     num, together = alone.of_members()
-    assert num == 2  # 21 epochs of 13.25 s each, where 20 are enough: 0.8 times what is usual
-    assert together.costs == COSTS._replace(batch=1.0, evaluate=0.02, test=0.04, checkpoint=1.0)
+    assert num == 2  # 22 epochs of 12.5 s each, where 20 are enough: 0.8 times what is usual
+    assert together.costs == COSTS._replace(batch=1.0, evaluate=0.02, test=0.04, checkpoint=1.0, size=2 * 10**8)
     assert together.of_members(2, tried=2)[0] == 2
     slower = together.again(together.costs._replace(batch=1.3))  # as a trial of two may find
     fewer, found = slower.of_members(2, tried=2, patience=0.9)
@@ -122,7 +136,7 @@ def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, mon
     monkeypatch.setattr(fit_length, "num_cores", lambda: 8)
     found = lengths(100)
     assert found.plan.seconds == pytest.approx(
-        found.plan.epochs * (10 * 0.5 + 100 * (0.01 + 0.01 / num_workers) + 0.5 + 0.25)
+        found.plan.epochs * 1.02 * (10 * 0.5 + 100 * (0.01 + 0.01 / num_workers) + 0.25)
     )
     assert found.now().plan == found.plan and found.at(0.5).plan.epochs > found.plan.epochs
     assert given == [200.0]

@@ -132,10 +132,12 @@ def killed_and_resumed(root: Path, step: int, reference: dict[str, Any], *extra:
     return {"killed": killed, "step": inside, "resumed": resumed, **compared(root, reference)}
 
 
-def interrupted(root: Path, step: int, signum: int, everyone: bool, reference: dict[str, Any]) -> dict[str, Any]:
-    codes = Fit(root, *TINY, world_size=2).signal_at(step, signum, everyone)
+def interrupted(
+    root: Path, step: int, signum: int, everyone: bool, reference: dict[str, Any], *extra: Any
+) -> dict[str, Any]:
+    codes = Fit(root, *TINY, *extra, world_size=2).signal_at(step, signum, everyone)
     inside = step_of_last(root)
-    resumed = Fit(root, *TINY, world_size=2).wait()
+    resumed = Fit(root, *TINY, *extra, world_size=2).wait()
     return {"stopped": codes, "step": inside, "resumed": resumed, **compared(root, reference)}
 
 
@@ -194,6 +196,13 @@ def temporary_files_on_another_file_system() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def checkpoints_that_wait() -> Iterator[None]:
+    """Let every checkpoint but the first wait as long as it may."""
+    with patch.multiple("finetune.runs.deferred_checkpoints", QUICK=0.0, SHARE=1e-9):
+        yield
+
+
 def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
     random.seed(20)
     steps = STEPS_PER_EPOCH * EPOCHS
@@ -222,6 +231,12 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
         else:
             for name, signum in (("sigint", signal.SIGINT), ("sighup", signal.SIGHUP), ("sigterm", signal.SIGTERM)):
                 yield name, interrupted(OUT / name, 9, signum, name != "sigterm", reference)
+            seldom = ("--checkpoint_every_n_steps", 10**6)
+            with checkpoints_that_wait():
+                root = OUT / "waiting_killed"
+                yield root.name, killed_and_resumed(root, 16, reference, *TINY, *seldom, world_size=2)
+                root = OUT / "waiting_stopped"
+                yield root.name, interrupted(root, 16, signal.SIGTERM, False, reference, *seldom)
     reference_root = OUT / "efficientnet"
     Fit(reference_root, *EFFICIENTNET).wait()
     yield "dropout", killed_and_resumed(OUT / "dropout", 4, state(reference_root), *EFFICIENTNET)

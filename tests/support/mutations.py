@@ -470,6 +470,31 @@ MUTATIONS = [
         "logits.mean(0)",
         "tests/models/test_ensemble.py tests/integration/test_ensemble_runs.py -k mean",
     ),
+    Mutation(
+        "a checkpoint that waits is of its own epoch, whatever is trained meanwhile",
+        "runs/deferred_checkpoints.py",
+        "copied = _copy(checkpoint)",
+        "copied = checkpoint",
+        "tests/runs/test_deferred_checkpoints.py",
+    ),
+    Mutation(
+        "a signal between epochs writes what waits",
+        "runs/model_checkpoint.py",
+        """        if signum := self.signal.agreed(trainer):
+            self._write_deferred(trainer)
+""",
+        """        if signum := self.signal.agreed(trainer):
+            self._deferred.drop(["best", "last"])
+""",
+        "tests/runs/test_deferred_checkpoints.py",
+    ),
+    Mutation(
+        "no last.ckpt is written before a best.ckpt that has waited",
+        "runs/model_checkpoint.py",
+        "self._write_deferred(trainer, but=names)",
+        "self._deferred.drop([*names, 'best'])",
+        "tests/runs/test_deferred_checkpoints.py",
+    ),
 ]
 
 
