@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 from finetune import public_paths
 from finetune.commands import logger_names
 from finetune.commands.short_words import word_for
-from finetune.commands.suggestions import nearest_key
+from finetune.commands.suggestions import nearest_class, nearest_key
 
 _UNKNOWN = (
     re.compile(r"does not accept (?:nested )?option '(?P<key>[^']+)'"),
@@ -29,6 +29,7 @@ _UNKNOWN = (
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _VALUE = re.compile(r"(?:.*Given|.*?Got) value: (.*)$", re.S)
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
+_NO_CLASS = re.compile(r"Expected a dot import path string: (\S+)|module '\S+' has no attribute '(\S+?)'")
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
 _OF_CLASSES = ("path but ", "dot import path")  # how jsonargparse tried to read a class's arguments
@@ -70,13 +71,18 @@ def explain(parser: ArgumentParser, message: str) -> str:
             if nearest == key.lstrip("-"):
                 return f"{key!r} is an option of another command"
             return f"there is no option {key!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
-    if (key := _KEY.match(message)) and (value := _VALUE.match(message)):
-        plain = (_CLASS.sub(_plain_type, expected) for expected in _EXPECTED.findall(message))
-        types = dict.fromkeys(kind for kind in plain if not kind.startswith(_OF_CLASSES))
+    if key := _KEY.match(message):
         word = word_for(key[1])
         option = f"{key[1]} (--{word})" if word else key[1]
-        told = f"{option}: {' '.join(value[1].split())} is not valid"
-        return f"{told}; expected {' or '.join(types)}" if types else told
+        if missing := _NO_CLASS.search(message):
+            name = missing[1] or missing[2]
+            nearest = nearest_class(key[1], name)
+            return f"{option}: there is no class {name!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
+        if value := _VALUE.match(message):
+            plain = (_CLASS.sub(_plain_type, expected) for expected in _EXPECTED.findall(message))
+            types = dict.fromkeys(kind for kind in plain if not kind.startswith(_OF_CLASSES))
+            told = f"{option}: {' '.join(value[1].split())} is not valid"
+            return f"{told}; expected {' or '.join(types)}" if types else told
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = " ".join(lines)
     return text if len(text) < 500 else f"{text[:400]} … {text[-80:]}"

@@ -1,6 +1,7 @@
 """Which option was probably meant: what other tools call it, another spelling, a short word."""
 
 import difflib
+import importlib
 from collections.abc import Collection, Mapping
 
 # What other tools call it, where the nearest spelling is something else or nothing: option -> what people say.
@@ -30,6 +31,13 @@ _SAID = {
     "model.optimizer": "opt optim",
     "model.optimizer.lr": "lr learning_rate rate lr0",
     "model.optimizer.weight_decay": "wd decay",
+}
+
+# Where the classes are that an option can name.
+_CLASSES = {
+    "model.optimizer": "torch.optim",
+    "model.scheduler": "torch.optim.lr_scheduler",
+    "trainer.callbacks": "pytorch_lightning.callbacks",
 }
 
 
@@ -70,3 +78,14 @@ def nearest_flag(key: str, words: Mapping[str, str], valid: Collection[str]) -> 
     if near := difflib.get_close_matches(last, of_group, n=1, cutoff=0.75):
         return words[near[0]]
     return nearest_key(key, sorted(valid))
+
+
+def nearest_class(option: str, name: str) -> str | None:
+    """Return the class that was probably meant by `name`, in any case of letters, of those that an option names."""
+    if (home := _CLASSES.get(option)) is None:
+        return None
+    module = importlib.import_module(home)  # the parser has it already
+    own = {key for key, value in vars(module).items() if str(getattr(value, "__module__", "")).startswith(home)}
+    names = {key.lower(): key for key in own if key[0].isupper()}
+    near = difflib.get_close_matches(name.rpartition(".")[2].lower(), sorted(names), n=1, cutoff=0.6)
+    return names[near[0]] if near else None

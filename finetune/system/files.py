@@ -28,7 +28,7 @@ def check_target(path: str | Path, option: str) -> None:
         raise WrongUsage(f"{option} {path} is a folder: name a file in it")
     if target.exists() and (not target.is_file() or target.parent == Path("/dev")):  # a pipe or device, or a link there
         raise WrongUsage(f"{option} {path} is no file that another could take the place of: name one")
-    folder = next(parent for parent in target.parents if parent.exists())
+    folder = next(parent for parent in Path(os.path.realpath(target)).parents if parent.exists())  # where a link leads
     if not folder.is_dir():
         raise WrongUsage(f"{option} {path}: {folder} is a file, not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -40,8 +40,9 @@ def replacing(target: Path) -> Iterator[Path]:
     """Give a path beside `target` to write to; at the end it becomes `target` at once, after an error nothing.
 
     Readers, a full disk and a kill see the old file or the new one, never a part: what was written is on the disk
-    before it gets its name.
+    before it gets its name. Where a link is, what it leads to is replaced, as whoever opens it would.
     """
+    target = Path(os.path.realpath(target))
     # Not the process number: containers that share a disk have the same ones.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:

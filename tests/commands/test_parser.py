@@ -204,6 +204,9 @@ LIGHTNING = {
     ("--classes", "x"): "did you mean 'data.class_names'?",
     ("--pretrained", "x"): "did you mean 'model.weights'?",
     ("--dropout", "0.5"): "there is no option '--dropout'\n",
+    ("--model.optimizer", "SDG"): "model.optimizer (--optimizer): there is no class 'SDG'; did you mean 'SGD'?",
+    ("--model.optimizer", "torch.optim.Foo"): "model.optimizer (--optimizer): there is no class 'Foo'\n",
+    ("--model.scheduler", "Foo"): "model.scheduler: there is no class 'Foo'\n",
 }
 
 

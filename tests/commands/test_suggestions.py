@@ -4,7 +4,7 @@ import pytest
 
 from finetune.commands.option_names import OPTIONS
 from finetune.commands.short_words import WORDS
-from finetune.commands.suggestions import nearest_flag, nearest_key
+from finetune.commands.suggestions import nearest_class, nearest_flag, nearest_key
 
 MEANT = {
     "epoch": "trainer.max_epochs",
@@ -86,3 +86,19 @@ def test_what_is_typed_for_others(command, typed, meant):
 def test_keys_of_configs_know_no_short_words():
     assert nearest_key("epochs", sorted(OPTIONS["fit"])) == "trainer.max_epochs"
     assert nearest_key("model.head_lr_multiplyer", sorted(OPTIONS["fit"])) == "model.head_lr_multiplier"
+
+
+@pytest.mark.parametrize(
+    ("option", "typed", "meant"),
+    [
+        ("model.optimizer", "SDG", "SGD"),
+        ("model.optimizer", "torch.optim.adamW", "AdamW"),
+        ("model.optimizer", "Foo", None),
+        ("model.scheduler", "counter", None),  # a class that the module only imports
+        ("model.scheduler", "onecyclelr", "OneCycleLR"),
+        ("trainer.callbacks", "earlystopping", "EarlyStopping"),
+        ("data", "ImageDataModul", None),
+    ],
+)
+def test_classes_that_an_option_names(option, typed, meant):
+    assert nearest_class(option, typed) == meant

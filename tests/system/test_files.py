@@ -61,6 +61,20 @@ def test_no_right_to_write(tmp_path):
     check_target(tmp_path / "new.csv", "--output")
 
 
+def test_a_link_stays_and_leads_to_what_was_written(tmp_path):
+    (tmp_path / "disk").mkdir()
+    for name in ("old.csv", "new.csv"):
+        (tmp_path / name).symlink_to(tmp_path / "disk" / name)
+    (tmp_path / "disk/old.csv").write_text("old")
+    for name in ("old.csv", "new.csv"):
+        replace_text(tmp_path / name, "new")
+        assert (tmp_path / name).is_symlink() and (tmp_path / "disk" / name).read_text() == "new"
+    assert len(list(tmp_path.rglob("*"))) == 5
+    (tmp_path / "lost.csv").symlink_to(tmp_path / "old.csv/new.csv")
+    with pytest.raises(WrongUsage, match=r"old\.csv is a file, not a folder"):
+        check_target(tmp_path / "lost.csv", "--output")
+
+
 def test_replaced_at_once_or_not_at_all(tmp_path):
     target = tmp_path / "a.png"
     target.write_text("old")
