@@ -33,6 +33,7 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "default": (),
     "head ×10, rate 0.01": ("--model.optimizer.lr", "0.01", "--model.head_lr_multiplier", "10"),
     "head ×10, rate 0.003": ("--model.optimizer.lr", "0.003", "--model.head_lr_multiplier", "10"),
+    "rate 0.0075": ("--model.optimizer.lr", "0.0075"),
     "rate 0.015": ("--model.optimizer.lr", "0.015"),
     "rate 0.06": ("--model.optimizer.lr", "0.06"),
     "batches of 16, rate 0.02": SMALLER,
