@@ -15,7 +15,8 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 from finetune import public_paths
 from finetune.commands import logger_names
 from finetune.commands.short_words import word_for
-from finetune.commands.suggestions import nearest_class, nearest_key
+from finetune.commands.suggestions import class_names, nearest_key
+from finetune.system.messages import did_you_mean
 
 _UNKNOWN = (
     re.compile(r"does not accept (?:nested )?option '(?P<key>[^']+)'"),
@@ -76,8 +77,9 @@ def explain(parser: ArgumentParser, message: str) -> str:
         option = f"{key[1]} (--{word})" if word else key[1]
         if missing := _NO_CLASS.search(message):
             name = missing[1] or missing[2]
-            nearest = nearest_class(key[1], name)
-            return f"{option}: there is no class {name!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
+            names = class_names(key[1])
+            hint = did_you_mean(name.rpartition(".")[2], names) if names else ""
+            return f"{option}: there is no class {name!r}{hint}"
         if value := _VALUE.match(message):
             plain = (_CLASS.sub(_plain_type, expected) for expected in _EXPECTED.findall(message))
             types = dict.fromkeys(kind for kind in plain if not kind.startswith(_OF_CLASSES))

@@ -39,6 +39,7 @@ _CLASSES = {
     "model.scheduler": "torch.optim.lr_scheduler",
     "trainer.callbacks": "pytorch_lightning.callbacks",
 }
+_BASES = {"Optimizer", "LRScheduler", "Callback"}  # which do nothing themselves
 
 
 def nearest_key(key: str, valid: list[str]) -> str | None:
@@ -80,12 +81,10 @@ def nearest_flag(key: str, words: Mapping[str, str], valid: Collection[str]) -> 
     return nearest_key(key, sorted(valid))
 
 
-def nearest_class(option: str, name: str) -> str | None:
-    """Return the class that was probably meant by `name`, in any case of letters, of those that an option names."""
+def class_names(option: str) -> list[str]:
+    """Return the names of the classes that an option can name without their module, none where that is not known."""
     if (home := _CLASSES.get(option)) is None:
-        return None
+        return []
     module = importlib.import_module(home)  # the parser has it already
-    own = {key for key, value in vars(module).items() if str(getattr(value, "__module__", "")).startswith(home)}
-    names = {key.lower(): key for key in own if key[0].isupper()}
-    near = difflib.get_close_matches(name.rpartition(".")[2].lower(), sorted(names), n=1, cutoff=0.6)
-    return names[near[0]] if near else None
+    own = (key for key, value in vars(module).items() if str(getattr(value, "__module__", "")).startswith(home))
+    return sorted(key for key in own if key[0].isupper() and key not in _BASES)

@@ -1,9 +1,9 @@
 """Checkpoints that wait in memory, where epochs end so soon that writing each would take much of a fit.
 
-On a small set a network like ResNet-18 ends an epoch every second or two, on a GPU in a few tenths, and its checkpoint,
-with momentum 90 MB, takes one or two tenths to write, on a disk over the network a second. So the next is written
-once the last has come to be a small share of the time. What waits is written at a signal, at an error where the first
-process comes to it, and in the end. A kill loses it, which is that little time, and `--resume` takes it again.
+On a small set a network like ResNet-18 ends an epoch every second or two, on a GPU in a few tenths, and its
+checkpoint, with momentum 90 MB, takes one or two tenths to write, synced to the disk. So the next is written once the
+last has come to be a small share of the time. What waits is written at a signal, at an error where the first process
+comes to it, and in the end. A kill loses it, which is that little time, and `--resume` takes it again.
 """
 
 import copy

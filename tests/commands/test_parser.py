@@ -205,8 +205,9 @@ LIGHTNING = {
     ("--pretrained", "x"): "did you mean 'model.weights'?",
     ("--dropout", "0.5"): "there is no option '--dropout'\n",
     ("--model.optimizer", "SDG"): "model.optimizer (--optimizer): there is no class 'SDG'; did you mean 'SGD'?",
-    ("--model.optimizer", "torch.optim.Foo"): "model.optimizer (--optimizer): there is no class 'Foo'\n",
-    ("--model.scheduler", "Foo"): "model.scheduler: there is no class 'Foo'\n",
+    ("--model.optimizer", "torch.optim.Foo"): "there is no class 'Foo'; valid are ASGD, Adadelta,",
+    ("--model.scheduler", "CosineAnealingLR"): "there is no class 'CosineAnealingLR'; did you mean 'CosineAnnealingLR'",
+    ("--data", "Foo"): "data: there is no class 'Foo'\n",
 }
 
 
