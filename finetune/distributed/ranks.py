@@ -19,7 +19,8 @@ _FIRST = "FINETUNE_FIRST_PROCESS"  # its pid, for those that it starts
 PARENT = "FINETUNE_PARENT_PROCESS"  # the pid of a program that has started a whole fit
 _GRACE = 5.0  # seconds for the first process to notice by itself that another one has ended
 _STOPPED = {128 + signum for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
-# Seconds for the first process to stop, where a signal has stopped another: NCCL would wait for that one for ever.
+# Seconds for the first process to stop, once a signal has stopped another, for which NCCL would wait for ever, or once
+# it has noticed that another has failed.
 _TIME_TO_STOP = 30.0
 
 ending = threading.Event()  # this process is at its end, which may take its time
@@ -83,7 +84,8 @@ def _observe(processes: list[subprocess.Popen]) -> None:
                 return
             say(f"finetune: error: process {rank} was stopped, and this one would wait for it for ever")
             os._exit(code)
-        time.sleep(_GRACE)
+        if ending.wait(_GRACE):
+            time.sleep(_TIME_TO_STOP)  # in which it writes what waited, and tells its own error
         say(f"finetune: error: process {rank} ended with code {code}, and this one can't go on without it")
         for process in processes:
             process.kill()

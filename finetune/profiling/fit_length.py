@@ -70,7 +70,7 @@ class Length(NamedTuple):
         """
         enough = patience * max(_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images))
         several = range(most or _MOST_MEMBERS, 1, -1)
-        expected = ((num, self._times(num / tried, "test", "checkpoint", "size")) for num in several)
+        expected = ((num, self._times(num / tried, "test", "checkpoint", "size", "copying")) for num in several)
         return next((found for found in expected if found[1].times_seen() >= enough), (1, self))
 
     def now(self) -> "Length":
@@ -139,7 +139,7 @@ class Aim:
             for split in ("test", "val")
         )
         others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
-        others += 2 * costs.checkpoint  # the first, and what waits in the end
+        others += 3 * costs.checkpoint  # the first, and what waits in the end: a last and, perhaps, another best
         at_once = max(1, min(pictures.num_workers, num_cores() // num_devices))
 
         def decode(num: float) -> float:  # of each of so many pictures of a device: a process reads whole batches
@@ -153,7 +153,7 @@ class Aim:
             validations, checkpoints = self._occasions(batches)
             between = costs.between + validations * num_validated * evaluate + checkpoints * costs.checkpoint
             epoch = min(batches, num / batch_size) * costs.batch + between
-            between += seconds_of_each(costs.checkpoint, costs.size, epoch)
+            between += seconds_of_each(costs.checkpoint, costs.size, costs.copying, epoch)
             found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
             batches = (found and found.batches) or num_batches
         again = partial(self._length, pictures=pictures)

@@ -14,6 +14,7 @@ from torch import Tensor
 from finetune.distributed.signals import install_stop_at_once
 from finetune.profiling import step_timing
 from finetune.profiling.recorder import Measured
+from finetune.runs.deferred_checkpoints import copy_of
 
 _WARM_UP = 3  # steps that are not timed: libraries choose their kernels, workers read ahead
 _FEWEST = 4  # steps that are
@@ -33,6 +34,7 @@ class Costs(NamedTuple):
         decode: Of a picture that is decoded, on one core.
         checkpoint: Of writing a checkpoint.
         size: Bytes of it.
+        copying: Of copying one.
         between: Between two epochs, validation and checkpoint aside.
     """
 
@@ -43,6 +45,7 @@ class Costs(NamedTuple):
     decode: float
     checkpoint: float
     size: int
+    copying: float
     between: float
 
 
@@ -96,9 +99,13 @@ class Stopwatch(pl.Callback):
         decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
         path = os.path.join(self.folder, "trial.ckpt")
         _, checkpoint = step_timing.clocked(lambda: trainer.save_checkpoint(path), pl_module.device)
+        _, copying = step_timing.clocked(
+            lambda: copy_of(trainer._checkpoint_connector.dump_checkpoint()), pl_module.device
+        )
         epochs = sum(self.is_first[1 : warm_up + 1])
         start = self.ends[warm_up] - self.began - (warm_up + 1) * seconds - epochs * between
-        self.costs = Costs(max(0.0, start), seconds, evaluate, test, decode, checkpoint, os.path.getsize(path), between)
+        size = os.path.getsize(path)
+        self.costs = Costs(max(0.0, start), seconds, evaluate, test, decode, checkpoint, size, copying, between)
         raise Measured
 
     def _warm_up(self) -> int | None:

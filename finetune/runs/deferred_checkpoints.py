@@ -28,8 +28,9 @@ class DeferredCheckpoints:
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[str, Any]] = {}  # in the order in which they are to be written
-        self._seconds, self._size = 0.0, 0  # of the latest that was written
-        self._ended = -math.inf  # when a last.ckpt was
+        self._seconds, self._size = 0.0, 0  # of all that was written for the latest last.ckpt, and bytes of one
+        self._since_last = 0.0  # seconds of writing
+        self._ended = self._asked = -math.inf  # when a last.ckpt was written, when an epoch ended
 
     @contextmanager
     def timed(self, path: Path, names: Sequence[str]) -> Iterator[None]:
@@ -37,20 +38,35 @@ class DeferredCheckpoints:
         began = time.monotonic()
         yield
         now = time.monotonic()
-        self._seconds, self._size = now - began, path.stat().st_size
+        self._since_last, self._size = self._since_last + now - began, path.stat().st_size
+        self._asked += now - began  # which is no part of the next epoch
         if "last" in names:  # or what is written as the best inside epochs would let the last wait for ever
-            self._ended = now
+            self._seconds, self._since_last, self._ended = self._since_last, 0.0, now
 
     def may_wait(self) -> bool:
-        """Return whether a checkpoint now, like the last one, would take more than its share of the time."""
-        is_soon = time.monotonic() - self._ended < min(LONGEST, self._seconds / SHARE)
+        """Return whether what is to be written as an epoch ends would, as the last time, take more than its share.
+
+        And whether it would not wait for too long, should the next epoch take as long as this one.
+        """
+        now = time.monotonic()
+        epoch, self._asked = now - self._asked, now
+        waited = now - self._ended
+        is_soon = waited < self._seconds / SHARE and waited + epoch < LONGEST
         return is_soon and _is_worth_it(self._seconds, self._size)
 
-    def hold(self, names: Sequence[str], checkpoint: dict[str, Any]) -> None:
-        """Let a copy of a checkpoint wait, in place of what has waited under these names."""
-        copied = _copy(checkpoint)
+    def hold(self, names: Sequence[str], checkpoint: dict[str, Any]) -> bool:
+        """Let a copy of a checkpoint wait, in place of what has waited under these names.
+
+        Returns:
+            Whether there was memory for it. If not, nothing waits under these names.
+        """
         self.drop(names)
+        try:
+            copied = copy_of(checkpoint)
+        except (MemoryError, RuntimeError):  # the latter is torch's; what else is wrong, writing it will say
+            return False
         self._waiting |= dict.fromkeys(names, copied)
+        return True
 
     def drop(self, names: Sequence[str]) -> None:
         """Forget what waits under these names: another has been written in its place."""
@@ -66,23 +82,26 @@ class DeferredCheckpoints:
             self.drop(names)
 
 
-def seconds_of_each(writing: float, size: int, epoch: float) -> float:
+def seconds_of_each(writing: float, size: int, copying: float, epoch: float) -> float:
     """Return what checkpoints take of each epoch.
 
     Args:
         writing: Seconds that it takes to write one.
         size: Its bytes.
+        copying: Seconds that it takes to copy one.
         epoch: Seconds of an epoch.
     """
-    share = max(SHARE, writing / LONGEST)
-    return min(writing, share * epoch) if _is_worth_it(writing, size) else writing
+    if not _is_worth_it(writing, size):
+        return writing
+    num = max(1, min(math.ceil(writing / SHARE / epoch), math.ceil(LONGEST / epoch) - 1))  # of which one is written
+    return (writing + (num - 1) * copying) / num
 
 
 def _is_worth_it(writing: float, size: int) -> bool:
     return writing > QUICK and size <= MOST
 
 
-def _copy(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def copy_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return a checkpoint as it is now, in the memory of the CPU."""
     copies: dict[int, Any] = {}  # by the identity of what is copied, as `deepcopy` has them
 

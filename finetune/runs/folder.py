@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from finetune.distributed.ranks import ending
 from finetune.runs.run_lock import hold
 from finetune.system.files import replace_text
 
@@ -109,6 +110,9 @@ class RunFolder(pl.Callback):
             replace_text(self.run.file("config.yaml"), began + self.text())
             if self.run.about is not None:
                 replace_text(self.run.file("about.json"), json.dumps(self._about(self.run.about), indent=2) + "\n")
+
+    def on_exception(self, *_: Any) -> None:
+        ending.set()  # before other callbacks, and loggers, write what is left
 
     def _about(self, about: dict[str, Any]) -> dict[str, Any]:
         """Return what goes into about.json: how a run began stays in it, and each command that went on with it."""

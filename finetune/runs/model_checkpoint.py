@@ -11,7 +11,6 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from finetune.data.samplers import num_within
-from finetune.distributed.ranks import ending
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.best_epoch import highest_of, lowest_kept
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints
@@ -176,10 +175,9 @@ class Checkpoints(Checkpoint):
         self.signal.restore()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        ending.set()  # before loggers send what is left
         try:
             self._write_deferred(trainer)
-        except (OSError, RuntimeError) as error:  # the exception is the news
+        except Exception as error:  # the first one is the news
             log.warning("what was trained since the last checkpoint is lost: %s", error)
         self.signal.restore()
 
@@ -192,15 +190,18 @@ class Checkpoints(Checkpoint):
             self._is_due = False
             self.wanted = limits(trainer) if trainer.should_stop else None
             self.limits = self.wanted if self.wanted and trainer.fit_loop._can_stop_early else None
+        save: Callable[[Path], None] = trainer.save_checkpoint
         if may_wait and trainer.strategy.broadcast(self._deferred.may_wait()):
             checkpoint = trainer._checkpoint_connector.dump_checkpoint()
-            if trainer.is_global_zero:
-                self._deferred.hold(names, checkpoint)
+            if not trainer.is_global_zero:
+                return
+            if self._deferred.hold(names, checkpoint):
                 self._forget_test_of(names)
-            return
-        if "last" in names:
-            self._write_deferred(trainer, but=names)  # a best one: what --resume goes on from no longer leads to it
-        self._write(trainer, names, trainer.save_checkpoint)
+                return
+            save = partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint)
+        # First a best that what --resume goes on from no longer leads to, or a last from which one leads to this best.
+        self._write_deferred(trainer, but=names)
+        self._write(trainer, names, save)
         self._deferred.drop(names)
 
     def _write_deferred(self, trainer: pl.Trainer, but: Sequence[str] = ()) -> None:

@@ -1,6 +1,7 @@
 """What a run ends with, in files and on the screen: test.json or val.json, and skipped.txt."""
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from finetune.runs.folder import Run
 from finetune.runs.statistics import outcome
 from finetune.system.files import replace_text
 from finetune.system.messages import be_quiet, counted
+
+log = logging.getLogger(__name__)
 
 
 class Results(pl.Callback):
@@ -86,7 +89,10 @@ class Skipped(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if self.run.path is not None and trainer.is_global_zero:  # alone: nobody knows what the other devices do
-            self._write(self.errors)
+            try:
+                self._write(self.errors)
+            except OSError as error:  # the exception is the news, and checkpoints are still to be written
+                log.warning("skipped.txt lacks some pictures: %s", error)
 
     def _report(self, trainer: pl.Trainer) -> None:
         num = self._list(trainer)

@@ -24,7 +24,9 @@ from finetune.system.messages import WrongUsage
 LENGTH = ("--trainer.max_epochs", "1")
 SHORT = [option for option in QUICK if option not in LENGTH]
 MANY = 5000  # pictures of 224 pixels, of which more are not kept
-COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, test=0.01, decode=0.01, checkpoint=0.1, size=1, between=0.2)
+COSTS = Costs(
+    start=1.0, batch=0.5, evaluate=0.01, test=0.01, decode=0.01, checkpoint=0.1, size=1, copying=0.0, between=0.2
+)
 
 
 @pytest.fixture

@@ -85,6 +85,21 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, c
     assert told == {0: "", 130: stopped}.get(codes[1], what)
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(1.0, 7), (60.0, 1)])
+def test_the_first_process_may_end_with_an_error_of_its_own(monkeypatch, seconds, expected):
+    """Once it is at that, it has its time to write what waits, but not for ever."""
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        monkeypatch.setattr(ranks, "_GRACE", 0.2)
+        monkeypatch.setattr(ranks, "_TIME_TO_STOP", 4.0)
+        ranks.ending.set()
+        ranks._observe([subprocess.Popen([sys.executable, "-Sc", "raise SystemExit(1)"])])
+        time.sleep(seconds)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected
+
+
 @pytest.mark.parametrize("environment", [LightningEnvironment(), SLURMEnvironment(auto_requeue=False)])
 def test_lightning_installs_no_handlers_and_no_observer(monkeypatch, environment):
     monkeypatch.setenv("FINETUNE_FIRST_PROCESS", "")

@@ -10,9 +10,12 @@ from finetune.data.readers import FileReader
 from finetune.profiling import fit_length
 from finetune.profiling.fit_length import Aim
 from finetune.profiling.stopwatch import Costs
+from finetune.runs.deferred_checkpoints import seconds_of_each
 
-COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, test=0.02, decode=0.01, checkpoint=0.5, size=10**8, between=0.25)
-START = COSTS.start + fit_length._ENDING + 2 * COSTS.checkpoint  # the first checkpoint and that of the end
+COSTS = Costs(
+    start=1.0, batch=0.5, evaluate=0.01, test=0.02, decode=0.01, checkpoint=0.5, size=10**8, copying=0.0, between=0.25
+)
+START = COSTS.start + fit_length._ENDING + 3 * COSTS.checkpoint  # the first and those of the end
 TRAINER = {"accelerator": "cpu", "devices": 1, "strategy": "auto", "accumulate_grad_batches": 1}
 TRAINER |= {"benchmark": None, "deterministic": None}
 TRAINER |= {"val_check_interval": None, "check_val_every_n_epoch": 1}
@@ -44,7 +47,7 @@ def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
     length = lengths(100)
     assert length.others == pytest.approx(START + 200 * (0.02 + 0.01))
     assert lengths(100, is_tested=False).others == pytest.approx(START)
-    epoch = (10 * 0.5 + 100 * 0.01 + 0.25) * 1.02  # the checkpoint waits
+    epoch = (10 * 0.5 + 100 * 0.01 + 0.25) * 1.02  # every fourth checkpoint is written
     assert length.plan.epochs == int((100 - length.others) / epoch)
     assert length.plan.seconds == pytest.approx(length.plan.epochs * epoch)
     assert length.times_seen() == length.plan.epochs and length.num_batches == 10
@@ -73,12 +76,12 @@ def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(length
     """Those inside epochs; at their ends checkpoints wait, so that they take a share of the time."""
     epoch = 10 * 0.5 + validations * 100 * 0.01 + checkpoints * 0.5 + 0.25
     length = lengths(200, **options)
-    assert length.plan.seconds == pytest.approx(length.plan.epochs * 1.02 * epoch)
+    assert length.plan.seconds == pytest.approx(length.plan.epochs * (epoch + seconds_of_each(0.5, 1, 0.0, epoch)))
 
 
 @pytest.mark.parametrize(
     ("writing", "size", "each"),
-    [(0.05, 10**8, 0.05), (0.1, 10**8, 0.1), (0.5, 10**8, 0.125), (0.5, 10**9, 0.5), (3.0, 10**8, 6.25 / 20)],
+    [(0.05, 10**8, 0.05), (0.1, 10**8, 0.1), (0.5, 10**8, 0.125), (0.5, 10**9, 0.5), (3.0, 10**8, 3.0 / 9)],
 )
 def test_a_checkpoint_takes_no_more_than_its_share_of_an_epoch(lengths, monkeypatch, writing, size, each):
     """But what is written soon enough never waits, nor what is very large; and nothing waits for ever."""
@@ -135,9 +138,8 @@ def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, mon
     monkeypatch.setattr(fit_length, "trial", trial)
     monkeypatch.setattr(fit_length, "num_cores", lambda: 8)
     found = lengths(100)
-    assert found.plan.seconds == pytest.approx(
-        found.plan.epochs * 1.02 * (10 * 0.5 + 100 * (0.01 + 0.01 / num_workers) + 0.25)
-    )
+    epoch = 10 * 0.5 + 100 * (0.01 + 0.01 / num_workers) + 0.25
+    assert found.plan.seconds == pytest.approx(found.plan.epochs * (epoch + seconds_of_each(0.5, 1, 0.0, epoch)))
     assert found.now().plan == found.plan and found.at(0.5).plan.epochs > found.plan.epochs
     assert given == [200.0]
     assert {length.cache_limit_gb for length in (found, found.now(), found.at(0.5))} == {limit}

@@ -108,21 +108,54 @@ def test_what_waits_takes_no_memory_of_a_gpu():
 
 
 @pytest.mark.parametrize(
-    ("writing", "each"), [(0.05, 0.05), (0.06, 0.06), (0.2, 0.2), (0.5, 0.2), (1.2, 0.2), (6.0, 1.0), (99.0, 16.5)]
+    ("writing", "each"), [(0.05, 0.05), (0.06, 0.06), (0.2, 0.2), (0.5, 0.5 / 3), (1.1, 0.22), (6.0, 1.2), (99.0, 19.8)]
 )
 def test_how_much_of_an_epoch_checkpoints_take(writing, each):
-    assert seconds_of_each(writing, 1, 10.0) == pytest.approx(each)
-    assert seconds_of_each(writing, deferred_checkpoints.MOST + 1, 10.0) == writing
+    assert seconds_of_each(writing, 1, 0.0, 10.0) == pytest.approx(each)
+    assert seconds_of_each(writing, 1, 0.04, 10.0) == pytest.approx(each + 0.04 * (1 - each / writing))
+    assert seconds_of_each(writing, deferred_checkpoints.MOST + 1, 0.04, 10.0) == writing
+    assert seconds_of_each(writing, 1, 0.04, 70.0) == writing
 
 
-def test_nothing_waits_for_more_than_a_minute(clock, tmp_path):
+@pytest.mark.parametrize(("writing", "epoch"), [(0.5, 10.0), (1.1, 10.0), (3.0, 6.25), (0.3, 1.0), (2.0, 59.0)])
+def test_as_many_wait_as_was_reckoned(clock, tmp_path, writing, epoch):
+    deferred, written = DeferredCheckpoints(), 0
+    for _ in range(100):
+        clock[0] += epoch
+        if not deferred.may_wait():
+            written += 1
+            with deferred.timed(tmp_path / "one.ckpt", ("last",)):
+                (tmp_path / "one.ckpt").touch()
+                clock[0] += writing
+    assert written == pytest.approx(100 * seconds_of_each(writing, 1, 0.0, epoch) / writing, abs=3)
+
+
+@pytest.mark.parametrize(("epoch", "num_waiting"), [(1.0, 58), (19.0, 2), (29.0, 1), (31.0, 0), (61.0, 0)])
+def test_nothing_waits_for_more_than_a_minute(clock, tmp_path, epoch, num_waiting):
     deferred = DeferredCheckpoints()
+    assert not deferred.may_wait()
     with deferred.timed(tmp_path / "one.ckpt", ("last",)):
         (tmp_path / "one.ckpt").touch()
         clock[0] += 30
-    clock[0] += 59
+    waiting = 0
+    clock[0] += epoch
+    while deferred.may_wait():
+        waiting += 1
+        clock[0] += epoch
+    assert waiting == num_waiting
+
+
+def test_all_that_was_written_for_a_last_counts(clock, tmp_path):
+    """A best from before it, where there is one, as well."""
+    deferred = DeferredCheckpoints()
+    assert not deferred.may_wait()
+    for name in ("best", "last"):
+        with deferred.timed(tmp_path / "one.ckpt", (name,)):
+            (tmp_path / "one.ckpt").touch()
+            clock[0] += 0.2
+    clock[0] += 19.0
     assert deferred.may_wait()
-    clock[0] += 2
+    clock[0] += 1.1
     assert not deferred.may_wait()
 
 
@@ -189,6 +222,31 @@ def test_without_a_validation_the_best_is_the_last(fit, all_wait, tmp_path):
     assert len(all_wait) == 1 and found["best"]["epoch"] == 3
     best, last = (tmp_path / f"waiting/fit/version_0/checkpoints/{name}.ckpt" for name in ("best", "last"))
     assert best.samefile(last)
+
+
+def test_what_there_is_no_memory_for_is_written(fit, all_wait, monkeypatch):
+    whole = fit("whole")
+    copies = [deferred_checkpoints.copy_of, None]
+
+    def copy_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
+        if (copied := copies.pop(0)) is None:
+            raise MemoryError
+        return copied(checkpoint)
+
+    monkeypatch.setattr(deferred_checkpoints, "copy_of", copy_of)
+    monkeypatch.setattr(SignalFlag, "agreed", stopped_at(3 * STEPS + 1, "on_train_batch_end"))
+    monkeypatch.setattr(Checkpoints, "on_exception", lambda *_: None)
+    assert fit("waiting", error=Interrupted)["last"]["global_step"] == 3 * STEPS + 1 and copies == []
+    monkeypatch.undo()
+    assert same(fit("waiting", "--resume"), whole)
+
+
+def test_a_best_inside_an_epoch_is_led_to_by_the_last_on_the_disk(fit, all_wait, monkeypatch):
+    monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
+    monkeypatch.setattr(Classifier, "training_step", broken_at(3 * STEPS - 1, RuntimeError("killed")))
+    monkeypatch.setattr(Checkpoints, "on_exception", lambda *_: None)
+    found = fit("killed", "--trainer.val_check_interval", 0.5, error=RuntimeError)
+    assert [found[name]["global_step"] for name in ("best", "last")] == [2 * STEPS + STEPS // 2, 2 * STEPS]
 
 
 def test_what_is_due_does_not_wait(fit, all_wait):

@@ -1,6 +1,7 @@
 """Run folders that never meet, and are the same on all devices."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,6 +113,12 @@ def test_a_rank_that_would_go_on_elsewhere_is_stopped(tmp_path):
     callback(Run(tmp_path, "fit")).setup(trainer(0, said), None, "fit")
     with pytest.raises(RuntimeError, match="version_7, rank 0 in .*version_0"):
         callback(Run(tmp_path, "fit", tmp_path / "fit/version_7")).setup(trainer(1, said), None, "fit")
+
+
+def test_an_error_says_at_once_that_this_process_is_at_its_end(run, monkeypatch):
+    monkeypatch.setattr("finetune.runs.folder.ending", ending := threading.Event())
+    callback(run).on_exception(trainer(0, []), None, RuntimeError())
+    assert ending.is_set()
 
 
 @pytest.mark.parametrize(("stage", "epochs"), [("fit", 5), ("test", 3)])

@@ -7,7 +7,7 @@ import pytest
 from tiny_module import QUIET, Tiny, loader, trainer
 
 from finetune.runs.folder import Run
-from finetune.runs.results import Results, write_results
+from finetune.runs.results import Results, Skipped, write_results
 
 pytestmark = QUIET
 
@@ -51,3 +51,13 @@ def test_results_are_json(tmp_path):
     results = {"test/accuracy": 0.9375, "class_names": ["größe", "b"], "confusion_matrix": [[1, 0], [0, 2]]}
     write_results(tmp_path / "test.json", results)
     assert json.loads((tmp_path / "test.json").read_text()) == results
+
+
+def test_an_error_stays_the_news_where_the_list_of_pictures_cannot_be_written(tmp_path, caplog):
+    run = Run(tmp_path, "fit")
+    run.file = lambda name: tmp_path / "nowhere" / name
+    run.choose()
+    skipped = Skipped(run)
+    skipped.errors.add("a.png: truncated")
+    skipped.on_exception(SimpleNamespace(is_global_zero=True), Tiny(), RuntimeError("the news"))
+    assert "skipped.txt lacks some pictures" in caplog.text

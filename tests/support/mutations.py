@@ -473,7 +473,7 @@ MUTATIONS = [
     Mutation(
         "a checkpoint that waits is of its own epoch, whatever is trained meanwhile",
         "runs/deferred_checkpoints.py",
-        "copied = _copy(checkpoint)",
+        "copied = copy_of(checkpoint)",
         "copied = checkpoint",
         "tests/runs/test_deferred_checkpoints.py",
     ),
