@@ -25,15 +25,16 @@ OPTIONS = {
 CALIBRATION = ("calibration_error_before_scaling", "calibration_error")
 
 
-def command(run: Run, place: tools.Place) -> list[str]:
+def command(run: Run, place: tools.Place, has_size: bool = True) -> list[str]:
     """Return the command of a run; of a peer with the tool's own batch size, rate, optimizer and augmentation."""
     if run.tool != "finetune":
         options = OPTIONS[run.tool].format(seed=run.seed).split()
         return tools.fit_peer(run.tool, int(number(run.setting)), BATCH_SIZES[run.tool], options, place)
     program = [str(Path(sys.executable).with_name("finetune")), "fit", str(place.data)]
     length = [] if run.setting == "default" else [f"--{run.setting.partition('_')[0]}", f"{number(run.setting):g}"]
+    size = ["--size", str(tools.IMAGE_SIZE)] if has_size else []
     places = ["--weights", str(place.weights), "--out", str(place.out)]
-    return [*program, "--size", str(tools.IMAGE_SIZE), *length, "--seed", str(run.seed), *places]
+    return [*program, *size, *length, "--seed", str(run.seed), *places]
 
 
 def accuracy(tool: str, place: tools.Place, output: str) -> float:
@@ -63,9 +64,9 @@ def expected_error(confidence: np.ndarray, draws: int = 1000) -> float:
     return float(np.mean(sum(gaps)) / len(confidence))
 
 
-def train(run: Run, place: tools.Place) -> dict:
+def train(run: Run, place: tools.Place, has_size: bool = True) -> dict:
     """Return what a run gave: seconds of the whole command, accuracy, and of how many pictures that is."""
-    words = command(run, place)
+    words = command(run, place, has_size)
     done = measure.run(words, tools.variables(place), place.out / "clock.txt")
     split = "test" if run.tool == "finetune" else "val"
     return {

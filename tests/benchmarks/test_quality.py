@@ -14,7 +14,7 @@ import pytest
 from paths import ROOT
 
 from benchmarks.peers.tools import PEERS, Place
-from benchmarks.quality import chart, commands, documents, targets
+from benchmarks.quality import chart, commands, documents, sizes, targets
 from benchmarks.quality.plan import ON_ONE_SET, SETS, SETTINGS, SMALL, Run, expected_seconds, first_round, plan
 from benchmarks.quality.points import Point, mean_sets, on_set, over_sets
 
@@ -349,3 +349,26 @@ def test_the_shipped_tables_are_those_of_the_records():
     for name, block in documents.blocks(records).items():
         assert f"<!-- {name} -->\n{block}\n<!-- /{name} -->" in text
     assert documents.has_chart(records) == (ROOT / "docs/quality.png").exists()
+
+
+def test_the_chosen_size_is_measured_beside_the_given_one():
+    all_runs = list(sizes.runs())
+    assert len(all_runs) == len(set(all_runs)) == 4 * 4 * 2
+    place = Place(Path("d"), Path("o"), Path("w.pt"), Path("f"), Path("e"), None)
+    with_size, without = (
+        commands.command(Run("trash", "finetune", "minutes_1", 0), place, has_size) for has_size in (True, False)
+    )
+    assert [word for word in with_size if word not in without] == ["--size", "128"]
+    about = {"machine": HERE, "commit": "abc1234", "date": "2026-11-23"}
+    records = [
+        {**run._asdict(), "accuracy": 0.5 + number / 100, "size": 160, "epochs": 3, "seconds": 60.0 + number, **about}
+        for number, run in enumerate(run for run in all_runs if run.length == "minutes_1" and not run.is_given)
+    ]
+    lines = sizes.table(records).splitlines()
+    assert lines[0] == f"{HERE}, 2026-11-23, finetune at abc1234; seed 0, n = 1 each."
+    assert next(line for line in lines if "`--minutes 1`" in line) == (
+        "| `--minutes 1` | none given | 0.500, 160 px, 60 s | 0.510, 160 px, 61 s | 0.520, 160 px, 62 s | "
+        "0.530, 160 px, 63 s | 0.515, 62 s |"
+    )
+    missing = sizes.table([*records[:3], {**records[3], "date": "2026-11-24"} | {"accuracy": 0.53, "set": "elsewhere"}])
+    assert "2026-11-23 to 2026-11-24" in missing and "| – | – |" in missing
