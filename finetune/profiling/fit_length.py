@@ -13,7 +13,7 @@ from finetune.data.readers import FileReader
 from finetune.data.samplers import num_within
 from finetune.profiling.stopwatch import Costs
 from finetune.profiling.time_trial import num_devices_of, starting, trial
-from finetune.runs.deferred_checkpoints import seconds_of_each
+from finetune.runs.deferred_checkpoints import is_worth_it, seconds_of_each
 from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
 from finetune.training.run_length import fewest_epochs, usual_epochs
@@ -29,6 +29,7 @@ _MOST_TRIED = 0.1  # share of the time that the trial's steps may take, those th
 # gains more by learning longer. In docs/benchmarks.md, "How long" and "Several networks".
 _FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL = 15, 0.8
 _MOST_MEMBERS = 5  # each answers for each picture, for good; what a further one adds is less than the one before
+_BY_SIDE = 1.6  # the power of the side that a step's seconds grow with: some of it does not depend on the pixels
 _ENDING = 2.5  # seconds for what is written in the end, the report most of all
 
 
@@ -79,7 +80,7 @@ class Length(NamedTuple):
 
     def at(self, scale: float) -> "Length":
         """Return what to expect at another size."""
-        return self._times(scale**2, "test")
+        return self._times(scale**_BY_SIDE, "test")
 
     def times_seen(self) -> float:
         """Return how often each picture is trained on."""
@@ -139,7 +140,8 @@ class Aim:
             for split in ("test", "val")
         )
         others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
-        others += 3 * costs.checkpoint  # the first, and what waits in the end: a last and, perhaps, another best
+        if is_worth_it(costs.checkpoint, costs.size):  # the first, and what waits in the end: a last, perhaps a best
+            others += 3 * costs.checkpoint
         at_once = max(1, min(pictures.num_workers, num_cores() // num_devices))
 
         def decode(num: float) -> float:  # of each of so many pictures of a device: a process reads whole batches
@@ -150,19 +152,21 @@ class Aim:
         num = sizes["train"]
         batches = num_batches = math.ceil(num / batch_size)
         for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is
-            validations, checkpoints = self._occasions(batches)
-            between = costs.between + validations * num_validated * evaluate + checkpoints * costs.checkpoint
+            validations, inside, saves = self._occasions(batches)
+            between = costs.between + validations * num_validated * evaluate + (inside + saves) * costs.checkpoint
             epoch = min(batches, num / batch_size) * costs.batch + between
-            between += seconds_of_each(costs.checkpoint, costs.size, costs.copying, epoch)
+            waiting = seconds_of_each(costs.checkpoint, costs.size, costs.copying, epoch)
+            written = costs.checkpoint + costs.copying  # before a best inside the next epoch
+            between += waiting + min(1.0, inside) * (max(waiting, written) - waiting)
             found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
             batches = (found and found.batches) or num_batches
         again = partial(self._length, pictures=pictures)
         return Length(costs, found, num, num_batches, others, pictures.cache_limit_gb, again)
 
-    def _occasions(self, batches: int) -> tuple[float, float]:
-        """Return how often an epoch of so many batches is validated, or a share of that, and how often saved inside."""
+    def _occasions(self, batches: int) -> tuple[float, float, float]:
+        """Return how often an epoch of so many batches is validated, or a share of that; how often inside it; saves."""
         share, every = self.trainer["val_check_interval"], self.trainer["check_val_every_n_epoch"] or 1
         each = batches if share is None else max(1, int(batches * share))
         inside = (batches // each - (batches % each == 0)) / every
         steps = batches / self.trainer["accumulate_grad_batches"]
-        return batches // each / every, inside + (steps / self.every_n_steps if self.every_n_steps else 0.0)
+        return batches // each / every, inside, steps / self.every_n_steps if self.every_n_steps else 0.0

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from torch import Tensor
 from finetune.distributed.signals import install_stop_at_once
 from finetune.profiling import step_timing
 from finetune.profiling.recorder import Measured
-from finetune.runs.deferred_checkpoints import copy_of
+from finetune.runs.deferred_checkpoints import copy_of, is_worth_it
 
 _WARM_UP = 3  # steps that are not timed: libraries choose their kernels, workers read ahead
 _FEWEST = 4  # steps that are
@@ -99,12 +100,10 @@ class Stopwatch(pl.Callback):
         decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
         path = os.path.join(self.folder, "trial.ckpt")
         _, checkpoint = step_timing.clocked(lambda: trainer.save_checkpoint(path), pl_module.device)
-        _, copying = step_timing.clocked(
-            lambda: copy_of(trainer._checkpoint_connector.dump_checkpoint()), pl_module.device
-        )
         epochs = sum(self.is_first[1 : warm_up + 1])
         start = self.ends[warm_up] - self.began - (warm_up + 1) * seconds - epochs * between
         size = os.path.getsize(path)
+        copying = _copying(trainer, pl_module.device) if is_worth_it(checkpoint, size) else 0.0
         self.costs = Costs(max(0.0, start), seconds, evaluate, test, decode, checkpoint, size, copying, between)
         raise Measured
 
@@ -114,6 +113,13 @@ class Stopwatch(pl.Callback):
         if num > _WARM_UP + _FEWEST and now - self.ends[_WARM_UP] >= self.seconds:
             return _WARM_UP
         return 1 if 3 <= num <= _WARM_UP + _FEWEST and now - self.began >= self.most else None
+
+
+def _copying(trainer: pl.Trainer, device: torch.device) -> float:
+    """Return the seconds of copying a checkpoint, which is left out where there is no memory for it."""
+    with suppress(MemoryError, RuntimeError):
+        return step_timing.clocked(lambda: copy_of(trainer._checkpoint_connector.dump_checkpoint()), device)[1]
+    return 0.0
 
 
 def _batch_and_between(ends: list[float], sizes: list[int], is_first: list[bool]) -> tuple[float, float]:

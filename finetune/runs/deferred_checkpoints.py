@@ -20,7 +20,7 @@ from torch import Tensor
 SHARE = 0.02  # of the time, that goes into checkpoints at epochs' ends
 LONGEST = 60.0  # seconds that one waits, even if they come to a larger share
 QUICK = 0.05  # seconds: what is written as soon as that does not wait
-MOST = 500_000_000  # bytes of one that waits, of which there may be two
+MOST = 500_000_000  # bytes of one that waits, of which there may be two, and a third while that is copied
 
 
 class DeferredCheckpoints:
@@ -28,8 +28,8 @@ class DeferredCheckpoints:
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[str, Any]] = {}  # in the order in which they are to be written
-        self._seconds, self._size = 0.0, 0  # of all that was written for the latest last.ckpt, and bytes of one
-        self._since_last = 0.0  # seconds of writing
+        self._writing, self._size = 0.0, 0  # seconds and bytes of the latest
+        self._seconds = self._since_last = 0.0  # of all that was written for the latest last.ckpt, and since then
         self._ended = self._asked = -math.inf  # when a last.ckpt was written, when an epoch ended
 
     @contextmanager
@@ -38,8 +38,9 @@ class DeferredCheckpoints:
         began = time.monotonic()
         yield
         now = time.monotonic()
-        self._since_last, self._size = self._since_last + now - began, path.stat().st_size
-        self._asked += now - began  # which is no part of the next epoch
+        self._writing, self._size = now - began, path.stat().st_size
+        self._since_last += self._writing
+        self._asked += self._writing  # which is no part of the next epoch
         if "last" in names:  # or what is written as the best inside epochs would let the last wait for ever
             self._seconds, self._since_last, self._ended = self._since_last, 0.0, now
 
@@ -52,19 +53,19 @@ class DeferredCheckpoints:
         epoch, self._asked = now - self._asked, now
         waited = now - self._ended
         is_soon = waited < self._seconds / SHARE and waited + epoch < LONGEST
-        return is_soon and _is_worth_it(self._seconds, self._size)
+        return is_soon and is_worth_it(self._writing, self._size)
 
     def hold(self, names: Sequence[str], checkpoint: dict[str, Any]) -> bool:
         """Let a copy of a checkpoint wait, in place of what has waited under these names.
 
         Returns:
-            Whether there was memory for it. If not, nothing waits under these names.
+            Whether there was memory for it. If not, what has waited does so until it is dropped.
         """
-        self.drop(names)
         try:
             copied = copy_of(checkpoint)
         except (MemoryError, RuntimeError):  # the latter is torch's; what else is wrong, writing it will say
             return False
+        self.drop(names)
         self._waiting |= dict.fromkeys(names, copied)
         return True
 
@@ -91,13 +92,14 @@ def seconds_of_each(writing: float, size: int, copying: float, epoch: float) -> 
         copying: Seconds that it takes to copy one.
         epoch: Seconds of an epoch.
     """
-    if not _is_worth_it(writing, size):
+    if not is_worth_it(writing, size):
         return writing
     num = max(1, min(math.ceil(writing / SHARE / epoch), math.ceil(LONGEST / epoch) - 1))  # of which one is written
     return (writing + (num - 1) * copying) / num
 
 
-def _is_worth_it(writing: float, size: int) -> bool:
+def is_worth_it(writing: float, size: int) -> bool:
+    """Return whether what takes so many seconds to write, and so many bytes, is ever to wait."""
     return writing > QUICK and size <= MOST
 
 

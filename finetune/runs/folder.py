@@ -112,7 +112,8 @@ class RunFolder(pl.Callback):
                 replace_text(self.run.file("about.json"), json.dumps(self._about(self.run.about), indent=2) + "\n")
 
     def on_exception(self, *_: Any) -> None:
-        ending.set()  # before other callbacks, and loggers, write what is left
+        if self.run.command == "fit":  # others leave nothing to write
+            ending.set()  # before other callbacks, and loggers, write what is left
 
     def _about(self, about: dict[str, Any]) -> dict[str, Any]:
         """Return what goes into about.json: how a run began stays in it, and each command that went on with it."""

@@ -200,7 +200,7 @@ class Checkpoints(Checkpoint):
                 return
             save = partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint)
         # First a best that what --resume goes on from no longer leads to, or a last from which one leads to this best.
-        self._write_deferred(trainer, but=names)
+        self._write_deferred(trainer, but=names if "last" in names else ())
         self._write(trainer, names, save)
         self._deferred.drop(names)
 

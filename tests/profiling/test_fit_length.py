@@ -54,29 +54,31 @@ def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
 
 
 @pytest.mark.parametrize(
-    ("options", "validations", "checkpoints"),
+    ("options", "validations", "inside", "saves"),
     [
-        ({}, 1, 0),
-        ({"val_check_interval": 1.0}, 1, 0),
-        ({"val_check_interval": 0.3}, 3, 3),
-        ({"val_check_interval": 0.35}, 3, 3),  # every 3 of 10
-        ({"val_check_interval": 0.04}, 10, 9),
-        ({"check_val_every_n_epoch": 4}, 0.25, 0),
-        ({"val_check_interval": 0.5, "check_val_every_n_epoch": 4}, 0.5, 0.25),
-        ({"check_val_every_n_epoch": None}, 1, 0),
-        ({"every_n_steps": 2}, 1, 5),
-        ({"every_n_steps": 2, "accumulate_grad_batches": 5}, 1, 1),
-        ({"limit_val_batches": 2}, 0.64, 0),
-        ({"limit_val_batches": 0.5}, 0.64, 0),
-        ({"limit_val_batches": 50}, 1, 0),
-        ({"devices": 2}, 0.5, 0),  # each has half of the pictures
+        ({}, 1, 0, 0),
+        ({"val_check_interval": 1.0}, 1, 0, 0),
+        ({"val_check_interval": 0.3}, 3, 3, 0),
+        ({"val_check_interval": 0.35}, 3, 3, 0),  # every 3 of 10
+        ({"val_check_interval": 0.04}, 10, 9, 0),
+        ({"check_val_every_n_epoch": 4}, 0.25, 0, 0),
+        ({"val_check_interval": 0.5, "check_val_every_n_epoch": 4}, 0.5, 0.25, 0),
+        ({"check_val_every_n_epoch": None}, 1, 0, 0),
+        ({"every_n_steps": 2}, 1, 0, 5),
+        ({"every_n_steps": 2, "accumulate_grad_batches": 5}, 1, 0, 1),
+        ({"limit_val_batches": 2}, 0.64, 0, 0),
+        ({"limit_val_batches": 0.5}, 0.64, 0, 0),
+        ({"limit_val_batches": 50}, 1, 0, 0),
+        ({"devices": 2}, 0.5, 0, 0),  # each has half of the pictures
     ],
 )
-def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(lengths, options, validations, checkpoints):
-    """Those inside epochs; at their ends checkpoints wait, so that they take a share of the time."""
-    epoch = 10 * 0.5 + validations * 100 * 0.01 + checkpoints * 0.5 + 0.25
+def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(lengths, options, validations, inside, saves):
+    """At the ends of epochs checkpoints wait, until a best inside the next one is written after them."""
+    epoch = 10 * 0.5 + validations * 100 * 0.01 + (inside + saves) * 0.5 + 0.25
     length = lengths(200, **options)
-    assert length.plan.seconds == pytest.approx(length.plan.epochs * (epoch + seconds_of_each(0.5, 1, 0.0, epoch)))
+    written = min(inside, 1)
+    each = written * 0.5 + (1 - written) * seconds_of_each(0.5, 1, 0.0, epoch)
+    assert length.plan.seconds == pytest.approx(length.plan.epochs * (epoch + each))
 
 
 @pytest.mark.parametrize(

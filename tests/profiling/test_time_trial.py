@@ -15,6 +15,7 @@ from finetune import Classifier, ImageFolderData
 from finetune.profiling import step_timing, time_trial
 from finetune.profiling.stopwatch import _BETWEEN
 from finetune.profiling.time_trial import _cores, _first, num_devices_of, starting, trial
+from finetune.runs import deferred_checkpoints
 from finetune.system.cache_dir import PICTURES, cache_dir
 
 ONE = {"accelerator": "cpu", "devices": 1, "precision": "32-true", "accumulate_grad_batches": 1}
@@ -158,7 +159,8 @@ def test_a_short_trial_of_slow_steps_ends_after_three(made, advance):
     assert model.trainer.global_step == 8
 
 
-def test_each_part_is_timed_and_workers_end(made):
+def test_each_part_is_timed_and_workers_end(made, monkeypatch):
+    monkeypatch.setattr(deferred_checkpoints, "QUICK", 0.0)  # or none would ever wait, and no copy be made
     costs = trial(*made(num_workers=1), ONE, seconds=0.1)
     assert min(costs) > 0
     assert not multiprocessing.active_children()

@@ -73,6 +73,18 @@ def test_what_waits_is_taken_in_the_order_in_which_it_came():
     assert [names for names, _ in deferred.take()] == [["last"]]
 
 
+def test_what_waits_is_not_lost_where_there_is_no_memory_for_the_next(monkeypatch):
+    deferred = DeferredCheckpoints()
+    assert deferred.hold(("last",), {"epoch": 1})
+
+    def copy_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
+        raise MemoryError
+
+    monkeypatch.setattr(deferred_checkpoints, "copy_of", copy_of)
+    assert not deferred.hold(("last",), {"epoch": 2})
+    assert [checkpoint["epoch"] for _, checkpoint in deferred.take()] == [1]
+
+
 def test_what_could_not_be_written_waits_on():
     deferred = DeferredCheckpoints()
     deferred.hold(("last",), {"epoch": 1})
@@ -127,7 +139,7 @@ def test_as_many_wait_as_was_reckoned(clock, tmp_path, writing, epoch):
             with deferred.timed(tmp_path / "one.ckpt", ("last",)):
                 (tmp_path / "one.ckpt").touch()
                 clock[0] += writing
-    assert written == pytest.approx(100 * seconds_of_each(writing, 1, 0.0, epoch) / writing, abs=3)
+    assert written == pytest.approx(100 * seconds_of_each(writing, 1, 0.0, epoch) / writing, abs=1.1)  # and the first
 
 
 @pytest.mark.parametrize(("epoch", "num_waiting"), [(1.0, 58), (19.0, 2), (29.0, 1), (31.0, 0), (61.0, 0)])
@@ -225,20 +237,19 @@ def test_without_a_validation_the_best_is_the_last(fit, all_wait, tmp_path):
 
 
 def test_what_there_is_no_memory_for_is_written(fit, all_wait, monkeypatch):
-    whole = fit("whole")
-    copies = [deferred_checkpoints.copy_of, None]
+    copies = [deferred_checkpoints.copy_of, None]  # of the second epoch, and the third
 
     def copy_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
         if (copied := copies.pop(0)) is None:
             raise MemoryError
         return copied(checkpoint)
 
-    monkeypatch.setattr(deferred_checkpoints, "copy_of", copy_of)
-    monkeypatch.setattr(SignalFlag, "agreed", stopped_at(3 * STEPS + 1, "on_train_batch_end"))
-    monkeypatch.setattr(Checkpoints, "on_exception", lambda *_: None)
-    assert fit("waiting", error=Interrupted)["last"]["global_step"] == 3 * STEPS + 1 and copies == []
-    monkeypatch.undo()
-    assert same(fit("waiting", "--resume"), whole)
+    with monkeypatch.context() as patched:
+        patched.setattr(deferred_checkpoints, "copy_of", copy_of)
+        patched.setattr(Classifier, "training_step", broken_at(3 * STEPS + 1, RuntimeError("killed")))
+        patched.setattr(Checkpoints, "on_exception", lambda *_: None)
+        assert fit("killed", error=RuntimeError)["last"]["global_step"] == 3 * STEPS and copies == []
+    assert same(fit("killed", "--resume"), fit("whole"))
 
 
 def test_a_best_inside_an_epoch_is_led_to_by_the_last_on_the_disk(fit, all_wait, monkeypatch):
