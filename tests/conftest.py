@@ -12,6 +12,7 @@ from colours import draw_colours
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the onnxruntime that tests compare with
 torch.set_num_threads(1)  # the pictures are tiny: more threads only cost time
+os.environ["OMP_NUM_THREADS"] = "1"  # so in programs that tests start: threads of several would wait for one another
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, which what is tested here would inherit
 
 
