@@ -50,6 +50,10 @@ def replacing(target: Path) -> Iterator[Path]:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())  # a disk over the network may find out only now that it is full
         os.replace(temporary, target)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(target)  # which a write that fails does not tell
+        raise
     finally:
         temporary.unlink(missing_ok=True)  # still there where both were the same file already
     with suppress(OSError):  # the name, too: not every file system can

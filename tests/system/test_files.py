@@ -102,8 +102,9 @@ def test_text_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as told:
         replace_text(path, "größe: 3\n")
+    assert told.value.filename == str(path)
     assert os.listdir(tmp_path) == ["config.yaml"] and path.read_bytes() == "größe: 2\n".encode()
 
 
