@@ -117,6 +117,8 @@ def test_a_rank_that_would_go_on_elsewhere_is_stopped(tmp_path):
 
 def test_an_error_says_at_once_that_this_process_is_at_its_end(run, monkeypatch):
     monkeypatch.setattr("finetune.runs.folder.ending", ending := threading.Event())
+    callback(Run(run.root, "test")).on_exception(trainer(0, []), None, RuntimeError())
+    assert not ending.is_set()  # nothing waits to be written
     callback(run).on_exception(trainer(0, []), None, RuntimeError())
     assert ending.is_set()
 
