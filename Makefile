@@ -2,14 +2,30 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint docker lock
+.PHONY: demo test quick-tests test-all mutations lint docker lock
 
 demo: .venv/installed
 	$(BIN)/finetune demo
 
-# A file of tests a core at a time: what a file's tests share is made once.
-test: lint
-	$(BIN)/pytest --numprocesses logical --dist loadfile
+# A file of tests a core at a time, since what its tests share is made once; the longest files first (tests/conftest.py).
+PYTEST := $(BIN)/pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
+
+# Each promise and each module, in minutes. The type checker, which uses one core, runs beside the first tests.
+test: .venv/installed
+	$(MAKE) --no-print-directory --jobs 2 lint quick-tests
+
+quick-tests: .venv/installed
+	$(PYTEST) -m "not slow and not network"
+
+# All tests, without the linters; `make test-all MARKED="slow and not network"` leaves out those of `make test`, and
+# `make test-all PYTEST_OPTIONS=--record-seconds` writes tests/seconds.json.
+MARKED = not network
+test-all: .venv/installed
+	$(PYTEST) -m "$(MARKED)" $(PYTEST_OPTIONS)
+
+# Break the lines that keep promises, one at a time, and check that a test fails.
+mutations: .venv/installed
+	$(BIN)/python tests/support/mutations.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -1,19 +1,74 @@
 """Shared by the tests: small folders of pictures, and the command line in this process."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
-from colours import draw_colours
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the onnxruntime that tests compare with
-torch.set_num_threads(1)  # the pictures are tiny: more threads only cost time
-os.environ["OMP_NUM_THREADS"] = "1"  # so in programs that tests start: threads of several would wait for one another
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, which what is tested here would inherit
+# Images are tiny, here and in the programs that tests start: more threads only wait for one another.
+os.environ["OMP_NUM_THREADS"] = "1"
+# `nohup` ignores SIGHUP and a background job SIGINT; tested programs would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SECONDS = Path(__file__).with_name("seconds.json")  # per test file: [quick, slow]
+LONG = 5.0  # seconds after which a test of the default tier is named at the end
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare a process that runs tests; one that only distributes them imports nothing, and so starts at once."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import torch
+
+    assert torch  # imported before a warning is an error
+    # Lightning's advice, which the command line silences, too. Here, since pytest imports what a filter names.
+    config.addinivalue_line("filterwarnings", "ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-seconds", action="store_true", help=f"of a run of all tests: write {SECONDS.name}")
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k have deselected tests
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest files first; otherwise one process is left with one of them at the end."""
+    recorded = json.loads(SECONDS.read_text())
+    total: dict[str, float] = {}
+    tiers = {(file_of(item.nodeid), "slow" in item.keywords) for item in items}
+    for file, is_slow in tiers:
+        total[file] = total.get(file, 0.0) + recorded.get(file, [0.0, 0.0])[is_slow]
+    items.sort(key=lambda item: -total[file_of(item.nodeid)])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """List long tests of the default tier, and record how long each file takes."""
+    seconds: dict[str, list[float]] = {}
+    tests: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if not isinstance(report, pytest.TestReport):
+                continue
+            is_slow = "slow" in report.keywords
+            seconds.setdefault(file_of(report.nodeid), [0.0, 0.0])[is_slow] += report.duration
+            if not is_slow:
+                tests[report.nodeid] = tests.get(report.nodeid, 0.0) + report.duration
+    if long := {name: duration for name, duration in tests.items() if duration > LONG}:
+        terminalreporter.section(f"over {LONG:.0f} s in the default tier: make them quicker, or mark them slow")
+        for name, duration in sorted(long.items(), key=lambda pair: -pair[1]):
+            terminalreporter.write_line(f"{duration:6.1f} s  {name}")
+    if config.getoption("--record-seconds"):
+        rounded = {file: [round(each, 1) for each in both] for file, both in sorted(seconds.items()) if sum(both) >= 1}
+        rows = [f"{json.dumps(file)}: {json.dumps(both)}" for file, both in rounded.items()]
+        SECONDS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,6 +89,8 @@ def no_seed_of_another_run() -> None:
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in three easy classes: 20 pictures each in train, 10 in test."""
+    from colours import draw_colours
+
     return draw_colours(tmp_path_factory.mktemp("data") / "colours", train=20, test=10)
 
 
@@ -52,6 +109,8 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
     """A process group in this process alone."""
+    import torch.distributed as dist
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

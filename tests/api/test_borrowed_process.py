@@ -11,12 +11,15 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from fit_words import QUICK
 from pytorch_lightning import seed_everything
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
@@ -112,8 +115,6 @@ CHANGES: list[tuple[str, Callable[[Any], Any]]] = [
 
 @pytest.mark.parametrize(("names", "change"), CHANGES, ids=[f"{i}-{names}" for i, (names, _) in enumerate(CHANGES)])
 def test_what_is_changed_is_put_back(names, change, tmp_path):
-    with borrowed():
-        pass  # what importing does is done
     before = state()
     with borrowed():
         within = state()
@@ -191,20 +192,25 @@ def test_torch_s_workers_have_their_handler_again_after_it(monkeypatch):
     assert signal.getsignal(signal.SIGCHLD) == before and not signal_handling._SIGCHLD_handler_set
 
 
+@pytest.fixture(scope="module")
+def warm(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A fit has run: what is imported late has been, and stays."""
+    options = {**QUICK["options"], "report": True}
+    fit(colours, **{**QUICK, "workers": 1, "options": options}, out=tmp_path_factory.mktemp("warm"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_fit_leaves_nothing_behind(colours, quick, workers):
-    options = {**quick, "workers": workers, "options": {**quick["options"], "report": True}}
-    fit(colours, **options)  # what is imported late has been, and stays
+def test_a_fit_leaves_nothing_behind(colours, quick, workers, warm):
+    options = {**quick["options"], "report": True}
     before, files = state(), open_files()
-    fit(colours, **options, seed=5)
+    fit(colours, **{**quick, "workers": workers, "options": options}, seed=5)
     assert differing(before, state()) == set()
     assert open_files() == files
 
 
-def test_control_without_it_a_fit_is_noticed(colours, quick, monkeypatch):
-    from contextlib import nullcontext
-
-    fit(colours, **quick)
+@pytest.mark.slow
+def test_control_without_it_a_fit_is_noticed(colours, quick, monkeypatch, warm):
     random.seed(99)  # an earlier fit's seed may have been the same
     np.random.seed(99)
     before = state()

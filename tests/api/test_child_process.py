@@ -49,7 +49,7 @@ import os, sys
 from finetune import fit, load
 print("once")
 options = {"report": False, "trainer.accelerator": "cpu"}
-quick = dict(size=32, batch=16, workers=0, weights=None, backbone="mobilenet_v3_small", precision="32-true")
+quick = dict(size=28, batch=16, workers=0, weights=None, backbone="small_cnn", precision="32-true")
 before = dict(os.environ)
 run = fit(sys.argv[1], devices=2, epochs=1, options=options, **quick)
 assert before == dict(os.environ)
@@ -61,6 +61,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_trains_on_two_devices(colours, tmp_path):
     (tmp_path / "program.py").write_text(_PROGRAM)
     command = [sys.executable, "program.py", colours]
@@ -94,46 +95,34 @@ def test_what_it_tells_is_handed_on_and_what_ends_it_raised(tmp_path, monkeypatc
         run_command(["fit"])
 
 
-@pytest.mark.parametrize(("times", "ends"), [(1, "saved"), (2, "at once")])
-def test_ctrl_c_is_handed_on_and_waited_for(tmp_path, monkeypatch, capsys, times, ends):
+@pytest.mark.parametrize(
+    ("signum", "times", "kind"),
+    [("SIGINT", 1, KeyboardInterrupt), ("SIGINT", 2, KeyboardInterrupt), ("SIGTERM", 1, Interrupted)],
+)
+def test_what_stops_this_process_is_handed_on_and_waited_for(tmp_path, monkeypatch, capsys, signum, times, kind):
     fake(
         tmp_path,
         monkeypatch,
         "heard = []\n"
-        "signal.signal(signal.SIGINT, lambda *_: heard.append(1))\n"
-        "os.kill(os.getppid(), signal.SIGINT)\n"
+        f"signal.signal(signal.{signum}, lambda *_: heard.append(1))\n"
+        f"os.kill(os.getppid(), signal.{signum})\n"
         "while not heard: time.sleep(0.01)\n"
-        f"if {times} == 2: os.kill(os.getppid(), signal.SIGINT)\n"
+        f"if {times} == 2: os.kill(os.getppid(), signal.{signum})\n"
         f"while len(heard) < {times}: time.sleep(0.01)\n"
         "print('saved' if len(heard) == 1 else 'at once', flush=True)\n"
-        "sys.exit(130)\n",
-    )
-    with pytest.raises(KeyboardInterrupt):
-        run_command(["fit"])
-    assert capsys.readouterr().out == f"{ends}\n"
-
-
-def test_what_would_end_this_process_is_handed_on_and_waited_for(tmp_path, monkeypatch, capsys):
-    fake(
-        tmp_path,
-        monkeypatch,
-        "heard = []\n"
-        "signal.signal(signal.SIGTERM, lambda *_: heard.append(1))\n"
-        "os.kill(os.getppid(), signal.SIGTERM)\n"
-        "while not heard: time.sleep(0.01)\n"
-        "print('saved', flush=True)\n"
-        "sys.exit(143)\n",
+        f"sys.exit(128 + signal.{signum})\n",
     )
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with pytest.raises(Interrupted):
+        with pytest.raises(kind):
             run_command(["fit"])
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert capsys.readouterr().out == "saved\n"
+    assert capsys.readouterr().out == ("at once\n" if times == 2 else "saved\n")
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_program(tmp_path):
     """As when a notebook's kernel is killed."""
     (tmp_path / "finetune.py").write_text("")

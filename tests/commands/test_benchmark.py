@@ -17,6 +17,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(recorder, "_SECONDS", 0.01)
 
 
+@pytest.mark.slow
 def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsys):
     cli("benchmark", "--data.root", colours, *SMALL, "--repeats", "3", "--output", "out.json")
     shown = capsys.readouterr().out
@@ -33,6 +34,7 @@ def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsy
     assert "waiting for data" in shown and "bottleneck" in shown
 
 
+@pytest.mark.slow
 def test_kept_activations_are_what_is_trained_on(cli, colours):
     freeze = ["--model.freeze", "conv2", "--data.crop_and_flip", "false", "--data.batch_size", "4"]
     cli("benchmark", "--data.root", colours, *SMALL, *freeze, "--repeats", "1", "--out", "new/out.json")
@@ -63,6 +65,7 @@ def test_a_wrong_number_of_repeats_is_wrong_usage(cli, colours, capsys):
     assert "repeats must be at least 1, not 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_numbers_of_devices_are_held_beside_each_other(cli, colours, capsys):
     cli("benchmark", "--data.root", colours, *SMALL, "--repeats", "1", "--devices", "1,2", "--output", "out.json")
     rows = json.loads(Path("out.json").read_text())["scaling"]
@@ -73,6 +76,7 @@ def test_numbers_of_devices_are_held_beside_each_other(cli, colours, capsys):
     assert [path.name for path in Path().iterdir()] == ["out.json"]
 
 
+@pytest.mark.slow
 def test_torch_was_left_as_it_was(cli, colours):
     before = torch.get_default_dtype()
     cli("benchmark", "--data.root", colours, *SMALL, "--trainer.precision", "64-true", "--repeats", "1")

@@ -36,17 +36,19 @@ def accuracies(out: str) -> list[float]:
     return [float(match[2]) for match in matches]
 
 
+@pytest.mark.slow
 def test_a_line_for_each_epoch_and_the_same_accuracies_on_any_number_of_replicas(cli, tmp_path, capsys):
     write_unpacked(tmp_path / "clothes")
     told = []
-    for devices in ("cpu", "cpu,cpu", "cpu, cpu, cpu, cpu"):
+    for devices in ("cpu", "cpu, cpu, cpu, cpu"):
         cli("by-hand", "--devices", devices, "--dtype", "float64", *QUICK)
         told.append(accuracies(capsys.readouterr().out))
-    assert told[0] == told[1] == told[2] and len(told[0]) == 3 and told[0][-1] > 0.5
+    assert told[0] == told[1] and len(told[0]) == 3 and told[0][-1] > 0.5
     cli("by-hand", "--devices", "cpu,cpu", "--seed", 1, "--dtype", "float64", *QUICK)
     assert accuracies(capsys.readouterr().out) != told[0]
 
 
+@pytest.mark.slow
 def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch):
     write_unpacked(tmp_path / "clothes")
     pictures, printed = [], print
@@ -71,16 +73,15 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
     ("options", "told"),
     [
         (("--devices", "cpu,gpuu"), "--devices cpu,gpuu: there is no device 'gpuu' here; valid are: cpu"),
-        (("--devices", "cuda:97"), "there is no device 'cuda:97' here; valid are: cpu"),
-        (("--devices", ""), "there is no device '' here"),
         (("--devices", "cpu,"), "there is no device '' here"),
         (("--devices", "cpu:1"), "there is no device 'cpu:1' here"),
         (("--devices", "meta"), "there is no device 'meta' here"),
         (("--devices", "cpu,cpu,cpu"), "8 does not divide by 3 devices"),
+        (("--epochs", "many"), "many"),
+        (("--device", "cpu"), "did you mean 'devices'?"),
         (("--dtype", "float16"), "--dtype float16 is not known; valid are: float32, float64"),
         (("--epochs", "0"), "got epochs 0"),
         (("--lr", "0"), "lr 0.0"),
-        (("--lr", "-1"), "lr -1.0"),
         (("--batch_size", "0"), "batch_size 0"),
         (("--seed", "-1"), "seed -1"),
         (("--root", "clothes/FashionMNIST/raw/t10k-labels-idx1-ubyte"), "Fashion-MNIST can't be had"),
@@ -91,27 +92,15 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
 def test_mistakes_are_told_in_one_line(options, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_unpacked(tmp_path / "clothes")
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SystemExit) as caught:
-        main(["by-hand", *map(str, QUICK), *options])
+        main(["by-hand", *map(str, QUICK), "--output", "new/curve.png", *options])
     err = capsys.readouterr().err
     is_usage = not any(words in told for words in ("can't be had", "too high", "does not divide"))
     assert caught.value.code == (2 if is_usage else 1)
     assert err.startswith("finetune: error: ") and err.count("\n") == 1 and told in err
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == [] or "too high" in told
     assert list(tmp_path.rglob("*.png")) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("--epochs", "many"), "many"),
-        (("--device", "cpu"), "did you mean 'devices'?"),
-    ],
-)
-def test_wrong_usage(options, told, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["by-hand", *options])
-    err = capsys.readouterr().err
-    assert caught.value.code == 2 and err.count("\n") == 1 and told in err
 
 
 def test_help(capsys):
@@ -147,13 +136,3 @@ def test_devices_of_an_accelerator(monkeypatch):
     assert list(map(str, parse_devices(",".join(names)))) == ["cuda:0", "cuda:1", "cuda:0", "cpu"]
     with pytest.raises(ValueError, match="no device 'cuda:2' here; valid are: cpu, cuda, cuda:0, cuda:1"):
         parse_devices("cuda:0,cuda:2")
-
-
-def test_a_fault_before_the_first_epoch_leaves_no_folder_behind(cli, tmp_path):
-    write_unpacked(tmp_path / "clothes")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match="does not divide by 3 devices"):
-        cli("by-hand", "--devices", "cpu,cpu,cpu", *QUICK[:2], "--root", "clothes", "--output", "new/curve.png")
-    with pytest.raises(ValueError, match="--output clothes is a folder"):
-        cli("by-hand", *QUICK, "--output", "clothes")
-    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []

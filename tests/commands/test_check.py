@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 from browser import dom_after, needs_browser
+from colours import QUICKEST
 from PIL import Image
+from processes import start, start_script
 
 from finetune.commands import check
 from finetune.data.checking import perceptual_hash
@@ -142,19 +144,10 @@ def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):
         cli("check", pictures, "--weights", "x.pt")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
     """On colours it has learned, what was moved to another class comes first."""
-    fit = [
-        "--model.backbone",
-        "small_cnn",
-        "--model.weights",
-        "null",
-        "--trainer.max_epochs",
-        3,
-        "--data.num_workers",
-        0,
-    ]
-    cli("fit", "--data.root", colours, "--data.image_size", 28, "--data.batch_size", 12, *fit)
+    cli("fit", "--data.root", colours, *QUICKEST, "--data.batch_size", 12, "--trainer.max_epochs", 3)
     folder = shutil.copytree(colours, tmp_path / "set")
     moved = sorted((folder / "train").glob("*/*"))[0]
     other = next(path for path in sorted((folder / "train").iterdir()) if path != moved.parent)
@@ -165,31 +158,30 @@ def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
         cli("check", folder, "--ckpt_path", __file__)
 
 
-def process(*arguments, **options):
-    return subprocess.Popen([sys.executable, "-m", "finetune", "check", *map(str, arguments)], text=True, **options)
-
-
 def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(pictures, tmp_path):
     for i in range(3000):
         os.link(pictures / "train/a/1.jpg", pictures / f"train/a/x{i}.jpg")
-    sitecustomize = "import finetune.data.checking.picture_facts as f, time, os\nlook = f.look\n"
-    sitecustomize += (
-        "def slow(path):\n    open('began', 'w').close(); time.sleep(0.02); return look(path)\nf.look = slow\n"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import finetune.data.checking.picture_facts as f, time, os\n"
+        "look = f.look\n"
+        "def slow(path):\n    open('began', 'w').close(); time.sleep(0.02); return look(path)\n"
+        "f.look = slow\n"
+        "from finetune.cli import main\nmain()\n"
     )
-    sitecustomize += "from finetune.cli import main\nmain()\n"
-    command = [sys.executable, "-c", sitecustomize, "check", str(pictures), "--output", "out"]
-    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = start_script(program, "check", pictures, "--output", "out", cwd=tmp_path)
     while not (tmp_path / "began").exists():
         time.sleep(0.05)
-        assert child.poll() is None
+        assert child.poll() is None, child.stderr
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=30)
-    assert child.returncode == 130 and "Traceback" not in err and out == ""
-    assert sorted(os.listdir(tmp_path)) == ["began", "set"]
+    assert child.wait(30) == 130 and "Traceback" not in child.stderr and child.stdout == ""
+    assert sorted(os.listdir(tmp_path)) == ["began", "program.py", "set"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(pictures, tmp_path):
-    child = process(pictures, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "finetune", "check", str(pictures)]
+    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     child.stdout.close()
     assert child.wait(60) in (0, 141) and child.stderr.read() == ""
     child.stderr.close()
@@ -197,7 +189,7 @@ def test_a_reader_that_goes_away_is_no_error(pictures, tmp_path):
 
 
 def test_two_at_once_leave_one_whole_result(pictures, tmp_path):
-    children = [process(pictures, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
+    children = [start("check", pictures, cwd=tmp_path) for _ in range(2)]
     assert [child.wait(60) for child in children] == [0, 0]
     assert found(tmp_path) == {} and (tmp_path / "check.html").read_text().rstrip().endswith("</html>")
     assert sorted(os.listdir(tmp_path)) == ["check.html", "check.json", "set"]
@@ -212,8 +204,6 @@ def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at
 
 
 def test_a_folder_that_vanishes_meanwhile_is_a_finding(cli, pictures, tmp_path, monkeypatch):
-    from finetune.commands import check
-
     def vanish(paths):
         shutil.rmtree(pictures / "test")
         return look_at(paths)
@@ -224,6 +214,7 @@ def test_a_folder_that_vanishes_meanwhile_is_a_finding(cli, pictures, tmp_path, 
     assert len(found(tmp_path)["unreadable"]["rows"]) == 24
 
 
+@pytest.mark.slow
 def test_a_copy_in_many_files_is_one_set(cli, pictures, tmp_path):
     for i in range(3000):
         os.link(pictures / "train/a/1.jpg", pictures / f"train/a/x{i}.jpg")
@@ -232,6 +223,7 @@ def test_a_copy_in_many_files_is_one_set(cli, pictures, tmp_path):
     assert len(row["files"]) == 3001 and (tmp_path / "check.html").stat().st_size < 200_000
 
 
+@pytest.mark.slow
 def test_thousands_of_classes_are_told_in_few_lines(cli, tmp_path, capsys):
     for i in range(3000):
         folder = tmp_path / f"set/class {i:04}"
@@ -242,6 +234,7 @@ def test_thousands_of_classes_are_told_in_few_lines(cli, tmp_path, capsys):
     assert len(found(tmp_path)["tiny_class"]["rows"]) == 3000
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_page_sorts_its_rows_and_has_no_errors(cli, pictures, tmp_path):
     for i in range(3):

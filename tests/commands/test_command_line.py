@@ -18,13 +18,8 @@ def here(tmp_path, monkeypatch):
     """A folder with pictures, a run, and a run without a best checkpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in (
-        "pictures/cat/a.jpg",
-        "pictures/cat/b.jpg",
-        "pictures/dog/-c.jpg",
-        BEST,
-        "early/checkpoints/last.ckpt",
-    ):
+    pictures = ("pictures/cat/a.jpg", "pictures/cat/b.jpg", "pictures/dog/-c.jpg")
+    for name in (*pictures, BEST, "early/checkpoints/last.ckpt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
     Path("-x.jpg").touch()
@@ -32,6 +27,10 @@ def here(tmp_path, monkeypatch):
 
 
 IN_FULL = {
+    "test run": f"test --ckpt_path {BEST}",
+    "validate --ckpt_path run pictures": f"validate --ckpt_path {BEST} --data.root pictures",
+    "predict run pictures/*/*.jpg": f"predict --ckpt_path {BEST} -- pictures/*/*.jpg",
+    "sheet --ckpt_path run --pictures pictures": f"sheet --ckpt_path {BEST} --pictures pictures",
     "fit pictures": f"fit --config {CONFIG} --data.root pictures",
     "fit --epochs 3 pictures": f"fit --config {CONFIG} --trainer.max_epochs 3 --data.root pictures",
     "fit --resume pictures": f"fit --config {CONFIG} --resume --data.root pictures",
@@ -57,16 +56,13 @@ IN_FULL = {
     "benchmark pictures --devices 1,2 --out x.json": (
         f"benchmark --config {CONFIG} --devices 1,2 --output x.json --data.root pictures"
     ),
-    "test run": f"test --ckpt_path {BEST}",
     "test run pictures --batch 3": f"test --ckpt_path {BEST} --data.batch_size 3 --data.root pictures",
-    "validate --ckpt_path run pictures": f"validate --ckpt_path {BEST} --data.root pictures",
     "test run/checkpoints": f"test --ckpt_path {BEST}",
     f"predict {BEST} pictures": f"predict --ckpt_path {BEST} -- pictures",
     "predict run pictures/cat/a.jpg --out o.csv pictures/cat/b.jpg": (
         f"predict --ckpt_path {BEST} --output o.csv -- pictures/cat/a.jpg pictures/cat/b.jpg"
     ),
     "predict ~/run ~/pictures": "predict --ckpt_path HOME/run/checkpoints/best.ckpt -- HOME/pictures",
-    "predict run pictures/*/*.jpg": f"predict --ckpt_path {BEST} -- pictures/*/*.jpg",
     "predict --ckpt_path run --data.predict pictures": f"predict --ckpt_path {BEST} --data.predict pictures",
     "predict run --pictures pictures": f"predict --ckpt_path {BEST} --data.predict pictures",
     "predict run -- -x.jpg": f"predict --ckpt_path {BEST} -- -x.jpg",
@@ -74,7 +70,6 @@ IN_FULL = {
     "export run --out s.onnx": f"export --ckpt_path {BEST} --output s.onnx",
     "export --config e.yaml": "export --config e.yaml",
     "fit pictures --weights run": f"fit --config {CONFIG} --model.weights {BEST} --data.root pictures",
-    "sheet --ckpt_path run --pictures pictures": f"sheet --ckpt_path {BEST} --pictures pictures",
     "check pictures --size 3": "check --image_size 3 -- pictures",
     "check": "check",
     "fit --help all": "fit --help",
@@ -91,6 +86,11 @@ def test_what_is_typed_is_what_full_flags_say_and_comes_out_of_itself(typed, tmp
 
 
 WRONG = {
+    "fit pictures --data.init_args.root run": "(--data.root) is given twice: 'pictures' and 'run'",
+    "test run pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
+    "test run pictures pictures": "one folder is needed, not 2",
+    "predict run/checkpoints": "finetune predict needs pictures, folders, globs or a LIST.txt",
+    "sheet run": "finetune sheet needs pictures",
     "fit": "no data: give the folder of your pictures: finetune fit FOLDER, or one of those",
     "fit pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
     "fit -- -x.jpg": "'-x.jpg' is a file: give a folder of pictures",
@@ -98,25 +98,20 @@ WRONG = {
     "fit hotdog": "hotdog is no folder of pictures but a config: finetune fit --config hotdog",
     "fit pictures run": "one folder is needed, not 2 ('pictures' 'run'): finetune fit FOLDER",
     "fit pictures --data.root run": "finetune fit FOLDER (--data.root) is given twice: 'pictures' and 'run'",
-    "fit pictures --data.init_args.root run": "(--data.root) is given twice: 'pictures' and 'run'",
     "fit pictures --config hotdg.yaml": "there is no config 'hotdg.yaml' here, nor is one shipped; did you mean 'hotdo",
     "fit pictures --weights ./pictures": "the folder ./pictures is no run",
     "fit pictures --ckpt_path gone.ckpt": "there is no checkpoint 'gone.ckpt'",
     "test": "finetune test needs a checkpoint, or a run's folder: finetune test CKPT (--ckpt_path)",
     "test rum": "there is no checkpoint 'rum'; did you mean 'run'?",
     "test run/checkpoints/bets.ckpt": "did you mean 'run/checkpoints/best.ckpt'?",
-    "test run pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
     "test pictures run": "the folder pictures is no run",
-    "test run pictures pictures": "one folder is needed, not 2",
     "predict run": "finetune predict needs pictures, folders, globs or a LIST.txt: finetune predict CKPT PICTURES",
-    "predict run/checkpoints": "finetune predict needs pictures, folders, globs or a LIST.txt",
     "predict pictures/cat/a.jpg": "the checkpoint, or a run's folder, comes first: finetune predict CKPT PICTURES",
     "predict run pictures/cat/d.jpg": "no picture, folder, list or glob 'pictures/cat/d.jpg' here; did you mean 'pictu",
     "predict run pictures/*.gif": "there is no picture, folder, list or glob 'pictures/*.gif' here",
     "predict run pictures --data.predict pictures": "pictures are given twice: by --data.predict, and 'pictures'",
     "predict pictures/cat/a.jpg run": "'pictures/cat/a.jpg' is a picture: a checkpoint, or a run's folder, comes",
     "fit pictures --out [a]": "/[a] is a file, not a folder",
-    "sheet run": "finetune sheet needs pictures",
     "export": "finetune export needs a checkpoint",
     "export run pictures": "finetune export takes one checkpoint, and no 'pictures'",
     "check a b": "one folder is needed, not 2",

@@ -47,20 +47,14 @@ def test_a_file_here_comes_first(package):
     assert find("sample") == str(package / "configs/sample.yaml")
 
 
-@pytest.mark.parametrize("name", ["hotdgo.yaml", "configs/hotdog.yaml", "notes.txt", ""])
-def test_not_found_names_shipped_ones(package, name):
-    with pytest.raises(FileNotFoundError) as caught:
-        find(name)
-    assert repr(name) in str(caught.value) and "hotdog" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
         ("hotdg.yaml", "did you mean 'hotdog.yaml'?"),
         ("hotdg", "did you mean 'hotdog'?"),
-        ("xyz", "valid are hotdog, sample"),
+        ("configs/hotdog.yaml", "did you mean 'hotdog.yaml'?"),
+        ("notes.txt", "valid are hotdog, sample"),
+        ("", "valid are hotdog, sample"),
     ],
 )
 def test_not_found_names_the_nearest(package, name, hint):
@@ -74,16 +68,11 @@ def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
     path = str(package / "configs/sample.yaml")
     for named in ([flag, "sample.yaml"], [f"{flag}=sample"]):
         for arguments in (["fit", *named, "--data.root", "x"], ["fit", "--data.root", "x", *named]):
-            assert resolve(arguments) == ["fit", "--config", path, "--data.root", "x"]
+            given = list(arguments)
+            assert resolve(arguments) == ["fit", "--config", path, "--data.root", "x"] and arguments == given
     assert resolve(["fit", flag, "sample", flag, "hotdog"])[2::2] == [path, str(package / "configs/hotdog.yaml")]
     assert resolve(["fit", flag]) == ["fit", flag]  # the parser will say what is missing
     assert resolve(["fit", "--x.config", "sample", "--resume"]) == ["fit", "--x.config", "sample", "--resume"]
-
-
-def test_arguments_are_not_changed_in_place(package):
-    arguments = ["fit", "--config", "sample"]
-    resolve(arguments)
-    assert arguments == ["fit", "--config", "sample"]
 
 
 @pytest.mark.parametrize(("content", "told"), [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xff", "is not UTF-8")])

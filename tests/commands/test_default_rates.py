@@ -30,7 +30,6 @@ HOTDOG = ("--config", "hotdog.yaml")  # SGD at 0.01
 TAKEN = {  # the rate is the usual one, and is told
     ("--model.optimizer", "Adam"): ("Adam", "0.005 is for SGD"),
     (*HOTDOG, "--model.optimizer", "Adam"): ("Adam", "0.01 is for SGD"),
-    (*HOTDOG, "--model.optimizer=torch.optim.AdamW"): ("AdamW", "0.01 is for SGD"),
     (*HOTDOG, "--model.optimizer.class_path", "RAdam"): ("RAdam", "0.01 is for SGD"),
     (*HOTDOG, "--config", "adam.yaml"): ("Adam", "0.01 is for SGD"),
     (*HOTDOG, "--model.optimizer", '{"class_path": "torch.optim.Adam", "init_args": {"betas": [0.8, 0.9]}}'): (
@@ -43,11 +42,9 @@ TAKEN = {  # the rate is the usual one, and is told
 LEFT = {  # it is the optimizer's own, or the user's
     (): 0.005,
     HOTDOG: 0.01,
-    (*HOTDOG, "--model.optimizer", "SGD"): 0.01,
     ("--config", "adam_rate.yaml"): 0.3,
     (*HOTDOG, "--config", "adam_rate.yaml"): 0.3,
     ("--config", "adam.yaml", "--config", "rate.yaml"): 0.4,
-    (*HOTDOG, "--model.optimizer", "Adam", "--model.optimizer.lr", "0.02"): 0.02,
     (*HOTDOG, "--model.optimizer.lr=0.02", "--model.optimizer", "Adam"): 0.02,
     (*HOTDOG, "--model.optimizer.init_args.lr", "0.02", "--model.optimizer", "LBFGS"): 0.02,
     (*HOTDOG, "--model.optimizer", '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.02}}'): 0.02,

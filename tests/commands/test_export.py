@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from colours import QUICK, draw_colours
+from colours import QUICKEST, draw_colours
 from PIL import Image
 from small_fits import scramble
 
@@ -28,24 +28,19 @@ from finetune.inference import any_size, export_check
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, colours) -> Path:
+def run(tmp_path_factory, colours, untested_run) -> Path:
     """A run of `fit`, with its best exported in two formats."""
-    folder = tmp_path_factory.mktemp("exported")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        best = "runs/fit/version_0/checkpoints/best.ckpt"
-        pictures = ["--verify_on", str(colours / "test")]
-        for arguments in (
-            ["fit", "--data.root", str(colours), *QUICK],
-            ["export", best, *pictures],
-            ["export", best, "--format", "safetensors", *pictures],
-        ):
-            with pytest.raises(SystemExit) as ended:
-                main([str(argument) for argument in arguments])
-            assert ended.value.code == 0
-    return folder / "runs/fit/version_0"
+    run = shutil.copytree(untested_run, tmp_path_factory.mktemp("exported") / "run")
+    for kind in ("onnx", "safetensors"):
+        given = [str(run / "checkpoints/best.ckpt"), "--format", kind, "--verify_on", str(colours / "test")]
+        with pytest.raises(SystemExit) as ended:
+            main(["export", *given])
+        assert ended.value.code == 0
+    return run
 
 
 def test_it_says_what_was_written_and_how_well_it_agrees(run, cli, tmp_path, capsys):
@@ -175,7 +170,7 @@ def test_an_exported_file_is_no_checkpoint_to_train_or_export(run, colours, cli)
     with pytest.raises(ValueError, match="is an exported file: give the checkpoint"):
         cli("export", run / "checkpoints/best.onnx", "--output", "other.onnx")
     with pytest.raises(ValueError, match="is an exported file, from which nothing can go on"):
-        cli("fit", "--data.root", colours, *QUICK, "--ckpt_path", run / "checkpoints/best.onnx")
+        cli("fit", "--data.root", colours, *QUICKEST, "--ckpt_path", run / "checkpoints/best.onnx")
 
 
 @pytest.mark.parametrize(("missing", "command"), [("onnx", "export"), ("onnxruntime", "predict")])
@@ -280,7 +275,7 @@ def test_training_begins_with_the_normalisation_of_its_safetensors(run, colours,
     known["state_dict"] |= {"mean": torch.full((3, 1, 1), 100.0), "std": torch.full((3, 1, 1), 50.0)}
     torch.save(known, tmp_path / "other.ckpt")
     cli("export", "other.ckpt", "--format", "safetensors")
-    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     cli(*fit, "--model.weights", "other.safetensors")
     state = read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt")["state_dict"]
     assert state["mean"].unique().tolist() == [100] and state["std"].unique().tolist() == [50]

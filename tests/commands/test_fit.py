@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import yaml
-from colours import QUICK
+from colours import QUICKEST
 from run_holders import another
 
 from finetune.distributed.signals import Interrupted, SignalFlag
@@ -24,7 +24,7 @@ from finetune.system.messages import WrongUsage
 def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
     """Here that of the first epoch of three; the control: the last one's result is another."""
     with patch("finetune.runs.model_checkpoint.lowest_kept", side_effect=[0.0, 2.0, 2.0]):
-        cli("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3)
+        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3)
     folder = tmp_path / "runs/fit/version_0"
     assert [read_checkpoint(folder / f"checkpoints/{name}.ckpt")["epoch"] for name in ("best", "last")] == [0, 2]
     tested = {}
@@ -37,10 +37,10 @@ def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
     assert result["checkpoint"].endswith("best.ckpt")
 
 
-def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, cli, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
-    cli(*fit)
-    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+@pytest.mark.slow
+def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, cli, tmp_path, run_to_go_on):
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
+    last = run_to_go_on / "checkpoints/last.ckpt"
     with pytest.raises(ValueError, match=r"last\.ckpt leaves nothing to train, with trainer\.max_epochs 1: raise"):
         cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")
     assert not (tmp_path / "runs/fit/version_1").exists()
@@ -50,7 +50,7 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, 
         checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
         assert checkpoint["finetune"]["began_from"] == str(last)
         terms = checkpoint["finetune"]["licence_of_the_weights"]
-        assert terms.startswith("the checkpoint last.ckpt, ") and terms.endswith(licence(None, "mobilenet_v3_small"))
+        assert terms.startswith("the checkpoint last.ckpt, ") and terms.endswith(licence(None, "small_cnn"))
         assert (run / "config.yaml").read_text().startswith(f"# It began from {last}\n")
         if epochs == 2:
             cli(*fit, "--resume", "--trainer.max_epochs", 3)
@@ -64,9 +64,9 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, 
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path):
-    fit, real = ["fit", "--data.root", colours, *QUICK], tmp_path / "runs/fit/version_0"
-    cli(*fit, "--test_after_fit", "false")  # as if it had been killed before its test
+@pytest.mark.slow
+def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path, run_to_go_on):
+    fit, real = ["fit", "--data.root", colours, *QUICKEST], run_to_go_on
     for i, more in enumerate(([], ["--resume"]), 1):
         cli(*fit, "--trainer.fast_dev_run", "true", *more)
         tried = tmp_path / f"runs/fit/version_{i}"
@@ -79,8 +79,9 @@ def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path):
     assert read_checkpoint(real / "checkpoints/last.ckpt")["global_step"] == 8
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tmp_path, caplog):
-    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false", "--resume"]
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false", "--resume"]
     cli(*fit)
     (tmp_path / "runs/fit/version_1").mkdir()
     with caplog.at_level("INFO", "finetune"):
@@ -90,42 +91,48 @@ def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tm
     assert (tmp_path / "runs/fit/version_2/checkpoints/last.ckpt").exists()
 
 
-def test_a_prolonged_run_is_tested_again(colours, cli, tmp_path):
-    fit = ["fit", "--resume", "--data.root", colours, *QUICK]
-    cli(*fit)
-    results = tmp_path / "runs/fit/version_0/test.json"
+@pytest.mark.slow
+def test_a_prolonged_run_is_tested_again_and_keeps_no_result_of_the_shorter_one(colours, cli, run_to_go_on):
+    fit = ["fit", "--resume", "--data.root", colours, *QUICKEST]
+    cli(*fit)  # finished, but not tested
+    results, predictions = run_to_go_on / "test.json", run_to_go_on / "test_predictions.csv"
+    assert "test/accuracy" in results.read_text() and predictions.exists()
     results.write_text("of the best after one epoch")
     cli(*fit)  # finished: nothing is done
     assert results.read_text() == "of the best after one epoch"
-    best = tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"
+    best = run_to_go_on / "checkpoints/best.ckpt"
     os.utime(best, (results.stat().st_mtime + 1,) * 2)  # as if the run had been prolonged, and killed before its test
     cli(*fit)
     assert "test/accuracy" in results.read_text()
+    cli(*fit, "--trainer.max_epochs", 2, "--test_after_fit", "false")
+    assert not results.exists() and not predictions.exists()
+    cli(*fit, "--trainer.max_epochs", 2)
+    assert "test/accuracy" in results.read_text() and predictions.exists()
 
 
-def test_a_finished_run_that_another_process_tests_is_left_to_it(colours, cli, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICK]
-    cli(*fit, "--test_after_fit", "false")
-    run_lock.release()
-    first = another(tmp_path / "runs/fit/version_0")
+@pytest.mark.slow
+def test_a_finished_run_that_another_process_tests_is_left_to_it(colours, cli, run_to_go_on):
+    fit = ["fit", "--data.root", colours, *QUICKEST]
+    first = another(run_to_go_on)
     assert first.stdout.readline() == "held\n"
     with pytest.raises(ValueError, match=f"another process, {first.pid}, goes on in"):
         cli(*fit, "--resume")
-    assert not (tmp_path / "runs/fit/version_0/test.json").exists()
+    assert not (run_to_go_on / "test.json").exists()
     first.kill()
     first.communicate(timeout=60)
     cli(*fit, "--resume")
-    assert (tmp_path / "runs/fit/version_0/test.json").exists()
+    assert (run_to_go_on / "test.json").exists()
     run_lock.release()
-    first = another(tmp_path / "runs/fit/version_0")
+    first = another(run_to_go_on)
     assert first.stdout.readline() == "held\n"
     cli(*fit, "--resume")  # nothing is left to do, whoever is there
     first.kill()
     first.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, cli, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICK, "--data.val_fraction", "0", "--trainer.max_epochs", 2]
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--data.val_fraction", "0", "--trainer.max_epochs", 2]
     cli(*fit, "--test_after_fit", "false")
     run = tmp_path / "runs/fit/version_0"
     best, last = run / "checkpoints/best.ckpt", run / "checkpoints/last.ckpt"
@@ -147,17 +154,18 @@ def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, c
 
 def test_a_run_that_ends_before_its_first_step_is_told(colours, cli):
     with pytest.raises(ValueError, match=r"nothing was trained in .*version_0: a limit ended it before its first step"):
-        cli("fit", "--data.root", colours, *QUICK, "--trainer.max_time", "00:00:00:00")
+        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_time", "00:00:00:00")
 
 
 def test_a_checkpoint_that_is_not_there_is_told_before_there_is_a_run(colours, cli, tmp_path):
     with pytest.raises(WrongUsage, match="nope.ckpt"):
-        cli("fit", "--data.root", colours, *QUICK, "--ckpt_path", "nope.ckpt")
+        cli("fit", "--data.root", colours, *QUICKEST, "--ckpt_path", "nope.ckpt")
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path, caplog):
-    fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 20, "--patience", 2]
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 20, "--patience", 2]
     cli(*fit, "--model.optimizer.lr", "1e-12")  # nothing is learned
     assert "ended after epoch 3: no higher val/accuracy in --patience 2 validations" in caplog.messages
     last = torch.load(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
@@ -174,10 +182,12 @@ def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path
         cli(*fit, "--patience", 0)
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_told_no_length_writes_the_usual_one_down(colours, cli, tmp_path, caplog):
-    options = [option for option in QUICK if option not in ("--trainer.max_epochs", "1")]
-    assert len(options) == len(QUICK) - 2
-    cli("fit", "--data.root", colours, *options, "--trainer.limit_train_batches", 1, "--test_after_fit", "false")
+    options = [option for option in QUICKEST if option not in ("--trainer.max_epochs", "1")]
+    assert len(options) == len(QUICKEST) - 2
+    limits = ["--trainer.limit_train_batches", 1, "--trainer.check_val_every_n_epoch", 50]
+    cli("fit", "--data.root", colours, *options, "--test_after_fit", "false", *limits)
     assert caplog.messages[0].startswith("50 epochs, 50 steps, as is usual for ")
     config = yaml.safe_load((tmp_path / "runs/fit/version_0/config.yaml").read_text())
     assert config["trainer"]["max_epochs"] == 50
@@ -186,7 +196,7 @@ def test_a_fit_that_is_told_no_length_writes_the_usual_one_down(colours, cli, tm
 def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, caplog, capsys):
     limits = ["--trainer.limit_val_batches", 0, "--trainer.limit_test_batches", "0.0"]
     with caplog.at_level("INFO", "finetune"):
-        cli("fit", "--data.root", colours, *QUICK, *limits)
+        cli("fit", "--data.root", colours, *QUICKEST, *limits)
     assert "val is not looked at, since trainer.limit_val_batches is 0, and best.ckpt is the last" in caplog.messages
     assert "test is not looked at, since trainer.limit_test_batches is 0" in caplog.messages
     run = tmp_path / "runs/fit/version_0"
@@ -199,26 +209,17 @@ def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, capl
     ]
 
 
-def test_a_prolonged_run_does_not_keep_the_result_of_the_shorter_one(colours, cli, tmp_path):
-    fit, run = ["fit", "--data.root", colours, *QUICK], tmp_path / "runs/fit/version_0"
-    cli(*fit)
-    assert (run / "test.json").exists() and (run / "test_predictions.csv").exists()
-    cli(*fit, "--trainer.max_epochs", 2, "--resume", "--test_after_fit", "false")
-    assert not (run / "test.json").exists() and not (run / "test_predictions.csv").exists()
-    cli(*fit, "--trainer.max_epochs", 2, "--resume")  # finished, but not tested
-    assert (run / "test.json").exists() and (run / "test_predictions.csv").exists()
-
-
-def test_a_damaged_config_of_a_resumed_run_is_told_in_a_line(colours, cli, tmp_path, capsys):
-    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
-    cli(*fit)
-    (config := tmp_path / "runs/fit/version_0/config.yaml").write_text("a: [")
+@pytest.mark.slow
+def test_a_damaged_config_of_a_resumed_run_is_told_in_a_line(colours, cli, run_to_go_on):
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
+    (config := run_to_go_on / "config.yaml").write_text("a: [")
     with pytest.raises(ValueError, match=r"config.yaml is damaged: .*; move it away, and --resume goes on without it"):
         cli(*fit, "--trainer.max_epochs", 2, "--resume")
     config.unlink()
     cli(*fit, "--trainer.max_epochs", 2, "--resume")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [OSError("no room"), Interrupted(signal.SIGINT), None])
 def test_the_page_of_a_run_that_is_over_does_not_say_that_it_goes_on(colours, cli, tmp_path, monkeypatch, error):
     """Its report fails, or is broken off, or a signal came behind the last step."""
@@ -227,7 +228,7 @@ def test_the_page_of_a_run_that_is_over_does_not_say_that_it_goes_on(colours, cl
         monkeypatch.setattr(SignalFlag, "agreed", lambda self, trainer: signal.SIGTERM * trainer.current_epoch)
     ends = nullcontext() if isinstance(error, OSError) else pytest.raises(Interrupted)
     with patch("finetune.commands.report.page_of", side_effect=error), ends:
-        cli("fit", "--data.root", colours, *QUICK, "--report", "true")
+        cli("fit", "--data.root", colours, *QUICKEST, "--report", "true")
     text = (tmp_path / "runs/fit/version_0/report.html").read_text("utf-8")
     assert "Still running" not in text
     assert ("test pictures are named rightly" in text) == (error is not None)

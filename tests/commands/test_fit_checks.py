@@ -1,7 +1,7 @@
 """What a fit could not do is said before it trains."""
 
 import pytest
-from colours import QUICK
+from colours import QUICKEST
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,12 @@ def test_patience_needs_a_validation_before_the_end(colours, cli, tmp_path, opti
     told = "--patience counts validations, and "
     told += f"the fit ends after {num} batches, before the first validation after {first}"
     with pytest.raises(ValueError, match=f"{told}: give more"):
-        cli("fit", "--data.root", colours, *QUICK, "--patience", 1, *options)
+        cli("fit", "--data.root", colours, *QUICKEST, "--patience", 1, *options)
     assert not (tmp_path / "runs/fit").exists()
 
 
-def test_a_run_is_not_begun_from_what_it_would_not_follow(colours, cli, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
-    cli(*fit)
+def test_a_run_is_not_begun_from_what_it_would_not_follow(colours, cli, tmp_path, run_to_go_on):
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     path = "runs/fit/version_0/checkpoints/last.ckpt"
     more = [*fit, "--ckpt_path", path, "--trainer.max_epochs", 2]
     hint = f"say the same, or begin with its weights alone: --weights {path}"

@@ -1,5 +1,6 @@
 """The pages of `--help` are short, quick, and true to the real parser."""
 
+import json
 import subprocess
 import sys
 
@@ -27,17 +28,49 @@ def test_which_command_lines_ask_for_it():
         assert help_page(line) is None
 
 
-@pytest.mark.parametrize("line", [["fit", "--help"], ["fit", "x", "--epoch", "3"], ["fit", "--config", "hotdg.yaml"]])
-def test_neither_help_nor_a_wrong_option_waits_for_torch(line, tmp_path):
-    code = f"import sys; from finetune.cli import main\ntry: main({line!r})\n"
-    code += "finally: print({'torch', 'numpy', 'pytorch_lightning'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    assert done.stdout.endswith("set()\n")
-    assert (done.returncode, done.stderr.count("\n")) == ((0, 0) if "--help" in line else (2, 1))
+# Runs command lines in one process; its last line says of each how it ended, and what was imported by then.
+_LINES = """
+import json, sys
+import finetune
+finetune.__all__
+codes, imported = [None], []
+def look():
+    imported.append(sorted({"PIL", "numpy", "pytorch_lightning", "torch"} & set(sys.modules)))
+look()
+from finetune.cli import main
+for line in json.loads(sys.argv[1]):
+    try:
+        main(line)
+    except SystemExit as ended:
+        codes.append(ended.code)
+    look()
+print()
+print(json.dumps([codes, imported]))
+"""
+BEFORE_TORCH = {
+    "--help": 0,
+    "--version": 0,
+    "fit --help": 0,
+    "fit x --epoch 3": 2,
+    "fit --config hotdg.yaml": 2,
+    "check nowhere": 2,
+    "cache": 0,
+    "serve some.ckpt --port 0 --precision 32": 2,
+}
 
 
-def test_control_a_right_command_line_loads_torch(tmp_path):
-    code = "import sys; from finetune.cli import main\ntry: main(['fit', '--data.root', 'nowhere'])\n"
-    code += "finally: print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    assert done.stdout == "True\n"
+@pytest.mark.slow
+def test_neither_the_package_nor_help_nor_an_error_line_waits_for_torch(tmp_path):
+    (tmp_path / "some.ckpt").touch()
+    lines = json.dumps([line.split() for line in [*BEFORE_TORCH, "fit --data.root nowhere"]])
+    command = [sys.executable, "-c", _LINES, lines]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    codes, imported = json.loads(done.stdout.splitlines()[-1])
+    assert codes == [None, *BEFORE_TORCH.values(), 1]
+    for line, names in zip(["import finetune", *BEFORE_TORCH], imported[:-1], strict=True):
+        is_light = line.startswith(("import", "fit", "--"))
+        assert not names if is_light else not {"pytorch_lightning", "torch"} & set(names), line
+    assert "torch" in imported[-1]  # the control: a right command line
+    errors = done.stderr.splitlines()
+    assert len(errors) == 5 and all(line.startswith("finetune: error: ") for line in errors)
+    assert errors[2] == "finetune: error: 'nowhere' does not exist" and "precision: 32" in errors[3]

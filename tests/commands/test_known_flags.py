@@ -18,11 +18,7 @@ from finetune.system.messages import WrongUsage
 
 REFUSED = {
     ("fit", "--epoch", "3"): "--epoch; did you mean --epochs (--trainer.max_epochs)?",
-    ("fit", "--epoch=3"): "--epoch; did you mean --epochs (--trainer.max_epochs)?",
-    ("fit", "--learning-rate", "3"): "--learning-rate; did you mean --lr (--model.optimizer.lr)?",
-    ("fit", "--model.lr", "3"): "--model.lr; did you mean --lr (--model.optimizer.lr)?",
     ("fit", "-lr", "3"): "-lr; did you mean --lr (--model.optimizer.lr)?",
-    ("fit", "--trainer.max_epoch", "3"): "did you mean --epochs (--trainer.max_epochs)?",
     ("fit", "--trainer", "{}", "--trainer.epohcs", "3"): "did you mean --epochs (--trainer.max_epochs)?",
     ("fit", "--data.rot", "x"): "did you mean finetune fit FOLDER (--data.root)?",
     ("fit", "--config", "hotdog.yaml", "--data.siez", "3"): "did you mean --size (--data.image_size)?",
@@ -32,7 +28,6 @@ REFUSED = {
     ("fit", "--top_k", "3"): "--top_k is one of finetune predict",
     ("test", "--epochs", "3"): "--epochs (--trainer.max_epochs) is one of finetune fit",
     ("predict", "--topk", "3"): "did you mean --top_k?",
-    ("fit", "--resum"): "did you mean --resume?",
 }
 
 
@@ -117,11 +112,9 @@ def test_a_flag_without_its_value():
 
 VALUES = {
     ("--trainer.max_epochs", "ten"): "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'ten'",
-    ("--data.batch_size", "big"): "--batch (--data.batch_size) takes a number, such as 3 or 0.01, not 'big'",
     ("--model.optimizer.lr", "0,01"): "--lr (--model.optimizer.lr) takes a number, such as 3 or 0.01, not '0,01'",
     ("--model.optimizer", "adamw"): "--optimizer (--model.optimizer) can't be 'adamw'; did you mean 'AdamW'?",
     ("--data.resize", "squosh"): "--data.resize can't be 'squosh'; did you mean 'squash'?",
-    ("--model.head_init=prob",): "--model.head_init can't be 'prob'; did you mean 'probe'?",
     ("--data.on_bad_image", "zzz"): "--data.on_bad_image can't be 'zzz'; valid are error, skip",
 }
 
@@ -140,9 +133,12 @@ def test_values_of_a_data_class_of_one_s_own_are_left_to_it():
 
 
 def test_what_is_taken_for_choices_numbers_and_optimizers_is():
-    lines = [[f"--{full}", value] for full, valid in CHOICES.items() if full != "tta" for value in valid]
-    lines += [[f"--{full}", "1"] for full in NUMBERS - {"top_k", "abstain_below"}]
-    for line in lines:
+    choices = {f"--{full}": list(valid) for full, valid in CHOICES.items() if full != "tta"}
+    numbers = [f"--{full}=1" for full in sorted(NUMBERS - {"top_k", "abstain_below"})]
+    # All options stand in one line, which costs the parser no more than one: the i-th value of each.
+    for i in range(max(map(len, choices.values()))):
+        line = [f"{flag}={valid[min(i, len(valid) - 1)]}" for flag, valid in choices.items()]
+        line += numbers if i == 0 else []
         parse(["fit", *line])
         check_flags("fit", taken_apart(line))
     for name in OPTIMIZERS.split():

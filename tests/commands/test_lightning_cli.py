@@ -9,8 +9,9 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 import yaml
-from colours import QUICK
+from colours import QUICKEST
 
+from finetune.commands.option_names import OPTIONS
 from finetune.models.backbones import build
 from finetune.runs.folder import not_looked_at
 from finetune.runs.resume import beginning
@@ -18,10 +19,11 @@ from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_needs_no_weights_and_every_process_knows_its_checkpoint(colours, cli, tmp_path):
     weights = tmp_path / "weights.pt"
-    torch.save(build("mobilenet_v3_small", 3).state_dict(), weights)
-    options = ["fit", "--resume", "--data.root", str(colours), *QUICK, "--model.weights", str(weights)]
+    torch.save(build("small_cnn", 3).state_dict(), weights)
+    options = ["fit", "--resume", "--data.root", str(colours), *QUICKEST, "--model.weights", str(weights)]
     cli(*options)
     weights.unlink()
     seen = []
@@ -33,15 +35,16 @@ def test_a_run_that_goes_on_needs_no_weights_and_every_process_knows_its_checkpo
 
 def test_nothing_to_train_is_told(colours, cli):
     with pytest.raises(ValueError, match="nothing to train: trainer.max_epochs is 0"):
-        cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--trainer.max_epochs", 0)
+        cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 0)
 
 
 def rate_in(config: Path) -> float:
     return yaml.safe_load(config.read_text())["model"]["optimizer"]["init_args"]["lr"]
 
 
+@pytest.mark.slow
 def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(colours, cli, tmp_path, caplog):
-    fit = ["fit", "--resume", "--data.root", colours, *QUICK, "--test_after_fit", "false"]
+    fit = ["fit", "--resume", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr"]
     cli(*fit, *sgd, 0.02)
     assert f"nothing to go on with in {tmp_path}/runs/fit/version_N/checkpoints/last.ckpt: a new run" in caplog.text
@@ -77,10 +80,10 @@ def test_runs_with_another_name_are_told_of(tmp_path):
     assert f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N" in told
 
 
-def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, tmp_path, caplog):
-    fit = ["fit", "--data.root", colours, *QUICK, "--test_after_fit", "false", "--resume"]
-    cli(*fit)
-    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+@pytest.mark.slow
+def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, run_to_go_on, caplog):
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false", "--resume"]
+    last = run_to_go_on / "checkpoints/last.ckpt"
     checkpoint = torch.load(last, weights_only=True)
     checkpoint["finetune"] |= {"seen": None, "data_fingerprint": "of another kind"}
     torch.save(checkpoint, last)
@@ -98,6 +101,7 @@ TYPED = [*("--backbone", "small_cnn", "--weights", "null", "--size", 28, "--epoc
 TYPED += ["--trainer.accelerator", "cpu", "--report", "false", "--test_after_fit", "false"]
 
 
+@pytest.mark.slow
 def test_resume_in_another_order_is_refused_and_leaves_the_run_as_it_is(colours, cli, tmp_path):
     fit = [*TYPED, "--batch", 8]
     cli("fit", colours, *fit)
@@ -141,65 +145,60 @@ def test_another_optimizer_than_the_config_s_learns_at_its_own_rate(colours, cli
 )
 def test_what_libraries_say_of_a_value_is_wrong_usage(colours, cli, option, value, message):
     with pytest.raises(WrongUsage, match=message):
-        cli("fit", "--data.root", colours, *QUICK, option, value)
+        cli("fit", "--data.root", colours, *QUICKEST, option, value)
 
 
-def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_told_so(colours, cli, tmp_path, caplog):
-    cli("fit", "--data.root", colours, *QUICK, "--test_after_fit", "false")
+@pytest.mark.slow
+def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_told_so(
+    cli, tmp_path, run_to_go_on, caplog
+):
     checkpoint = ["--ckpt_path", "runs/fit/version_0/checkpoints/best.ckpt"]
     quiet = ["--trainer.accelerator", "cpu", "--data.num_workers", "0"]
-    caplog.clear()
-    same = ["--config", "runs/fit/version_0/config.yaml"]
-    given = yaml.safe_load((tmp_path / same[1]).read_text())
-    for name in (
-        "ckpt_path",
-        "resume",
-        "allow_changes",
-        "test_after_fit",
-        "checkpoint_every_n_steps",
-        "report",
-        "threshold",
-        "minutes",
-        "patience",
-    ):
-        del given[name]  # `test` has them not
+    given = yaml.safe_load((run_to_go_on / "config.yaml").read_text())
+    for name in OPTIONS["fit"] - OPTIONS["test"] | {"ckpt_path"}:
+        given.pop(name, None)  # `test` has them not
     (tmp_path / "same.yaml").write_text(yaml.safe_dump(given))
     given["model"]["backbone"], given["data"]["init_args"]["image_size"] = "lenet", 64
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(given))
-    cli("test", *checkpoint, *quiet, "--config", "same.yaml", "--model.backbone", "mobilenet_v3_small")
+    cli("test", *checkpoint, *quiet, "--config", "same.yaml", "--model.backbone", "small_cnn")
     assert "the checkpoint decides" not in caplog.text
     cli("test", *checkpoint, *quiet, "--config", "other.yaml")
-    told = "the checkpoint decides: model.backbone mobilenet_v3_small, not lenet, data.image_size 32, not 64"
+    told = "the checkpoint decides: model.backbone small_cnn, not lenet, data.image_size 28, not 64"
     assert told in caplog.messages
     results = [json.loads((tmp_path / f"runs/test/version_{i}/test.json").read_text()) for i in range(2)]
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_a_timer_of_lightning_s_stands_in_config_yaml_and_is_read_again(colours, cli, tmp_path):
-    cli("fit", "--data.root", colours, *QUICK, "--trainer.callbacks+", "Timer", "--test_after_fit", "false")
+    cli("fit", "--data.root", colours, *QUICKEST, "--trainer.callbacks+", "Timer", "--test_after_fit", "false")
     runs = [tmp_path / f"runs/fit/version_{i}" for i in range(2)]
     cli("fit", "--config", runs[0] / "config.yaml")
     callbacks = [yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"] for run in runs]
     assert callbacks[0] == callbacks[1] and callbacks[0][0]["init_args"]["interval"] == "step"
 
 
-@pytest.mark.parametrize("name", ["Dogs: 2024", "[2024]", "{x}", "1e5", "🌭"])
+OTHER_NAMES = [pytest.param(name, marks=pytest.mark.slow) for name in ("[2024]", "1e5", "🌭")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Dogs: 2024", *OTHER_NAMES])
 def test_a_folder_has_its_own_name_though_that_is_yaml(colours, cli, tmp_path, name):
     """On the command line, and in config.yaml, which repeats the run."""
     Path(name).symlink_to(colours)
-    cli("fit", name, *QUICK, "--trainer.max_steps", 1)
+    cli("fit", name, *QUICKEST, "--trainer.max_steps", 1)
     config = Path("runs/fit/version_0/config.yaml")
     assert yaml.safe_load(config.read_text())["data"]["init_args"]["root"] == name
     cli("fit", "--config", config)
     assert Path("runs/fit/version_1/checkpoints/last.ckpt").exists()
 
 
-def test_pictures_have_their_own_names_too(colours, cli, tmp_path, capsys):
-    cli("fit", colours, *QUICK, "--trainer.max_steps", 1)
+@pytest.mark.slow
+def test_pictures_have_their_own_names_too(colours, cli, untested_run):
     picture = next(colours.rglob("*.png"))
     for given in (["🌭.png", "b.png"], ["Scene 2: beach.png"]):
         for name in given:
             shutil.copy(picture, name)
-        cli("predict", "runs/fit/version_0", *given, "--out", "found.csv")
+        cli("predict", untested_run, *given, "--out", "found.csv")
         with open("found.csv", encoding="utf-8") as file:
             assert [row["path"] for row in csv.DictReader(file)] == given

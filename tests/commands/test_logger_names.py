@@ -73,6 +73,7 @@ def test_both_reach_the_parser(tmp_path, colours):
     assert found.class_path == "finetune.WandbLogger" and found.init_args.offline is False
 
 
+@pytest.mark.slow
 def test_what_trainer_is_given_goes_the_same_way(tmp_path, colours):
     (tmp_path / "trainer.yaml").write_text("logger:\n  class_path: WandbLogger\n  init_args: {tags: [mine]}\n")
     (tmp_path / "mine.yaml").write_text("trainer: trainer.yaml\n")

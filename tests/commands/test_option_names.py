@@ -6,10 +6,12 @@ from unittest.mock import patch
 
 import pytest
 from command_lines import own_options
+from pytorch_lightning.cli import LightningArgumentParser
 from torchvision import models
 
 from finetune.commands.benchmark import BenchmarkCLI
 from finetune.commands.lightning_cli import FinetuneCLI
+from finetune.commands.lightning_flags import add_flags
 from finetune.commands.option_names import BACKBONES, DATA, LIGHTNING, OPTIONS, TORCHVISION
 from finetune.commands.parser import valid_keys
 from finetune.data.datamodule import ImageDataModule
@@ -33,6 +35,15 @@ def test_of_lightning_s_commands(command):
     keys = real(command)
     lacking, more = sorted(keys - OPTIONS[command]), sorted(OPTIONS[command] - keys)
     assert not lacking and not more, f"put into option_names.py: {lacking}; take out: {more}"
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_flags_beside_lightning_s_have_words_in_the_help(command):
+    parser = LightningArgumentParser()
+    parser.add_argument("--model.class_names", help="of a checkpoint")
+    add_flags(parser, command)
+    added = {action.dest: action.help for action in parser._actions}
+    assert added.keys() - {"model.class_names"} <= OPTIONS[command] and all(added.values())
 
 
 @pytest.mark.parametrize("command", ["sheet", "export", "check", "serve"])

@@ -17,6 +17,7 @@ def rows(tmp_path_factory) -> list[Row]:
     return compare(tmp_path_factory.mktemp("parity"), 2, 4, "float64")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_way_computes_what_one_device_does(rows):
     assert [row.name for row in rows] == WAYS
@@ -27,6 +28,7 @@ def test_every_way_computes_what_one_device_does(rows):
         assert row.seconds > 0 and row.devices == (1 if row.name == "one device" else 2)
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_arithmetic(rows):
     # LeNet: 20*9+20, 50*20*25+50, 800*128+128, 128*10+10 weights of 8 bytes
     lenet = 8 * (200 + 25_050 + 102_528 + 1_290)
@@ -52,23 +54,19 @@ def by_hand_alone(monkeypatch):
     monkeypatch.setattr(many_processes, "by_lightning", start)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_row_for_each_way(cli, by_hand_alone, capsys):
     threads = torch.get_num_threads()
     cli("parity", "--steps", "2", "--dtype", "float32")
     out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines()[2:8]] == [
-        "one",
-        "by",
-        "ddp",
-        "ddp_spawn",
-        "pipeline",
-        "branches",
-    ]
+    names = "one by ddp ddp_spawn pipeline branches"
+    assert [line.split()[0] for line in out.splitlines()[2:8]] == names.split()
     assert "pipeline gpipe was skipped: a network of 4 parts can't be cut into 5" in out
     assert "2 steps in float32" in out and max(map(len, out.splitlines())) <= 100
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_control_gradients_that_are_not_added_up_are_caught(cli, by_hand_alone, monkeypatch, capsys):
     monkeypatch.setattr(data_parallel, "allreduce", lambda data: None)
     with pytest.raises(ValueError, match="not what one device computes: by hand$"):

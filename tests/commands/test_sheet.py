@@ -1,6 +1,7 @@
 """The sheet of predicted pictures."""
 
 import resource
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -36,18 +37,25 @@ def test_captions_have_the_letters_of_other_languages():
     assert len({drawn(letter) for letter in "öøłжкшωλ"}) == 8  # and not all the box for what a font lacks
 
 
-def test_sheet_from_the_command_line(colours, cli, tmp_path, capsys):
-    pictures = data(colours)
-    fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")
+@pytest.fixture(scope="module")
+def checkpoint(colours, tmp_path_factory) -> Path:
+    """A checkpoint that takes three images at a time."""
+    pictures, path = data(colours, batch_size=3), tmp_path_factory.mktemp("sheet") / "some.ckpt"
+    fit(Classifier(pictures.class_names, **SMALL), pictures, limit_train_batches=1).save_checkpoint(path)
+    return path
+
+
+def test_sheet_from_the_command_line(colours, cli, tmp_path, capsys, checkpoint):
+    shutil.copy(checkpoint, "some.ckpt")
     cli("sheet", "--ckpt_path", "some.ckpt", "--pictures", colours / "test", "--num", 5, "--columns", 8)
     with Image.open(tmp_path / "sheet.png") as paper:
         assert paper.size == (5 * 128 + 8, 120 + 22 + 16)
     assert capsys.readouterr().out == "sheet in sheet.png\n"
 
 
-def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_path, monkeypatch):
-    pictures = data(colours)
-    fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")
+@pytest.mark.slow
+def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_path, checkpoint):
+    shutil.copy(checkpoint, "some.ckpt")
     (tmp_path / "sheet.png").write_bytes(b"before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))  # what a full disk does, without one
@@ -66,13 +74,11 @@ def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_
         assert paper.format == "PNG"
 
 
-def test_one_picture_at_a_time_is_whole_in_memory(colours, cli, tmp_path, monkeypatch):
-    pictures = data(colours, batch_size=3)
-    fit(Classifier(pictures.class_names, **SMALL), pictures).save_checkpoint(tmp_path / "some.ckpt")
+def test_one_picture_at_a_time_is_whole_in_memory(colours, cli, tmp_path, monkeypatch, checkpoint):
     parts = []
     classify = Predictor.classify
     monkeypatch.setattr(Predictor, "classify", lambda self, images: parts.append(len(images)) or classify(self, images))
-    cli("sheet", "some.ckpt", colours / "test", "--num", 5)
+    cli("sheet", checkpoint, colours / "test", "--num", 5)
     assert parts == [3, 2]
     with Image.open(tmp_path / "sheet.png") as paper:
         assert paper.size == (5 * 128 + 8, 120 + 22 + 16)

@@ -4,87 +4,60 @@ import pytest
 
 from finetune.commands.option_names import OPTIONS
 from finetune.commands.short_words import WORDS
-from finetune.commands.suggestions import class_names, nearest_flag, nearest_key
+from finetune.commands.suggestions import _SAID, class_names, nearest_flag, nearest_key
 
 MEANT = {
-    "epoch": "trainer.max_epochs",
-    "epcohs": "trainer.max_epochs",
-    "num-epochs": "trainer.max_epochs",
-    "trainer.epochs": "trainer.max_epochs",
-    "max_epoch": "trainer.max_epochs",
-    "learning-rate": "model.optimizer.lr",
-    "learning_rate": "model.optimizer.lr",
-    "model.lr": "model.optimizer.lr",
-    "optimizer.lr": "model.optimizer.lr",
-    "lr0": "model.optimizer.lr",
-    "LR": "model.optimizer.lr",
-    "optimiser": "model.optimizer",
-    "opt": "model.optimizer",
-    "wd": "model.optimizer.weight_decay",
-    "batch-size": "data.batch_size",
-    "batchsize": "data.batch_size",
-    "bs": "data.batch_size",
-    "imgsz": "data.image_size",
-    "image-size": "data.image_size",
-    "resolution": "data.image_size",
-    "eval_size": "data.eval_image_size",
-    "data.size_schedule": "data.image_size_schedule",
-    "num_workers": "data.num_workers",
-    "j": "data.num_workers",
-    "arch": "model.backbone",
-    "model": "model",
-    "bakbone": "model.backbone",
-    "pretrained": "model.weights",
-    "weight": "model.weights",
-    "freez": "model.freeze",
-    "model.freez": "model.freeze",
-    "gpus": "trainer.devices",
-    "device": "trainer.devices",
-    "fp16": "trainer.precision",
-    "random_seed": None,
-    "seed_everythin": "seed_everything",
-    "sead": "seed_everything",
-    "output-dir": "trainer.default_root_dir",
-    "out_dir": "trainer.default_root_dir",
-    "root": "data.root",
-    "data.rot": "data.root",
-    "data.siez": "data.image_size",
-    "trainer.epohcs": "trainer.max_epochs",
-    "data.resiz": "data.resize",
-    "dataset": "data.root",
-    "checkpoint": "ckpt_path",
-    "resme": "resume",
-    "val-fraction": "data.val_fraction",
-    "min_crop": "data.min_crop",
-    "tresholds": "threshold",
-    "zzz": None,
+    ("fit", "epcohs"): "trainer.max_epochs",
+    ("fit", "trainer.epochs"): "trainer.max_epochs",
+    ("fit", "max_epoch"): "trainer.max_epochs",
+    ("fit", "learning-rate"): "model.optimizer.lr",
+    ("fit", "model.lr"): "model.optimizer.lr",
+    ("fit", "optimizer.lr"): "model.optimizer.lr",
+    ("fit", "LR"): "model.optimizer.lr",
+    ("fit", "opt"): "model.optimizer",
+    ("fit", "wd"): "model.optimizer.weight_decay",
+    ("fit", "imgsz"): "data.image_size",
+    ("fit", "data.siez"): "data.image_size",
+    ("fit", "eval_size"): "data.eval_image_size",
+    ("fit", "data.size_schedule"): "data.image_size_schedule",
+    ("fit", "j"): "data.num_workers",
+    ("fit", "model"): "model",
+    ("fit", "bakbone"): "model.backbone",
+    ("fit", "weight"): "model.weights",
+    ("fit", "model.freez"): "model.freeze",
+    ("fit", "device"): "trainer.devices",
+    ("fit", "seed_everythin"): "seed_everything",
+    ("fit", "random_seed"): None,
+    ("fit", "output-dir"): "trainer.default_root_dir",
+    ("fit", "root"): "data.root",
+    ("fit", "data.resiz"): "data.resize",
+    ("fit", "checkpoint"): "ckpt_path",
+    ("fit", "min_crop"): "data.min_crop",
+    ("fit", "zzz"): None,
+    ("predict", "image"): "data.predict",
+    ("predict", "output_file"): "output",
+    ("sheet", "data.predict"): "pictures",
+    ("check", "img_size"): "image_size",
 }
 
 
-@pytest.mark.parametrize("typed", MEANT)
-def test_what_is_typed_for_a_fit(typed):
-    assert nearest_flag(typed, WORDS["fit"], OPTIONS["fit"]) == MEANT[typed]
-
-
-@pytest.mark.parametrize(
-    ("command", "typed", "meant"),
-    [
-        ("predict", "topk", "top_k"),
-        ("predict", "image", "data.predict"),
-        ("predict", "output_file", "output"),
-        ("predict", "picture", "data.predict"),
-        ("sheet", "images", "pictures"),
-        ("sheet", "data.predict", "pictures"),
-        ("check", "img_size", "image_size"),
-        ("test", "ckpt", "ckpt_path"),
-    ],
-)
-def test_what_is_typed_for_others(command, typed, meant):
-    assert nearest_flag(typed, WORDS[command], OPTIONS[command]) == meant
+def test_what_is_typed():
+    found = {(command, typed): nearest_flag(typed, WORDS[command], OPTIONS[command]) for command, typed in MEANT}
+    assert found == MEANT
 
 
 def test_keys_of_configs_know_no_short_words():
-    assert nearest_key("epochs", sorted(OPTIONS["fit"])) == "trainer.max_epochs"
+    keys = ["data.root", "model.freeze", "model.freeze_batch_norm", "model.weights", "trainer.max_epochs", "resume"]
+    meant = {
+        "epochs": "trainer.max_epochs",
+        "model.frezee": "model.freeze",
+        "model.freeze_batchnorm": "model.freeze_batch_norm",
+        "rot": "data.root",
+        "weights": "model.weights",
+        "model.max_epochs": "trainer.max_epochs",  # right name, wrong group
+        "model.xyzzy": None,
+    }
+    assert {key: nearest_key(key, keys) for key in meant} == meant
     assert nearest_key("model.head_lr_multiplyer", sorted(OPTIONS["fit"])) == "model.head_lr_multiplier"
 
 
@@ -103,3 +76,9 @@ def test_classes_that_an_option_names(option, there, missing):
 
 def test_classes_of_other_options_are_not_known():
     assert class_names("data") == []
+
+
+def test_every_word_of_the_table_leads_to_an_option_that_exists():
+    assert _SAID.keys() <= set().union(*OPTIONS.values())
+    for option, words in _SAID.items():
+        assert [word for word in words.split() if nearest_key(word, [option]) != option] == []

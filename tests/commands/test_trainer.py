@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import pytorch_lightning as pl
-from colours import QUICK
+from colours import QUICK, QUICKEST
 from pytorch_lightning.callbacks import EarlyStopping, ModelSummary, ProgressBar, TQDMProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from torch.multiprocessing.spawn import ProcessContext
@@ -27,17 +27,12 @@ from finetune.training.progress_bar import PicturesBar
 
 
 def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):
-    for name, value in {
-        "NTASKS": "1",
-        "STEP_NUM_TASKS": "1",
-        "PROCID": "0",
-        "LOCALID": "0",
-        "NODEID": "0",
-        "JOB_ID": "1",
-    }.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
+    for name in ("NTASKS", "STEP_NUM_TASKS", "JOB_ID"):
+        monkeypatch.setenv(f"SLURM_{name}", "1")
+    for name in ("PROCID", "LOCALID", "NODEID"):
+        monkeypatch.setenv(f"SLURM_{name}", "0")
     monkeypatch.setattr(SLURMEnvironment, "detect", staticmethod(lambda: True))
-    trainer = run_lightning(["fit", "--data.root", str(colours), *QUICK]).trainer
+    trainer = made(colours)
     environment = trainer._accelerator_connector.cluster_environment
     assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
 
@@ -54,6 +49,8 @@ def test_in_a_batch_script_without_srun_lightning_starts_the_processes(monkeypat
     assert isinstance(environment, SLURMEnvironment) and starts_processes()
 
 
+# Lightning reads these when it is imported: a new interpreter.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
 def test_what_a_shell_has_of_another_job_silences_no_run(colours, tmp_path, name):
     command = [
@@ -73,6 +70,7 @@ def test_what_a_shell_has_of_another_job_silences_no_run(colours, tmp_path, name
     assert len((tmp_path / "runs/fit/version_0/metrics.csv").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_left_over_rank_does_not_let_one_process_wait_for_others(colours, tmp_path):
     command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK, "--trainer.devices", "2"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
@@ -89,19 +87,19 @@ def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
 
 def test_batch_norm_is_synchronised_once(colours, cli):
     with pytest.raises(WrongUsage, match=r"leave trainer\.sync_batchnorm out"):
-        cli("fit", "--data.root", colours, *QUICK, "--trainer.sync_batchnorm", "true")
+        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.sync_batchnorm", "true")
 
 
 def test_lightnings_own_strategy_is_refused_for_ours(cli, colours):
     strategy = "pytorch_lightning.strategies.ModelParallelStrategy"
     with pytest.raises(WrongUsage, match=r"take model_parallel or finetune\.MeshStrategy"):
-        cli("fit", "--data.root", colours, *QUICK, "--trainer.strategy.class_path", strategy)
+        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.strategy.class_path", strategy)
 
 
 def made(colours: Path, *options: str) -> pl.Trainer:
     """The Trainer of a fit that does not begin."""
     with patch("finetune.commands.lightning_cli.fit"):
-        return run_lightning(["fit", "--data.root", str(colours), *QUICK, *options]).trainer
+        return run_lightning(["fit", "--data.root", str(colours), *QUICKEST, *options]).trainer
 
 
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook_find_unused_parameters_true"])
@@ -115,6 +113,7 @@ def test_no_process_is_forked_from_one_that_has_used_a_gpu(monkeypatch, strategy
         check_allowed(config)
 
 
+@pytest.mark.slow
 def test_callbacks_and_loggers_of_the_user_stand_beside_ours(colours, cli):
     own = ["--trainer.callbacks", "[{class_path: pytorch_lightning.callbacks.ModelSummary}]"]
     kinds = [type(callback) for callback in made(colours, *own, "--trainer.logger", "false").callbacks]
@@ -164,9 +163,10 @@ def test_steps_end_a_run_as_epochs_do(colours, cli):
     assert plain.fit_loop._iteration_based_training()  # the control
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_anew_chooses_its_own_precision(colours, cli, tmp_path):
     """And not that of the finished run before it, which `--resume` has looked at."""
-    run_lightning(["fit", "--data.root", str(colours), *QUICK, "--trainer.precision", "64-true"])
+    run_lightning(["fit", "--data.root", str(colours), *QUICKEST, "--trainer.precision", "64-true"])
     unsaid = ["--resume", "--trainer.precision", "null"]
     assert made(colours, *unsaid, "--trainer.fast_dev_run", "true").precision == automatic_precision("cpu", None, False)
     assert (

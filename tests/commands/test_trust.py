@@ -5,13 +5,15 @@ import pickle
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from colours import QUICK, draw_colours
+from colours import QUICKEST, draw_colours
+from tiers import sweep
 
 from finetune import Classifier, load
 from finetune.cli import main
@@ -27,9 +29,9 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with test pictures and `good.ckpt`."""
     folder = tmp_path_factory.mktemp("trust")
     root = draw_colours(folder / "colours", train=2, test=1)
-    small = ["--model.backbone", "small_cnn", "--data.image_size", "28", "--data.root", str(root)]
     transforms = ["--data.augmentations", '[{"class_path": "albumentations.InvertImg", "init_args": {"p": 0.1}}]']
-    run = run_lightning(["fit", *QUICK, *small, *transforms, "--trainer.default_root_dir", str(folder / "runs")]).run
+    places = ["--data.root", str(root), "--trainer.default_root_dir", str(folder / "runs")]
+    run = run_lightning(["fit", *QUICKEST, *places, *transforms]).run
     run.checkpoint("last").rename(folder / "good.ckpt")
     return folder
 
@@ -48,6 +50,8 @@ class Transform(A.InvertImg): pass
 def scheduler(optimizer): pass
 """)
     monkeypatch.syspath_prepend(tmp_path / "path")
+
+    sys.modules.pop("hostile", None)
 
     def asked() -> bool:
         found = (tmp_path / "ran").exists()
@@ -122,7 +126,10 @@ def test_a_strangers_checkpoint_imports_nothing(fitted, tmp_path, monkeypatch, h
         assert "--trust_modules" in str(caught.value)
 
 
-@pytest.mark.parametrize("place", [place for place, (part, _) in HOSTILE.items() if part == "hyper_parameters"])
+OF_THE_MODEL = [place for place, (part, _) in HOSTILE.items() if part == "hyper_parameters"]
+
+
+@pytest.mark.parametrize("place", sweep(OF_THE_MODEL, quick=["optimizer"]))
 def test_sheet_imports_nothing_either(fitted, cli, tmp_path, has_run, place):
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place])
     with pytest.raises(ValueError, match="is not as `finetune fit` writes them"):
@@ -192,7 +199,7 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
         cli(*given, "--data.root", tmp_path / "elsewhere/source")
 
 
-FIT = f"fit {' '.join(QUICK)} --model.backbone small_cnn --data.image_size 28 --data.root ROOT --trainer.max_epochs 2"
+FIT = f"fit {' '.join(QUICKEST)} --data.root ROOT --trainer.max_epochs 2"
 MEASURE = "--ckpt_path CKPT --data.root ROOT --data.num_workers 0 --trainer.accelerator cpu"
 OF_DATA, OF_MODEL = {"data class", "transform"}, {"Lightning's instantiator"}
 # how else a checkpoint is read: the command line, and what it reads of HOSTILE's places, and so refuses
@@ -242,8 +249,12 @@ def read(fitted, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
     return reads
 
 
-@pytest.mark.parametrize("place", sorted(OF_DATA | OF_MODEL))
-@pytest.mark.parametrize("way", WAYS)
+# Quick: what a way refuses, and one place for each of those that read none of it.
+QUICK_PAIRS = [(way, place) for way, (_, refused) in WAYS.items() for place in sorted(refused) or ["data class"]]
+PAIRS = sweep(product(WAYS, sorted(OF_DATA | OF_MODEL)), quick=QUICK_PAIRS)
+
+
+@pytest.mark.parametrize(("way", "place"), PAIRS)
 def test_no_other_way_of_reading_it_imports_anything_either(fitted, tmp_path, has_run, read, way, place):
     line = read(way, altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place]))
     assert not has_run() and "\n" not in line
@@ -261,8 +272,11 @@ def test_these_import_what_the_user_names(fitted, tmp_path, has_run, read, way, 
     assert "would import" not in read(way, ckpt, "--trust_modules", "hostile") and has_run()
 
 
-@pytest.mark.parametrize("is_archive", [True, False], ids=["archive", "bare pickle"])
-@pytest.mark.parametrize("way", WAYS)
+QUICK_PICKLES = [*((way, True) for way in WAYS), ("load", False), ("test", False), ("fit --model.weights", False)]
+PICKLES = sweep(product(WAYS, [True, False]), quick=QUICK_PICKLES)
+
+
+@pytest.mark.parametrize(("way", "is_archive"), PICKLES)
 def test_no_way_of_reading_it_runs_what_is_pickled(fitted, tmp_path, read, way, is_archive):
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", None, {"callbacks": {"Checkpoints": Code(tmp_path / "ran")}})
     if not is_archive:

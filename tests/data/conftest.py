@@ -1,8 +1,12 @@
 """Folders of pictures that tests of several modules read."""
 
+import gzip
+import hashlib
 from pathlib import Path
 
 import pytest
+from data_files import clothes, idx
+from torchvision.datasets import FashionMNIST as Source
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +32,12 @@ def some(tmp_path, colours, monkeypatch) -> Path:
     (tmp_path / "list.txt").write_text("b/2.png\n\nnowhere.png\r\na/ö.PNG\nb/2.png\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Fashion-MNIST's files by name; torchvision takes them for the originals, and finds no server."""
+    files = {f"{name}.gz": gzip.compress(idx(array)) for name, array in clothes(60, 20).items()}
+    monkeypatch.setattr(Source, "resources", [(name, hashlib.md5(files[name]).hexdigest()) for name in files])
+    monkeypatch.setattr(Source, "mirrors", ["file:///nowhere/"])
+    return files

@@ -3,14 +3,10 @@
 import errno
 import hashlib
 import io
-import multiprocessing
 import shutil
 import stat
 import struct
-import subprocess
-import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +16,6 @@ import pytest
 
 from finetune.data.datasets import download
 from finetune.data.datasets.download import fetch_archive
-from finetune.system.files import one_at_a_time
 
 PICTURES = {"hotdog/train/hotdog/0.png": b"a" * 300_000, "hotdog/test/not-hotdog/1.png": b"b"}
 
@@ -216,36 +211,3 @@ def test_full_disk_and_ctrl_c(server, tmp_path, monkeypatch, error, during):
         )  # after each chunk
     assert_fails(type(error), "No space left on device|", url, sha1, tmp_path)
     assert num_started == 2  # one in each of the two targets of assert_fails
-
-
-def test_import_does_not_bring_pooch():
-    code = "import sys, finetune.data.datasets.download; sys.exit('pooch' in sys.modules or 'requests' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def _make_slowly(folder: str) -> None:
-    target = Path(folder) / "made"
-    with one_at_a_time(target):
-        if not target.exists():
-            time.sleep(0.3)
-            target.mkdir()
-            with open(Path(folder) / "log", "a") as log:
-                log.write("made\n")
-
-
-def test_of_processes_that_begin_at_once_one_makes_what_is_missing(tmp_path):
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_make_slowly, args=(str(tmp_path),)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert (tmp_path / "log").read_text() == "made\n"  # without the lock there are four lines
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "made"]
-
-
-def test_nothing_stays_where_nothing_was_made(tmp_path):
-    with pytest.raises(OSError, match="no network"), one_at_a_time(tmp_path / "a/b/target"):
-        raise OSError("no network")
-    assert not list(tmp_path.iterdir())

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from data_files import real_data
 from PIL import Image
 from processes import launch
 from pytorch_lightning.trainer.states import TrainerFn
@@ -126,12 +127,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"num_workers": 1},
-        {"resize": "squash", "min_crop": 0.35},
+        {"resize": "squash", "min_crop": 0.35, "augmentations": [{"class_path": "ColorJitter", "init_args": {}}]},
         {"resize": "whole", "crop_and_flip": False},
-        {"augmentations": [{"class_path": "ColorJitter", "init_args": {}}]},
-        {"val_fraction": 0.5, "split_seed": 3},
         {"cache_size": 24},
         {"cache_size": 26, "resize": "squash"},
     ],
@@ -392,6 +390,7 @@ def test_a_limit_of_zero_means_none(root):
 # Several processes
 
 
+@pytest.mark.slow
 def test_of_several_ranks_one_builds_and_all_read(root, tmp_path):
     out = launch("cache_scenarios.py", tmp_path / "out", 2, root)
     logs = [(out / f"log{rank}").read_text() for rank in range(2)]
@@ -450,7 +449,7 @@ def test_the_index_of_a_data_set_takes_at_most_200_bytes_a_picture(tmp_path, mon
         raise DecodeError(path)
 
     monkeypatch.setattr(image_cache, "decode", not_there)
-    num = 20_000
+    num = 5_000
     tracemalloc.start()
     # As long as those of ImageNet.
     paths = PathList(f"/data/imagenet/train/n01440764/n01440764_{i:05d}.JPEG" for i in range(num))
@@ -523,12 +522,9 @@ def test_on_photographs_smaller_pictures_are_evaluated_nearly_alike(image_size, 
     At 8/7 of the image size (128 for 112) the evaluation transform has nothing left to resize: no difference, but for
     JPEGs of four times that size or more, decoded at a fraction. Elsewhere it averages a second time.
     """
-    data = os.environ.get("FINETUNE_TEST_DATA")
-    if not data:
-        pytest.skip("FINETUNE_TEST_DATA names no folder of real pictures")
     transform = eval_transform(image_size)
     differences = []
-    for path in sorted(Path(data).glob("hotdog/train/*/*.jpg"))[::20]:
+    for path in sorted(real_data("hotdog").glob("train/*/*.jpg"))[::20]:
         whole, small = (transform(image=decode(path, shorter_side=side))["image"] for side in (None, cache_size))
         differences.append(np.abs(whole.astype(int) - small).mean())
     assert len(differences) == 100 and max(differences) <= bound

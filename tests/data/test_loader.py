@@ -120,6 +120,7 @@ def start_worker_that_ignores_the_first_sigterm(worker_id: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
+@pytest.mark.slow
 def test_control_of_the_main_process_alone():
     worker, pipe = started(start_worker_that_ignores_the_first_sigterm)
     worker.terminate()
@@ -199,6 +200,7 @@ def left(start, told) -> None:
     time.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_left_while_it_hands_over_a_batch_says_nothing(tmp_path):
     told = {}
     for name, start in {"ours": start_worker, "without": lambda worker_id: None}.items():

@@ -72,12 +72,13 @@ def test_the_index_needs_sixteen_bytes_a_picture(tmp_path):
     assert (tmp_path / "x").stat().st_size < 16 * 10_000 + 200
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 63, 64, 65, 200, -1, -64, -65, -150])
-def test_a_file_that_was_cut_off_is_damaged(path, num_bytes):
+def test_a_file_that_was_cut_off_or_holds_too_much_is_damaged(path):
     content = path.read_bytes()
-    path.write_bytes(content[:num_bytes])
-    with pytest.raises(ValueError):
-        MemmapImages(path)
+    cut = [content[:num_bytes] for num_bytes in (0, 1, 63, 64, 65, 200, -1, -64, -65, -150)]
+    for damaged in (*cut, content[64:], bytes(64) + content):  # the trailer's checksum holds for neither of the last
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError):
+            MemmapImages(path)
     path.write_bytes(content)
     check(MemmapImages(path))
 
@@ -100,14 +101,6 @@ def test_control_a_bit_of_a_pixel_is_not_noticed(path):
     content[2] ^= 1
     path.write_bytes(content)
     assert MemmapImages(path)[0][0, 0, 2] ^ 1 == next(pictures())[0, 0, 2]
-
-
-def test_pixels_that_are_missing_or_too_many_are_noticed(path):
-    content = path.read_bytes()
-    for damaged in (content[64:], bytes(64) + content):  # the trailer's checksum holds for neither
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError):
-            MemmapImages(path)
 
 
 def test_above_the_limit_nothing_is_left(tmp_path):

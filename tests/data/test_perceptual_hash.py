@@ -26,6 +26,7 @@ def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_picture():
     assert np.bitwise_count(plain ^ mirrored).min() > 10  # control: mirroring changes it
 
 
+@pytest.mark.slow
 def test_the_search_finds_each_pair_once_and_bands_do_too(monkeypatch):
     rng = np.random.default_rng(0)
     left = rng.integers(0, 2**63, 5000).astype(np.uint64)

@@ -1,13 +1,11 @@
 """What one look at a picture tells, against Pillow and against the decoder."""
 
 import os
-import struct
-import zlib
 
 import cv2
 import numpy as np
 import pytest
-from drawings import drawing, progressive
+from drawings import drawing, empty_png, progressive
 from PIL import Image
 
 from finetune.data.checking.picture_facts import SIDE, gathered, kind_of_name, look, look_at, small_copy
@@ -45,6 +43,7 @@ def test_what_pixels_are_is_in_pillows_words(tmp_path, mode, suffix, wanted):
     assert look(path).mode == wanted
 
 
+@pytest.mark.slow
 def test_pictures_that_move_say_so(tmp_path):
     frames = [drawing(seed) for seed in range(3)]
     for suffix in ("gif", "webp", "png"):
@@ -55,22 +54,9 @@ def test_pictures_that_move_say_so(tmp_path):
         assert not look(path).mode.endswith("animated")
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A PNG of a few hundred bytes that declares so many pixels."""
-    chunks = (
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(b"")),
-        (b"IEND", b""),
-    )
-    parts = [
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
 def test_what_can_not_be_read_is_said_in_words_and_takes_no_memory(tmp_path):
     paths = [str(tmp_path / name) for name in ("gone.png", "bomb.png", "empty.jpg", "page.jpg", "cut.jpg", "fine.jpg")]
-    for path, content in ((paths[1], bomb(70_000, 70_000)), (paths[2], b""), (paths[3], b"<html>")):
+    for path, content in ((paths[1], empty_png(70_000, 70_000)), (paths[2], b""), (paths[3], b"<html>")):
         with open(path, "wb") as file:
             file.write(content)
     drawing(0).save(paths[5])

@@ -34,6 +34,7 @@ def one_by_one(grey, i, j, ratios):
     return np.array([fit for fit, _ in found]), np.array([share for _, share in found])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [7, 8192])
 def test_each_pair_fits_as_it_does_alone(grey, monkeypatch, at_once):
     monkeypatch.setattr(rough_fit, "_AT_ONCE", at_once)
@@ -68,6 +69,7 @@ def threads_of_a_fork() -> int:
     return ours.recv()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs Linux")
 def test_it_leaves_no_threads_that_begin_anew_in_workers():
     """There they would take signals that the worker has blocked; scipy.fft's own threads do."""

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from colours import QUICK
+from colours import QUICKEST
 
 from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.datasets.image_folder import ImageFolderData
@@ -142,6 +142,10 @@ def test_another_folder_is_measured_whole(tmp_path, lines, command):
     assert len(held(checkpoint, other, command)) == 40 == len(other.splits[split].labels)
     assert lines.messages == [f"40 {split} pictures of {tmp_path / 'others'} (all)"]
     assert np.bincount(other.splits[split].labels).tolist() == [20, 20]
+    # Also where nothing was set apart from training.
+    apart = {"val_fraction": 0.0, "test_fraction": 0.0}
+    checkpoint = checkpoint_of(data(plain(tmp_path / "c"), **apart))
+    assert len(held(checkpoint, data(plain(tmp_path / "d", num=9, size=50), **apart), command)) == 18
 
 
 def test_another_folder_in_the_place_of_the_one_trained_on_is_measured_whole(tmp_path, lines):
@@ -304,9 +308,10 @@ def test_arrays_are_known_by_their_place(tmp_path):
     assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3, split_seed=1))  # the test pictures are others
 
 
+@pytest.mark.slow
 def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys, caplog):
     root = shutil.copytree(colours / "train", tmp_path / "pictures")
-    cli("fit", "--data.root", root, *QUICK)
+    cli("fit", "--data.root", root, *QUICKEST)
     fitted = data(root)
     expected = len(fitted.splits["test"].labels)
     for name in ("blue", "green", "red"):
@@ -339,10 +344,3 @@ def test_other_parts_of_the_same_pictures_do_not_make_what_was_learned_new(tmp_p
     assert learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))  # the control
     held(checkpoint_of(before), now, "fit")  # goes on from it
     assert not learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))
-
-
-@pytest.mark.parametrize("command", ["test", "validate"])
-def test_another_folder_is_measured_whole_also_where_nothing_was_set_apart(tmp_path, command):
-    checkpoint = checkpoint_of(data(plain(tmp_path / "a"), val_fraction=0.0, test_fraction=0.0))
-    other = data(plain(tmp_path / "b", num=9, size=50), val_fraction=0.0, test_fraction=0.0)
-    assert len(held(checkpoint, other, command)) == 18

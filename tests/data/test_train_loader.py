@@ -55,9 +55,9 @@ def read(loader: TrainLoader, epoch: int) -> list:
     return list(loader)
 
 
-def wait_for(loader: TrainLoader, num: int) -> int:
-    """Return how many pictures were asked for, after some time for as many as `num`."""
-    for _ in range(200):
+def wait_for(loader: TrainLoader, num: int, seconds: float = 4) -> int:
+    """Return how many images were asked for, after some time for as many as `num`."""
+    for _ in range(int(seconds / 0.02)):
         if loader.dataset.asked.value >= num:
             break
         time.sleep(0.02)
@@ -78,7 +78,7 @@ def test_the_next_epoch_is_read_ahead_and_once_only(made):
     assert wait_for(loader, 2 * NUM + SIZE) == 2 * NUM + SIZE  # two batches a worker: an epoch has three
     pids = {child.pid for child in multiprocessing.active_children()}
     read(loader, 1), read(loader, 2)
-    assert wait_for(loader, 3 * NUM + 1) == 3 * NUM  # nor anything behind the last
+    assert wait_for(loader, 3 * NUM + 1, seconds=1) == 3 * NUM  # nor anything behind the last
     assert {child.pid for child in multiprocessing.active_children()} == pids
 
 
@@ -87,7 +87,7 @@ def test_epochs_that_are_limited_are_read_ahead_as_far(made, limit):
     loader = made(limit_train_batches=limit)
     assert len(loader) == 3
     assert [read(loader, epoch) for epoch in range(3)] == [alone(epoch)[:2] for epoch in range(3)]
-    assert wait_for(loader, 6 * SIZE + 1) == 6 * SIZE
+    assert wait_for(loader, 6 * SIZE + 1, seconds=1) == 6 * SIZE
 
 
 def test_what_was_trained_on_last_is_not_held(made):

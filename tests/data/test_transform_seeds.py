@@ -88,6 +88,7 @@ def pairs() -> list[tuple[str, str]]:
     return [*between, *combinations(PARTS["jitter"][1:], 2)]
 
 
+@pytest.mark.slow
 def test_no_part_knows_what_another_drew(draws):
     # Quarters by quarters see any dependence, not only one that rises: 56 pairs, each at a 56th of the level.
     worst = {pair: p_of_pair(draws[pair[0]], draws[pair[1]]) for pair in pairs()}
@@ -109,6 +110,7 @@ def test_control_with_one_seed_for_all_they_copy_each_other():
     assert same > 5  # nine
 
 
+@pytest.mark.slow
 def test_each_part_draws_as_it_does_by_itself(draws):
     crops, crop = [], A.ReplayCompose([train_transform(32, min_crop=0.35).transforms[0]])
     image = picture(200, 160)
@@ -128,6 +130,7 @@ def test_each_part_draws_as_it_does_by_itself(draws):
         assert stats.kstest(factors, stats.uniform(low, 2 * width).cdf).pvalue > LEVEL, name
 
 
+@pytest.mark.slow
 def test_neither_the_next_epoch_nor_the_next_picture_knows_what_this_one_drew(draws):
     for other in (
         drawn(1000, ours, lambda i: (0, i % 50 + 1, i // 50)),

@@ -1,9 +1,5 @@
 """The two pipelines against Pillow's own words, and transforms named in a config."""
 
-import os
-import subprocess
-import sys
-
 import albumentations as A
 import cv2
 import numpy as np
@@ -217,11 +213,3 @@ def test_a_transform_that_fails_says_so_at_once():
 
 def test_opencv_starts_no_threads_of_its_own():
     assert cv2.getNumThreads() <= 1
-
-
-def test_no_update_is_asked_for():
-    """albumentations asks a server when it is imported, unless this is set before."""
-    environment = {name: value for name, value in os.environ.items() if name != "NO_ALBUMENTATIONS_UPDATE"}
-    program = "import os, sys, finetune; print('albumentations' in sys.modules, os.environ['NO_ALBUMENTATIONS_UPDATE'])"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "False 1\n"

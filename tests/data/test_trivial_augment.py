@@ -16,7 +16,7 @@ from finetune.data.trivial_augment import NUM_STEPS, OPERATIONS, TrivialAugment
 REFERENCE = v2.TrivialAugmentWide()
 NUM = 4000
 LEVEL = 1e-3  # the seeds are fixed, so these tests give the same numbers each time
-SIZES = [(32, 32), (33, 50), (224, 224)]
+SIZES = [(33, 50), (224, 224)]
 
 
 def by_torchvision(image: Image.Image | torch.Tensor, name: str, strength: float) -> np.ndarray:
@@ -98,6 +98,7 @@ def draws() -> list[dict]:
     return drawn(NUM)
 
 
+@pytest.mark.slow
 def test_operations_steps_and_signs_are_drawn_alike_often(draws):
     names, steps, is_negative = [], [], []
     for row in draws:
@@ -113,6 +114,7 @@ def test_operations_steps_and_signs_are_drawn_alike_often(draws):
     assert stats.binomtest(sum(is_negative), len(is_negative)).pvalue > LEVEL
 
 
+@pytest.mark.slow
 def test_what_is_drawn_says_nothing_about_the_other_transforms(draws):
     first, second = ([list(OPERATIONS).index(row[i]["params"]["operation"]) for row in draws] for i in (2, 3))
     flipped = [row[1]["applied"] for row in draws]

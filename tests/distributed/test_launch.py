@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from colours import QUICK
+from colours import QUICKEST
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from finetune.distributed.launch import cluster_environment, num_processes
@@ -77,10 +77,11 @@ def test_without_a_launcher_lightning_starts_what_is_given(monkeypatch):
     assert num_processes("auto", 1, []) == ("auto", 1)
 
 
+@pytest.mark.slow
 def test_torchrun_alone_makes_one_run_of_two_processes(colours, tmp_path: Path):
     """On a CPU it used to make two, each with the whole batch, in one folder."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "finetune"]
-    command += ["fit", "--data.root", str(colours), *QUICK, "--test_after_fit", "false"]
+    command += ["fit", "--data.root", str(colours), *QUICKEST, "--test_after_fit", "false"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -7,7 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from colours import QUICK
+from colours import QUICKEST
+from processes import finetune
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -31,17 +32,15 @@ def test_classes_that_two_axes_cannot_share_are_refused():
     ],
 )
 def test_what_a_mesh_can_not_do_is_told_in_a_line(colours, tmp_path, options, message):
-    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
     mesh = ["--trainer.strategy", "finetune.MeshStrategy", "--trainer.strategy.data_parallel_size", "1"]
-    sizes = ["--trainer.strategy.tensor_parallel_size", "1"]
-    done = subprocess.run(
-        [*command, *mesh, *sizes, "--trainer.devices", "1", *options], cwd=tmp_path, capture_output=True, text=True
-    )
+    mesh += ["--trainer.strategy.tensor_parallel_size", "1", "--trainer.devices", "1"]
+    done = finetune("fit", "--data.root", colours, *QUICKEST, *mesh, *options, cwd=tmp_path)
     *before, line = done.stderr.splitlines()
     assert done.returncode == 2 and line.startswith("finetune: error: ") and message in line, done.stderr
     assert all(told.startswith(("pictures: ", "network: ", "training: ")) for told in before), done.stderr
 
 
+@pytest.mark.slow
 def test_weights_alone_are_tested_on_a_mesh(colours, tmp_path):
     """An exported file holds no optimizer's state."""
 
@@ -51,7 +50,7 @@ def test_weights_alone_are_tested_on_a_mesh(colours, tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    alone = run("fit", str(colours), *QUICK, "--trainer.max_steps", "1")
+    alone = run("fit", str(colours), *QUICKEST, "--trainer.max_steps", "1")
     run("export", "runs/fit/version_0", "--format", "safetensors", "--output", "some.safetensors")
     mesh = ["--trainer.strategy", "model_parallel", "--trainer.accelerator", "cpu", "--devices", "2"]
     told = run("test", "some.safetensors", str(colours), *mesh, "--workers", "0")

@@ -14,19 +14,27 @@ from pytorch_lightning.strategies.launchers import subprocess_script
 from finetune.distributed import ranks
 
 
-@pytest.mark.parametrize(("rank", "is_told", "ends"), [("1", True, True), ("1", False, False), ("0", True, False)])
-def test_a_process_that_lightning_started_ends_with_the_first_one(monkeypatch, rank, is_told, ends):
-    """One that somebody else has started, who may go away, does not."""
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "ends"),
+    [
+        ({"FINETUNE_FIRST_PROCESS": os.getpid, "LOCAL_RANK": "1"}, True),  # Lightning started it
+        ({"LOCAL_RANK": "1"}, False),  # somebody else, who may go away
+        ({"FINETUNE_FIRST_PROCESS": os.getpid, "LOCAL_RANK": "0"}, False),
+        ({"FINETUNE_PARENT_PROCESS": os.getpid}, True),  # a program, with which the whole fit ends
+        ({"FINETUNE_PARENT_PROCESS": os.getppid}, False),  # another program, whose variable was handed on
+    ],
+)
+def test_a_process_ends_with_the_one_that_started_it(monkeypatch, variables, ends):
     read, write = os.pipe()
     first = os.fork()
     if first == 0:
-        if is_told:
-            monkeypatch.setenv("FINETUNE_FIRST_PROCESS", str(os.getpid()))
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value if isinstance(value, str) else str(value()))
         if os.fork() == 0:
-            monkeypatch.setenv("LOCAL_RANK", rank)
             ranks.end_with_first_process()
             os.write(write, b"x")
-            time.sleep(4)
+            time.sleep(4 if ends else 2)
             os.write(write, b"y")  # still there
             os._exit(0)
         time.sleep(60)
@@ -37,27 +45,7 @@ def test_a_process_that_lightning_started_ends_with_the_first_one(monkeypatch, r
     assert os.read(read, 1) == (b"" if ends else b"y")
 
 
-@pytest.mark.parametrize(("is_parent", "ends"), [(True, True), (False, False)])
-def test_a_whole_fit_ends_with_the_program_that_started_it(monkeypatch, is_parent, ends):
-    """And not with another one, whose variable was handed on."""
-    read, write = os.pipe()
-    program = os.fork()
-    if program == 0:
-        monkeypatch.setenv("FINETUNE_PARENT_PROCESS", str(os.getpid() if is_parent else os.getppid()))
-        if os.fork() == 0:
-            ranks.end_with_first_process()
-            os.write(write, b"x")
-            time.sleep(4)
-            os.write(write, b"y")
-            os._exit(0)
-        time.sleep(60)
-    os.close(write)
-    assert os.read(read, 1) == b"x"
-    os.kill(program, signal.SIGKILL)
-    os.waitpid(program, 0)
-    assert os.read(read, 1) == (b"" if ends else b"y")
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("codes", "expected"), [((0, 3), 1), ((0, -9), 1), ((0, 130), 130), ((0, 0), 7)])
 def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, codes, expected):
     """It has them to notice by itself; Lightning kills it without a word."""
@@ -85,6 +73,7 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, c
     assert told == {0: "", 130: stopped}.get(codes[1], what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "expected"), [(1.0, 7), (60.0, 1)])
 def test_the_first_process_may_end_with_an_error_of_its_own(monkeypatch, seconds, expected):
     """Once it is at that, it has its time to write what waits, but not for ever."""

@@ -1,4 +1,7 @@
-"""Batch norm over all devices: with one device it is torch's own; tests/support/ddp_scenarios.py has two and three."""
+"""Batch norm over all devices: with one device it is torch's own; tests/support/ddp_scenarios.py has two and three.
+
+In a process group of this process alone the arithmetic is used, with nobody to share with.
+"""
 
 import copy
 from unittest.mock import patch
@@ -11,14 +14,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from finetune.distributed.sync_batch_norm import SharedBatchNorm, _precise, share_statistics
-
-
-@pytest.fixture
-def group():
-    """A process group of this process alone: the arithmetic is used, with nobody to share with."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def both(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -44,7 +39,7 @@ def both(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
         (nn.BatchNorm3d(4), (2, 4, 2, 3, 2)),
     ],
 )
-def test_output_gradients_and_running_statistics_are_torchs(group, norm, shape):
+def test_output_gradients_and_running_statistics_are_torchs(group_of_one, norm, shape):
     torch.manual_seed(0)
     expected, shared = both(norm)
     for _ in range(3):
@@ -66,7 +61,7 @@ def test_output_gradients_and_running_statistics_are_torchs(group, norm, shape):
     torch.testing.assert_close(shared(x), expected(x), rtol=0, atol=1e-12)
 
 
-def test_the_control_a_gradient_without_the_statistics_is_another(group):
+def test_the_control_a_gradient_without_the_statistics_is_another(group_of_one):
     """What a backward that takes mean and variance for constants would give is far outside the tolerance."""
     torch.manual_seed(0)
     _, shared = both(nn.BatchNorm2d(4))
@@ -78,7 +73,7 @@ def test_the_control_a_gradient_without_the_statistics_is_another(group):
     assert (x.grad - as_constants).abs().max() > 0.1
 
 
-def test_half_precision_keeps_its_type_and_precise_statistics(group):
+def test_half_precision_keeps_its_type_and_precise_statistics(group_of_one):
     torch.manual_seed(0)
     shared = nn.Sequential(nn.BatchNorm2d(4))
     share_statistics(shared)
@@ -91,7 +86,7 @@ def test_half_precision_keeps_its_type_and_precise_statistics(group):
     torch.testing.assert_close(shared[0].running_mean, 0.1 * mean, rtol=1e-6, atol=0)  # bf16 alone would be 4e-3 off
 
 
-def test_only_what_trains_is_replaced_and_parameters_stay(group):
+def test_only_what_trains_is_replaced_and_parameters_stay(group_of_one):
     frozen, alone = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)), nn.BatchNorm2d(4)
     network = nn.Sequential(frozen, alone, nn.Sequential(nn.BatchNorm2d(4).eval()))
     parameters, buffers = list(network.parameters()), list(network.buffers())
@@ -129,7 +124,7 @@ def sent(share: int, precise=_precise) -> list[tuple[str, torch.dtype, int]]:
     return seen
 
 
-def test_every_device_sends_as_much_under_bf16_also_one_without_pictures(group):
+def test_every_device_sends_as_much_under_bf16_also_one_without_pictures(group_of_one):
     expected = [("gather", torch.float32, 2 * 4 + 1), ("reduce", torch.float32, 2 * 4)]
     assert sent(share=4) == sent(share=1) == sent(share=0) == expected
     # the control, as torch's SyncBatchNorm has it: zeros in the type of the input
@@ -147,7 +142,7 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_no_step_waits_for_a_gpu(group, momentum):
+def test_no_step_waits_for_a_gpu(group_of_one, momentum):
     shared = nn.Sequential(nn.BatchNorm2d(4, momentum=momentum))
     share_statistics(shared)
     with Waits() as waits:
@@ -157,7 +152,7 @@ def test_no_step_waits_for_a_gpu(group, momentum):
         assert bool(loss > -1e9) and waits.num == 1  # and so it would be seen
 
 
-def test_one_value_a_channel_is_told(group):
+def test_one_value_a_channel_is_told(group_of_one):
     shared = nn.Sequential(nn.BatchNorm2d(4))
     share_statistics(shared)
     with pytest.raises(ValueError, match="more than one value a channel"):
@@ -171,7 +166,7 @@ def test_without_a_process_group_it_is_plain_batch_norm():
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_what_timm_does_behind_batch_norm_is_kept(group, is_training):
+def test_what_timm_does_behind_batch_norm_is_kept(group_of_one, is_training):
     torch.manual_seed(0)
     expected, shared = both(BatchNormAct2d(4, act_layer=nn.SiLU))
     plain = nn.Sequential(nn.BatchNorm2d(4).double())
@@ -187,7 +182,7 @@ def test_what_timm_does_behind_batch_norm_is_kept(group, is_training):
     assert not torch.allclose(plain.train(is_training)(x), outputs[0])  # which it was, once replaced by its class
 
 
-def test_batch_norm_that_does_more_is_refused(group):
+def test_batch_norm_that_does_more_is_refused(group_of_one):
     class Louder(nn.BatchNorm2d):
         def forward(self, input):
             return 2 * super().forward(input)

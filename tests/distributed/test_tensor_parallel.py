@@ -34,18 +34,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {k: launch("model_parallel_scenarios.py", root / f"world{k}", k, "tensor_parallel") for k in (2, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize(
-    "scenario",
-    ["subnets_linear", "mlp_linear", "convolution_head", "huge_head"],
-)
+@pytest.mark.parametrize("scenario", ["subnets_linear", "mlp_linear", "convolution_head", "huge_head"])
 def test_weights_are_those_of_one_device(results, scenario, world_size):
     weights, _ = alone(scenario.split("_")[0])
     for rank in range(world_size):  # every rank, not only the first
         assert distance(weights, load(results[world_size], scenario, rank)["weights"]) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["mlp", "convolution", "huge"])
 def test_training_moved_the_weights(task):
     # else the comparison above would hold for networks that never learned
@@ -53,6 +52,7 @@ def test_training_moved_the_weights(task):
     assert distance(network.state_dict(), alone(task)[0]) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
     ("scenario", "num_classes", "num_inputs"), [("convolution", 10, 54), ("huge", NUM_CLASSES, 35)]
@@ -73,6 +73,7 @@ def test_each_device_holds_its_part_of_the_head(results, scenario, num_classes, 
         assert result["logits"][:2] == ("Tensor", (12 if scenario == "convolution" else 3, num_classes))
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_summed_is_caught(results):
     network, batches, lr = mlp_task(num_classes=6)
     train(partial(mean_loss, network), network.parameters(), batches, lr)
@@ -80,6 +81,7 @@ def test_a_gradient_that_is_not_summed_is_caught(results):
     assert distance(weights, load(results[2], "control_forgotten_reduction", 0)) > WRONG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
     ("scenario", "task", "names"),

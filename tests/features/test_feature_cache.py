@@ -10,8 +10,10 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import pytorch_lightning as pl
+import small_fits
 import timm
 import torch
+from colours import draw_colours
 from ddp_scenarios import calibrated_network, sgd, small_normalised
 
 from finetune import Classifier, ImageFolderData
@@ -23,8 +25,9 @@ FROZEN = {"backbone": "resnet18", "weights": None, "optimizer": sgd, "freeze_bat
 
 
 @pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
+def own_caches_and_seed(tmp_path, monkeypatch):
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "caches"))
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # which `fit` sets: so that it is put back
 
 
 def data(root: Path, **options) -> ImageFolderData:
@@ -32,31 +35,25 @@ def data(root: Path, **options) -> ImageFolderData:
     return ImageFolderData(str(root), **options)
 
 
-@pytest.fixture(autouse=True)
-def seed(monkeypatch):
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # which `fit` sets: so that it is put back
-
-
 def fit(
-    pictures: ImageFolderData, ckpt_path: Path | None = None, max_epochs: int = 4, network=calibrated_network, **options
+    pictures: ImageFolderData, ckpt_path: Path | None = None, max_epochs: int = 4, network=small_normalised, **options
 ):
     """Train a network that is always the same at the start."""
     pl.seed_everything(1, verbose=False)
     with patch("finetune.training.classifier.build", network):
-        model = Classifier(pictures.class_names, **{**FROZEN, "freeze": "layer3", **options})
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=max_epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
-    trainer.ckpt_path = ckpt_path
-    trainer.fit(model, datamodule=pictures)
+        model = Classifier(pictures.class_names, **{**FROZEN, "freeze": "4", **options})
+    trainer = small_fits.fit(model, pictures, ckpt_path, max_epochs=max_epochs)
     model.result = float(trainer.callback_metrics["val/loss"]) if "val" in pictures.splits else None
     return model
+
+
+@pytest.fixture(scope="module")
+def usual(colours, tmp_path_factory) -> Classifier:
+    """What comes of the usual fit, with a cache of its own."""
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("FINETUNE_CACHE", str(tmp_path_factory.mktemp("usual")))
+        context.setenv("PL_GLOBAL_SEED", "0")
+        return fit(data(colours))
 
 
 def distance(a: Classifier, b: Classifier) -> float:
@@ -68,14 +65,16 @@ def caches() -> list[Path]:
     return sorted(cache_dir().glob(f"*{FEATURES}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        {"freeze": "layer3"},
+        {"freeze": "4"},
         {"freeze": "backbone"},
-        {"freeze": "layer1", "freeze_batch_norm": False},
+        {"freeze": "1", "freeze_batch_norm": False},
         {"freeze": "backbone", "head_init": "probe"},
-        {"freeze": "layer3", "class_weights": "balanced", "label_smoothing": 0.1},
+        {"freeze": "4", "class_weights": "balanced", "label_smoothing": 0.1},
+        pytest.param({"freeze": "layer3", "network": calibrated_network}, marks=pytest.mark.slow),
     ],
 )
 def test_weights_are_those_of_training_on_pictures(colours, options):
@@ -89,9 +88,8 @@ def test_weights_are_those_of_training_on_pictures(colours, options):
     assert with_activations.result == pytest.approx(on_pictures.result, abs=1e-5)
 
 
-def test_views_take_turns(colours):
+def test_views_take_turns(colours, usual):
     """Control: with the first view in every epoch the weights are others."""
-    right = fit(data(colours))
     original = FeatureDataset.__getitems__
 
     def first_view(self, keys):
@@ -99,9 +97,10 @@ def test_views_take_turns(colours):
 
     with patch.object(FeatureDataset, "__getitems__", first_view):
         wrong = fit(data(colours))
-    assert distance(right, wrong) > 1e-4
+    assert distance(usual, wrong) > 1e-4
 
 
+@pytest.mark.slow
 def test_pictures_that_are_prepared_as_in_evaluation_need_no_views(colours):
     plain = {"num_views": None, "crop_and_flip": False}
     pictures = data(colours, **plain)
@@ -112,6 +111,7 @@ def test_pictures_that_are_prepared_as_in_evaluation_need_no_views(colours):
     assert not drawn_anew.features
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_where_it_would_not_be_read_again(colours):
     for pictures, options in ((data(colours), {"freeze": None}), (data(colours), {"max_epochs": 2})):
         fit(pictures, **options)
@@ -119,6 +119,7 @@ def test_nothing_is_computed_where_it_would_not_be_read_again(colours):
     assert not caches()
 
 
+@pytest.mark.slow
 def test_a_later_run_finds_them_and_only_the_same_one(colours):
     first = fit(data(colours))
     assert len(caches()) == 2
@@ -126,18 +127,19 @@ def test_a_later_run_finds_them_and_only_the_same_one(colours):
         assert distance(first, fit(data(colours))) == 0
     fit(data(colours, image_size=40))
     assert len(caches()) == 4
-    fit(data(colours), freeze="layer2")
+    fit(data(colours), freeze="1")
     assert len(caches()) == 6
     fit(data(colours, augmentations=[{"class_path": "albumentations.ColorJitter"}]))
     assert len(caches()) == 7  # val has no augmentation
 
 
 def other_network(backbone: str, num_classes: int, image_size: int | None = None):
-    network = calibrated_network(backbone, num_classes)
-    network.conv1.weight.data[0, 0, 0, 0] += 1e-3
+    network = small_normalised(backbone, num_classes)
+    network[0].weight.data[0, 0, 0, 0] += 1e-3
     return network
 
 
+@pytest.mark.slow
 def test_other_weights_are_other_activations(colours):
     fit(data(colours))
     fit(data(colours), network=other_network)
@@ -157,12 +159,11 @@ def test_another_timm_may_make_others_of_its_own_networks(monkeypatch):
     assert [old == new for old, new in zip(before, keys(), strict=True)] == [False, True]
 
 
-def test_a_resumed_run_goes_on_with_them(colours, tmp_path):
-    whole = fit(data(colours))
+def test_a_resumed_run_goes_on_with_them(colours, usual, tmp_path):
     half = fit(data(colours), max_epochs=3)
     half.trainer.save_checkpoint(tmp_path / "half.ckpt")
     pictures = data(colours)
-    assert distance(fit(pictures, ckpt_path=tmp_path / "half.ckpt"), whole) == 0
+    assert distance(fit(pictures, ckpt_path=tmp_path / "half.ckpt"), usual) == 0
     assert pictures.features
 
 
@@ -180,17 +181,18 @@ def full(*_):
         ),
     ],
 )
-def test_where_they_can_not_be_kept_a_line_says_so_and_the_run_is_the_same(colours, caplog, patched, reason):
+def test_where_they_can_not_be_kept_a_line_says_so_and_the_run_is_the_same(colours, usual, caplog, patched, reason):
     pictures = data(colours)
     with patched:
         model = fit(pictures)
     assert reason in caplog.text and caplog.text.count("computed anew in every epoch") == 1
     assert not pictures.features and not list(cache_dir().glob(f"*{FEATURES}*"))
-    assert distance(model, fit(data(colours))) < 1e-6
+    assert distance(model, usual) < 1e-6
 
 
+@pytest.mark.slow
 def test_of_several_networks_none_is_kept_and_a_line_says_so(colours, caplog):
-    pictures, members = data(colours), {"freeze": "1", "network": small_normalised, "members": 2}
+    pictures, members = data(colours), {"freeze": "1", "members": 2}
     model = fit(pictures, **members)
     (told,) = [text for text in caplog.messages if "computed anew in every epoch" in text]
     assert told.endswith("it is kept for one network, not for several (model.members)")
@@ -203,8 +205,6 @@ def test_of_several_networks_none_is_kept_and_a_line_says_so(colours, caplog):
 
 
 def test_a_picture_that_can_not_be_decoded_is_skipped_as_before(colours, tmp_path, caplog):
-    from colours import draw_colours
-
     root = draw_colours(tmp_path / "broken", train=6)
     broken = root / "train/blue/00.png"
     broken.write_bytes(broken.read_bytes()[:50])
@@ -225,6 +225,7 @@ def test_a_batch_is_what_the_keys_say():
     assert maps.shape == (2, 8, 2, 2) and maps.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 def test_a_file_of_the_right_size_is_needed_and_only_read(colours, monkeypatch):
     first = fit(data(colours))
     for path in caches():
@@ -246,12 +247,12 @@ def test_a_file_of_the_right_size_is_needed_and_only_read(colours, monkeypatch):
     assert opened == [False, False, True, False, True, False]
 
 
-def test_one_that_is_removed_meanwhile_is_told_and_not_made_of_zeros(colours, caplog):
+def test_one_that_is_removed_meanwhile_is_told_and_not_made_of_zeros(colours, usual, caplog):
     pictures = data(colours)
     with patch.object(feature_cache, "mark_used", lambda path: path.unlink()):
         model = fit(pictures)
     assert "computed anew in every epoch" in caplog.text and not pictures.features
-    assert distance(model, fit(data(colours))) < 1e-6
+    assert distance(model, usual) < 1e-6
 
 
 def test_what_a_killed_run_left_is_removed_after_a_day(colours):

@@ -1,5 +1,6 @@
 """The head fitted on the features of the backbone before training."""
 
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -7,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 from colours import draw_colours
-from small_fits import SMALL, data, fit
+from small_fits import data, fit
 
 from finetune import Classifier
 from finetune.features import linear_probe
 from finetune.models.stages import head
+
+SMALL = {"backbone": "small_cnn", "weights": None}
+data = partial(data, image_size=28)
 
 
 def test_features_are_what_the_head_sees(colours):
@@ -28,6 +32,7 @@ def test_features_are_what_the_head_sees(colours):
     assert x.dtype == np.float64
 
 
+@pytest.mark.slow
 def test_probe_head_starts_where_the_features_can_be_told_apart(colours, tmp_path, caplog):
     pictures = data(colours)
     accuracy = {}
@@ -65,32 +70,18 @@ def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch
     np.testing.assert_allclose(given, [expected], rtol=1e-6)  # they are float32 in training, too
 
 
+@pytest.mark.slow
 def test_probe_is_not_fitted_again_on_resume(colours, tmp_path: Path):
     pictures = data(colours)
     model = Classifier(pictures.class_names, **SMALL, head_init="probe")
     trainer = fit(model, pictures)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     with patch("finetune.features.linear_probe.probe_head", side_effect=AssertionError):
-        resumed = fit_from(Classifier(pictures.class_names, **SMALL, head_init="probe"), data(colours), tmp_path)
+        again = Classifier(pictures.class_names, **SMALL, head_init="probe")
+        resumed = fit(again, data(colours), tmp_path / "one.ckpt", max_epochs=2)
         assert resumed.current_epoch == 2
         with pytest.raises(AssertionError):  # the control: a new run would fit it
             fit(Classifier(pictures.class_names, **SMALL, head_init="probe"), data(colours))
-
-
-def fit_from(model, pictures, folder):
-    import pytorch_lightning as pl
-
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        max_epochs=2,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
-    trainer.fit(model, datamodule=pictures, ckpt_path=folder / "one.ckpt")
-    return trainer
 
 
 def test_pictures_that_none_can_be_read_of_leave_nothing_to_learn_from(tmp_path):

@@ -76,14 +76,16 @@ def test_class_weights_are_those_of_an_independent_solver(num_classes, strength)
     np.testing.assert_allclose(again.weight, probe.weight, rtol=0, atol=1e-9 * abs(probe.weight).max())
 
 
+@pytest.mark.slow
 def test_without_weights_the_bits_are_those_of_weights_of_one():
-    features, labels = pictures(300, 20, 3)
-    for val in ((), pictures(100, 20, 3, seed=1)):
+    features, labels = pictures(100, 10, 3)
+    for val in ((), pictures(50, 10, 3, seed=1)):
         plain = fit_probe(features, labels, 3, *val)
         ones = fit_probe(features, labels, 3, *val, class_weights=np.ones(3))
         assert plain.table == ones.table and (plain.weight == ones.weight).all() and (plain.bias == ones.bias).all()
 
 
+@pytest.mark.slow
 def test_the_strength_is_that_of_the_least_weighted_loss():
     features, labels = pictures(200, 60, 3)
     val_features, val_labels = pictures(300, 60, 3, seed=1)
@@ -120,12 +122,13 @@ def test_the_start_has_no_part_in_the_result():
     np.testing.assert_allclose(shift, shift[0], atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_val", [True, False])
 def test_the_order_of_the_pictures_has_no_part_in_the_result(has_val):
-    features, labels = pictures(300, 30, 3)
-    val = pictures(100, 30, 3, seed=1) if has_val else ()
+    features, labels = pictures(150, 15, 3)
+    val = pictures(100, 15, 3, seed=1) if has_val else ()
     probe = fit_probe(features, labels, 3, *val)
-    order = np.random.default_rng(5).permutation(300)
+    order = np.random.default_rng(5).permutation(150)
     again = fit_probe(features[order], labels[order], 3, *val)
     assert probe.strength == again.strength
     np.testing.assert_allclose(probe.weight, again.weight, atol=1e-6)
@@ -135,6 +138,7 @@ def test_the_order_of_the_pictures_has_no_part_in_the_result(has_val):
     assert (probe.weight == same.weight).all() and (probe.bias == same.bias).all()
 
 
+@pytest.mark.slow
 def test_units_and_origin_of_the_features_have_no_part_in_the_result():
     features, labels = pictures(200, 10, 3)
     probe = fit_probe(features, labels, 3)
@@ -143,6 +147,7 @@ def test_units_and_origin_of_the_features_have_no_part_in_the_result():
     np.testing.assert_allclose((1000 * features + 7) @ other.weight.T + other.bias, logits, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_strength_is_that_of_the_least_validation_loss():
     features, labels = pictures(200, 60, 3)
     val_features, val_labels = pictures(500, 60, 3, seed=1)
@@ -162,6 +167,7 @@ def test_strength_is_that_of_the_least_validation_loss():
     assert gradient(probe, *both) > 1e-3  # and the check would have seen it
 
 
+@pytest.mark.slow
 def test_folds_find_about_the_strength_that_fresh_pictures_want():
     features, labels = pictures(200, 60, 3)
     fresh = pictures(2000, 60, 3, seed=1)
@@ -187,6 +193,7 @@ def test_more_features_than_pictures_separable():
     assert gradient(probe, features, labels) < 1e-10
 
 
+@pytest.mark.slow
 def test_rounding_has_no_part_in_a_head_even_of_the_weakest_strength():
     features, labels = pictures(90, 20, 3, seed=3)
     features[:, 0] += 3 * labels  # separable: the weights grow until the weak strength holds them
@@ -209,6 +216,7 @@ def test_a_class_with_one_picture():
     assert accuracy(only_ones, features[:3], np.arange(3)) == 1.0
 
 
+@pytest.mark.slow
 def test_classes_without_pictures_get_a_row():
     features, labels = pictures(100, 10, 3)
     names = np.array([1, 2, 4])  # of 6
@@ -239,6 +247,7 @@ def test_errors(features, strengths, message):
         fit_probe(features, np.zeros(len(features), int), 2, strengths=strengths)
 
 
+@pytest.mark.slow
 def test_views_of_a_picture_are_held_out_together():
     features, labels = pictures(150, 60, 3)
     alone = fit_probe(features, labels, 3)

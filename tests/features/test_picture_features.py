@@ -20,7 +20,9 @@ def paths(tmp_path):
     return [str(tmp_path / f"{i}.png") for i in range(7)]
 
 
-@pytest.mark.parametrize(("backbone", "size"), [("resnet18", 64), ("small_cnn", 28)])
+@pytest.mark.parametrize(
+    ("backbone", "size"), [pytest.param("resnet18", 64, marks=pytest.mark.slow), ("small_cnn", 28)]
+)
 def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone, size):
     torch.manual_seed(0)
     network = build(backbone, 5)

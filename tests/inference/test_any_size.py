@@ -12,6 +12,7 @@ from finetune.data.transforms import eval_transform
 from finetune.inference.any_size import prepend
 from finetune.inference.exporters import OPSET
 
+pytestmark = pytest.mark.slow
 MODES = ("whole", "squash", "shorter_side")
 # Height and width: as large as the network's or what it is resized to, smaller, larger, both; tiny, wide, tall; lines.
 SIZES = [(64, 64), (73, 73), (72, 74), (1, 1), (2, 3), (20, 30), (30, 200), (200, 30), (300, 400), (480, 361)]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tiers import sweep
 
 from finetune.inference.class_activation import class_activation
 from finetune.models.backbones import build
@@ -20,7 +21,7 @@ def wake(network: torch.nn.Module) -> None:
     network.eval()
 
 
-@pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0", "regnet_y_400mf"])
+@pytest.mark.parametrize("name", sweep(["resnet18", "efficientnet_b0", "regnet_y_400mf"], quick=["resnet18"]))
 def test_it_is_the_head_place_by_place(name):
     torch.manual_seed(0)
     network, x, classes = build(name, 3).eval(), torch.randn(2, 3, 64, 64), [2, 0]
@@ -47,7 +48,9 @@ def test_it_is_the_head_place_by_place(name):
     assert not np.allclose(found, other)  # another class, another map
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_b_16", "convnext_tiny", "lenet"])
+@pytest.mark.parametrize(
+    "name", sweep(["mobilenet_v3_small", "vit_b_16", "convnext_tiny", "lenet"], quick=("mobilenet_v3_small", "lenet"))
+)
 def test_other_networks_have_none(name):
     size = {"vit_b_16": 224, "lenet": 28}.get(name, 64)
     network = build(name, 3).eval()
@@ -75,7 +78,8 @@ def test_an_ensemble_of_other_networks_has_none():
     assert class_activation(network, torch.randn(1, 3, 28, 28), [0]) is None
 
 
-@pytest.mark.parametrize("num", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num", sweep([1, 2], quick=[1]))
 def test_in_bf16_it_is_the_same_up_to_rounding(num):
     torch.manual_seed(0)
     networks, x = [build("resnet18", 3) for _ in range(num)], torch.randn(2, 3, 96, 96)

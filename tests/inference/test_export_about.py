@@ -6,7 +6,6 @@ import pytest
 
 from finetune.inference.export_about import about
 from finetune.inference.export_check import Agreement
-from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
 
 FOUND = Agreement(7, 1e-6, 0, (2.0, 1.0))
@@ -15,11 +14,6 @@ FOUND = Agreement(7, 1e-6, 0, (2.0, 1.0))
 @pytest.fixture
 def read(calibrated) -> dict:
     return read_checkpoint(calibrated)
-
-
-@pytest.fixture
-def predictor(calibrated) -> Predictor:
-    return Predictor(calibrated)
 
 
 def test_it_says_what_the_checkpoint_says(predictor, read):

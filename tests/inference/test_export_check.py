@@ -7,10 +7,7 @@ from finetune.inference import export_check
 from finetune.inference.export_check import LARGEST, hold_against, hold_any_size_against
 from finetune.inference.predictor import Predictor
 
-
-@pytest.fixture
-def predictor(calibrated) -> Predictor:
-    return Predictor(calibrated)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -60,7 +57,8 @@ def test_another_class_alone_is_enough_but_in_a_tie(predictor, images, monkeypat
         assert found.num_other == num and found.largest < LARGEST and found.is_good == (num == 0)
 
 
-def test_pictures_of_many_sizes_are_held_against_the_network(predictor):
+def test_pictures_of_many_sizes_are_held_against_the_network(small):
+    predictor = Predictor(small)
     sizes = [(40, 50), (33, 21), (70, 32), (64, 64), (48, 90), (90, 48)]
     pictures = [np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8) for i, size in enumerate(sizes)]
     seen = []

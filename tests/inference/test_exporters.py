@@ -15,8 +15,8 @@ from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.exporters import WRITERS, write_onnx
 from finetune.models.backbones import build, normalization
 
-NETWORKS = [("resnet18", 64), ("mobilenet_v3_small", 64), ("efficientnet_b0", 64), ("convnext_tiny", 64)]
-NETWORKS += [("vit_b_16", 224), ("lenet", 28)]
+MORE = [("resnet18", 64), ("mobilenet_v3_small", 64), ("efficientnet_b0", 64), ("convnext_tiny", 64), ("vit_b_16", 224)]
+NETWORKS = [("lenet", 28), *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
 
 
 def module(name: str) -> EndToEnd:
@@ -34,6 +34,7 @@ def module(name: str) -> EndToEnd:
     return EndToEnd(network, mean, std, 1.5).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), NETWORKS)
 def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
     whole = module(name)
@@ -57,6 +58,7 @@ def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
     assert session.get_modelmeta().custom_metadata_map == {"finetune": "about"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITERS)
 def test_nothing_of_this_machine_is_in_a_file(tmp_path, kind):
     suffix, write = WRITERS[kind]
@@ -80,6 +82,7 @@ def test_a_pt2_is_run_by_torch_alone(tmp_path):
     assert extra["finetune"] == "about"
 
 
+@pytest.mark.slow
 def test_safetensors_have_the_names_of_torchvision(tmp_path):
     whole = module("resnet18")
     WRITERS["safetensors"][1](whole, 64, "about", tmp_path / "some.safetensors")

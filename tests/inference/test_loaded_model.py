@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiers import sweep
 
 import finetune
 from finetune.data.decode import decode
@@ -39,7 +40,8 @@ def differing(said: list[Prediction], written: list[dict[str, str]]) -> list[str
     ]
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "16-mixed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", sweep(["32-true", "64-true", "bf16-mixed", "16-mixed"], quick=["32-true"]))
 def test_it_says_what_predict_writes_to_the_digit(calibrated, colours, cli, tmp_path, precision):
     known = torch.load(calibrated, weights_only=True)
     known["finetune"]["precision"] = precision
@@ -149,6 +151,7 @@ def test_a_broken_picture_is_named_or_left_out(model, colours, tmp_path):
         model.predict(good, on_bad_image="ignore")
 
 
+@pytest.mark.slow
 def test_unsure_is_said_as_predict_does(model, colours, calibrated, cli, tmp_path):
     cli("predict", calibrated, colours / "test", "--out", "said.csv", "--abstain_below", "0.382")
     said = model.predict(colours / "test", abstain_below=0.382)
@@ -166,6 +169,7 @@ def test_it_is_as_sure_as_of_the_class_that_a_threshold_says(model, colours, mon
     assert len(said) == 30 and all(one.unsure for one in said)
 
 
+@pytest.mark.slow
 def test_threads_ask_at_once_and_nothing_of_torch_changes(model, colours):
     paths = sorted(map(str, (colours / "test").rglob("*.png")))
     alone = [model.predict(path)[0].probabilities for path in paths]

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -21,29 +22,40 @@ from finetune.runs.exported_files import packed
 from finetune.system.messages import WrongUsage
 
 
-def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(calibrated, tmp_path):
-    own = Predictor(calibrated)
+def write(checkpoint: Path, path: Path, kind: str = "network_size") -> None:
+    own = Predictor(checkpoint)
     whole = EndToEnd(own.model.network, own.model.mean, own.model.std, own.calibration.temperature).eval()
-    write_onnx(whole, 32, packed(read_checkpoint(calibrated)), tmp_path / "some.onnx")
-    of_file = Predictor(tmp_path / "some.onnx")
+    write_onnx(whole, 28, packed(read_checkpoint(checkpoint), kind), path)
+
+
+@pytest.fixture(scope="module")
+def exported(small, tmp_path_factory) -> Path:
+    """The calibrated checkpoint as a file for images of the network's size."""
+    path = tmp_path_factory.mktemp("exported") / "some.onnx"
+    write(small, path)
+    return path
+
+
+def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(small, exported):
+    own, of_file = Predictor(small), Predictor(exported)
     assert isinstance(of_file.model.network, OnnxNetwork) and not list(of_file.model.network.parameters())
-    assert (of_file.class_names, of_file.image_size, of_file.preparation) == (own.class_names, 32, own.preparation)
+    assert (of_file.class_names, of_file.image_size, of_file.preparation) == (own.class_names, 28, own.preparation)
     assert of_file.calibration == own.calibration and of_file.versions == own.versions
     pictures = [np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)]
     np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-6)
     assert of_file.activation(np.stack([of_file.prepare(picture) for picture in pictures]), [0] * 4) is None
-    assert Predictor(tmp_path / "some.onnx", precision=None).precision == "32-true"  # whatever a checkpoint would take
+    assert Predictor(exported, precision=None).precision == "32-true"  # whatever a checkpoint would take
     with pytest.raises(WrongUsage, match="precision 'bf16-mixed': an .onnx computes as it was exported"):
-        Predictor(tmp_path / "some.onnx", precision="bf16-mixed")
-    options = open_session(str(tmp_path / "some.onnx")).get_session_options()
+        Predictor(exported, precision="bf16-mixed")
+    options = open_session(str(exported)).get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
 
 
-def test_what_takes_any_size_takes_prepared_pictures_here(calibrated, tmp_path):
-    own = Predictor(calibrated)
-    whole = EndToEnd(own.model.network, own.model.mean, own.model.std, own.calibration.temperature).eval()
-    write_onnx(whole, 32, packed(read_checkpoint(calibrated), "any_size"), tmp_path / "source.onnx")
-    prepend(tmp_path / "source.onnx", tmp_path / "some.onnx", 32, own.preparation["resize"])
+@pytest.mark.slow
+def test_what_takes_any_size_takes_prepared_pictures_here(small, tmp_path):
+    own = Predictor(small)
+    write(small, tmp_path / "source.onnx", "any_size")
+    prepend(tmp_path / "source.onnx", tmp_path / "some.onnx", 28, own.preparation["resize"])
     of_file = Predictor(tmp_path / "some.onnx")
     pictures = [np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)]
     np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-6)
@@ -71,29 +83,24 @@ def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path):
         open_session(str(tmp_path / "some.onnx"))
 
 
-def test_a_graph_of_other_classes_than_it_names_is_told(calibrated, tmp_path):
-    own = Predictor(calibrated)
-    whole = EndToEnd(own.model.network, own.model.mean, own.model.std, 1.0).eval()
-    write_onnx(whole, 32, "about", tmp_path / "some.onnx")
-    pixels = torch.zeros(2, 3, 32, 32)
-    assert OnnxNetwork(str(tmp_path / "some.onnx"), 3)(pixels).shape == (2, 3)
+def test_a_graph_of_other_classes_than_it_names_is_told(exported):
+    pixels = torch.zeros(2, 3, 28, 28)
+    assert OnnxNetwork(str(exported), 3)(pixels).shape == (2, 3)
     with pytest.raises(ValueError, match=r"names 2 classes, but its logits of 2 pictures have the shape \(2, 3\)"):
-        OnnxNetwork(str(tmp_path / "some.onnx"), 2)(pixels)
-    network = pickle.loads(pickle.dumps(OnnxNetwork(str(tmp_path / "some.onnx"), 3)))  # as ddp_spawn does
+        OnnxNetwork(str(exported), 2)(pixels)
+    network = pickle.loads(pickle.dumps(OnnxNetwork(str(exported), 3)))  # as ddp_spawn does
     assert network(pixels).shape == (2, 3)
 
 
-def test_onnxruntime_writes_nothing_of_its_own(calibrated, tmp_path):
+@pytest.mark.slow  # an interpreter, which waits
+def test_onnxruntime_writes_nothing_of_its_own(exported, tmp_path):
     """It has telemetry (1.32), which puts an identifier of the machine into the user's folders."""
-    own = Predictor(calibrated)
-    whole = EndToEnd(own.model.network, own.model.mean, own.model.std, 1.0).eval()
-    write_onnx(whole, 32, packed(read_checkpoint(calibrated)), tmp_path / "some.onnx")
     home = tmp_path / "home"
     home.mkdir()
     places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(tmp_path)}
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | places
     code = "import sys, time; from finetune.inference.predictor import Predictor; Predictor(sys.argv[1]); time.sleep(2)"
-    command = [sys.executable, "-c", code, str(tmp_path / "some.onnx")]
+    command = [sys.executable, "-c", code, str(exported)]
     subprocess.run(command, env=environment, check=True)
     written = [str(path.relative_to(home)) for path in home.rglob("*")]
     assert not [path for path in written if "microsoft" in path.lower() or "onnx" in path]

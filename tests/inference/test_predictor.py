@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from small_fits import data, fit
+from tiers import sweep
 from torchvision.models import vision_transformer
 
 from finetune import Classifier
@@ -67,7 +68,8 @@ def test_the_device_that_there_is():
     assert device_named("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", sweep(["64-true", "bf16-mixed", "bf16-true"], quick=["bf16-mixed"]))
 def test_it_computes_in_another_precision(checkpoint, precision, colours):
     picture = decode(next((colours / "test").rglob("*.png")))
     plain, other = Predictor(checkpoint), Predictor(checkpoint, precision=precision)

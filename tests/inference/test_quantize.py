@@ -14,14 +14,10 @@ from torch import nn
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_check import opened
 from finetune.inference.exporters import write_onnx
-from finetune.inference.predictor import Predictor
 from finetune.inference.quantize import Loss, compare, in_batches, quantize, readable
 from finetune.models.ensemble import Ensemble
 
-
-@pytest.fixture
-def predictor(calibrated) -> Predictor:
-    return Predictor(calibrated)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

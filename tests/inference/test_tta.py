@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from colours import QUICK
+from colours import QUICKEST
 from small_fits import scramble
 from torch.utils.data import DataLoader
 
@@ -46,8 +46,9 @@ def test_a_mirrored_picture_is_told_the_same_and_without_it_is_not(model):
     assert (plain[0] - plain[1]).abs().max() > 1e-6
 
 
+@pytest.mark.slow
 def test_the_commands_take_it(colours, cli, tmp_path: Path):
-    cli("fit", "--data.root", colours, *QUICK, "--test_after_fit", "false")
+    cli("fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false")
     scramble(tmp_path / "runs/fit/version_0/checkpoints/best.ckpt")
     found = {}
     for name, option in (("plain", []), ("mean", ["--tta", "flip"])):

@@ -19,17 +19,11 @@ import pytest
 import torch
 import yaml
 from colours import QUICK
+from processes import finetune, run_script, start
 
 from finetune import __version__
 from finetune.cli import LIGHTNING, OWN, main, run
 from finetune.runs.metrics_csv import read_metrics
-
-
-def finetune(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The console script, in a process of its own."""
-    command = [str(Path(sys.executable).with_name("finetune")), *map(str, arguments)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -75,33 +69,30 @@ cli.main()
     ],
 )
 def test_a_failing_process_waits_for_no_other_at_its_end(tmp_path, backend, failure, code, told):
-    command = [sys.executable, "-c", FAILING, str(tmp_path / "meeting"), backend, failure]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    (tmp_path / "failing.py").write_text(FAILING)
+    done = run_script(tmp_path / "failing.py", tmp_path / "meeting", backend, failure, cwd=tmp_path)
     assert done.returncode == code and done.stderr.endswith(told), done.stderr
     assert done.stdout == ("left\n" if backend == "gloo" else "")
 
 
-def test_help_lists_everything_and_loads_nothing(tmp_path):
-    code = "import sys; from finetune.cli import run; run(['--help']); assert 'torch' not in sys.modules"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for name, text in {**LIGHTNING, **{name: text for name, (_, text) in OWN.items()}}.items():
-        assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.M)
+def console_script(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Start what `pip install` puts beside the interpreter."""
+    command = [str(Path(sys.executable).with_name("finetune")), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def test_help_lists_everything_and_version_and_help_are_quick(tmp_path):
     seconds = []
-    for option in ("--help", "--version"):
+    for option in ("--version", "--help"):
         started = time.perf_counter()
-        result = finetune(option, cwd=tmp_path)
+        result = console_script(option, cwd=tmp_path)
         seconds.append(time.perf_counter() - started)
         assert result.returncode == 0
-    assert result.stdout == f"finetune {__version__}\n"
-    assert min(seconds) < 0.5
-
-
-def test_an_error_line_does_not_wait_for_torch(tmp_path):
-    code = "import sys; from finetune.cli import main\ntry: main(['check', 'nowhere'])\n"
-    code += "finally: print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (2, "False\n")
-    assert result.stderr == "finetune: error: 'nowhere' does not exist\n"
+        if option == "--version":
+            assert result.stdout == f"finetune {__version__}\n"
+    for name, text in {**LIGHTNING, **{name: text for name, (_, text) in OWN.items()}}.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.M)
+    assert min(seconds) < 0.5  # half of what importing torch alone takes
 
 
 @pytest.mark.parametrize("command", list(LIGHTNING))
@@ -249,6 +240,7 @@ def test_control_data_that_is_wrong_is_no_wrong_usage(tmp_path, monkeypatch, cap
     assert caught.value.code == 1 and "no class folders" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_config_works_from_any_folder(cli, colours, tmp_path, capsys):
     cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--test_after_fit", "false")
     assert (tmp_path / "runs/fit/version_0/checkpoints/best.ckpt").exists()
@@ -291,6 +283,7 @@ def test_every_run_has_a_folder_of_its_own(fitted):
     assert any(row["test/accuracy"] and float(row["test/accuracy"]) == result["test/accuracy"] for row in rows)
 
 
+@pytest.mark.slow
 def test_the_saved_config_can_be_run_again(fitted, cli, tmp_path):
     saved = fitted / "runs/fit/version_0/config.yaml"
     cli("fit", "--config", saved, "--trainer.default_root_dir", tmp_path / "again", "--test_after_fit", "false")
@@ -325,6 +318,7 @@ def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
     assert re.search(r"31 pictures: .*1 unreadable", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_run_and_pictures_named_by_position(fitted, colours, cli, tmp_path, capsys):
     one, two, more = colours / "test/red/00.png", colours / "test/red/01.png", colours / "test/blue"
     cli("predict", fitted / "runs/fit/version_0", one, two, more / "*.png", "--out", "new/o.csv", "--devices", "1")
@@ -342,6 +336,7 @@ def test_a_run_and_pictures_named_by_position(fitted, colours, cli, tmp_path, ca
     assert f"test/accuracy {expected:.4f}\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_many_pictures_reach_the_processes_of_other_devices(fitted, colours, tmp_path):
     """The system takes no argument of more than 128 KiB; a shell's glob can be longer."""
     folder = tmp_path / ("a" * 200) / ("b" * 200)
@@ -354,6 +349,7 @@ def test_many_pictures_reach_the_processes_of_other_devices(fitted, colours, tmp
     assert result.stdout.startswith("320 pictures: ")
 
 
+@pytest.mark.slow
 def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
     """On two devices, whose processes are started with the words in full."""
     short = ["--size", 32, "--batch", 16, "--workers", 0, "--weights", "null", "--backbone", "mobilenet_v3_small"]
@@ -377,6 +373,7 @@ def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
     assert all(torch.equal(last[0][name], last[1][name]) for name in last[0])
 
 
+@pytest.mark.slow
 def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, capsys):
     checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
     expected = json.loads((fitted / "runs/fit/version_0/test.json").read_text())["test/accuracy"]
@@ -402,6 +399,7 @@ def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, ca
     assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_resume_starts_afresh_goes_on_and_knows_the_end(colours, cli, tmp_path, capsys, caplog):
     fit = ["fit", "--resume", "--data.root", colours, *QUICK]
     cli(*fit)
@@ -415,6 +413,7 @@ def test_resume_starts_afresh_goes_on_and_knows_the_end(colours, cli, tmp_path, 
     assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2
 
 
+@pytest.mark.slow
 def test_without_validation_best_is_last(colours, cli, tmp_path):
     cli("fit", "--data.root", colours, *QUICK, "--data.val_fraction", 0)
     folder = tmp_path / "runs/fit/version_0/checkpoints"
@@ -431,6 +430,7 @@ STARTS = {
 }
 
 
+@pytest.mark.slow  # three interpreters each
 @pytest.mark.parametrize("start", STARTS)
 def test_ways_of_starting_two_processes(start, colours, tmp_path):
     """One run folder, one result, nothing else on the screen."""
@@ -446,30 +446,29 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     assert "training: 2 x cpu, " in result.stderr
 
 
-def test_a_profile_is_shown(colours, tmp_path):
-    for profiler, num in (("simple", 2), ("null", 0)):  # of the fit and of its test
-        fit = ["fit", "--data.root", str(colours), *QUICK, "--trainer.profiler", profiler]
-        command = [sys.executable, "-m", "finetune", *fit]
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert result.returncode == 0 and result.stderr.count("Profiler Report") == num, result.stderr
+@pytest.mark.slow
+@pytest.mark.parametrize(("profiler", "num"), [("simple", 2), ("null", 0)])  # of the fit and of its test
+def test_a_profile_is_shown(colours, tmp_path, profiler, num):
+    result = finetune("fit", "--data.root", colours, *QUICK, "--trainer.profiler", profiler, cwd=tmp_path)
+    assert result.returncode == 0 and result.stderr.count("Profiler Report") == num, result.stderr
 
 
+@pytest.mark.slow
 def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
-    fit = ["fit", "--data.root", str(colours), *QUICK, "--trainer.max_epochs", "9", "--data.val_fraction", "0.3"]
+    fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", "9", "--data.val_fraction", "0.3"]
     fit += ["--patience", "2", "--lr", "1e-12"]  # the first accuracy stays the highest
     for devices in ("1", "2"):
-        command = [sys.executable, "-m", "finetune", *fit, "--devices", devices]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        result = finetune(*fit, "--devices", devices, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stderr.count("ended after epoch 3: no higher val/accuracy in --patience 2 validations") == 1
         assert result.stdout.count("test/accuracy") == 1
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_ctrl_c_ends_in_one_line(devices, colours, tmp_path):
+@pytest.mark.slow
+def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
+    """As test_promises.py has it of forked processes."""
     arguments = [str(a) for a in ("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 500)]
-    arguments += ["--trainer.devices", str(devices), "--data.cache_limit_gb", "0"]  # which may be told of in a line
+    arguments += ["--trainer.devices", "2", "--data.cache_limit_gb", "0"]  # which may be told of in a line
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", *arguments],
         cwd=tmp_path,
@@ -496,42 +495,36 @@ def test_ctrl_c_ends_in_one_line(devices, colours, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
     """While pictures are predicted, where there is nothing to save."""
     many = tmp_path / "list.txt"
     many.write_text("\n".join(str(path) for path in colours.rglob("*.png")) * 200)
     checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
     arguments = ["predict", "--ckpt_path", str(checkpoint), "--data.predict", str(many), "--output", "out.csv"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "finetune", *arguments, "--trainer.accelerator", "cpu"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(*arguments, "--trainer.accelerator", "cpu", cwd=tmp_path)
     try:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob(".out.csv.*.part0")) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        process.wait(60)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err == f"predicting {len(many.read_text().splitlines())} pictures\nstopped by SIGINT\n"
+    assert process.stderr == f"predicting {len(many.read_text().splitlines())} pictures\nstopped by SIGINT\n"
     assert list(tmp_path.glob("*out.csv*")) + list(tmp_path.glob(".out.csv*")) == []
 
 
 def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
-    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    both = [subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    both = [start("fit", "--data.root", colours, *QUICK, cwd=tmp_path) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
     runs = sorted((tmp_path / "runs/fit").iterdir())
     assert [run.name for run in runs] == ["version_0", "version_1"]
     assert all((run / "test.json").exists() for run in runs)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_in_one_line_and_loses_nothing(colours, cli, tmp_path, monkeypatch, capsys):
     fit = ["fit", "--resume", "--data.root", str(colours), *QUICK]
     monkeypatch.chdir(tmp_path)
@@ -555,6 +548,7 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(colours, cli, tmp_pat
     assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_early_stopping_ended_is_finished(colours, cli, tmp_path, caplog):
     stopper = '[{"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss", '
     stopper += '"patience": 1, "min_delta": 100}}]'
@@ -568,6 +562,7 @@ def test_a_run_that_early_stopping_ended_is_finished(colours, cli, tmp_path, cap
     assert last.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, cli, tmp_path):
     fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3]
     sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25"]

@@ -9,6 +9,8 @@ from ddp_scenarios import NUM_EVALUATED
 from processes import launch
 from scenario_results import distance, draw_scenarios, load
 
+pytestmark = pytest.mark.slow
+
 WORLD_SIZES = (1, 2, 3)
 
 

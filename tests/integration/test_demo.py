@@ -22,6 +22,7 @@ def few_pictures(monkeypatch):
     monkeypatch.setattr(synthetic, "NUM_TARGET", {"train": 16, "val": 2, "test": 4})
 
 
+@pytest.mark.slow
 def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, capsys):
     def short(name: str) -> str:
         config = yaml.safe_load(Path(config_files.find(name)).read_text())
@@ -43,6 +44,7 @@ def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, cap
     assert demo.__doc__
 
 
+@pytest.mark.slow
 def test_losses_of_the_sample_run_are_golden(few_pictures, cli, tmp_path):
     """The first ten losses through the real command; a change that moves them says why in its message.
 

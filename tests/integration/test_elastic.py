@@ -10,6 +10,8 @@ from elastic_scenarios import CASES, FROM
 from processes import launch
 from scenario_results import distance, draw_scenarios, load
 
+pytestmark = pytest.mark.slow
+
 # float64: rounding in sums of another order. Small networks add that up over 10 steps (measured: 1.4e-16); behind many
 # layers it grows (EfficientNet: 5e-15; with batch norm trained on six pictures 8e-8). Mistakes are at 7e-9 and more.
 TOLERANCES = {"small_float32": 7.5e-7, "mobilenet": 1e-10, "efficientnet": 1e-10}

@@ -2,20 +2,17 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from paths import ROOT
+from processes import launch
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("ends")
-    script = ROOT / "tests/support/end_scenarios.py"
-    process = subprocess.run([sys.executable, script, out, "cover"], capture_output=True, text=True, timeout=850)
-    assert process.returncode == 0, process.stderr
+    out = launch("end_scenarios.py", tmp_path_factory.mktemp("ends") / "out", 1, "", "cover")
     return json.loads((out / "results.json").read_text())
 
 

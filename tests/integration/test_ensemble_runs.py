@@ -20,6 +20,8 @@ from finetune.inference.predictor import Predictor
 from finetune.models.backbones import build
 from finetune.models.weight_files import EXPORTED
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     *("--data.image_size", "28", "--data.batch_size", "16", "--data.num_workers", "0", "--model.backbone", "small_cnn"),
     *("--model.weights", "null", "--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--report", "false"),

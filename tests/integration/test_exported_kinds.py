@@ -15,6 +15,8 @@ from finetune.data.decode import decode
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
 
+pytestmark = pytest.mark.slow
+
 BEST = "runs/fit/version_0/checkpoints/best.ckpt"
 
 

@@ -16,6 +16,8 @@ from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.folder import versions
 from finetune.training.classifier import Classifier
 
+pytestmark = pytest.mark.slow
+
 # Where a signal comes or is noticed, and at which of 3 x 5 steps: inside an epoch, inside a validation, between epochs.
 ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
 GATHERING = ("--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "2")  # 2 steps an epoch

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from colours import QUICK
+
+pytestmark = pytest.mark.slow
 
 _ALLOWED = 2**19  # bytes over the ten epochs after the first five: 60 kB seen
 _LEAK = 2**18  # bytes an epoch, the size of a few pictures: the control

@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ImageFolderData, SampleData, Hotdog, FashionMNIST])
 def test_a_plain_trainer_fits_and_tests_them(kind, colours, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -30,6 +30,7 @@ def old_checkpoint(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_an_old_checkpoint_predicts_and_is_tested(old_checkpoint, cli, tmp_path):
     pictures = draw_colours(tmp_path / "colours", test=2) / "test"
     (pictures / "blue").rename(pictures / "hotdog")

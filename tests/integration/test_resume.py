@@ -5,13 +5,13 @@ random, and each mistake, without the command.
 """
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from colours import draw_colours
-from paths import ROOT
+from processes import launch
+
+pytestmark = pytest.mark.slow
 
 EVERYTHING = ("weights", "optimizer", "scheduler", "loops", "steps", "epochs")
 STEPS_PER_EPOCH = 7
@@ -19,12 +19,9 @@ STEPS_PER_EPOCH = 7
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("killed")
-    data = draw_colours(out / "data", train=30, test=4)
-    script = ROOT / "tests/support/kill_scenarios.py"
-    process = subprocess.run([sys.executable, script, out, data], capture_output=True, text=True, timeout=850)
-    logs = "\n".join(f"{path}: {path.read_text()[-600:]}" for path in out.glob("*/log*"))
-    assert process.returncode == 0, process.stderr + logs
+    root = tmp_path_factory.mktemp("killed")
+    data = draw_colours(root / "data", train=30, test=4)
+    out = launch("kill_scenarios.py", root / "out", 1, data)
     return json.loads((out / "results.json").read_text())
 
 

@@ -18,6 +18,8 @@ from sharding_scenarios import NUM_EVALUATED, ON_THREE
 from finetune import Classifier
 from finetune.runs.checkpoint_io import read_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SCENARIOS = ("small", "balanced", "frozen_stages", "batch_norm_uneven", "bad_batches", "noisy", "probe")
 MESHES = ("(2, 1)", "(1, 2)")  # the batch shared out and every weight sharded; the head cut in two
 

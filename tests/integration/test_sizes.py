@@ -17,6 +17,8 @@ from finetune.data.transforms import eval_transform
 from finetune.inference.predictor import Predictor
 from finetune.system.messages import WrongUsage
 
+pytestmark = pytest.mark.slow
+
 SIZES = ("--data.image_size_schedule", "24,32", "--data.eval_image_size", "48", "--epochs", "3")
 
 

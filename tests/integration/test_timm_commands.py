@@ -18,6 +18,8 @@ from finetune.data.decode import decode
 from finetune.data.transforms import eval_transform
 from finetune.inference.predictor import Predictor
 
+pytestmark = pytest.mark.slow
+
 NETWORK = "test_convnext.r160_in1k"  # timm's smallest of its kind: 160 pixels, bicubic, 0.95
 
 

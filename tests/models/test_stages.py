@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from networks import ALL, BACKBONES, HEADS, SMALL, network, skeleton, trainable
+from networks import ALL, HEADS, SMALL, skeleton, trainable
+from tiers import sweep
 from timm.models import group_parameters
 from timm_scenarios import FAMILIES
 from torch import nn
@@ -10,26 +11,22 @@ from torch import nn
 from finetune.models.backbones import OWN, build
 from finetune.models.stages import batch_norms, depths, freeze, head, head_name, stages
 
+FEW = ("resnet18", "mobilenet_v2", "efficientnet_b0", "densenet121", "googlenet", "vgg11", "vit_b_16", "swin_t", *OWN)
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_freeze_at_every_stage(backbone):
-    names = list(stages(skeleton(backbone)))
-    for count, last in enumerate([None, *names]):
-        network = skeleton(backbone)
-        frozen = freeze(network, last)
-        parts = stages(network)
-        assert frozen == list(parts.values())[:count]
+
+@pytest.mark.parametrize("backbone", HEADS)
+def test_freeze_at_every_stage_and_all_but_the_head(backbone):
+    network = skeleton(backbone)
+    parts = stages(network)
+    for count, last in enumerate([None, *parts]):
+        network.requires_grad_(True)
+        assert freeze(network, last) == list(parts.values())[:count]
         for i, part in enumerate(parts.values()):
             assert all(parameter.requires_grad == (i >= count) for parameter in part.parameters())
         assert all(parameter.requires_grad for parameter in head(network).parameters())
-
-
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_freeze_backbone_leaves_the_head(backbone):
-    network = skeleton(backbone)
-    frozen = freeze(network, "backbone")
-    assert trainable(network) == {f"{head_name(network)}.weight", f"{head_name(network)}.bias"}
-    assert frozen == list(stages(network).values())
+    network.requires_grad_(True)
+    assert freeze(network, "backbone") == list(parts.values())
+    assert trainable(network) == {f"{HEADS[backbone]}.weight", f"{HEADS[backbone]}.bias"}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def test_batch_norms():
     assert batch_norms(skeleton("vit_b_16")) == []
 
 
-@pytest.mark.parametrize("backbone", [*ALL, *OWN])
+@pytest.mark.parametrize("backbone", sweep([*ALL, *OWN], quick=FEW))
 def test_stages_and_head_cover_every_network_without_overlap(backbone):
     with torch.device("cpu" if backbone.startswith("regnet") else "meta"):
         net = build(backbone, 3)
@@ -92,9 +89,9 @@ TIMM = {
 }
 
 
-@pytest.mark.parametrize("family", TIMM)
-def test_stages_of_timm_go_by_its_layers(family):
-    network = build(FAMILIES[family][0], 3)
+@pytest.mark.parametrize("family", sweep(TIMM, quick=("resnet", "convnext", "vit")))
+def test_stages_and_depths_of_timm_go_by_its_layers(family):
+    network = skeleton(FAMILIES[family][0])
     assert list(stages(network)) == TIMM[family]
     inside = [name for part in (*stages(network), head_name(network)) for name, _ in named_below(network, part)]
     outside = {name for name, _ in network.named_parameters()} - set(inside)
@@ -104,11 +101,7 @@ def test_stages_of_timm_go_by_its_layers(family):
     assert frozen == list(stages(network).values())[:3]
     left = {name for part in [*TIMM[family][3:], head_name(network)] for name, _ in named_below(network, part)}
     assert trainable(network) == left
-
-
-@pytest.mark.parametrize("family", TIMM)
-def test_depths_of_timm_are_those_of_its_own_layer_decay(family):
-    network = build(FAMILIES[family][0], 3)
+    # Depths are those of timm's own layer decay.
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     groups = group_parameters(network, network.group_matcher(coarse=True), reverse=True)
     last = groups[f"{head_name(network)}.weight"]
@@ -118,7 +111,7 @@ def test_depths_of_timm_are_those_of_its_own_layer_decay(family):
 
 
 def test_a_network_of_timm_without_layers_of_its_own_has_stages_all_the_same():
-    network = build("timm/poolformer_s12", 3)
+    network = skeleton("timm/poolformer_s12")
     assert list(stages(network)) == ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head.norm"]
     assert depths(network) == {"stem": 5, "stages.0": 4, "stages.1": 3, "stages.2": 2, "stages.3": 1, "head.norm": 1}
 
@@ -127,25 +120,17 @@ def named_below(net: nn.Module, part: str) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in net.named_parameters() if name.startswith(part + ".")]
 
 
-@pytest.mark.parametrize("backbone", HEADS)
+# By a function timm counts the layers of these.
+BY_A_FUNCTION = [f"timm/{name}" for name in ("cait_xxs24_224", "inception_v3", "inception_resnet_v2")]
+
+
+@pytest.mark.parametrize("backbone", [*HEADS, *sweep(BY_A_FUNCTION, quick=["timm/inception_v3"])])
 def test_stages_are_in_the_order_of_the_forward_pass(backbone):
-    net, order = network(backbone), []
+    net, order = skeleton(backbone).eval(), []
     parts = {**stages(net), head_name(net): head(net)}
-    hooks = [part.register_forward_hook(lambda *_, name=name: order.append(name)) for name, part in parts.items()]
-    with torch.inference_mode():
-        net(torch.rand(1, 3, *[224 if backbone == "vit_b_16" else 32] * 2))
-    for hook in hooks:
-        hook.remove()
-    assert order == list(parts) and order[-1] == HEADS[backbone]
-
-
-@pytest.mark.parametrize("name", ["cait_xxs24_224", "inception_v3", "inception_resnet_v2"])
-def test_they_are_so_where_timm_counts_layers_by_a_function_too(name):
-    net, order = skeleton(f"timm/{name}").eval(), []
-    parts = stages(net)
-    for part, module in parts.items():
-        module.register_forward_hook(lambda *_, part=part: order.append(part))
-    net(torch.rand(1, 3, *[224 if name.startswith("cait") else 299] * 2, device="meta"))
+    for name, part in parts.items():
+        part.register_forward_hook(lambda *_, name=name: order.append(name))
+    net(torch.rand(1, 3, 224, 224, device="meta"))
     assert order == list(parts)
 
 
@@ -159,8 +144,8 @@ def test_positions_beside_the_head_go_with_the_last_stage():
 
 
 def test_stage_names():
-    assert list(stages(network("resnet18"))) == ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
-    assert list(stages(network(SMALL))) == [*(f"features.{i}" for i in range(13)), "classifier.0"]
+    assert list(stages(skeleton("resnet18"))) == ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
+    assert list(stages(skeleton(SMALL))) == [*(f"features.{i}" for i in range(13)), "classifier.0"]
     layers = [f"encoder.layers.encoder_layer_{i}" for i in range(12)]
-    assert list(stages(network("vit_b_16"))) == ["conv_proj", *layers, "encoder.ln"]
+    assert list(stages(skeleton("vit_b_16"))) == ["conv_proj", *layers, "encoder.ln"]
     assert list(stages(build("lenet", 3))) == ["conv1", "conv2", "linear"]

@@ -46,6 +46,7 @@ def test_half_precision_is_cast(tmp_path):
     assert {value.dtype for value in state.values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_names_of_older_files_are_brought_up_to_date(tmp_path):
     dense, layer = "features.denseblock1.denselayer2", "encoder.layers.encoder_layer_0.mlp"
     old = [f"{dense}.norm.1.running_mean", f"{dense}.conv.2.weight", f"{layer}.linear_1.bias", f"{layer}.linear_2.bias"]

@@ -35,6 +35,7 @@ def siamese() -> Siamese:
     return Siamese().double()
 
 
+@pytest.mark.slow
 def test_branches_learn_what_one_device_does(siamese):
     branches = trained_branches(siamese)
 
@@ -62,6 +63,7 @@ def test_copies_own_their_weights(siamese):
     assert len(addresses) == len(set(addresses)) == 6 + 2 * 4 + 2
 
 
+@pytest.mark.slow
 def test_copies_part_without_the_sum(siamese, monkeypatch):
     monkeypatch.setattr("finetune.parity.branches.allreduce", lambda gradients: None)
     first, second = trained_branches(siamese).copies

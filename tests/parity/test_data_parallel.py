@@ -165,16 +165,11 @@ def after(allreduce: Callable, k: int) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_allreduce_gives_every_tensor_the_sum(k):
+def test_allreduce_gives_every_tensor_the_sum_and_what_is_wrong_does_not(k):
     total = k * (k + 1) / 2
     assert after(allreduce, k) == [[total, 10 * total]] * k
-
-
-@pytest.mark.parametrize("wrong", [added_twice, reassigned, forgotten])
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_wrong_sums_are_caught(wrong, k):
-    total = k * (k + 1) / 2
-    assert after(wrong, k) != [[total, 10 * total]] * k
+    for wrong in (added_twice, reassigned, forgotten) if k > 1 else ():
+        assert after(wrong, k) != [[total, 10 * total]] * k
 
 
 def test_a_batch_is_split_in_order():
@@ -202,6 +197,7 @@ def test_the_weights_have_moved(expected):
         assert float((p - q).abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_books_first_weights_stay_together_too():
     expected = reference(init_params(0, torch.float64), batches())
     for k in (1, 2, 4):
@@ -209,6 +205,7 @@ def test_the_books_first_weights_stay_together_too():
 
 
 # float32: ten times what was measured (2.4e-7 at weights of up to 0.5, 3 seeds); the order of additions differs.
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_float32_differs_by_its_rounding(k):
     expected = reference(loud_params(torch.float32), batches(torch.float32))
@@ -218,10 +215,9 @@ def test_float32_differs_by_its_rounding(k):
 
 
 @pytest.mark.parametrize("wrong", [added_twice, reassigned, forgotten])
-@pytest.mark.parametrize("k", [2, 4])
-def test_wrong_sums_lead_elsewhere(expected, monkeypatch, wrong, k):
+def test_wrong_sums_lead_elsewhere(expected, monkeypatch, wrong):
     monkeypatch.setattr(data_parallel, "allreduce", wrong)
-    replicas = by_hand(loud_params(), batches(), k)
+    replicas = by_hand(loud_params(), batches(), 2)
     assert min(distance(replica, expected) for replica in replicas) > 1e-3
 
 
@@ -247,6 +243,7 @@ def step_of_means(X: Tensor, y: Tensor, device_params: list[list[Tensor]], devic
         data_parallel.sgd(params, lr, len(devices))
 
 
+@pytest.mark.slow
 def test_sums_are_right_for_uneven_parts_and_means_are_not(expected, monkeypatch):
     # Why losses are summed: 16 pictures in parts of 6, 5 and 5.
     assert farthest(by_hand(loud_params(), batches(), 4, step_of_means), expected) <= 1e-10  # even parts hide it
@@ -295,6 +292,7 @@ def clothes(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_on_any_number_of_replicas(clothes):
     alone = clothes(1, num_epochs=4)
     weights = clothes.seen[-1][2][0]
@@ -382,6 +380,7 @@ def test_cuda_devices_compute_what_the_cpu_does(expected, names):
         assert distance([p.detach().cpu() for p in params], expected) <= 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_some_steps_on_the_real_pictures(tmp_path):
     for path in (real_data("fashion-mnist") / "FashionMNIST/raw").glob("*.gz"):

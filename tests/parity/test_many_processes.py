@@ -6,6 +6,8 @@ import torch
 from finetune.parity import many_processes, one_process
 from finetune.parity.one_process import Job, distance
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def job(tmp_path) -> Job:

@@ -46,6 +46,7 @@ def test_the_start_is_written_for_other_processes(job, tmp_path):
     assert distance(network.state_dict(), written) == 0
 
 
+@pytest.mark.slow
 def test_branches_train(job):
     start, one, two = one_process.branches(job)
     assert len(two.states) == 2 and max(distance(state, one.states[0]) for state in two.states) <= 1e-10

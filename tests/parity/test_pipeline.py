@@ -18,6 +18,7 @@ from model_parallel_scenarios import (
 from networks import subnets
 from processes import launch
 from scenario_results import distance
+from tiers import sweep
 from torch import nn
 from torchvision import models
 
@@ -33,18 +34,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {k: launch("model_parallel_scenarios.py", root / f"world{k}", k, "pipeline") for k in (2, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize(
-    "scenario",
-    ["subnets_gpipe", "subnets_1f1b", "resnet"],
-)
+@pytest.mark.parametrize("scenario", ["subnets_gpipe", "subnets_1f1b", "resnet"])
 def test_weights_are_those_of_one_device(results, scenario, world_size):
     weights, _ = alone(scenario.split("_")[0])
     for rank in range(world_size):  # every rank, not only the first
         assert distance(weights, load(results[world_size], scenario, rank)["weights"]) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["subnets", "resnet"])
 def test_training_moved_the_weights(task):
     # else the comparison above would hold for networks that never learned
@@ -52,6 +52,7 @@ def test_training_moved_the_weights(task):
     assert distance(network.state_dict(), alone(task)[0]) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("scenario", ["subnets_gpipe", "subnets_1f1b"])
 def test_last_process_has_the_mean_loss(results, scenario, world_size):
@@ -61,10 +62,12 @@ def test_last_process_has_the_mean_loss(results, scenario, world_size):
     assert all(loss is None for other in others for loss in other)
 
 
+@pytest.mark.slow
 def test_summing_micro_batches_is_caught(results):
     assert distance(alone("subnets")[0], load(results[2], "control_sum", 0)["weights"]) > WRONG
 
 
+@pytest.mark.slow
 def test_batch_norm_that_trains_sees_micro_batches(results):
     # With one micro-batch nothing differs: it is they that do it.
     weights, _ = alone("trained")
@@ -74,6 +77,7 @@ def test_batch_norm_that_trains_sees_micro_batches(results):
     assert distance({n: weights[n] for n in learned}, {n: control[n] for n in learned}) > WRONG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "task"), [("subnets_1f1b", linear_task), ("resnet", resnet_task)])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_pipeline_sends_what_is_computed(results, scenario, task, world_size):
@@ -82,6 +86,7 @@ def test_pipeline_sends_what_is_computed(results, scenario, task, world_size):
     assert [load(results[world_size], scenario, rank)["sent"] for rank in range(world_size)] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_pipelines_that_cannot_be_are_refused_on_every_process(results, world_size):
     messages = [
@@ -105,7 +110,10 @@ def test_a_pipeline_of_one_process(group_of_one, schedule):
         Pipeline(partition(layers(network), 2), batches[0][0], schedule, 4)
 
 
-@pytest.mark.parametrize("backbone", ["resnet18", "resnet50", "resnext50_32x4d", "resnet18_small", "lenet"])
+@pytest.mark.parametrize(
+    "backbone",
+    sweep(["resnet18", "resnet50", "resnext50_32x4d", "resnet18_small", "lenet"], quick=("resnet18_small", "lenet")),
+)
 def test_parts_in_a_row_are_the_network(backbone):
     network = build(backbone, 5).eval()
     x = torch.randn(2, 3, 28, 28)
@@ -138,10 +146,12 @@ def test_parts_are_shared_out_evenly():
 
 
 def test_cutting_too_often_is_refused():
+    with torch.device("meta"):
+        resnet, vit = build("resnet18", 2), models.vit_b_16()
     with pytest.raises(ValueError, match="of 4 parts can't be cut into 5: take 1 to 4 devices"):
-        partition(layers(build("resnet18", 2)), 5)
+        partition(layers(resnet), 5)
     with pytest.raises(ValueError, match="VisionTransformer can't be cut between layers"):
-        layers(models.vit_b_16())
+        layers(vit)
 
 
 def test_activations_cost_nothing_and_change_nothing():

@@ -1,6 +1,5 @@
 """The clock of a benchmark: which steps it counts, and what it leaves out."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,18 +12,6 @@ from finetune.profiling.recorder import Measured, Recorder, Waiting
 from finetune.training.progress_bar import PicturesBar
 
 STEP = 0.02  # seconds
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that only `advance` moves."""
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def advance(seconds: float) -> None:
-        now[0] += seconds
-
-    return advance
 
 
 @pytest.fixture
@@ -53,6 +40,7 @@ def warm_up(fit, seconds: float) -> None:
     fit.step()
 
 
+@pytest.mark.slow
 def test_the_device_is_waited_for_as_often_as_in_the_plain_loop(fit, monkeypatch):
     waits = []
     monkeypatch.setattr(
@@ -66,6 +54,7 @@ def test_the_device_is_waited_for_as_often_as_in_the_plain_loop(fit, monkeypatch
     assert waits == [-1, 0, 3] * 2
 
 
+@pytest.mark.slow
 def test_a_measurement_is_of_the_steps_after_the_warm_up(fit):
     with pytest.raises(Measured):
         for _ in range(2):
@@ -76,6 +65,7 @@ def test_a_measurement_is_of_the_steps_after_the_warm_up(fit):
     assert fit.recorder.waited == pytest.approx([0.25, 0.25])
 
 
+@pytest.mark.slow
 def test_validation_and_an_epochs_turn_are_not_in_it(fit, clock):
     warm_up(fit, seconds=STEP)
     fit.step()
@@ -90,6 +80,7 @@ def test_validation_and_an_epochs_turn_are_not_in_it(fit, clock):
     assert fit.recorder.whole == pytest.approx([STEP])
 
 
+@pytest.mark.slow
 def test_what_else_takes_time_is_in_it(fit, clock):
     warm_up(fit, seconds=STEP)
     fit.step()
@@ -112,6 +103,7 @@ def test_the_plain_loop_is_not_made_of_the_short_last_batch(fit, monkeypatch):
     assert seen == [4]
 
 
+@pytest.mark.slow
 def test_only_waiting_for_training_pictures_counts(clock):
     waiting = Waiting()
     for action, seconds in (("[_TrainingEpochLoop].train_dataloader_next", 2.0), ("run_training_batch", 40.0)):

@@ -29,6 +29,7 @@ def test_each_product_takes_the_slower_of_its_two_roofs():
     assert least_seconds(lambda: a @ b, Rates(1e30, 94.0))["seconds"] == pytest.approx(2)
 
 
+@pytest.mark.slow
 def test_rates_are_of_this_device():
     rates = measured_rates(torch.device("cpu"), torch.float32, repeats=1)
     assert 1e8 < rates.operations < 1e15 and 1e8 < rates.bytes < 1e13

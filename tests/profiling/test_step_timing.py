@@ -23,6 +23,7 @@ def fit(colours):
     return model, data, next(iter(data.loader("train", train=True)))
 
 
+@pytest.mark.slow
 def test_the_plain_loop_leaves_the_weights_alone_and_has_the_fits_loss(fit):
     model, _, batch = fit
     model.train()
@@ -38,6 +39,7 @@ def test_the_plain_loop_leaves_the_weights_alone_and_has_the_fits_loss(fit):
     assert not all(torch.equal(before[name], p) for name, p in model.network.named_parameters())
 
 
+@pytest.mark.slow
 def test_parts_are_measured_as_often_as_asked(fit):
     model, data, batch = fit
     parts = PlainLoop(model, batch).parts(3)
@@ -54,6 +56,7 @@ def test_a_data_set_of_two_batches_has_no_rate_of_loading(fit):
     assert loading(data, 30, 5) == []
 
 
+@pytest.mark.slow
 def test_batches_that_several_workers_read_at_once_count_one_by_one(fit, monkeypatch):
     """Two workers deliver two batches at a time, 0.2 seconds apart: 0.1 seconds each, not 0.2 and nothing."""
     _, data, _ = fit

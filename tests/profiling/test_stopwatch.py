@@ -66,6 +66,7 @@ def evaluating(clock):
     return model, lambda batch, side: _evaluating(model, trainer, batch, 6, side)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "seconds"), [(10, 0.1), (20, 0.4)])
 @pytest.mark.parametrize("num", [6, 1, 0])
 def test_evaluation_is_timed_at_its_own_size_of_a_whole_batch(evaluating, side, seconds, num):
@@ -74,6 +75,7 @@ def test_evaluation_is_timed_at_its_own_size_of_a_whole_batch(evaluating, side, 
     assert set(model.seen) == {(False, torch.uint8, 6, 3, side, side)} and model.training
 
 
+@pytest.mark.slow
 def test_where_features_are_kept_test_pictures_go_through_all(evaluating):
     model, timed = evaluating
     assert timed(torch.zeros(2, 8), 10) == (pytest.approx(0.001), pytest.approx(0.1))

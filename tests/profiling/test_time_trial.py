@@ -54,6 +54,7 @@ def advance(clock, monkeypatch):
     return clock
 
 
+@pytest.mark.slow
 def test_a_device_with_a_queue_is_not_waited_for_at_every_step(made, clock, tmp_path, monkeypatch):
     """It computes SLOW while the next steps are prepared, which take a fifth of that."""
     monkeypatch.chdir(tmp_path)
@@ -94,6 +95,7 @@ def test_a_gpu_multiplies_in_tf32_from_the_first_step(made, monkeypatch, is_cuda
     assert (events[0], events.count("allowed")) == (("allowed", 1) if is_cuda else ("step", 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [None, "FASTEST_FIRST"])
 def test_processes_that_are_started_later_count_gpus_as_this_one(made, monkeypatch, before):
     name, seen = "CUDA_DEVICE_ORDER", []
@@ -120,14 +122,20 @@ def test_the_parts_take_what_they_take(made, advance, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()) and not multiprocessing.active_children()
 
 
-def test_what_is_between_epochs_is_no_part_of_their_steps(made, advance):
-    model, data = made()  # of several batches an epoch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch_size", "batch", "between"),
+    [(6, SLOW, 0.7), (1000, 0.7 + SLOW, 0)],  # epochs of one batch are taken as a whole
+)
+def test_what_is_between_epochs_is_no_part_of_their_steps(made, advance, batch_size, batch, between):
+    model, data = made(batch_size=batch_size)
     model.on_train_epoch_start = lambda: advance(0.7)
     costs = trial(model, data, ONE, seconds=5.0)
-    assert (costs.batch, costs.between) == (pytest.approx(SLOW), pytest.approx(0.7))
-    assert costs.start == pytest.approx(0.7)  # before the first
+    assert (costs.batch, costs.between) == (pytest.approx(batch), pytest.approx(between))
+    assert batch_size == 1000 or costs.start == pytest.approx(0.7)  # before the first
 
 
+@pytest.mark.slow
 def test_a_last_batch_of_fewer_pictures_is_not_taken_for_a_whole_one(made, monkeypatch, advance):
     model, data = made(batch_size=4)
     forward = Slow.forward
@@ -138,18 +146,12 @@ def test_a_last_batch_of_fewer_pictures_is_not_taken_for_a_whole_one(made, monke
     assert (costs.batch, costs.between) == (pytest.approx(0.04), pytest.approx(0, abs=1e-9))
 
 
-def test_epochs_of_one_batch_are_taken_as_a_whole(made, advance):
-    model, data = made(batch_size=1000)
-    model.on_train_epoch_start = lambda: advance(0.7)
-    costs = trial(model, data, ONE, seconds=5.0)
-    assert (costs.batch, costs.between) == (pytest.approx(0.7 + SLOW), 0)
-
-
 def test_a_trial_that_sees_no_epoch_end_takes_the_usual(made, advance):
     costs = trial(*made(batch_size=1), ONE, seconds=0.2)
     assert costs.between == _BETWEEN
 
 
+@pytest.mark.slow
 def test_a_short_trial_of_slow_steps_ends_after_three(made, advance):
     model, data = made(batch_size=1)
     model.on_train_start = lambda: advance(1.0)
@@ -160,6 +162,7 @@ def test_a_short_trial_of_slow_steps_ends_after_three(made, advance):
     assert model.trainer.global_step == 8
 
 
+@pytest.mark.slow
 def test_each_part_is_timed_and_workers_end(made, monkeypatch):
     monkeypatch.setattr(deferred_checkpoints, "QUICK", 0.0)  # or none would ever wait, and no copy be made
     costs = trial(*made(num_workers=1), ONE, seconds=0.1)
@@ -167,6 +170,7 @@ def test_each_part_is_timed_and_workers_end(made, monkeypatch):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_what_comes_once_is_in_the_start_alone(made, advance):
     model, data = made()
     forward, calls = model.forward, []
@@ -181,6 +185,7 @@ def test_what_comes_once_is_in_the_start_alone(made, advance):
     assert (costs.start, costs.batch) == (pytest.approx(1.0), pytest.approx(SLOW))
 
 
+@pytest.mark.slow
 def test_what_is_kept_for_the_fit_is_not_of_its_start(made, advance):
     model, data = made()
     loader = data.loader
@@ -225,13 +230,14 @@ def test_batches_that_the_network_can_not_train_on_are_told_as_a_fit_tells_them(
         trial(model, data, ONE, seconds=0.1)
 
 
-@pytest.mark.parametrize(("batch_size", "devices"), [(2, 2), (6, 2)])
-def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size, devices):
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [2, 6])
+def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size):
     """All devices together have more: batch norm, which they share, can train on them."""
     _, data = made(image_size=32, batch_size=batch_size)
     data.splits["train"] = replace(data.splits["train"], labels=data.splits["train"].labels[:10])  # 3 + 3 + 3 + 1
     model = Classifier(data.class_names, "resnet18", weights=None)
-    assert trial(model, data, ONE | {"devices": devices}, seconds=0.1).batch > 0
+    assert trial(model, data, ONE | {"devices": 2}, seconds=0.1).batch > 0
 
 
 def test_other_processes_take_as_long_to_be_there_as_this_one():
@@ -242,7 +248,8 @@ def test_other_processes_take_as_long_to_be_there_as_this_one():
         assert starting(none, 9.0, is_tested=True) == 0.0
 
 
-@pytest.mark.parametrize(("devices", "num"), [(1, 6), (2, 3), (4, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "num"), [(1, 6), (4, 2)])
 def test_a_device_has_its_share_of_a_batch_and_of_the_cores(made, devices, num, monkeypatch):
     monkeypatch.setattr(time_trial, "num_cores", lambda: 4)
     threads, before = [], torch.get_num_threads()
@@ -266,6 +273,7 @@ def test_the_first_of_the_fit_s_devices_is_tried(monkeypatch):
     assert (_first("gpu", [3, 1]), _first("cuda", 2), _first("cpu", [3, 1])) == ([3], 1, 1)
 
 
+@pytest.mark.slow
 def test_what_is_made_before_the_first_step_and_kept_is_not_of_its_start(made, advance):
     """Features of what is frozen: the fit finds them. A head from a probe is fitted again."""
     for head_init, seconds in (("xavier", 0.0), ("probe", 7.0)):
@@ -288,6 +296,7 @@ def test_a_device_has_its_share_of_the_workers(made, monkeypatch, given, num):
         trial(model, data, {**ONE, "devices": 2}, seconds=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_views": 2}, {"crop_and_flip": False}])  # nothing is frozen
 def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(made, advance, monkeypatch, tmp_path, options):
     from finetune.data import image_cache, readers
@@ -323,6 +332,7 @@ def test_what_would_end_the_fit_ends_the_trial(made, colours, tmp_path):
         trial(Classifier(data.class_names, "small_cnn", weights=None), data, ONE, seconds=0.1)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_waits_for_a_validation_is_no_part_of_it(made):
     model, data = made()
     model.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau

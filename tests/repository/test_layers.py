@@ -5,7 +5,6 @@ import re
 import tomllib
 from collections import Counter
 
-import pytest
 from paths import ROOT
 
 PACKAGE = ROOT / "finetune"
@@ -13,13 +12,13 @@ MODULES = [path for path in PACKAGE.rglob("*.py") if not path.name.startswith("_
 PACKAGES = [path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE]
 
 
-@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
-def test_a_package_is_a_docstring_that_names_what_is_in_it(folder):
-    tree = ast.parse((folder / "__init__.py").read_text("utf-8"))
-    assert len(tree.body) == 1
-    named = set(re.findall(r"`(\w+)`", ast.get_docstring(tree) or ""))
-    inside = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert inside - {"__init__"} <= named
+def test_a_package_is_a_docstring_that_names_what_is_in_it():
+    for folder in PACKAGES:
+        tree = ast.parse((folder / "__init__.py").read_text("utf-8"))
+        assert len(tree.body) == 1, folder
+        named = set(re.findall(r"`(\w+)`", ast.get_docstring(tree) or ""))
+        inside = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+        assert inside - {"__init__"} <= named, folder
 
 
 def test_no_two_modules_bear_one_name_and_none_is_long():
@@ -43,24 +42,8 @@ def test_readme_shows_every_package_from_the_roof_down():
     assert set(shown[1:]) == {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
 
 
-def test_each_file_of_tests_lies_with_what_it_is_about():
+def test_each_package_has_a_folder_of_tests_and_each_file_of_tests_lies_with_what_it_is_about():
     packages = {folder.name for folder in PACKAGES if folder.parent == PACKAGE}
-    others = {"integration", "repository", "benchmarks"}
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        assert path.parent.name in packages | others, path
-    assert not Counter(path.name for path in (ROOT / "tests").rglob("test_*.py")).most_common(1)[0][1] > 1
-
-
-# Modules whose tests lie elsewhere, and why.
-ELSEWHERE = {
-    "cli.py": "integration/test_cli.py",  # where all packages come together
-    "commands/demo.py": "integration/test_demo.py",  # the whole job, command after command
-    "runs/resume.py": "integration/test_resume.py",  # whether a run goes on shows in runs that were killed
-}
-
-
-@pytest.mark.parametrize("module", [path.relative_to(PACKAGE).as_posix() for path in MODULES])
-def test_each_module_has_its_tests(module):
-    package, _, name = module.partition("/")
-    tests = ELSEWHERE.get(module, f"{package}/test_{name.rpartition('/')[2]}")  # data/datasets/ has them in data/
-    assert (ROOT / "tests" / tests).exists()
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    assert {path.parent.name for path in files} == packages | {"integration", "repository", "benchmarks"}
+    assert Counter(path.name for path in files).most_common(1)[0][1] == 1

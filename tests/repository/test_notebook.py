@@ -37,6 +37,7 @@ def test_it_is_kept_without_outputs():
     assert NOTEBOOK.stat().st_size < 10_000
 
 
+@pytest.mark.slow
 def test_it_runs_and_shows_the_run_and_its_pictures(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = executed(nbformat.read(NOTEBOOK, as_version=4), tmp_path)
@@ -55,9 +56,10 @@ def test_it_runs_and_shows_the_run_and_its_pictures(tmp_path, monkeypatch):
     assert (tmp_path / "runs/fit/version_0/report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_bar_is_drawn_in_a_cell_while_it_trains(colours, tmp_path):
     """nbclient keeps what a cell shows last; the bar is gone by then, so each drawing is counted."""
-    options = {"size": 32, "weights": None, "backbone": "mobilenet_v3_small", "workers": 0, "epochs": 2}
+    options = {"size": 28, "weights": None, "backbone": "small_cnn", "workers": 0, "epochs": 2}
     source = f"""
 from IPython.display import DisplayHandle
 drawn, update = [], DisplayHandle.update
@@ -75,19 +77,21 @@ print(sum("pictures/s" in text for text in drawn), drawn[-1])
     assert int(num) >= 2 and last == "{'text/plain': ''}"
 
 
+@pytest.mark.slow
 def test_control_a_cell_that_fails_is_noticed(tmp_path):
     cell = nbformat.v4.new_code_cell("from finetune import fit\nfit('nowhere')")
     with pytest.raises(CellExecutionError, match="the data folder 'nowhere' does not exist"):
         executed(nbformat.v4.new_notebook(cells=[cell]), tmp_path)
 
 
+@pytest.mark.slow
 def test_readme_s_lines_of_python_run(colours, tmp_path, monkeypatch):
     (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.S | re.M)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(colours, "pictures")
     picture = colours / "test" / "red" / "00.png"
     shutil.copy(picture, "a.png")
-    fit, quick = finetune.fit, {"size": 32, "weights": None, "backbone": "mobilenet_v3_small", "workers": 0}
+    fit, quick = finetune.fit, {"size": 28, "weights": None, "backbone": "small_cnn", "workers": 0}
     monkeypatch.setattr(finetune, "fit", lambda *given, **words: fit(*given, **{**words, **quick, "epochs": 1}))
     names: dict[str, Any] = {"pil_image": Image.open(picture), "array": np.asarray(Image.open(picture))}
     exec(block.replace("a.jpg", "a.png"), names)

@@ -22,12 +22,16 @@ def check(svg: str) -> ElementTree.Element:
     return element
 
 
+def words_of(element: ElementTree.Element) -> list[str]:
+    return ["".join(text.itertext()) for text in element.iter(f"{SVG}text")]
+
+
 def test_lines():
     lines = {"a <b>": ([1, 2, 3], [0.5, 0.4, 0.1]), "second": ([1, 3], [1, 2])}
     svg = curves(lines, "epoch", "loss", 'falls, as it "should"', mark=(2, "best.ckpt"))
     element = check(svg)
     assert element.get("aria-label") == 'falls, as it "should"'
-    words = ["".join(text.itertext()) for text in element.iter(f"{SVG}text")]
+    words = words_of(element)
     assert {"epoch", "loss", "a <b>", "second", "best.ckpt"} <= set(words)
     assert {word for word in words if re.fullmatch(r"[\d.]+", word) and float(word) in (1, 2, 3)} >= {"1", "2", "3"}
     assert curves(lines, "epoch", "loss", "x") == curves(lines, "epoch", "loss", "x")  # the same chart, the same text
@@ -35,7 +39,7 @@ def test_lines():
 
 def test_names_are_no_formulas():
     svg = curves({r"$\frac$": ([1, 2], [1, 2]), "$x$": ([1, 2], [2, 1])}, "recall of $y", "y", "x")
-    words = ["".join(text.itertext()) for text in check(svg).iter(f"{SVG}text")]
+    words = words_of(check(svg))
     assert {r"$\frac$", "$x$", "recall of $y"} <= set(words)
 
 
@@ -49,17 +53,14 @@ def test_a_program_keeps_its_own_settings_of_matplotlib(monkeypatch):
 
 
 def test_names_in_letters_that_no_font_here_has_are_no_warning():
-    words = [
-        "".join(text.itertext())
-        for text in check(curves({"猫": ([1, 2], [1, 2]), "b": ([1, 2], [2, 1])}, "犬", "y", "x")).iter(f"{SVG}text")
-    ]
+    words = words_of(check(curves({"猫": ([1, 2], [1, 2]), "b": ([1, 2], [2, 1])}, "犬", "y", "x")))
     assert {"猫", "犬"} <= set(words)
 
 
 @pytest.mark.parametrize("rates", [[0.016, 0.03, 0.00008], [0.02, 0.03, 0.025], [0.01, 0.01, 0.01]])
 def test_a_logarithmic_axis_has_numbers(rates):
     svg = curves({"head": ([1, 2, 3], rates)}, "step", "learning rate", "x", is_log=True)
-    words = ["".join(text.itertext()) for text in check(svg).iter(f"{SVG}text")]
+    words = words_of(check(svg))
     values = [float(word) for word in words if word not in ("step", "learning rate")]  # no formula is a number
     assert [value for value in values if 1e-5 < value < 1]
 
@@ -73,11 +74,10 @@ def test_places_of_points():
 
 def test_reliability():
     element = check(reliability_chart({"as said": [(0.55, 0.5, 10), (0.95, 0.9, 200)], "none": []}, "trust"))
-    assert "as said" in ["".join(text.itertext()) for text in element.iter(f"{SVG}text")]
+    assert "as said" in words_of(element)
 
 
 def test_one_epoch_has_no_parts():
-    element = check(curves({"": ([1], [0.5])}, "epoch", "loss", "x"))
-    words = ["".join(text.itertext()) for text in element.iter(f"{SVG}text")]
+    words = words_of(check(curves({"": ([1], [0.5])}, "epoch", "loss", "x")))
     ticks = words[: words.index("epoch")]
     assert "1" in ticks and all(float(tick) == int(float(tick)) for tick in ticks)

@@ -119,14 +119,6 @@ def test_leftovers_of_killed_processes_are_removed_and_other_files_are_not(targe
     assert sorted(os.listdir(target.parent)) == [".best.ckpt.123.tmp", "last.ckpt", "last.ckpt.tmp", "notes.txt"]
 
 
-def test_the_system_s_temporary_folder_is_not_used(target, tmp_path, monkeypatch):
-    # Renaming from there is a plain copy where it is another file system.
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    AtomicCheckpointIO().save_checkpoint(state(1), target)
-    assert value(target) == 1
-
-
 def test_it_is_on_the_disk_before_it_gets_its_name(target, monkeypatch):
     calls = []
     fsync, replace = os.fsync, os.replace
@@ -163,12 +155,6 @@ def test_weights_alone_are_told_where_to_go(tmp_path, content):
     torch.save(content, tmp_path / "weights.pt")
     with pytest.raises(ValueError, match="not a checkpoint of `finetune fit`; plain weights go to --model.weights"):
         read_checkpoint(tmp_path / "weights.pt")
-
-
-def test_ours_are_read_without_running_code(tmp_path):
-    torch.save(state(3), tmp_path / "a.ckpt")
-    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["global_step"] == 3
-    assert value(tmp_path / "a.ckpt") == 3
 
 
 # best.ckpt as another name of last.ckpt

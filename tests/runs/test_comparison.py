@@ -21,11 +21,8 @@ def said(wrong: list[int]) -> np.ndarray:
 
 def two(tmp_path, wrong_a: list[int], wrong_b: list[int]):
     pictures = tmp_path / "pictures"
-    runs = [
-        read_run(write_run(tmp_path / name, LABELS, said(wrong), ["x", "y"], pictures))
-        for name, wrong in (("a", wrong_a), ("b", wrong_b))
-    ]
-    return runs
+    wrong = {"a": wrong_a, "b": wrong_b}
+    return [read_run(write_run(tmp_path / k, LABELS, said(v), ["x", "y"], pictures)) for k, v in wrong.items()]
 
 
 def look() -> Lens:
@@ -44,11 +41,13 @@ def test_pictures_that_one_alone_gets_right(tmp_path):
     assert text.count("<figure class") == 11 and "only a right" in text and "pictures/002.png" in text
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_no_difference_is_told_as_none(tmp_path):
     a, b = two(tmp_path, [0, 1, 2], [3, 4])
     assert "no difference can be told" in write_comparison([a, b], None, tmp_path / "page.html")
 
 
+@pytest.mark.usefixtures("without_charts")
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -98,6 +97,7 @@ def test_pictures_are_the_same_by_whatever_way_they_were_found(tmp_path, monkeyp
         rows.write_text(rows.read_text().replace(name, f"{tmp_path}/pictures"))
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_of_more_than_two_it_is_told_which_were_tested_on_others(tmp_path):
     a, b = two(tmp_path, [0], [1])
     c = read_run(write_run(tmp_path / "c", LABELS, said([2]), ["x", "y"], tmp_path / "elsewhere"))
@@ -117,6 +117,7 @@ def test_pictures_that_are_links_to_one_file_stay_two(tmp_path):
     assert isinstance(pair, Pair) and pair.only_a.tolist() == [1] and pair.only_b.tolist() == [0]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_run_without_a_test_has_no_other_pictures(tmp_path):
     a, b = two(tmp_path, [0], [1])
     (a.path / "test_predictions.csv").unlink()

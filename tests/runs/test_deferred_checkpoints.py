@@ -2,16 +2,19 @@
 
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from colours import QUICK
+from colours import QUICKEST
 from scenario_results import is_same
 from torch import nn
 
+from finetune.cli import run as run_command
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs import deferred_checkpoints
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints, seconds_of_each
@@ -28,6 +31,16 @@ def clock(monkeypatch) -> list[float]:
     return now
 
 
+def write(
+    deferred: DeferredCheckpoints, clock: list[float], folder: Path, seconds: float, names=("last",), size: int = 0
+) -> None:
+    """Write a checkpoint of so many bytes in so many seconds."""
+    with deferred.timed(folder / "one.ckpt", names):
+        with open(folder / "one.ckpt", "wb") as file:
+            file.truncate(size)
+        clock[0] += seconds
+
+
 @pytest.mark.parametrize(
     ("seconds", "size", "names", "expected"),
     [
@@ -42,10 +55,7 @@ def test_the_next_waits_until_writing_is_a_fiftieth_of_the_time(clock, tmp_path,
     deferred = DeferredCheckpoints()
     clock[0] = 0.001  # of a machine that has just begun
     assert not deferred.may_wait()  # what it takes is not known
-    with deferred.timed(tmp_path / "one.ckpt", names):
-        with open(tmp_path / "one.ckpt", "wb") as file:
-            file.truncate(size)
-        clock[0] += seconds
+    write(deferred, clock, tmp_path, seconds, names, size)
     clock[0] += 9.9
     soon = deferred.may_wait()
     clock[0] += 0.2
@@ -136,9 +146,7 @@ def test_as_many_wait_as_was_reckoned(clock, tmp_path, writing, epoch):
         clock[0] += epoch
         if not deferred.may_wait():
             written += 1
-            with deferred.timed(tmp_path / "one.ckpt", ("last",)):
-                (tmp_path / "one.ckpt").touch()
-                clock[0] += writing
+            write(deferred, clock, tmp_path, writing)
     assert written == pytest.approx(100 * seconds_of_each(writing, 1, 0.0, epoch) / writing, abs=1.1)  # and the first
 
 
@@ -146,9 +154,7 @@ def test_as_many_wait_as_was_reckoned(clock, tmp_path, writing, epoch):
 def test_nothing_waits_for_more_than_a_minute(clock, tmp_path, epoch, num_waiting):
     deferred = DeferredCheckpoints()
     assert not deferred.may_wait()
-    with deferred.timed(tmp_path / "one.ckpt", ("last",)):
-        (tmp_path / "one.ckpt").touch()
-        clock[0] += 30
+    write(deferred, clock, tmp_path, 30)
     waiting = 0
     clock[0] += epoch
     while deferred.may_wait():
@@ -162,9 +168,7 @@ def test_all_that_was_written_for_a_last_counts(clock, tmp_path):
     deferred = DeferredCheckpoints()
     assert not deferred.may_wait()
     for name in ("best", "last"):
-        with deferred.timed(tmp_path / "one.ckpt", (name,)):
-            (tmp_path / "one.ckpt").touch()
-            clock[0] += 0.2
+        write(deferred, clock, tmp_path, 0.2, (name,))
     clock[0] += 19.0
     assert deferred.may_wait()
     clock[0] += 1.1
@@ -186,25 +190,28 @@ def all_wait(monkeypatch) -> list[tuple[str, int]]:
     return written
 
 
+def fitted(root: Path, colours: Path, *options: Any, error: type[BaseException] | None = None) -> dict[str, Any]:
+    """Fit four epochs, or go on, and return what the checkpoints and tables in `root` hold."""
+    command = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 4, "--test_after_fit", "false"]
+    command += ["--out", root, *options]
+    with pytest.raises(error) if error else nullcontext():
+        run_command([str(argument) for argument in command])
+    folder = root / "fit/version_0"
+    found = {name: torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=True) for name in ("best", "last")}
+    for checkpoint in found.values():  # which say when they were written, or where
+        checkpoint["finetune"].pop("began_from")
+    return {**found, "steps": (folder / "steps.csv").read_text()}
+
+
 @pytest.fixture
-def fit(cli, colours, tmp_path):
-    """Runs a fit of four epochs and returns what its checkpoints and tables hold."""
+def fit(colours, tmp_path) -> Callable[..., dict[str, Any]]:
+    return lambda root, *options, **more: fitted(tmp_path / root, colours, *options, **more)
 
-    def run(root: str, *options: Any, error: type[BaseException] | None = None) -> dict[str, Any]:
-        command = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 4, "--test_after_fit", "false"]
-        command += ["--out", tmp_path / root, *options]
-        if error is None:
-            cli(*command)
-        else:
-            with pytest.raises(error):
-                cli(*command)
-        folder = tmp_path / root / "fit/version_0"
-        found = {name: torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=True) for name in ("best", "last")}
-        for checkpoint in found.values():  # which say when they were written, or where
-            checkpoint["finetune"].pop("began_from")
-        return {**found, "steps": (folder / "steps.csv").read_text()}
 
-    return run
+@pytest.fixture(scope="module")
+def whole(colours, tmp_path_factory) -> dict[str, Any]:
+    """A fit that nothing stops and of which no checkpoint waits."""
+    return fitted(tmp_path_factory.mktemp("whole") / "whole", colours)
 
 
 def state(checkpoint: dict[str, Any]) -> list[Any]:
@@ -216,6 +223,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(is_same(state(a[name]), state(b[name])) for name in ("best", "last")) and a["steps"] == b["steps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [[0, 1, 2, 3], [0, 1], [0, 3]])
 def test_in_the_end_all_is_as_if_nothing_had_waited(fit, request, monkeypatch, kept):
     lowest = "finetune.runs.model_checkpoint.lowest_kept"
@@ -229,6 +237,7 @@ def test_in_the_end_all_is_as_if_nothing_had_waited(fit, request, monkeypatch, k
     assert written == [("best", STEPS)]  # by the trainer: the others have waited
 
 
+@pytest.mark.slow
 def test_without_a_validation_the_best_is_the_last(fit, all_wait, tmp_path):
     found = fit("waiting", "--data.val_fraction", 0)
     assert len(all_wait) == 1 and found["best"]["epoch"] == 3
@@ -236,7 +245,8 @@ def test_without_a_validation_the_best_is_the_last(fit, all_wait, tmp_path):
     assert best.samefile(last)
 
 
-def test_what_there_is_no_memory_for_is_written(fit, all_wait, monkeypatch):
+@pytest.mark.slow
+def test_what_there_is_no_memory_for_is_written(fit, whole, all_wait, monkeypatch):
     copies = [deferred_checkpoints.copy_of, None]  # of the second epoch, and the third
 
     def copy_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -249,9 +259,10 @@ def test_what_there_is_no_memory_for_is_written(fit, all_wait, monkeypatch):
         patched.setattr(Classifier, "training_step", broken_at(3 * STEPS + 1, RuntimeError("killed")))
         patched.setattr(Checkpoints, "on_exception", lambda *_: None)
         assert fit("killed", error=RuntimeError)["last"]["global_step"] == 3 * STEPS and copies == []
-    assert same(fit("killed", "--resume"), fit("whole"))
+    assert same(fit("killed", "--resume"), whole)
 
 
+@pytest.mark.slow
 def test_a_best_inside_an_epoch_is_led_to_by_the_last_on_the_disk(fit, all_wait, monkeypatch):
     monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
     monkeypatch.setattr(Classifier, "training_step", broken_at(3 * STEPS - 1, RuntimeError("killed")))
@@ -260,6 +271,7 @@ def test_a_best_inside_an_epoch_is_led_to_by_the_last_on_the_disk(fit, all_wait,
     assert [found[name]["global_step"] for name in ("best", "last")] == [2 * STEPS + STEPS // 2, 2 * STEPS]
 
 
+@pytest.mark.slow
 def test_what_is_due_does_not_wait(fit, all_wait):
     fit("waiting", "--checkpoint_every_n_steps", STEPS)
     assert [step for _, step in all_wait] == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
@@ -276,12 +288,13 @@ def broken_at(step: int, error: BaseException) -> Any:
     return training_step
 
 
-def test_an_error_leaves_the_epoch_before_it(fit, all_wait, monkeypatch):
+@pytest.mark.slow
+def test_an_error_leaves_the_epoch_before_it(fit, whole, all_wait, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Classifier, "training_step", broken_at(2 * STEPS + 1, RuntimeError("a broken picture")))
         found = fit("broken", error=RuntimeError)
     assert found["last"]["global_step"] == 2 * STEPS and len(all_wait) == 1
-    assert same(fit("broken", "--resume"), fit("whole"))
+    assert same(fit("broken", "--resume"), whole)
 
 
 def stopped_at(step: int, hook: str) -> Any:
@@ -294,18 +307,19 @@ def stopped_at(step: int, hook: str) -> Any:
 @pytest.mark.parametrize(
     ("step", "hook"),
     [
-        (2 * STEPS, "on_train_epoch_start"),
-        (2 * STEPS, "on_validation_batch_end"),
+        pytest.param(2 * STEPS, "on_train_epoch_start", marks=pytest.mark.slow),
+        pytest.param(2 * STEPS, "on_validation_batch_end", marks=pytest.mark.slow),
         (2 * STEPS + 1, "on_train_batch_end"),
     ],
 )
-def test_a_signal_leaves_the_step_at_which_it_was_noticed(fit, all_wait, monkeypatch, step, hook):
+def test_a_signal_leaves_the_step_at_which_it_was_noticed(fit, whole, all_wait, monkeypatch, step, hook):
     with monkeypatch.context() as patched:
         patched.setattr(SignalFlag, "agreed", stopped_at(step, hook))
         assert fit("stopped", error=Interrupted)["last"]["global_step"] == step
-    assert same(fit("stopped", "--resume"), fit("whole"))
+    assert same(fit("stopped", "--resume"), whole)
 
 
+@pytest.mark.slow
 def test_a_best_that_waits_is_written_before_a_last_that_no_longer_leads_to_it(fit, all_wait, monkeypatch):
     validations = [*range(4)]
     monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0 if validations.pop(0) < 2 else 2.0)
@@ -317,14 +331,16 @@ def test_a_best_that_waits_is_written_before_a_last_that_no_longer_leads_to_it(f
     assert (found["best"]["epoch"], found["last"]["epoch"]) == (1, 3) and not validations
 
 
-def test_a_kill_takes_what_has_waited_and_the_run_that_goes_on_does_it_again(fit, all_wait, monkeypatch):
+@pytest.mark.slow
+def test_a_kill_takes_what_has_waited_and_the_run_that_goes_on_does_it_again(fit, whole, all_wait, monkeypatch):
     with monkeypatch.context() as patched:  # as a kill does, nothing is written at the end
         patched.setattr(Classifier, "training_step", broken_at(2 * STEPS + 1, RuntimeError("killed")))
         patched.setattr(Checkpoints, "_write_deferred", lambda *_, **__: None)
         assert fit("killed", error=RuntimeError)["last"]["global_step"] == STEPS
-    assert same(fit("killed", "--resume"), fit("whole"))
+    assert same(fit("killed", "--resume"), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_stopped", "error"), [(False, RuntimeError), (True, OSError)])
 def test_a_disk_that_is_full_in_the_end(fit, all_wait, monkeypatch, caplog, is_stopped, error):
     """A stop that saved nothing must say so; of an error that came before it stays the news."""

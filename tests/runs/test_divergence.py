@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import pytorch_lightning as pl
-from colours import QUICK
+from colours import QUICKEST
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_no_checkpoint_is_written_of_a_step_that_has_diverged(colours, cli, monk
     sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25", "--data.val_fraction", 0]
     told = r"train/loss is (nan|inf) in epoch 1: training has diverged; .* No checkpoint has that step"
     with pytest.raises(ValueError, match=told):
-        cli("fit", "--data.root", colours, *QUICK, *sgd, *options)
+        cli("fit", "--data.root", colours, *QUICKEST, *sgd, *options)
     assert len(losses) >= num and all(map(math.isfinite, losses))
 
 
@@ -39,5 +39,5 @@ def test_nor_of_one_that_left_weights_without_a_value(colours, cli, tmp_path):
     """Its loss was a number yet; the test above sees the first step's weights written, far as they are."""
     sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e39", "--data.val_fraction", 0]
     with pytest.raises(ValueError, match="some weights are no finite numbers in epoch 1: training has diverged; "):
-        cli("fit", "--data.root", colours, *QUICK, *sgd, "--trainer.max_steps", 1)
+        cli("fit", "--data.root", colours, *QUICKEST, *sgd, "--trainer.max_steps", 1)
     assert not list(tmp_path.rglob("*.ckpt"))

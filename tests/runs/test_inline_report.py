@@ -1,6 +1,7 @@
 """A run in a notebook's cell: small, escaped, and in the notebook's own colours."""
 
 import numpy as np
+import pytest
 from run_folders import NAMES, write_run
 
 from finetune.runs.inline_report import inline_report
@@ -9,6 +10,7 @@ from finetune.runs.record import read_run
 SAID = np.eye(3)[[0, 1, 2, 0]] * 0.7 + 0.1
 
 
+@pytest.mark.slow
 def test_it_has_the_result_two_curves_and_the_sheet(tmp_path, monkeypatch):
     run = read_run(write_run(tmp_path / "run", [0, 1, 2, 1], SAID))
     page = inline_report(run, "data:image/webp;base64,AA", "four <pictures>")
@@ -23,7 +25,7 @@ def test_it_has_the_result_two_curves_and_the_sheet(tmp_path, monkeypatch):
     assert "<img" not in inline_report(run)
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_names_of_classes_are_text(tmp_path):
-    run = read_run(write_run(tmp_path / "run", [0, 0, 0, 0], SAID))
-    page = inline_report(run)
+    page = inline_report(read_run(write_run(tmp_path / "run", [0, 0, 0, 0], SAID)))
     assert "Always saying blue &lt;b&gt; would be right" in page and NAMES[0] == "blue <b>"

@@ -19,11 +19,7 @@ from finetune.runs.licence import is_restricted, licence
         ("IMAGENET1K_V1", "vit_b_16", "learned from ImageNet"),
         ("some.safetensors", "lenet", "the file some.safetensors: licence unknown"),
         ("some.pt", "timm/resnet18", "the file some.pt: licence unknown"),
-        (
-            "DEFAULT",
-            "timm/convnext_nano.in12k_ft_in1k",
-            "_nano.in12k_ft_in1k weights, licence apache-2.0$",
-        ),
+        ("DEFAULT", "timm/convnext_nano.in12k_ft_in1k", "_nano.in12k_ft_in1k weights, licence apache-2.0$"),
         ("DEFAULT", "timm/convnextv2_nano.fcmae_ft_in22k_in1k", "licence cc-by-nc-4.0: commercial use is not allowed$"),
         ("DEFAULT", "timm/vit_small_patch16_dinov3.lvd1689m", "licence dinov3-license: terms of their own, which you"),
         ("my/folder", "timm/resnet18", "the folder folder: licence unknown"),

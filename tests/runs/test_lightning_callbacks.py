@@ -20,25 +20,14 @@ def trainer_with(**limits: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    ("max_epochs", "max_steps", "finished"),
-    [
-        (3, -1, True),
-        (2, -1, True),
-        (4, -1, False),
-        (None, -1, False),
-        (-1, -1, False),
-        (4, 30, True),
-        (4, 29, True),
-        (4, 31, False),
-        (None, 30, True),
-        (3, 1000, True),
-    ],
-)
-def test_finished_by_epochs_or_by_steps(max_epochs, max_steps, finished):
+def test_finished_by_epochs_or_by_steps():
     progress = {"total": {}, "current": {"ready": 3, "started": 3, "processed": 3, "completed": 2}}
     checkpoint = {"loops": {"fit_loop": {"epoch_progress": progress}}, "global_step": 30}
-    assert bool(ended_by(checkpoint, trainer_with(max_epochs=max_epochs, max_steps=max_steps))) == finished
+    finished = [(3, -1), (2, -1), (4, 30), (4, 29), (None, 30), (3, 1000)]
+    for given in (*finished, (4, -1), (None, -1), (-1, -1), (4, 31)):
+        max_epochs, max_steps = given
+        trainer = trainer_with(max_epochs=max_epochs, max_steps=max_steps)
+        assert bool(ended_by(checkpoint, trainer)) == (given in finished), given
 
 
 def checkpoint_of(*callbacks: Any, **own: Any) -> dict[str, Any]:
@@ -127,6 +116,7 @@ def test_an_epoch_entered_in_its_middle_has_its_beginning_and_keeps_its_rates(st
     assert called == (["scheduler"] if is_inside else []) and optimizer.param_groups[0]["lr"] == 0.5
 
 
+@pytest.mark.slow
 def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
     def fit(name: str, *more: str, **options: Any) -> None:
         callback = {"class_path": f"pytorch_lightning.callbacks.{name}", "init_args": options}

@@ -10,13 +10,32 @@ from finetune.runs import html_report, live_report
 from finetune.runs.folder import Run
 from finetune.runs.live_report import LiveReport, end_page
 
+pytestmark = pytest.mark.usefixtures("without_charts")
+FIRST, OTHER = (SimpleNamespace(is_global_zero=is_first) for is_first in (True, False))
+
 
 @pytest.fixture
-def run(tmp_path) -> Run:
-    path = write_run(tmp_path / "run", [0, 1], np.eye(2), ["a", "b"])
+def tested(tmp_path) -> Run:
+    """A run with the result of its test."""
+    return Run(tmp_path, "fit", write_run(tmp_path / "run", [0, 1], np.eye(2), ["a", "b"]))
+
+
+@pytest.fixture
+def run(tested) -> Run:
     for name in ("test.json", "test_predictions.csv"):
-        (path / name).unlink()
-    return Run(tmp_path, "fit", path)
+        tested.file(name).unlink()
+    return tested
+
+
+def due(run: Run) -> LiveReport:
+    """A callback that writes its page at once."""
+    callback = LiveReport(run)
+    callback._cost = 0.0
+    return callback
+
+
+def page_of(run: Run) -> str:
+    return run.file("report.html").read_text("utf-8")
 
 
 def test_it_takes_a_hundredth_of_the_time(run, monkeypatch):
@@ -30,86 +49,73 @@ def test_it_takes_a_hundredth_of_the_time(run, monkeypatch):
         clock.now += 1.5  # what it costs
 
     monkeypatch.setattr(html_report, "write_report", write)
-    callback, trainer = LiveReport(run), SimpleNamespace(is_global_zero=True)
-    callback.on_train_start(trainer)
+    callback = LiveReport(run)
+    callback.on_train_start(FIRST)
     for _ in range(100):
         clock.now += 10
-        callback.on_train_epoch_start(trainer)
+        callback.on_train_epoch_start(FIRST)
     assert written[0] == 20
     assert np.diff(written).min() >= 150 and len(written) >= 6
 
 
-def test_the_page_says_that_more_is_to_come(run, monkeypatch):
-    callback = LiveReport(run)
-    callback._cost = 0.0
-    callback.on_train_start()
-    callback.on_train_epoch_start(SimpleNamespace(is_global_zero=False))
-    assert not run.file("report.html").exists()
-    callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
-    assert "Still running" in run.file("report.html").read_text("utf-8")
-
-
-def test_the_result_of_before_a_run_was_prolonged_is_left_out(tmp_path):
-    run = Run(tmp_path, "fit", write_run(tmp_path / "run", [0, 1], np.eye(2), ["a", "b"]))
-    callback = LiveReport(run)
-    callback._cost = 0.0
-    callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
-    text = run.file("report.html").read_text("utf-8")
+def test_the_result_of_before_a_run_was_prolonged_is_left_out(tested):
+    callback = due(tested)
+    callback.on_train_epoch_start(FIRST)
+    text = page_of(tested)
     assert "of the validation pictures are named rightly" in text and "test pictures are named rightly" not in text
 
 
 def test_a_page_that_can_not_be_written_ends_no_training(run, caplog):
     run.file("report.html").mkdir()
-    callback = LiveReport(run)
-    callback._cost = 0.0
+    callback = due(run)
     for _ in range(3):
-        callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
+        callback.on_train_epoch_start(FIRST)
     assert len(caplog.messages) == 1 and "no page while this run goes on" in caplog.text
 
 
-def test_a_run_that_is_stopped_no_longer_goes_on(run, monkeypatch):
+def test_the_page_says_that_more_is_to_come_until_the_run_is_stopped(run):
     callback = LiveReport(run)
-    callback.on_exception(SimpleNamespace(is_global_zero=True))
+    callback.on_exception(FIRST)
     assert not run.file("report.html").exists()  # before its time there is none
     callback._cost = 0.0
-    callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
-    assert "Still running" in run.file("report.html").read_text("utf-8")
-    callback.on_exception(SimpleNamespace(is_global_zero=True))
-    assert "Still running" not in run.file("report.html").read_text("utf-8")
+    callback.on_train_start()
+    callback.on_train_epoch_start(OTHER)
+    assert not run.file("report.html").exists()
+    callback.on_train_epoch_start(FIRST)
+    assert "Still running" in page_of(run)
+    callback.on_exception(FIRST)
+    assert "Still running" not in page_of(run)
     run.file("config.yaml").write_text("a: [")  # whatever is wrong, what stops the run is the news
-    callback.on_exception(SimpleNamespace(is_global_zero=True))
+    callback.on_exception(FIRST)
 
 
-def test_a_prolonged_run_that_is_stopped_soon_does_not_show_the_test_of_before(tmp_path):
-    run = Run(tmp_path, "fit", write_run(tmp_path / "run", [0, 1], np.eye(2), ["a", "b"]))
-    run.file("report.html").write_text("2 of 2 test pictures are named rightly")
-    callback, first = LiveReport(run), SimpleNamespace(is_global_zero=True)
-    callback.on_exception(first)
-    assert "test pictures are named rightly" in run.file("report.html").read_text("utf-8")  # its best.ckpt is that one
+def test_a_prolonged_run_that_is_stopped_soon_does_not_show_the_test_of_before(tested):
+    tested.file("report.html").write_text("2 of 2 test pictures are named rightly")
+    callback = LiveReport(tested)
+    callback.on_exception(FIRST)
+    assert "test pictures are named rightly" in page_of(tested)  # its best.ckpt is that one
     for name in ("test.json", "test_predictions.csv"):
-        run.file(name).unlink()
-    callback.on_exception(SimpleNamespace(is_global_zero=False))
-    assert "test pictures are named rightly" in run.file("report.html").read_text("utf-8")
-    callback.on_exception(first)
-    assert "test pictures are named rightly" not in run.file("report.html").read_text("utf-8")
+        tested.file(name).unlink()
+    callback.on_exception(OTHER)
+    assert "test pictures are named rightly" in page_of(tested)
+    callback.on_exception(FIRST)
+    assert "test pictures are named rightly" not in page_of(tested)
 
 
-def test_the_page_of_a_run_that_is_over_says_so_with_its_result(tmp_path, caplog):
-    run = Run(tmp_path, "fit", write_run(tmp_path / "run", [0, 1], np.eye(2), ["a", "b"]))
-    callback, page = LiveReport(run), run.file("report.html")
-    callback._cost = 0.0
-    end_page(run)
+def test_the_page_of_a_run_that_is_over_says_so_with_its_result(tested, caplog):
+    callback, page = due(tested), tested.file("report.html")
+    end_page(tested)
     assert not page.exists()
     page.write_text("all that came out")
-    end_page(run)
+    end_page(tested)
     assert page.read_text() == "all that came out"
     for is_damaged in (False, True):
         callback._since, callback._cost = 0.0, 0.0
-        callback.on_train_epoch_start(SimpleNamespace(is_global_zero=True))
+        callback.on_train_epoch_start(FIRST)
         assert "Still running" in page.read_text("utf-8")
         if is_damaged:  # whatever is wrong, what ends the run is the news
-            run.file("config.yaml").write_text("a: [")
-        end_page(run)
+            tested.file("config.yaml").write_text("a: [")
+        end_page(tested)
         assert ("Still running" in page.read_text("utf-8")) == is_damaged
         assert ("2 of 2 test pictures are named rightly" in page.read_text("utf-8")) != is_damaged
     assert len(caplog.messages) == 1 and "report.html still says that the run goes on" in caplog.text

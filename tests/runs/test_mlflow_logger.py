@@ -14,6 +14,7 @@ from finetune.runs.mlflow_logger import MLFlowLogger
 LOGGER = ("--trainer.logger", "MLFlowLogger")
 
 
+@pytest.mark.slow
 def test_a_fit_logs_what_steps_csv_has_and_goes_on_there(colours, cli, capfd):
     lines = fit_with(colours, capfd, *LOGGER)
     client, found = mlflow_run()
@@ -84,6 +85,7 @@ def test_a_server_that_is_not_there_is_told_soon_in_a_line(uri, told, run, envir
     assert time.monotonic() - began < 20  # it would ask for minutes
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_mlflow_has_it_no_more(colours, cli, capfd, caplog):
     fit_with(colours, capfd, *LOGGER)
     shutil.rmtree(RUN / "mlflow" / mlflow_run()[1].info.experiment_id / mlflow_run()[1].info.run_id)

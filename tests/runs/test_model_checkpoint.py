@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import pytorch_lightning as pl
 import torch
-from colours import QUICK
+from colours import QUICKEST
 from pytorch_lightning.callbacks import EarlyStopping
 
 from finetune.runs import deferred_checkpoints
@@ -34,9 +34,7 @@ def validated(callback: Checkpoints, *accuracies: float) -> list[bool]:
 
 
 @pytest.fixture
-def callback(tmp_path) -> Checkpoints:
-    run = Run(tmp_path, "fit")
-    run.choose()
+def callback(run) -> Checkpoints:
     return Checkpoints(run)
 
 
@@ -54,18 +52,6 @@ def test_the_highest_is_remembered_over_a_restart(callback, tmp_path):
     assert validated(restarted, 0.38, 0.42) == [False, True]
     # Control: without its state the first one after a restart would be the best.
     assert validated(Checkpoints(callback.run), 0.1) == [True]
-
-
-def test_a_run_of_an_earlier_version_goes_on_from_its_highest(callback):
-    callback.load_state_dict({"best_score": [0.8, -0.3]})
-    assert validated(callback, 0.7, 0.75) == [False, True]
-
-
-@pytest.mark.parametrize("state", [{"highest": None}, {"best_score": None}])
-def test_nothing_is_best_before_a_validation(callback, state):
-    assert callback.state_dict()["highest"] is None
-    callback.load_state_dict(state)
-    assert callback.highest is None
 
 
 @pytest.mark.parametrize(
@@ -91,58 +77,54 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if value} for row in read_metrics(path)]
 
 
-def test_what_a_checkpoint_has_done_is_in_steps_csv_before_it(colours, cli, tmp_path, monkeypatch):
-    """A kill right behind the checkpoint would lose the row, which the resumed run does not write again."""
-    fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 2, "--trainer.log_every_n_steps", 1]
-    fit += ["--test_after_fit", "false"]
-    cli(*fit)
-    seen = []
+@pytest.fixture
+def saved(monkeypatch) -> list[tuple[str, int, list[dict[str, str]]]]:
+    """What was saved in which order: the name, the step, and the rows of steps.csv that were there by then."""
+    found = []
 
     def save(trainer, path, *arguments, original=pl.Trainer.save_checkpoint):
         original(trainer, path, *arguments)
-        seen.append((trainer.global_step, rows_of(path.parents[1] / "steps.csv")))
+        steps = path.parents[1] / "steps.csv"
+        found.append((path.stem, trainer.global_step, rows_of(steps) if steps.exists() else []))
 
     monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
+    return found
+
+
+@pytest.mark.slow
+def test_what_a_checkpoint_has_done_is_in_steps_csv_before_it(colours, cli, tmp_path, saved):
+    """A kill right behind the checkpoint would lose the row, which the resumed run does not write again."""
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 2, "--trainer.log_every_n_steps", 1]
+    fit += ["--test_after_fit", "false"]
+    cli(*fit)
+    saved.clear()
     cli(*fit, "--checkpoint_every_n_steps", 1)
     runs = [rows_of(tmp_path / f"runs/fit/version_{i}/steps.csv") for i in range(2)]
     assert runs[0] == runs[1]  # and none is there twice
-    assert [step for step, _ in seen] == list(range(1, 9))
-    for step, written in seen:
+    assert [step for _, step, _ in saved] == list(range(1, 9))
+    for _, step, written in saved:
         assert written == [row for row in runs[1] if int(row["step"]) < step]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_an_epoch_that_is_kept_is_written_once_for_best_and_last(colours, cli, tmp_path, monkeypatch, is_kept):
+def test_an_epoch_that_is_kept_is_written_once_for_best_and_last(colours, cli, tmp_path, monkeypatch, saved, is_kept):
     monkeypatch.setattr(deferred_checkpoints, "QUICK", math.inf)  # however slow this disk is, nothing waits
-    names = []
-
-    def save(trainer, path, *arguments, original=pl.Trainer.save_checkpoint):
-        original(trainer, path, *arguments)
-        names.append(path.stem)
-
-    monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
-    if not is_kept:  # all but the first
-        monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0 if not names else 2.0)
-    else:
-        monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
-    cli("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3)
+    # All are kept, or the first alone.
+    lowest = "finetune.runs.model_checkpoint.lowest_kept"
+    monkeypatch.setattr(lowest, lambda *_: 0.0 if is_kept or not saved else 2.0)
+    cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3, "--test_after_fit", "false")
     best, last = (tmp_path / f"runs/fit/version_0/checkpoints/{name}.ckpt" for name in ("best", "last"))
-    assert names == (["best"] * 3 if is_kept else ["best", "last", "last"])
+    assert [name for name, *_ in saved] == (["best"] * 3 if is_kept else ["best", "last", "last"])
     assert best.samefile(last) == is_kept
     assert torch.load(best, weights_only=True)["epoch"] == (2 if is_kept else 0)
 
 
-def test_a_validation_within_an_epoch_is_kept_at_once(colours, cli, tmp_path, monkeypatch):
+def test_a_validation_within_an_epoch_is_kept_at_once(colours, cli, monkeypatch, saved):
     monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
-    steps = []
-
-    def save(trainer, path, *arguments, original=pl.Trainer.save_checkpoint):
-        original(trainer, path, *arguments)
-        steps.append((path.stem, trainer.global_step))
-
-    monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
-    cli("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 1, "--trainer.val_check_interval", 2)
-    assert steps[0] == ("best", 2) and steps[-1] == ("best", 4)
+    options = ["--trainer.max_epochs", 1, "--trainer.val_check_interval", 2, "--test_after_fit", "false"]
+    cli("fit", "--data.root", colours, *QUICKEST, *options)
+    assert saved[0][:2] == ("best", 2) and saved[-1][:2] == ("best", 4)
 
 
 def test_a_kill_between_the_two_leaves_the_last_epoch_to_be_done_again(callback, monkeypatch):

@@ -35,6 +35,7 @@ def test_what_is_not_there_is_empty(run):
 
 
 DAMAGED = [
+    ("test.json", b"{"),
     ("test.json", b"[1]"),
     ("test.json", b'{"class_names": 3}'),
     ("test.json", b'{"class_names": ["a", "b"], "confusion_matrix": [[1]]}'),

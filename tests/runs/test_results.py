@@ -7,7 +7,7 @@ import pytest
 from tiny_module import QUIET, Tiny, loader, trainer
 
 from finetune.runs.folder import Run
-from finetune.runs.results import Results, Skipped, write_results
+from finetune.runs.results import Results, Skipped
 
 pytestmark = QUIET
 
@@ -33,24 +33,14 @@ def test_the_result_is_printed_and_written(tmp_path, capsys, split, accuracy):
     assert written["checkpoint"] is None
 
 
-def test_validation_within_fit_is_no_result(tmp_path, capsys):
-    run = Run(tmp_path, "fit")
-    run.choose()
+def test_validation_within_fit_is_no_result(run, tmp_path, capsys):
     trainer(tmp_path, Results(run)).fit(Tiny(), loader(), loader())
     assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []
 
 
-def test_only_the_first_device_reports(tmp_path, capsys):
-    run = Run(tmp_path, "test")
-    run.choose()
+def test_only_the_first_device_reports(run, capsys):
     Results(run).on_test_end(SimpleNamespace(is_global_zero=False), Tiny())
     assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []
-
-
-def test_results_are_json(tmp_path):
-    results = {"test/accuracy": 0.9375, "class_names": ["größe", "b"], "confusion_matrix": [[1, 0], [0, 2]]}
-    write_results(tmp_path / "test.json", results)
-    assert json.loads((tmp_path / "test.json").read_text()) == results
 
 
 def test_an_error_stays_the_news_where_the_list_of_pictures_cannot_be_written(tmp_path, caplog):

@@ -5,23 +5,29 @@ from functools import partial
 from unittest.mock import Mock
 
 import pytest
-from colours import QUICK
+from colours import QUICKEST
 from run_holders import another
 
 from finetune.runs import run_lock
 from finetune.runs.resume import beginning
 
 
-def test_a_second_process_is_told_which_one_is_there(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def nothing_held(monkeypatch):
     monkeypatch.setattr(run_lock, "_held", {})
+
+
+def test_a_second_process_is_told_which_one_is_there_until_that_releases(tmp_path):
     run_lock.hold(tmp_path)
     run_lock.hold(tmp_path)  # the same process may
     told = another(tmp_path).communicate(timeout=60)[0]
     assert told == f"another process, {os.getpid()}, goes on in {tmp_path}: wait for its end, or end it\n"
+    run_lock.release()
+    assert another(tmp_path).communicate(timeout=60)[0] == "held\n"
+    run_lock.hold(tmp_path)
 
 
-def test_a_process_that_was_killed_holds_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "_held", {})
+def test_a_process_that_was_killed_holds_nothing(tmp_path):
     first = another(tmp_path)
     assert first.stdout.readline() == "held\n"
     with pytest.raises(ValueError, match=f"another process, {first.pid}, goes on in"):  # control
@@ -32,8 +38,7 @@ def test_a_process_that_was_killed_holds_nothing(tmp_path, monkeypatch):
     assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
-def test_whether_another_is_there_can_be_seen_without_taking_its_place(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "_held", {})
+def test_whether_another_is_there_can_be_seen_without_taking_its_place(tmp_path):
     run_lock.check_free(tmp_path)
     assert not (tmp_path / ".lock").exists()
     first = another(tmp_path)
@@ -49,18 +54,8 @@ def test_whether_another_is_there_can_be_seen_without_taking_its_place(tmp_path,
     assert another(tmp_path).communicate(timeout=60)[0] != "held\n"  # and it is held as before
 
 
-def test_what_is_released_another_process_may_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "_held", {})
-    run_lock.hold(tmp_path)
-    assert another(tmp_path).communicate(timeout=60)[0] != "held\n"  # control
-    run_lock.release()
-    assert another(tmp_path).communicate(timeout=60)[0] == "held\n"
-    run_lock.hold(tmp_path)
-
-
-def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoint(tmp_path, monkeypatch):
+def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoint(tmp_path):
     """Its folder is not there before all of its processes have looked, so that none refuses the others."""
-    monkeypatch.setattr(run_lock, "_held", {})
     (tmp_path / "fit/version_0/checkpoints").mkdir(parents=True)
     (begun := tmp_path / "fit/version_1").mkdir()
     begin = partial(beginning, Mock(), tmp_path, ckpt_path=None)
@@ -80,10 +75,8 @@ def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoin
     assert begin(resume=True).run is None  # the control
 
 
-def test_a_run_that_another_process_writes_into_is_not_resumed(colours, cli, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "_held", {})
-    small = ["--model.backbone", "small_cnn", "--data.image_size", "28", "--test_after_fit", "false"]
-    fit = ["fit", "--data.root", colours, *QUICK, *small]
+def test_a_run_that_another_process_writes_into_is_not_resumed(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     cli(*fit)
     run_lock.release()
     run = tmp_path / "runs/fit/version_0"

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from colours import QUICK
+from colours import QUICKEST
 from logged_fits import RUN, connections, events, hyperparameters, mlflow_metrics, mlflow_run, scalars, settings, steps
 
 import finetune
@@ -55,29 +55,19 @@ def test_the_folder_is_chosen_when_it_is_needed(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_package_that_is_missing_is_named(kind, monkeypatch):
+def test_a_package_that_is_missing_or_broken_is_named(kind, monkeypatch, tmp_path):
     logger = getattr(finetune, kind)
-    monkeypatch.setattr(run_logger, "find_spec", lambda name: None)
-    told = f"^{kind} needs {logger.package}: pip install '\\.\\[{logger.package}\\]' in a checkout of finetune$"
-    with pytest.raises(WrongUsage, match=told):
-        logger()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_of_the_package_s_name_is_not_it(kind, monkeypatch, tmp_path):
-    logger = getattr(finetune, kind)
-    (tmp_path / "namespace").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(run_logger, "find_spec", lambda name: None)
+        told = f"^{kind} needs {logger.package}: pip install '\\.\\[{logger.package}\\]' in a checkout of finetune$"
+        with pytest.raises(WrongUsage, match=told):
+            logger()
+    (tmp_path / "namespace").mkdir()  # a folder of the package's name is not it
+    (tmp_path / "broken.py").write_text("raise ImportError('of another version')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(logger, "package", "namespace")
     with pytest.raises(WrongUsage, match=r"needs namespace: pip install '\.\[namespace\]' in a checkout of finetune$"):
         logger()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_package_that_is_broken_is_told(kind, monkeypatch, tmp_path):
-    logger = getattr(finetune, kind)
-    (tmp_path / "broken.py").write_text("raise ImportError('of another version')")
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(logger, "package", "broken")
     with pytest.raises(WrongUsage, match=f"^{kind}: broken can't be imported: of another version; in a fresh"):
         logger()
@@ -125,11 +115,12 @@ def test_without_a_run_each_says_whose_it_is(kind, environment):
         _ = getattr(finetune, kind)().experiment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_of_two_devices_the_first_logs_alone(strategy, colours, tmp_path, monkeypatch):
     loggers = f"[{', '.join(KINDS)}]"
     several = ["--trainer.devices", "2", "--trainer.strategy", strategy, "--trainer.log_every_n_steps", "1"]
-    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK, *several]
+    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICKEST, *several]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [*command, "--trainer.logger", loggers], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
@@ -145,8 +136,9 @@ def test_of_two_devices_the_first_logs_alone(strategy, colours, tmp_path, monkey
     assert len(client.list_artifacts(found.info.run_id)) == 1
 
 
+@pytest.mark.slow
 def test_what_measures_and_predicts_logs_in_a_run_of_its_own(colours, cli, capfd):
-    cli("fit", "--data.root", colours, *QUICK, "--test_after_fit", "false", "--report", "false")
+    cli("fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false")
     with connections() as tried:
         for kind in KINDS:
             cli("test", RUN, "--trainer.logger", kind)

@@ -5,17 +5,8 @@ import pytest
 from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_curve
 
-from finetune.runs.statistics import (
-    coverage,
-    interval,
-    mcnemar,
-    outcome,
-    percent,
-    precision_recall,
-    reliability,
-    unscaled,
-    wilson,
-)
+from finetune.runs import statistics
+from finetune.runs.statistics import coverage, interval, mcnemar, outcome, percent, reliability, unscaled, wilson
 
 
 @pytest.mark.parametrize(("num_right", "num"), [(0, 1), (1, 1), (0, 30), (17, 20), (682, 800), (9_999, 10_000)])
@@ -49,7 +40,7 @@ def test_precision_and_recall_are_scikit_learns():
     rng = np.random.default_rng(0)
     score = np.round(rng.random(200), 2)  # many are equal
     positive = rng.random(200) < score
-    thresholds, precision, recall = precision_recall(score, positive)
+    thresholds, precision, recall = statistics.precision_recall(score, positive)
     expected = precision_recall_curve(positive, score)
     np.testing.assert_allclose(precision, expected[0][:-1][::-1])
     np.testing.assert_allclose(recall, expected[1][:-1][::-1])

@@ -4,6 +4,7 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pytest
 from logged_fits import RUN, connections, fit_with, settings, steps
 from PIL import Image
 
@@ -34,6 +35,7 @@ def configs(folder: Path = RUN) -> list[dict]:
     return [{name: value for name, value in config.items() if not name.startswith("_")} for config in found]
 
 
+@pytest.mark.slow
 def test_a_fit_logs_what_steps_csv_has_and_goes_on_there(colours, cli, capfd, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_of_somebody")  # whose name Trackio would ask the hub for
     lines = fit_with(colours, capfd, *LOGGER)
@@ -63,6 +65,7 @@ def test_the_network_is_watched(environment, monkeypatch, tmp_path):
     assert tried
 
 
+@pytest.mark.slow
 def test_what_others_log_afterwards_goes_where_they_say(colours, cli, capfd):
     import trackio.utils
 

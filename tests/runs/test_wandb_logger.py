@@ -62,6 +62,7 @@ def config(file: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if not name.startswith("_")}
 
 
+@pytest.mark.slow
 def test_a_fit_logs_what_steps_csv_has_and_goes_on_by_the_same_id(colours, cli, capfd, monkeypatch):
     with monkeypatch.context() as elsewhere:  # as after a run in another folder, in a notebook
         elsewhere.chdir(colours)
@@ -122,6 +123,7 @@ def test_an_account_that_is_wanted_and_not_there_is_told_in_a_line(environment, 
         _ = logger.experiment
 
 
+@pytest.mark.slow
 def test_a_run_that_is_open_is_left_to_its_owner(colours, cli, capfd, tmp_path_factory):
     """As in a notebook; Lightning's logger takes it, and ours would end it."""
     with wandb.init(project="own", mode="offline", dir=tmp_path_factory.mktemp("own"), config={"mine": 1}) as own:
@@ -146,6 +148,7 @@ def test_a_mode_that_there_is_not(environment, monkeypatch):
         WandbLogger()
 
 
+@pytest.mark.slow
 def test_its_own_logs_are_in_the_run_too(colours, cli, capfd, monkeypatch):
     monkeypatch.delenv("WANDB_CACHE_DIR", raising=False)
     wandb.teardown()

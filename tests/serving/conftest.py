@@ -18,7 +18,7 @@ from finetune.serving.uploads import Limits
 LIMITS = Limits(max_bytes=200_000, max_pictures=4, max_pixels=10_000, max_waiting=8, seconds=20)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def checkpoint(colours, tmp_path_factory):
     pictures = data(colours, resize="squash")
     torch.manual_seed(0)
@@ -27,7 +27,7 @@ def checkpoint(colours, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module")  # tests of a module change it
 def predictor(checkpoint):
     return Predictor(checkpoint)
 

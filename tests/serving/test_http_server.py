@@ -6,11 +6,11 @@ import json
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
+from contextlib import contextmanager
 
 import pytest
+from processes import start_script
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -83,6 +83,7 @@ def connection(monkeypatch, script, app=None):
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_who_brings_no_headers_in_time_is_let_go(monkeypatch):
     async def silent(reader, writer):
         return await reader.read()
@@ -106,6 +107,7 @@ def test_who_brings_no_headers_in_time_is_let_go(monkeypatch):
         assert connection(monkeypatch, script) == b""
 
 
+@pytest.mark.slow
 def test_a_body_may_take_longer_than_headers(monkeypatch):
     async def slow_body(reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n")
@@ -117,6 +119,7 @@ def test_a_body_may_take_longer_than_headers(monkeypatch):
     assert connection(monkeypatch, slow_body).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_connection_is_used_again(monkeypatch):
     async def twice(reader, writer):
         for _ in range(3):
@@ -182,43 +185,48 @@ _OK = """
 """
 
 
-def test_who_asks_at_once_is_answered_though_it_stops_at_once():
+@contextmanager
+def serving(script, folder):
+    """A process that runs a script, and its port."""
+    (folder / "script.py").write_text(script)
+    process = start_script(folder / "script.py", cwd=folder)
+    try:
+        while not process.stdout.endswith("\n"):
+            assert process.poll() is None, process.stderr
+            time.sleep(0.01)
+        yield process, int(process.stdout)
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_who_asks_at_once_is_answered_though_it_stops_at_once(tmp_path):
     """It says that it serves when it takes connections: what the system holds till then is lost with the socket."""
     slow = "import gc; gc.collect = lambda: time.sleep(2)\n"  # what a start does last, on a busy machine
     script = _BUSY.replace("with listen", slow + "with listen").replace("await asyncio.to_thread(time.sleep, 30)", _OK)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", script], **pipes)
-    try:
-        assert process.stdout
-        with socket.create_connection(("127.0.0.1", int(process.stdout.readline()))) as client:
+    with serving(script, tmp_path) as (process, port):
+        with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n")
             time.sleep(0.5)
             process.send_signal(signal.SIGTERM)
             time.sleep(0.5)
             client.sendall(b"ab")
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        process.communicate(timeout=15)
-    finally:
-        process.kill()
-    assert process.returncode == 0
+        assert process.wait(15) == 0
 
 
-def test_a_second_ctrl_c_waits_for_no_thread():
-    process = subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        with socket.create_connection(("127.0.0.1", int(process.stdout.readline()))) as client:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            for _ in range(2):
-                time.sleep(0.5)
-                assert process.poll() is None
-                process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=15)
-    finally:
-        process.kill()
-    assert process.returncode == 130 and "Traceback" not in told
+@pytest.mark.slow
+def test_a_second_ctrl_c_waits_for_no_thread(tmp_path):
+    with serving(_BUSY, tmp_path) as (process, port), socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        for _ in range(2):
+            time.sleep(0.5)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 130 and "Traceback" not in process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", [True, False])
 def test_who_does_not_read_is_let_go(monkeypatch, reads):
     monkeypatch.setattr(http_server, "_READ_SECONDS", 1.5)
@@ -240,6 +248,7 @@ def test_who_does_not_read_is_let_go(monkeypatch, reads):
     assert (connection(monkeypatch, read, large) > size) == reads
 
 
+@pytest.mark.slow
 def test_what_was_loaded_before_is_not_collected_through_while_it_serves():
     counts = []
 

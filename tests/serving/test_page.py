@@ -15,7 +15,7 @@ from finetune.serving.http_server import listen
 from finetune.serving.service import Service
 from finetune.serving.uploads import Limits
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.slow]
 
 _DROP = """([name, type, content, event]) => {
   const bytes = Uint8Array.from(atob(content), c => c.charCodeAt(0)), moved = new DataTransfer();

@@ -12,6 +12,8 @@ QUICK = [
     *("--trainer.precision", "32-true"),  # the same on every machine
     *("--report", "false"),
 ]
+# The same of a smaller network, of which a fit takes half as long and an export a fifth.
+QUICKEST = [*QUICK, "--data.image_size", "28", "--model.backbone", "small_cnn"]
 
 
 def draw_colours(root: Path, **num_pictures: int) -> Path:

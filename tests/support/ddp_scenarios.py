@@ -1,7 +1,7 @@
-"""What test_ddp.py runs in 1, 2 and 3 processes: `python ddp_scenarios.py OUT DATA`, with torchrun's variables set.
+"""What test_ddp.py runs in 1, 2 and 3 processes: `python ddp_scenarios.py OUT DATA WORLD_SIZE [SCENARIO …]`.
 
-Each scenario leaves its result in OUT/<name>_<rank>.pt. All share one process group, since starting costs seconds. With
-SCENARIO_DEVICE=cuda all processes compute on the first GPU.
+Several have torchrun's variables set. Each scenario leaves its result in OUT/<name>_<rank>.pt. All share one process
+group, since starting costs seconds. With SCENARIO_DEVICE=cuda all processes compute on the first GPU.
 """
 
 import logging
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from finetune import Classifier, ImageFolderData
 from finetune.data.decode import DecodeError
@@ -55,12 +56,32 @@ def small_network(backbone: str, num_classes: int, image_size: int | None = None
     )
 
 
+class NarrowResNet(ResNet):
+    """ResNet-18 with a quarter of the channels after the stem: a sixteenth of the weights to add up and to send."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(BasicBlock, [2, 2, 2, 2])
+        self.fc = nn.Linear(128, num_classes)
+
+    def _make_layer(self, block: Any, planes: int, *arguments: Any, **options: Any) -> nn.Sequential:
+        return super()._make_layer(block, planes // 4, *arguments, **options)
+
+
 def calibrated_network(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
-    """A random network with the running statistics of a trained one.
+    """A random network with the running statistics of a trained one."""
+    return with_statistics(build(backbone, num_classes))
+
+
+def narrow_network(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
+    return with_statistics(NarrowResNet(num_classes))
+
+
+def with_statistics(network: nn.Module) -> nn.Module:
+    """Give a random network the running statistics of a trained one.
 
     Without them activations grow from block to block, and training is chaos that blows any rounding up.
     """
-    network = build(backbone, num_classes).train()
+    network.train()
     for norm in batch_norms(network):
         norm.momentum = 1.0  # type: ignore[assignment]
     with torch.no_grad():
@@ -283,6 +304,7 @@ RESNET: dict[str, Any] = {
     "build": calibrated_network,
     "optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
 }
+NARROW = {**RESNET, "build": narrow_network}
 BALANCED: dict[str, Any] = {"class_weights": "balanced", "label_smoothing": 0.1, "build": small_network}
 
 
@@ -292,17 +314,17 @@ def main() -> None:
         "small_float64": lambda: weights_after(data(), "64-true", build=small_network),
         "small_float32": lambda: weights_after(data(), "32-true", build=small_network),
         "resnet_float64": lambda: weights_after(data(), "64-true", freeze_batch_norm=True, **RESNET),
-        "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **RESNET),
-        "trained_batch_norm": lambda: weights_after(data(), "64-true", steps=10, **RESNET),
+        "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **NARROW),
+        "trained_batch_norm": lambda: weights_after(data(), "64-true", steps=10, **NARROW),
         "batch_norm_uneven": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised),
         "bad_batches": lambda: weights_after(
             with_bad_batches(data("uneven", 6, on_bad_image="skip")), "64-true", build=small_normalised
         ),
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
-        "frozen_backbone": lambda: weights_after(data(), "64-true", steps=10, freeze="backbone", **RESNET),
+        "frozen_backbone": lambda: weights_after(data(), "64-true", steps=10, freeze="backbone", **NARROW),
         "calibrated": lambda: calibrated(data_root / "two"),
-        "activations": lambda: weights_after(data(num_views=2), "64-true", freeze="layer3", **RESNET),
+        "activations": lambda: weights_after(data(num_views=2), "64-true", freeze="layer3", **NARROW),
         "members": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised, members=2),
         "bf16_2": lambda: step_under_bf16(2),
         "bf16_1": lambda: step_under_bf16(1),
@@ -317,7 +339,7 @@ def main() -> None:
         scenarios |= {
             "control_order": lambda: control(order_of_each_rank(), data(), "64-true", **small),
             "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
-            "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", steps=10, **RESNET),
+            "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", steps=10, **NARROW),
             "control_members": lambda: control(
                 own_statistics(), data("uneven", 6), "64-true", build=small_normalised, members=2
             ),
@@ -332,8 +354,11 @@ def main() -> None:
     scenarios["evaluated_larger"] = lambda: evaluated(last, out, "evaluated_larger", eval_image_size=40)
     for num in NUM_EVALUATED:
         scenarios[f"evaluated_{num}"] = lambda num=num: evaluated(data_root / f"test{num}", out, f"evaluated_{num}")
-    for name, scenario in scenarios.items():
-        result = scenario()
+    chosen = sys.argv[4:] or list(scenarios)
+    for name in chosen:
+        if name not in scenarios:  # a control of another number of processes
+            continue
+        result = scenarios[name]()
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         torch.save(result, out / f"{name}_{rank}.pt")
         if MOVED:

@@ -1,6 +1,8 @@
 """Pictures with large and small things in them, as photographs have, and what is known of given grey copies."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 from PIL import Image
@@ -31,3 +33,12 @@ def progressive(extra: int) -> bytes:
     Image.new("L", (64, 64), 100).save(file, "JPEG", progressive=True)
     content = file.getvalue()[:-2]
     return content + content[content.rindex(b"\xff\xda") :] * extra + b"\xff\xd9"
+
+
+def empty_png(width: int, height: int) -> bytes:
+    """Return a PNG of a few hundred bytes that declares so many pixels and holds none."""
+    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, body in ((b"IHDR", size), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
+        content += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    return content

@@ -1,17 +1,17 @@
-"""What test_ends.py runs: commands that fail or are stopped must end, `python end_scenarios.py OUT cover|all|NAME...`.
+"""What test_ends.py runs: commands that fail or are stopped must end.
+
+    python tests/support/end_scenarios.py OUT "" 1 cover|all|NAME...
 
 Each is the real command in forked processes, which start at once since this one has imported everything. What is done
 to it is done at a chosen step of a chosen phase, while its workers are alive; `all` takes about a second of a core
 for each of some 1300 scenarios.
 """
 
-import atexit
 import contextlib
 import faulthandler
 import gc
 import itertools
 import json
-import multiprocessing
 import os
 import pty
 import random
@@ -21,19 +21,17 @@ import signal
 import socket
 import sys
 import time
-import traceback
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from colours import draw_colours
-from pytorch_lightning.strategies.launchers import subprocess_script
+from forked import become_finetune
+from processes import processes_of, rank_environment
 
-import finetune.commands.lightning_cli
-from finetune.cli import main
 from finetune.data import image_cache, loader
 from finetune.data.loader import Loader
 from finetune.data.readers import FileReader
@@ -123,55 +121,6 @@ def cover() -> list[Scenario]:
     return chosen
 
 
-class Forked:
-    """Stands for the subprocess.Popen with which Lightning starts another device's process."""
-
-    returncode: int | None = None
-
-    def __init__(self, command: list[str], env: dict[str, str], cwd: str | None) -> None:
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.environ.clear()
-            os.environ.update(env)
-            as_started()
-            run_main()
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def send_signal(self, signum: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signum)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
-def as_started() -> None:
-    """Have the handlers of a process that begins, and one that says where it stands."""
-    for signum in SIGNALS.values():
-        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
-    faulthandler.register(signal.SIGUSR1, open(f"stack{os.getpid()}", "w"), all_threads=True)  # noqa: SIM115
-
-
-def run_main() -> None:
-    """Be a process of `finetune` until its end, that of Python included."""
-    code = 1
-    try:
-        main()
-        code = 0
-    except SystemExit as error:
-        code = int(error.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    os._exit(code)
-
-
 descriptors: set[int] = set()  # of all that runs now
 
 
@@ -225,20 +174,14 @@ class Run:
         for descriptor in descriptors - {self._reached, self._go}:  # a pipe that another scenario keeps open never ends
             os.close(descriptor)
         if num > 1:
-            os.environ |= {
-                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"},
-                **{"WORLD_SIZE": str(num), "LOCAL_WORLD_SIZE": str(num)},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)},
-            }
+            os.environ |= rank_environment(rank, num, self.port)
         os.environ["FINETUNE_CACHE"] = str(self.out / "cache")
         os.chdir(self.out)
-        as_started()
-        sys.argv = ["finetune", *self.arguments(out)]
-        patch.object(subprocess_script.subprocess, "Popen", Forked).start()
+        faulthandler.register(signal.SIGUSR1, open(f"stack{os.getpid()}", "w"), all_threads=True)  # noqa: SIM115
         if self.before:
             self.before()
         self.prepare()
-        run_main()
+        become_finetune(self.arguments(out))
         raise AssertionError
 
     def arguments(self, out: Path) -> list[str]:
@@ -416,20 +359,6 @@ def wrong(s: Scenario, codes: list[int | None], left: list[str], text: str) -> l
     return found
 
 
-def processes_of(sessions: Iterable[int]) -> list[str]:
-    """Return what still runs of these sessions."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = path.read_text().rpartition(") ")
-        except OSError:  # it has just ended
-            continue
-        state, parent, _, session = rest.split()[:4]
-        if int(session) in sessions and state not in "ZX":
-            found.append(f"{path.parent.name} ({name.partition('(')[2]}), child of {parent}")
-    return found
-
-
 def run_all(chosen: list[Scenario], out: Path, before: Callable[[], Any] | None = None, jobs: int = 2) -> list[dict]:
     waiting, running, results = list(chosen), [], []
     while waiting or running:
@@ -466,23 +395,24 @@ def draw(out: Path) -> None:
     (out / "best.ckpt").hardlink_to(next(base.out.rglob("best.ckpt")))
 
 
-if __name__ == "__main__":
-    assert finetune.commands.lightning_cli and multiprocessing  # imported before forking
+def main(out: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
-    OUT, which = Path(sys.argv[1]).absolute(), sys.argv[2:]
-    draw(OUT)
-    named = {"cover": cover, "all": every}
-    scenarios = named[which[0]]() if which[0] in named else [Scenario(*name.split("-")) for name in which]
-    jobs = int(os.environ.get("END_JOBS", "2"))
+    draw(out)
+    sets = {"cover": cover, "all": every}
+    scenarios = sets[names[0]]() if names[0] in sets else [Scenario(*name.split("-")) for name in names]
     gc.freeze()  # else each process's own garbage collection would copy all the memory that it shares with this one
-    found = {"results": run_all(scenarios, OUT, jobs=jobs)}
-    if which == ["cover"]:
-        (OUT / "control").mkdir()
-        draw(OUT / "control")
+    found = {"results": run_all(scenarios, out, jobs=int(os.environ.get("END_JOBS", "2")))}
+    if names[0] == "cover":
+        (out / "control").mkdir()
+        draw(out / "control")
         control = Scenario("exception", "train", "1", "one", "file")
-        found["control"] = run_all([control], OUT / "control", as_it_was)
-    (OUT / "results.json").write_text(json.dumps(found, indent=1))
+        found["control"] = run_all([control], out / "control", as_it_was)
+    (out / "results.json").write_text(json.dumps(found, indent=1))
     for result in found["results"]:
         if result["wrong"]:
             print(result["name"], *result["wrong"], result["output"], *result["stacks"], sep="\n", end="\n\n")
     print(f"{len(scenarios)} scenarios, {sum(bool(r['wrong']) for r in found['results'])} wrong")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute(), sys.argv[4:])

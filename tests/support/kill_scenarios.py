@@ -1,4 +1,4 @@
-"""What test_resume.py runs: fits that are killed and resumed, `python kill_scenarios.py OUT DATA`.
+"""What test_resume.py runs: fits that are killed and resumed, `python kill_scenarios.py OUT DATA 1 [quick]`.
 
 Every fit is the real command in forked processes, which start at once since this one has imported everything.
 """
@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import timm
 import torch
+from processes import rank_environment
 from scenario_results import distance, is_same
 
 import finetune.commands.lightning_cli
@@ -67,11 +68,7 @@ class Fit:
         os.dup2(log, 1)
         os.dup2(log, 2)
         if world_size > 1:
-            os.environ |= {
-                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"},
-                **{"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-            }
+            os.environ |= rank_environment(rank, world_size, port)
         code = 70
         try:
             if before:
@@ -203,6 +200,16 @@ def checkpoints_that_wait() -> Iterator[None]:
         yield
 
 
+def quick_scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
+    """One kill inside an epoch on one process, and the control: test_promises.py's."""
+    two_epochs = (*TINY, "--trainer.max_epochs", 2)
+    reference_root = OUT / "reference1"
+    yield "reference1", {"codes": Fit(reference_root, *two_epochs).wait()}
+    reference, step = state(reference_root), STEPS_PER_EPOCH + 3
+    yield "killed", killed_and_resumed(OUT / "killed", step, reference, *two_epochs)
+    yield "control", killed_and_resumed(OUT / "control", step, reference, *two_epochs, before=start_the_epoch_again)
+
+
 def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
     random.seed(20)
     steps = STEPS_PER_EPOCH * EPOCHS
@@ -252,5 +259,5 @@ if __name__ == "__main__":
     assert finetune.commands.lightning_cli and AtomicCheckpointIO and timm  # imported before forking
     torch.set_num_threads(1)
     gc.freeze()  # else each process's own garbage collection would copy all the memory that it shares with this one
-    results = dict(scenarios())
+    results = dict(quick_scenarios() if sys.argv[4:] == ["quick"] else scenarios())
     (OUT / "results.json").write_text(json.dumps(results, indent=1))

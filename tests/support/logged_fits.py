@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from colours import QUICK
+from colours import QUICKEST
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -50,7 +50,7 @@ def fit_with(colours: Path, capfd: pytest.CaptureFixture[str], *options: str) ->
     """Fit, with a row for each step, and return what was printed, with no numbers in it."""
     capfd.readouterr()
     with connections() as tried:
-        run(["fit", "--data.root", str(colours), *QUICK, "--trainer.log_every_n_steps", "1", *options])
+        run(["fit", "--data.root", str(colours), *QUICKEST, "--trainer.log_every_n_steps", "1", *options])
     assert not tried
     return [re.sub(r"[\d.]+", "#", line) for stream in capfd.readouterr() for line in stream.splitlines()]
 

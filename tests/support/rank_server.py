@@ -1,46 +1,88 @@
-"""Forks what `processes.launch` starts: ranks begin at once where all that they import is there."""
+"""Fork the processes that `processes.py` asks for; they start at once because the imports are done.
 
+Each line of the input is a request, `["start", {...}]` or `["poll", pid]`. Each is answered by a line: the pid of the
+new process, or its exit code (null while it runs). When the input ends, all processes of their sessions are killed.
+"""
+
+import contextlib
 import gc
 import json
 import os
 import runpy
+import signal
 import sys
-import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-import finetune.commands.lightning_cli
+from forked import become_finetune, run_forked, use_default_signals
+
 import finetune.inference.exporters
 
+assert finetune.inference.exporters  # imported here, before a process is forked
 
-def be_rank(script: str, arguments: list[str], environment: dict[str, str], log: str) -> None:
-    """Run a script as a process of its own would, and end."""
-    for stream in (1, 2):
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+
+def become(argv: list[str], environment: dict[str, str], folder: str, out: str, err: str) -> None:
+    """Run a script, or the command `finetune`, in this forked process."""
+    for stream, path in ((0, os.devnull), (1, out), (2, err)):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = [script, *arguments]
-    code = 1
-    try:
-        runpy.run_path(script, run_name="__main__")
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    name, *arguments = argv
+    if name == "finetune":
+        del sys.path[0]  # tests/support
+        become_finetune(arguments)
+    use_default_signals()
+    sys.argv = argv
+    sys.path[0] = os.path.dirname(name)
+    runpy.run_path(name, run_name="__main__")
+
+
+class Server:
+    def __init__(self) -> None:
+        self.codes: dict[int, int | None] = {}  # of each process ever started; None while it runs
+
+    def start(self, process: dict[str, Any]) -> int:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.close(read)
+            os.close(write)
+            run_forked(partial(become, **process))
+        os.close(write)
+        os.read(read, 1)  # ends once the process leads a session, which can be killed as a whole
+        os.close(read)
+        self.codes[pid] = None
+        return pid
+
+    def poll(self, pid: int) -> int | None:
+        if self.codes[pid] is None:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            self.codes[pid] = os.waitstatus_to_exitcode(status) if ended else None
+        return self.codes[pid]
+
+    def kill_all(self) -> None:
+        """Kill every process that is left of the sessions."""
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, ProcessLookupError):
+                session = int(path.read_text().rpartition(") ")[2].split()[3])
+                if session in self.codes:
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def main() -> None:
-    assert finetune.commands.lightning_cli and finetune.inference.exporters  # imported before forking
-    gc.freeze()  # else each rank's garbage collection would copy all the memory that it shares with this process
-    for line in sys.stdin:
-        script, arguments, ranks = json.loads(line)
-        pids = []
-        for environment, log in ranks:
-            pid = os.fork()
-            if pid == 0:
-                be_rank(script, arguments, environment, log)
-            pids.append(pid)
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]), flush=True)
+    gc.freeze()  # else each process's garbage collection would copy all the memory that it shares with this one
+    server = Server()
+    try:
+        for line in sys.stdin:
+            request, argument = json.loads(line)
+            print(json.dumps({"start": server.start, "poll": server.poll}[request](argument)), flush=True)
+    finally:
+        server.kill_all()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from ddp_scenarios import (
     BALANCED,
     MOVED,
-    RESNET,
+    NARROW,
     begin,
     evaluated,
     moved,
@@ -108,8 +108,8 @@ def main() -> None:
     scenarios: dict[str, Callable[[Any], Any]] = {
         "small": lambda mesh: weights_after(mesh, data(), small_network),
         "balanced": lambda mesh: weights_after(mesh, data("uneven", 6), **BALANCED),
-        "frozen_stages": lambda mesh: weights_after(mesh, data(), freeze="layer2", freeze_batch_norm=True, **RESNET),
-        "batch_norm_uneven": lambda mesh: weights_after(mesh, data("uneven", 6, 64), **RESNET),
+        "frozen_stages": lambda mesh: weights_after(mesh, data(), freeze="layer2", freeze_batch_norm=True, **NARROW),
+        "batch_norm_uneven": lambda mesh: weights_after(mesh, data("uneven", 6, 64), **NARROW),
         "bad_batches": lambda mesh: weights_after(
             mesh, with_bad_batches(data("uneven", 6, on_bad_image="skip")), small_normalised
         ),

@@ -77,6 +77,7 @@ def test_a_thumbnail_holds_the_picture_made_smaller():
     assert np.abs(pixels[7, 10] - (200, 40, 40)).max() < 12 and pixels[7, 40].max() < 12
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(("column", "clicks", "order"), [(0, 1, "a b9 b10"), (1, 1, "b10 a b9"), (1, 2, "b9 a b10")])
 def test_headings_sort_by_number_and_by_text(page, tmp_path, column, clicks, order):

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 from finetune.system.killed_worker import is_of_killed_worker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang_up", [receive_nothing, receive_no_descriptor])
 def test_a_worker_that_ends_while_it_hands_over_a_batch_is_known(hang_up):
     with pytest.raises(EOFError) as elsewhere:

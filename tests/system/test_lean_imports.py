@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("first", "is_there"), [("finetune", False), ("sys", True), ("scipy.signal, finetune", True)])
 def test_scipy_signal_is_not_imported_with_torchmetrics(first, is_there):

@@ -11,13 +11,8 @@ from finetune.system.progress import duration, watched
 
 
 def test_durations_in_words():
-    assert [duration(s) for s in (0.4, 99.4, 100, 5999, 6000)] == [
-        "0 s",
-        "99 s",
-        "1.7 minutes",
-        "100.0 minutes",
-        "1.7 hours",
-    ]
+    told = ["0 s", "99 s", "1.7 minutes", "100.0 minutes", "1.7 hours"]
+    assert [duration(s) for s in (0.4, 99.4, 100, 5999, 6000)] == told
 
 
 def test_items_come_through_and_what_is_quick_says_nothing(capsys):

@@ -25,7 +25,7 @@ with importing():
 leave_imported()
 atexit.register(print, "registered")
 def later():
-    time.sleep(0.3)
+    time.sleep(0.1)
     print("thread")
 threading.Thread(target=later).start()
 sys.stdout.write("begun ")
@@ -37,7 +37,7 @@ def ended(end):
     return subprocess.run([sys.executable, "-c", SCRIPT.format(end=end)], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (None, 0), (143, 143)])
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (None, 0)])
 def test_it_ends_with_its_code_after_threads_and_what_is_registered(code, expected):
     done = ended(f"end_with({code}); sys.exit({code})")
     assert (done.returncode, done.stdout, done.stderr) == (expected, "begun thread\nregistered\nbefore\n", "")

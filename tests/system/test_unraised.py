@@ -1,9 +1,10 @@
 """A stop that meets Python while it collects garbage is heard, and a worker that died after its last batch no news."""
 
-import subprocess
-import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from processes import run_script
 
 SCRIPT = """
 import os, signal, sys, time
@@ -22,7 +23,7 @@ class Loader:
 try:
     loader = Loader()
     del loader
-    time.sleep(1)
+    time.sleep(0.2)
     print("went on")
 except BaseException as error:
     print("stopped by", type(error).__name__)
@@ -41,29 +42,36 @@ HALF_MADE = """
 """
 
 
-def run(deed: str, taken: bool = True) -> tuple[str, str]:
-    script = SCRIPT.format(deed=deed, taken=taken)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.strip(), done.stderr.strip()
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., tuple[str, str]]:
+    """What a script prints in which an object ends by a deed, on both streams."""
+
+    def run(deed: str, taken: bool = True) -> tuple[str, str]:
+        (tmp_path / "script.py").write_text(SCRIPT.format(deed=deed, taken=taken))
+        done = run_script(tmp_path / "script.py", cwd=tmp_path, timeout=60)
+        assert done.returncode == 0
+        return done.stdout.strip(), done.stderr.strip()
+
+    return run
 
 
 @pytest.mark.parametrize(("deed", "name"), [(STOP, "Interrupted"), (KEY, "KeyboardInterrupt")])
-def test_a_stop_is_heard_after_it(deed, name):
+def test_a_stop_is_heard_after_it(run, deed, name):
     assert run(deed) == (f"stopped by {name}", "")
 
 
-def test_python_itself_would_lose_it():
+def test_python_itself_would_lose_it(run):
     said, printed = run(STOP, taken=False)
     assert said == "went on"
     assert "Exception ignored" in printed
 
 
 @pytest.mark.parametrize("deed", [WORKER, HALF_MADE])
-def test_a_worker_that_was_killed_after_its_last_batch_is_no_news_nor_is_an_iterator_half_made(deed):
+def test_a_worker_that_was_killed_after_its_last_batch_is_no_news_nor_is_an_iterator_half_made(run, deed):
     assert run(deed) == ("went on", "")
 
 
-def test_other_errors_are_printed():
+def test_other_errors_are_printed(run):
     said, printed = run("raise RuntimeError('a fault of ours')")
     assert said == "went on"
     assert "a fault of ours" in printed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from colours import QUICK
+from colours import QUICKEST
 
 from finetune.runs.folder import versions
 from finetune.training.compile import seconds_compiling
@@ -31,22 +31,12 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [[], ["--model.freeze", "conv", "--data.num_views", "1", "--model.head_init", "probe"]]
 )
 def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(cli, colours, more, caplog):
-    options = [
-        "--data.root",
-        colours,
-        *QUICK,
-        "--data.image_size",
-        "28",
-        *more,
-        "--model.backbone",
-        "small_cnn",
-        "--trainer.precision",
-        "64-true",
-    ]
+    options = ["--data.root", colours, *QUICKEST, *more, "--trainer.precision", "64-true"]
     with caplog.at_level(logging.INFO, logger="finetune"):
         before = seconds_compiling()
         cli("fit", *options, "--model.compile", "true")
@@ -62,4 +52,4 @@ def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(cli, c
 def test_a_missing_compiler_is_told_before_training(monkeypatch, colours, cli):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"):
-        cli("fit", "--data.root", colours, *QUICK, "--model.compile", "true")
+        cli("fit", "--data.root", colours, *QUICKEST, "--model.compile", "true")

@@ -108,9 +108,8 @@ def test_a_layer_that_stands_in_several_places_draws_anew_in_each():
         draw(layers, 0, 0, torch.arange(4))
         seen.append((twice(x), twice(x)))
     assert torch.equal(seen[0][0], seen[1][0]) and torch.equal(seen[0][1], seen[1][1])
-    assert float(((seen[0][0] == 0) == (seen[0][1] == 0)).double().mean()) == pytest.approx(
-        0.5, abs=0.09
-    )  # 5 deviations
+    is_same = (seen[0][0] == 0) == (seen[0][1] == 0)
+    assert float(is_same.double().mean()) == pytest.approx(0.5, abs=0.09)  # 5 deviations
 
 
 def test_the_gradient_is_that_of_what_was_kept():
@@ -148,6 +147,7 @@ def test_only_training_steps_know_of_it():
     assert torch.equal(drawn, expected.train()[1](torch.ones(10, 4)))
 
 
+@pytest.mark.slow
 def test_an_evaluated_network_is_followed_by_torch_fx_as_before():
     network = build("efficientnet_b0", 4)
     draw(by_picture(network), 0, 0, torch.arange(2))
@@ -168,10 +168,10 @@ class Random(TorchDispatchMode):
 
 
 # A run over all of torchvision's (torch 2.15, torchvision 0.29) found none that draws otherwise; here one of a kind.
-KINDS = ["alexnet", "convnext_tiny", "efficientnet_b0", "googlenet", "inception_v3", "swin_t", "vgg11_bn", "vit_b_32"]
+SWEPT = ["alexnet", "convnext_tiny", "googlenet", "inception_v3", "swin_t", "vgg11_bn", "vit_b_32"]
 
 
-@pytest.mark.parametrize("backbone", KINDS)
+@pytest.mark.parametrize("backbone", ["efficientnet_b0", *(pytest.param(b, marks=pytest.mark.slow) for b in SWEPT)])
 def test_torchvisions_networks_draw_by_picture_alone(backbone):
     x = torch.empty(2, 3, 224, 224, device="meta")
     with torch.device("meta"):
@@ -187,7 +187,10 @@ def test_torchvisions_networks_draw_by_picture_alone(backbone):
 
 
 # Those without batch norm, whose output for a picture would else depend on the batch.
-@pytest.mark.parametrize("backbone", ["alexnet", "convnext_tiny", "swin_t"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backbone", ["swin_t", *(pytest.param(b, marks=pytest.mark.slow) for b in ("alexnet", "convnext_tiny"))]
+)
 def test_a_network_makes_the_same_of_shares_of_a_batch(backbone):
     torch.manual_seed(0)
     network = build(backbone, 4).double().train()
@@ -233,6 +236,7 @@ def test_what_depends_on_the_device_is_told(monkeypatch, caplog, layer, is_told,
     assert [record.message for record in caplog.records] == expected * (is_told and world_size > 1)
 
 
+@pytest.mark.slow
 def test_compiled_once_it_draws_as_before():
     twice = nn.Dropout(0.5)
     network = nn.Sequential(twice, nn.Linear(20, 20), StochasticDepth(0.5, "row"), twice).train()

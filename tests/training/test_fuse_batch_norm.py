@@ -32,7 +32,8 @@ def learned(backbone: str) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("backbone", SIZES)
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", [b if b == "resnet18" else pytest.param(b, marks=pytest.mark.slow) for b in SIZES])
 @torch.no_grad()
 def test_folded_batch_norm_computes_the_same(backbone):
     network = learned(backbone).double()
@@ -61,6 +62,7 @@ def test_a_part_that_can_not_be_followed_comes_back_as_it_is():
     assert fuse_batch_norm(part) is part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fn", "precision", "is_folded"),
     [
@@ -89,7 +91,10 @@ def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
         assert model.evaluate is None and not torch.equal(model(images), logits)
 
 
-@pytest.mark.parametrize("backbone", ["resnet18_small", "vit_b_16", "convnext_tiny"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backbone", ["resnet18_small", *(pytest.param(b, marks=pytest.mark.slow) for b in ("vit_b_16", "convnext_tiny"))]
+)
 @torch.no_grad()
 def test_weights_rounded_beforehand_are_those_that_autocast_rounds(backbone):
     """To the last digit: the one after the other, and not both."""
@@ -109,6 +114,7 @@ def test_weights_rounded_beforehand_are_those_that_autocast_rounds(backbone):
 STEADY = ("--model.freeze_batch_norm", "true", "--model.optimizer.lr", "1e-4")
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_network_up_to_bf16(cli, colours, monkeypatch):
     cli("fit", "--data.root", colours, *QUICK, "--model.backbone", "resnet18", *STEADY)
 

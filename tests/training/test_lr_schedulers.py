@@ -77,36 +77,22 @@ def test_a_scheduler_that_says_what_rates_are_keeps_their_ratio(make, largest):
     assert (max(rate for _, rate in alone) == pytest.approx(largest[1])) == isinstance(make.keywords["max_lr"], list)
 
 
-def test_state_is_plain():
-    def leaves(value):
-        if isinstance(value, dict | list):
-            return {leaf for item in (value.values() if isinstance(value, dict) else value) for leaf in leaves(item)}
-        return {type(value)}
-
-    assert leaves(WarmupCosine(two_groups(), 10).state_dict()) <= {int, float, bool, type(None)}
-
-
 def test_a_longer_run_follows_its_own_arguments():
-    optimizer = two_groups()
-    state = WarmupCosine(optimizer, 10).state_dict()
+    state = WarmupCosine(two_groups(), 10).state_dict()
     optimizer = two_groups()
     scheduler = WarmupCosine(optimizer, 20, warmup=0.0)
     scheduler.load_state_dict(state)
     assert rates(optimizer, scheduler, 20)[10][1] == pytest.approx(0.5)  # half way of 20, not at the end of 10
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"total_steps": 0}, "total_steps must be at least 1, not 0"),
-        ({"total_steps": 9, "warmup": 1.0}, "warmup must be at least 0 and below 1, not 1.0"),
-        ({"total_steps": 9, "warmup": -0.1}, "warmup must be at least 0 and below 1, not -0.1"),
-        ({"total_steps": 9, "final": 1.1}, "final must be from 0 to 1, not 1.1"),
-    ],
-)
-def test_arguments_out_of_range(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        WarmupCosine(two_groups(), **arguments)
+def test_arguments_out_of_range():
+    with pytest.raises(ValueError, match="total_steps must be at least 1, not 0"):
+        WarmupCosine(two_groups(), 0)
+    for warmup in (1.0, -0.1):
+        with pytest.raises(ValueError, match=f"warmup must be at least 0 and below 1, not {warmup}"):
+            WarmupCosine(two_groups(), 9, warmup)
+    with pytest.raises(ValueError, match=r"final must be from 0 to 1, not 1\.1"):
+        WarmupCosine(two_groups(), 9, final=1.1)
 
 
 def test_a_plateau_s_loss_outlives_the_process_and_earlier_checkpoints_are_read():

@@ -5,16 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from metric_parts import put_together
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassCalibrationError
 
 from finetune.training.classifier import Classifier
-from finetune.training.metrics import (
-    CalibrationError,
-    MeanLoss,
-    split_metrics,
-)
+from finetune.training.metrics import CalibrationError, MeanLoss, split_metrics
 from finetune.training.precise_sums import global_sums, restore_sums
 
 # float32 results of sums of 1,000 terms below 1: a few units of 1e-7.
@@ -27,19 +24,6 @@ def predictions(num: int = 1000, num_classes: int = 4, sharpness: float = 2.0) -
     random = torch.randint(num_classes, (num,), generator=generator)
     labels = torch.where(torch.rand(num, generator=generator) < 0.6, logits.argmax(1), random)
     return logits.softmax(dim=1), labels
-
-
-def merged(make, parts: list[tuple]):
-    """What several devices make of their parts: states summed, as torchmetrics does after gathering."""
-    whole = make()
-    for part in parts:
-        metric = make()
-        if len(part[0]):
-            metric.update(*part)
-        for name in metric._defaults:
-            setattr(whole, name, getattr(whole, name) + getattr(metric, name))
-    whole._update_count = 1
-    return whole.compute()
 
 
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 30.0])
@@ -79,20 +63,12 @@ def test_control_bins_open_to_the_left_differ_there():
     assert abs(sum(gaps) / len(labels) - reference) > 1000 * TOLERANCE
 
 
-def test_calibration_error_worked_out_by_hand():
-    # Two of confidence 0.9, one right: 0.4 apart, weight 2/3. One of 0.6, right: 0.4 apart, weight 1/3.
-    preds = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6]])
-    metric = CalibrationError()
-    metric.update(preds, torch.tensor([0, 1, 1]))
-    assert metric.compute().item() == pytest.approx(0.4, abs=TOLERANCE)
-
-
 @pytest.mark.parametrize("sizes", [[1000], [999, 1], [0, 1000], [334, 333, 333], [1, 0, 999], [125] * 8])
 def test_uneven_parts_put_together_give_the_whole(sizes):
     preds, labels = predictions()
     parts = list(zip(preds.split(sizes), labels.split(sizes), strict=True))
     whole = MulticlassCalibrationError(4, n_bins=15, norm="l1")(preds, labels).item()
-    assert merged(CalibrationError, parts).item() == pytest.approx(whole, abs=TOLERANCE)
+    assert put_together(CalibrationError, parts).item() == pytest.approx(whole, abs=TOLERANCE)
 
 
 def test_control_a_mean_of_the_parts_own_errors_is_something_else():
@@ -170,7 +146,7 @@ def test_all_metrics_of_a_split_are_sums_over_parts(sizes):
     whole = split_metrics(4)(preds, labels)
     for name in whole:
         parts = list(zip(preds.split(sizes), labels.split(sizes), strict=True))
-        value = merged(lambda name=name: split_metrics(4)[name], parts)
+        value = put_together(lambda name=name: split_metrics(4)[name], parts)
         np.testing.assert_allclose(value, whole[name], atol=TOLERANCE)
 
 

@@ -1,5 +1,7 @@
 """Parameter groups."""
 
+import itertools
+
 import pytest
 import torch
 from networks import BACKBONES, skeleton, trainable
@@ -12,37 +14,38 @@ from finetune.models.ensemble import Ensemble
 from finetune.models.stages import freeze, head_name, stages
 from finetune.training.param_groups import param_groups, scale_learning_rates
 
+OPTIONS = list(itertools.product([1.0, 0.75], [True, False]))  # layer_decay, decay_norm_and_bias
 
-@pytest.mark.parametrize("decay_norm_and_bias", [True, False])
-@pytest.mark.parametrize("layer_decay", [1.0, 0.75])
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_groups_partition_what_trains(backbone, layer_decay, decay_norm_and_bias):
+
+@pytest.mark.parametrize("backbone", [backbone for backbone in BACKBONES if backbone != "resnet50"])
+def test_groups_partition_what_trains(backbone):
     for last in (None, list(stages(skeleton(backbone)))[2], "backbone"):
         network = skeleton(backbone)
         freeze(network, last)
         before = trainable(network)
-        groups = param_groups(network, 10.0, layer_decay, decay_norm_and_bias)
         names = {id(parameter): name for name, parameter in network.named_parameters()}
-        grouped = [names[id(parameter)] for group in groups for parameter in group["params"]]
-        assert len(grouped) == len(set(grouped)) and set(grouped) == before == trainable(network)
-        assert all(group["params"] for group in groups)
-        assert len({group["name"] for group in groups}) == len(groups)
-        for group in groups:
-            exempt = {
-                p.ndim <= 1 or names[id(p)].rpartition(".")[2] in ("layer_scale", "class_token", "pos_embedding")
-                for p in group["params"]
-            }
-            if not decay_norm_and_bias:
-                assert exempt == {group["name"].endswith("_no_decay")} == {group.get("weight_decay") == 0.0}
-            else:
-                assert "weight_decay" not in group
-        heads = [group for group in groups if group["name"].startswith("head")]
-        assert {names[id(p)].rpartition(".")[0] for g in heads for p in g["params"]} == {head_name(network)}
+        for layer_decay, decay_norm_and_bias in OPTIONS:
+            groups = param_groups(network, 10.0, layer_decay, decay_norm_and_bias)
+            grouped = [names[id(parameter)] for group in groups for parameter in group["params"]]
+            assert len(grouped) == len(set(grouped)) and set(grouped) == before == trainable(network)
+            assert all(group["params"] for group in groups)
+            assert len({group["name"] for group in groups}) == len(groups)
+            for group in groups:
+                exempt = {
+                    p.ndim <= 1 or names[id(p)].rpartition(".")[2] in ("layer_scale", "class_token", "pos_embedding")
+                    for p in group["params"]
+                }
+                if not decay_norm_and_bias:
+                    assert exempt == {group["name"].endswith("_no_decay")} == {group.get("weight_decay") == 0.0}
+                else:
+                    assert "weight_decay" not in group
+            heads = [group for group in groups if group["name"].startswith("head")]
+            assert {names[id(p)].rpartition(".")[0] for g in heads for p in g["params"]} == {head_name(network)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_networks_of_timm_learn_at_the_rates_of_timm_and_decay_as_it_says(family):
-    network = build(FAMILIES[family][0], 3)
+    network = skeleton(FAMILIES[family][0])
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     groups = param_groups(network, 1.0, 0.5, decay_norm_and_bias=False)
     ours = {names[id(p)]: group["lr_multiplier"] for group in groups for p in group["params"]}
@@ -135,24 +138,23 @@ def test_layer_decay_by_hand():
     assert len(groups[0]["params"]) == 4 and groups[0]["name"] == "conv_proj"  # class token and positions with the stem
 
 
-@pytest.mark.parametrize("decay_norm_and_bias", [True, False])
-@pytest.mark.parametrize("layer_decay", [1.0, 0.75])
 @pytest.mark.parametrize("backbone", ["resnet18", "vit_b_16"])
-def test_an_ensemble_s_groups_are_those_of_its_members_together(backbone, layer_decay, decay_norm_and_bias):
+def test_an_ensemble_s_groups_are_those_of_its_members_together(backbone):
     members = [skeleton(backbone) for _ in range(3)]
     for member in members:
         freeze(member, list(stages(member))[1])
-    network, options = Ensemble(members), (10.0, layer_decay, decay_norm_and_bias)
-    groups = param_groups(network, *options)
+    network = Ensemble(members)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    grouped = [names[id(p)] for group in groups for p in group["params"]]
-    assert len(grouped) == len(set(grouped)) and set(grouped) == trainable(network) != set(names.values())
-    for i, member in enumerate(members):
-        alone = param_groups(member, *options)
-        own = [[p for p in group["params"] if names[id(p)].startswith(f"members.{i}.")] for group in groups]
-        assert [[*map(id, params)] for params in own] == [[*map(id, group["params"])] for group in alone]
-        for together, group in zip(groups, alone, strict=True):
-            assert {**together, "params": None} == {**group, "params": None}
+    for options in OPTIONS:
+        groups = param_groups(network, 10.0, *options)
+        grouped = [names[id(p)] for group in groups for p in group["params"]]
+        assert len(grouped) == len(set(grouped)) and set(grouped) == trainable(network) != set(names.values())
+        for i, member in enumerate(members):
+            alone = param_groups(member, 10.0, *options)
+            own = [[p for p in group["params"] if names[id(p)].startswith(f"members.{i}.")] for group in groups]
+            assert [[*map(id, params)] for params in own] == [[*map(id, group["params"])] for group in alone]
+            for together, group in zip(groups, alone, strict=True):
+                assert {**together, "params": None} == {**group, "params": None}
 
 
 def test_rates_reach_the_weights():
@@ -177,14 +179,10 @@ def test_rates_reach_the_weights():
         assert parameter.equal(before[name] - rate), name
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((10.0, 0.0), "layer_decay must be above 0 and at most 1, not 0.0"),
-        ((10.0, 1.5), "layer_decay must be above 0 and at most 1, not 1.5"),
-        ((0.0,), "head_lr_multiplier must be above 0, not 0.0"),
-    ],
-)
-def test_rates_out_of_range(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        param_groups(skeleton("resnet18"), *arguments)
+def test_rates_out_of_range():
+    network = skeleton("resnet18")
+    for layer_decay in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"layer_decay must be above 0 and at most 1, not {layer_decay}"):
+            param_groups(network, 10.0, layer_decay)
+    with pytest.raises(ValueError, match=r"head_lr_multiplier must be above 0, not 0\.0"):
+        param_groups(network, 0.0)

@@ -36,19 +36,13 @@ def test_what_is_kept_is_a_copy():
     assert sums == global_sums(filled(1.0))
 
 
-@pytest.mark.parametrize("kind", ["half", "bfloat16", "float"])
-def test_a_model_of_another_precision_leaves_them_in_float64(kind):
+@pytest.mark.parametrize("way", ["half", "bfloat16", "float", torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_of_another_precision_leaves_them_in_float64(way):
+    """By `half()` and its like, and by `to`, as Lightning has it for `bf16-true` and torchmetrics does not know."""
     metric = filled(1 / 3)
-    getattr(torch.nn.ModuleDict({"metric": metric}), kind)()
-    assert metric.sum.dtype == torch.float64 and float(metric.sum) == 1 / 3
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_so_does_one_that_is_brought_to_another_kind(dtype):
-    """As Lightning does for `bf16-true`, by a way that torchmetrics does not know."""
-    metric = filled(1 / 3)
-    module = torch.nn.ModuleDict({"metric": metric, "layer": torch.nn.Linear(2, 2)}).to(dtype)
-    assert module["layer"].weight.dtype == dtype
+    module = torch.nn.ModuleDict({"metric": metric, "layer": torch.nn.Linear(2, 2)})
+    module = getattr(module, way)() if isinstance(way, str) else module.to(way)
+    assert module["layer"].weight.dtype == (way if isinstance(way, torch.dtype) else getattr(torch, way))
     assert metric.sum.dtype == torch.float64 and float(metric.sum) == 1 / 3
     metric.update(torch.tensor(1.0), torch.tensor(1.0))
     assert float(metric.sum) == 4 / 3

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from colours import QUICK
+from colours import QUICKEST
 
 from finetune.runs.folder import versions
 from finetune.training.precision import automatic_precision, prepare_arithmetic
@@ -42,34 +42,30 @@ def test_a_gpu_computes_in_bf16_if_it_can_without_emulation(accelerator, support
         assert automatic_precision(accelerator, None, False) == ("bf16-mixed" if supported else "32-true")
 
 
-def test_the_cpu_of_a_machine_with_a_gpu_is_asked_when_it_is_the_one_to_compute():
+def test_the_cpu_of_a_machine_with_a_gpu_may_compute_and_other_accelerators_do_in_float32():
     with capabilities(avx512_bf16=True), patch(CUDA, lambda: True):
         assert automatic_precision("cpu", None, False) == "bf16-mixed"
-
-
-def test_other_accelerators_compute_in_float32():
     with capabilities(avx512_bf16=True), patch(CUDA, lambda: False):
         assert automatic_precision("mps", None, False) == "32-true"
 
 
+UNSAID = [option for option in QUICKEST if option not in ("--trainer.precision", "32-true")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "config", "written"),
-    [
-        ([], {}, "bf16-mixed"),
-        (["--trainer.precision", "64-true"], {}, "64-true"),
-        (["--config", "own.yaml"], {}, "32-true"),
-    ],
+    ("options", "written"),
+    [([], "bf16-mixed"), (["--trainer.precision", "64-true"], "64-true"), (["--config", "own.yaml"], "32-true")],
 )
-def test_what_is_given_wins_and_the_run_says_what_it_was(cli, colours, tmp_path, options, config, written):
+def test_what_is_given_wins_and_the_run_says_what_it_was(cli, colours, tmp_path, options, written):
     (tmp_path / "own.yaml").write_text("trainer: {precision: 32-true}\n")
-    without = [option for option in QUICK if option not in ("--trainer.precision", "32-true")]
     with capabilities(avx512_bf16=True):
-        cli("fit", "--data.root", colours, *without, *options)
+        cli("fit", "--data.root", colours, *UNSAID, "--test_after_fit", "false", *options)
     (run,) = versions(tmp_path / "runs", "fit")
     assert f"precision: {written}\n" in (run / "config.yaml").read_text()
     dtype = torch.float64 if written == "64-true" else torch.float32  # mixed: weights stay in float32
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["state_dict"]["network.classifier.3.weight"].dtype == dtype
+    assert checkpoint["state_dict"]["network.head.weight"].dtype == dtype
     assert checkpoint["finetune"]["precision"] == written
 
 
@@ -91,12 +87,12 @@ def test_a_run_goes_on_as_it_was_and_is_tested_so(before, goes_on, gains, expect
         assert automatic_precision("cpu", checkpoint, goes_on) == expected
 
 
+@pytest.mark.slow
 def test_resume_and_test_keep_to_what_the_checkpoint_says(cli, colours, tmp_path):
-    unsaid = [option for option in QUICK if option not in ("--trainer.precision", "32-true")]
     with capabilities():
-        cli("fit", "--data.root", colours, *unsaid)
+        cli("fit", "--data.root", colours, *UNSAID)
     with capabilities(avx512_bf16=True):  # on another machine
-        cli("fit", "--data.root", colours, *unsaid, "--trainer.max_epochs", 2, "--resume")
+        cli("fit", "--data.root", colours, *UNSAID, "--trainer.max_epochs", 2, "--resume")
         best = tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"
         cli("test", "--ckpt_path", best)
     for command in ("fit", "test"):
@@ -105,16 +101,14 @@ def test_resume_and_test_keep_to_what_the_checkpoint_says(cli, colours, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("has_bf16", "precision", "kind", "is_told"),
+    ("precision", "has_bf16", "kind"),
     [
-        (False, "bf16-mixed", "cpu", True),
-        (False, "bf16-true", "cpu", True),
-        (False, "32-true", "cpu", False),
-        (True, "bf16-mixed", "cpu", False),
-        (False, "bf16-mixed", "cuda", False),
+        *(("bf16-mixed", False, "cpu"), ("bf16-true", False, "cpu"), ("32-true", False, "cpu")),
+        *(("bf16-mixed", True, "cpu"), ("bf16-mixed", False, "cuda")),
     ],
 )
-def test_bf16_on_a_cpu_without_it_is_told(caplog, has_bf16, precision, kind, is_told):
+def test_bf16_on_a_cpu_without_it_is_told(caplog, precision, has_bf16, kind):
+    is_told = precision.startswith("bf16") and not has_bf16 and kind == "cpu"
     device = SimpleNamespace(root_device=torch.device(kind))
     with capabilities(amx_bf16=has_bf16), caplog.at_level("WARNING", "finetune"):
         prepare_arithmetic(SimpleNamespace(strategy=device, precision=precision))

@@ -3,6 +3,7 @@
 import io
 import pickle
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,25 @@ def bar(is_terminal: bool) -> tuple[PicturesBar, io.StringIO]:
     return shown, text
 
 
+@pytest.fixture
+def now(monkeypatch) -> list[float]:
+    """The clock, which only the test moves."""
+    now = [100.0]
+    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
+    return now
+
+
+class Takes(pl.Callback):
+    """Moves the clock by the seconds of an epoch."""
+
+    def __init__(self, now: list[float], seconds: Callable[[pl.Trainer], float]) -> None:
+        self.now = now
+        self.seconds = seconds
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.now[0] += self.seconds(trainer)
+
+
 def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
     shown, text = bar(is_terminal=False)
     trainer(tmp_path, shown).fit(Tiny(), loader(), loader())
@@ -36,6 +56,7 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
         assert re.fullmatch(numbers, line), line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -47,21 +68,17 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
         ({"max_epochs": 2, "callbacks": [EarlyStopping("train/loss_epoch", patience=9)]}, [""] * 2),
     ],
 )
-def test_how_long_the_others_take_is_told_once(options, told, tmp_path, monkeypatch):
+def test_how_long_the_others_take_is_told_once(options, told, tmp_path, now):
     """Of each epoch a minute in which nothing else moves the clock; the first of four takes but a second."""
-    now = [100.0]
-    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
 
-    class Takes(pl.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            is_first_of_four = trainer.max_epochs == 4 and trainer.current_epoch == 0
-            now[0] += 1 if is_first_of_four else 50 if trainer.max_epochs == 2 else 75
+    def seconds(trainer: pl.Trainer) -> float:
+        is_first_of_four = trainer.max_epochs == 4 and trainer.current_epoch == 0
+        return 1 if is_first_of_four else 50 if trainer.max_epochs == 2 else 75
 
     shown, text = bar(is_terminal=False)
-    callbacks = [Takes(), *options.pop("callbacks", [])]
+    callbacks = [Takes(now, seconds), *options.pop("callbacks", [])]
     trainer(tmp_path, shown, *callbacks, **options).fit(Tiny(), loader(), loader())
-    found = [line.partition(", ")[2] for line in text.getvalue().splitlines()]
-    assert found == told
+    assert [line.partition(", ")[2] for line in text.getvalue().splitlines()] == told
 
 
 def test_numbers_that_are_not_there_are_not_shown(tmp_path):
@@ -103,10 +120,9 @@ def test_a_terminal_gets_a_bar_with_pictures_per_second_and_the_loss(tmp_path, m
     assert text.getvalue().count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") > 0  # the cursor is there again
 
 
-def test_the_loss_is_that_of_a_step_and_seldom_asked_for(tmp_path, monkeypatch):
+def test_the_loss_is_that_of_a_step_and_seldom_asked_for(tmp_path, monkeypatch, now):
     """On a GPU it waits for the device."""
-    now, notes = [100.0], []
-    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
+    notes = []
     monkeypatch.setattr(progress_bar.Progress, "update", lambda self, task, **fields: notes.append(fields["note"]))
 
     class Steps(Tiny):
@@ -141,9 +157,8 @@ def test_a_disabled_bar_says_nothing(tmp_path):
     assert text.getvalue() == ""
 
 
-def test_the_rate_counts_all_devices_and_no_validation(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
+@pytest.mark.slow
+def test_the_rate_counts_all_devices_and_no_validation(now):
     shown, _ = bar(is_terminal=False)
     shown._trainer = SimpleNamespace(strategy=None, global_rank=0, world_size=4)
     fit = SimpleNamespace(state=SimpleNamespace(fn="fit"))
@@ -207,14 +222,8 @@ def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypat
     assert drawn[-1] == {"text/plain": ""} and shown._cell is None
 
 
-def test_epochs_of_larger_pictures_are_taken_to_last_longer(tmp_path, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
-
-    class Takes(pl.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            now[0] += 10
-
+@pytest.mark.slow
+def test_epochs_of_larger_pictures_are_taken_to_last_longer(tmp_path, now):
     class Pictures(pl.LightningDataModule):
         sizes = (96, 192)
 
@@ -222,6 +231,6 @@ def test_epochs_of_larger_pictures_are_taken_to_last_longer(tmp_path, monkeypatc
             return loader()
 
     shown, text = bar(is_terminal=False)
-    trainer(tmp_path, shown, Takes(), max_epochs=4).fit(Tiny(), datamodule=Pictures())
+    trainer(tmp_path, shown, Takes(now, lambda _: 10), max_epochs=4).fit(Tiny(), datamodule=Pictures())
     found = [line.partition(", ")[2] for line in text.getvalue().splitlines()]
     assert found == ["about 90 s to go", "", "", ""]  # 10, then twice 40

@@ -6,14 +6,8 @@ from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from finetune.training.run_length import settle_length, usual_epochs
 
 UNSET = {
-    "max_epochs": None,
-    "max_steps": -1,
-    "fast_dev_run": False,
-    "limit_train_batches": None,
-    "accumulate_grad_batches": 1,
-    "overfit_batches": 0.0,
-    "min_epochs": None,
-    "min_steps": None,
+    **dict.fromkeys(("max_epochs", "limit_train_batches", "min_epochs", "min_steps")),
+    **{"max_steps": -1, "fast_dev_run": False, "accumulate_grad_batches": 1, "overfit_batches": 0.0},
 }
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from metric_parts import put_together
 from scipy.optimize import minimize_scalar
 
 from finetune.training.temperature import HIGHEST, LOWEST, Temperature, derivatives
@@ -23,19 +24,6 @@ def fitted(logits: torch.Tensor, labels: torch.Tensor) -> float:
     metric = Temperature()
     metric.update(logits, labels)
     return metric.compute().item()
-
-
-def put_together(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """What several devices make of their parts: states summed, as torchmetrics does after gathering."""
-    whole = Temperature()
-    for part in parts:
-        metric = Temperature()
-        if len(part[1]):
-            metric.update(*part)
-        for name in metric._defaults:
-            setattr(whole, name, getattr(whole, name) + getattr(metric, name))
-    whole._update_count = 1
-    return whole.compute().item()
 
 
 @pytest.mark.parametrize("temperature", [0.2, 0.7, 1.0, 2.5, 6.0])
@@ -73,7 +61,7 @@ def test_derivatives_are_those_of_autograd():
 def test_uneven_parts_put_together_give_the_whole(sizes):
     logits, labels = overconfident(300, 5, 3.0)
     parts = list(zip(logits.split(sizes), labels.split(sizes), strict=True))
-    assert put_together(parts) == pytest.approx(fitted(logits, labels), rel=1e-12)
+    assert put_together(Temperature, parts).item() == pytest.approx(fitted(logits, labels), rel=1e-12)
 
 
 def test_control_a_mean_of_the_parts_own_temperatures_is_something_else():

@@ -1,0 +1,182 @@
+"""The tables and figures that pages and config headers publish are those of the records of benchmarks/."""
+
+import importlib
+import json
+import re
+import statistics
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+from paths import ROOT
+
+PAGES = {path.name: path.read_text("utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+COMPUTED = {"traffic", "prediction", "claims"}  # from published figures and networks, not from records
+
+
+def script(name: str) -> ModuleType:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def records_of(name: str) -> Any:
+    return json.loads((ROOT / f"benchmarks/{name}.json").read_text("utf-8"))
+
+
+def many(module: str) -> Callable[[Any], dict[str, str]]:
+    """Return what makes all blocks of the records."""
+    return lambda found: script(module).tables(found)
+
+
+def one(block: str, module: str, part: str = "", function: str = "table") -> Callable[[Any], dict[str, str]]:
+    """Return what makes a single block of the records, or of a part of them."""
+    return lambda found: {block: getattr(script(module), function)(found[part] if part else found)}
+
+
+def peers(found: list) -> dict[str, str]:
+    return script("peers.documents").tables(found, script("peers.__main__").best_peer(found))
+
+
+def recipes(found: list) -> dict[str, str]:
+    module = script("recipes.__main__")
+    return module.tables(module.valid(found))
+
+
+def scaling(found: list) -> dict[str, str]:
+    by_name = {record["name"]: record for record in found}
+    return script("scaling.documents").tables(script("scaling.__main__").CASES, by_name)
+
+
+def techniques(found: list) -> dict[str, str]:
+    return script("techniques.documents").blocks(found, script("techniques.__main__").TECHNIQUES)
+
+
+class Source(NamedTuple):
+    """What writes blocks: how they are made of the records, which fields the control changes, where they stand."""
+
+    blocks: Callable[[Any], dict[str, str]]
+    fields: tuple[str, ...]
+    pages: tuple[str, ...] = ("benchmarks.md",)
+
+
+# By the file of the records in benchmarks/.
+SOURCES = {
+    "check/check": Source(many("check.__main__"), ("found", "auroc", "seconds")),
+    "data/indexing": Source(one("many_files", "data.indexing", "seconds"), ("scan",)),
+    "data/loading": Source(one("data_road", "data.loading", "pictures_per_second"), ("cpu",)),
+    "export/export": Source(one("export", "export.__main__"), ("milliseconds",), ("benchmarks.md", "export.md")),
+    "gpu/gpu": Source(one("gpu", "gpu.documents", "measurements", "document"), ("rates",)),
+    "peers/compare": Source(peers, ("seconds", "later_rate", "date")),
+    "quality/quality": Source(lambda found: script("quality.documents").blocks(found), ("accuracy", "date")),
+    "quality/sizes": Source(one("sizes", "quality.sizes"), ("accuracy",)),
+    "recipes/fashion_mnist": Source(one("fashion_mnist", "recipes.fashion_mnist"), ("accuracy",)),
+    "recipes/frozen": Source(one("frozen", "recipes.frozen", "seconds"), ("epoch",)),
+    "recipes/recipes": Source(recipes, ("accuracy",)),
+    "scaling/scaling": Source(scaling, ("seconds",), ("parallelism.md",)),
+    "serving/serving": Source(many("serving.__main__"), ("rate", "told")),
+    "techniques/techniques": Source(techniques, ("right",)),
+}
+
+
+def changed(value: Any, fields: tuple[str, ...], is_inside: bool = False) -> Any:
+    """Return records whose fields say something else: half of each number, 0 for 1 and 1 for 0 in each text."""
+    if isinstance(value, dict):
+        return {key: changed(inner, fields, is_inside or key in fields) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [changed(inner, fields, is_inside) for inner in value]
+    if not is_inside:
+        return value
+    return value.translate(str.maketrans("01", "10")) if isinstance(value, str) else value / 2
+
+
+def marked(name: str, block: str) -> str:
+    return f"<!-- {name} -->\n{block}\n<!-- /{name} -->"
+
+
+@cache
+def blocks_of(records: str) -> dict[str, str]:
+    return SOURCES[records].blocks(records_of(records))
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """Restore the variables that benchmarks/data/loading.py sets when it is imported."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+
+
+LONG = {"scaling/scaling", "techniques/techniques"}  # seconds each
+ALL = [pytest.param(records, marks=[pytest.mark.slow] if records in LONG else []) for records in SOURCES]
+
+
+@pytest.mark.parametrize("records", ALL)
+def test_the_tables_of_a_page_equal_the_records(records):
+    source = SOURCES[records]
+    others = source.blocks(changed(records_of(records), source.fields))
+    for page in source.pages:
+        assert [name for name, block in blocks_of(records).items() if marked(name, block) not in PAGES[page]] == []
+        # The control: with changed records no block is the one in the page.
+        assert {name for name, block in others.items() if marked(name, block) in PAGES[page]} <= COMPUTED
+
+
+@pytest.mark.slow
+def test_every_marked_block_of_a_page_has_a_source():
+    """Each block stands once in its page, and the sources together write all blocks that there are."""
+    there = [(page, name) for page, text in PAGES.items() for name in re.findall(r"^<!-- (\w+) -->$", text, re.M)]
+    written = []
+    for records, source in SOURCES.items():
+        written += [(page, name) for name in blocks_of(records) for page in source.pages]
+    assert sorted(there) == sorted(written)
+
+
+@pytest.mark.slow
+def test_computed_tables_depend_on_the_network(monkeypatch):
+    """The control of the tables without records: another network gives blocks that are not in the page."""
+    documents = script("scaling.documents")
+    untrained = documents.untrained
+    monkeypatch.setattr(documents, "untrained", lambda name, num_classes: untrained("resnet34", num_classes))
+    for table in ("traffic", "prediction", "claims"):
+        assert marked(table, getattr(documents, f"{table}_table")()) not in PAGES["parallelism.md"]
+
+
+def test_headers_and_readme_say_what_was_recorded():
+    """The figures in a config's header and in the README, mean ± standard deviation, are those of the runs."""
+    recorded = records_of("recipes/recipes")
+    for name in script("recipes.__main__").CONFIGS:
+        text = (ROOT / f"configs/{name}.yaml").read_text("utf-8")
+        header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+        found = [r["accuracy"] for r in recorded if (r["name"], r["data"], r["image_size"]) == (name, "hotdog", 128)]
+        expected = f"{statistics.fmean(found):.3f} ± {statistics.stdev(found):.3f}"
+        assert f"test accuracy {expected}," in header, (name, expected)
+        assert re.search(rf"^\| `{name}\.yaml`.* \| {expected} \|$", PAGES["README.md"], re.M), (name, expected)
+    configs = []
+    for record in records_of("recipes/fashion_mnist"):
+        assert record["command"] == f"finetune {script('recipes.fashion_mnist').COMMANDS[record['name']]}"
+        if match := re.search(r"--config (\S+)", record["command"]):
+            configs.append(match[1])
+            assert f"{record['accuracy']:.4f}" in (ROOT / "configs" / match[1]).read_text("utf-8"), record["name"]
+    assert set(configs) == {"fashion_mnist_lenet.yaml", "fashion_mnist_resnet18.yaml"}
+
+
+def test_records_hold_what_pages_say_of_them():
+    export = records_of("export/export")
+    assert [record["seed"] for record in export] == [0, 1, 2]
+    for record in export:
+        assert record["num_pictures"] == 800
+        for name in ("onnx", "any"):
+            assert record["largest_difference"][name] <= 1e-4  # above it `finetune export` writes no file
+            assert record["num_other"][name] == 0
+    for record in records_of("data/indexing")["seconds"]:
+        assert record["bytes"] <= 200
+        assert record["scan"] + record["fingerprint"] < 60
+    has_chart = script("quality.documents").has_chart(records_of("quality/quality"))
+    assert has_chart == (ROOT / "docs/quality.png").exists()
+    # Scaling: every setting, seven times; `load` leaves out the records of a case that has changed since.
+    module = script("scaling.__main__")
+    found = module.load()
+    assert list(found) == [case.name for case in module.CASES]
+    for case in module.CASES:
+        seconds = found[case.name]["seconds"]
+        assert list(seconds) == [script("scaling.steps").key(*setting) for setting in case.settings]
+        assert {len(values) for values in seconds.values()} == {7}

@@ -1,0 +1,90 @@
+"""Processes of `finetune` that are forked from one that has imported everything: they begin at once."""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import NoReturn
+from unittest.mock import patch
+
+from pytorch_lightning.strategies.launchers import subprocess_script
+
+import finetune.commands.lightning_cli
+from finetune.cli import main
+
+assert finetune.commands.lightning_cli  # imported here, before a process is forked
+
+
+def run_forked(function: Callable[[], object]) -> NoReturn:
+    """Call a function in a forked process and exit as Python would: nothing ever returns to the parent's code."""
+    code = 1
+    try:
+        function()
+        code = 0
+    except SystemExit as error:
+        code = exit_code(error)
+    except BaseException:
+        traceback.print_exc()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] # joins threads, as an interpreter does at its end
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def become_finetune(arguments: list[str]) -> None:
+    """Run `finetune …` as a new process would, in a forked process, and exit.
+
+    Processes for further devices are forked from this one, too, where Lightning would start an interpreter for each.
+    """
+    use_default_signals()
+    sys.argv = ["finetune", *arguments]
+    patch.object(subprocess_script, "subprocess", SimpleNamespace(Popen=ForkedDevice)).start()
+    run_forked(main)
+
+
+class ForkedDevice:
+    """Stands for the subprocess.Popen with which Lightning starts another device's process."""
+
+    returncode: int | None = None
+
+    def __init__(self, command: list[str], env: dict[str, str], cwd: str | None) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.environ.clear()
+            os.environ.update(env)
+            use_default_signals()
+            run_forked(main)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def use_default_signals() -> None:
+    """Have the signal handlers with which a Python process begins."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
