@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from finetune.data.datasets.image_folder import Hotdog as Hotdog
     from finetune.data.datasets.image_folder import ImageFolderData as ImageFolderData
     from finetune.data.datasets.image_folder import SampleData as SampleData
-    from finetune.distributed.mesh_strategy import MeshStrategy as MeshStrategy
     from finetune.inference.loaded_model import LoadedModel as LoadedModel
     from finetune.inference.loaded_model import Prediction as Prediction
     from finetune.inference.loaded_model import load as load
     from finetune.runs.mlflow_logger import MLFlowLogger as MLFlowLogger
     from finetune.runs.tensorboard_logger import TensorBoardLogger as TensorBoardLogger
-    from finetune.runs.trackio_logger import TrackioLogger as TrackioLogger
     from finetune.runs.wandb_logger import WandbLogger as WandbLogger
     from finetune.training.classifier import Classifier as Classifier
     from finetune.training.lr_schedulers import WarmupCosine as WarmupCosine
@@ -40,11 +38,9 @@ _PUBLIC = {
     "ImageFolderData": "finetune.data.datasets.image_folder",
     "LoadedModel": "finetune.inference.loaded_model",
     "MLFlowLogger": "finetune.runs.mlflow_logger",
-    "MeshStrategy": "finetune.distributed.mesh_strategy",
     "Prediction": "finetune.inference.loaded_model",
     "SampleData": "finetune.data.datasets.image_folder",
     "TensorBoardLogger": "finetune.runs.tensorboard_logger",
-    "TrackioLogger": "finetune.runs.trackio_logger",
     "WandbLogger": "finetune.runs.wandb_logger",
     "WarmupCosine": "finetune.training.lr_schedulers",
     "fit": "finetune.api.fitting",
@@ -58,11 +54,10 @@ _WRITTEN = {
     "finetune.datamodules.ImageFolderData": "finetune.ImageFolderData",
     "finetune.datamodules.SampleData": "finetune.SampleData",
     "finetune.schedules.WarmupCosine": "finetune.WarmupCosine",
-    "finetune.sharding.MeshStrategy": "finetune.MeshStrategy",
 }
 __all__ = [
-    *("Classifier", "FashionMNIST", "FittedRun", "Hotdog", "ImageFolderData", "LoadedModel", "MeshStrategy"),
-    *("MLFlowLogger", "Prediction", "SampleData", "TensorBoardLogger", "TrackioLogger", "WandbLogger", "WarmupCosine"),
+    *("Classifier", "FashionMNIST", "FittedRun", "Hotdog", "ImageFolderData", "LoadedModel"),
+    *("MLFlowLogger", "Prediction", "SampleData", "TensorBoardLogger", "WandbLogger", "WarmupCosine"),
     *("__version__", "fit", "load"),
 ]
 

@@ -190,30 +190,7 @@ def branches() -> None:
     save(axes, "branches")
 
 
-def mesh() -> None:
-    axes = canvas(90, 50)
-    for row, y in enumerate((29.5, 6.5)):
-        pictures = f"pictures\n{128 * row} to {128 * row + 127}"
-        label(axes, (2, y + 7.5), f"data\nparallel {row}:\n{pictures}", ha="left", fontsize=9)
-        for column, x in enumerate((16, 58)):
-            device = 2 * row + column
-            classes = "0 to 499" if column == 0 else "500 to 999"
-            text = f"device {device}\nbackbone: half {row} of every weight\nhead, classes {classes}: half {row}"
-            box(axes, (x, y), (30, 15), text, device)
-        arrow(axes, (46, y + 7.5), (58, y + 7.5), INK, "<|-|>")
-        label(axes, (52, y + 11), "logits;\ngradient of x", fontsize=8.5)
-    for column, x in enumerate((31, 73)):
-        label(axes, (x, 47.5), f"tensor parallel {column}", fontsize=9)
-        arrow(axes, (x, 29.5), (x, 21.5), INK, "<|-|>")
-    label(axes, (52, 25.5), "the other half of the weights,\nbefore they are used;\ngradients, summed", fontsize=8.5)
-    note = (
-        "along a column every weight is in parts; along a row devices see the same pictures, and only the head is cut"
-    )
-    label(axes, (45, 2), note, color=GREY, fontsize=9)
-    save(axes, "mesh")
-
-
-DRAWINGS: Sequence[Callable[[], None]] = (by_hand, ddp, pipeline, layer_wise, branches, mesh)
+DRAWINGS: Sequence[Callable[[], None]] = (by_hand, ddp, pipeline, layer_wise, branches)
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -19,10 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from finetune.distributed.sync_batch_norm import share_statistics
-from finetune.distributed.tensor_parallel import shard_head
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms
 from finetune.parity.pipeline import Pipeline, layers, partition
+from finetune.parity.tensor_parallel import shard_head
 
 COUNTS = (1, 2, 4)
 WHOLE = "batch norm of many"

@@ -10,7 +10,6 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser
-from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
 from finetune.commands.parser import last_value
@@ -62,8 +61,6 @@ class BenchmarkCLI(FinetuneCLI):
         self.recorder = Recorder(options.repeats)
         trainer = super().instantiate_trainer(**kwargs)
         self.recorder.attach(trainer)
-        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-            raise WrongUsage("what forked or spawned processes measure stays with them: take --trainer.strategy ddp")
         return trainer
 
     def fit(self, **kwargs: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from jsonargparse import Namespace
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
-from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from finetune.commands.fit_checks import check_begun_from, check_has_both_classes, check_validated
 from finetune.commands.logged_sheet import log_sheet
@@ -85,8 +84,6 @@ def fit(
             log.info(text)
         if trainer.is_global_zero and (is_timm(model.backbone) or is_restricted(run.licence)):
             log.log(logging.WARNING if is_restricted(run.licence) else logging.INFO, "weights: %s", run.licence)
-        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-            run.choose()  # its processes get a copy of the run, the parent keeps the original
     if options.patience is not None:
         check_validated(trainer, datamodule, "--patience counts validations")
     if options.threshold is not None:
@@ -94,7 +91,7 @@ def fit(
         check_has_both_classes(trainer, datamodule)
     terms = {"licence_of_the_weights": run.licence}
     run.about = {"command": typed, "folder": os.getcwd(), **terms, **overview.tell(trainer, model, datamodule, first)}
-    datamodule.is_fitted = True  # said here: processes that are spawned have a copy
+    datamodule.is_fitted = True
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.fit(model, datamodule=datamodule, **kwargs)
     trainer.ckpt_path = None

@@ -9,7 +9,7 @@ import yaml
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.system.messages import WrongUsage, did_you_mean
 
-_OURS = ("TensorBoardLogger", "WandbLogger", "MLFlowLogger", "TrackioLogger")
+_OURS = ("TensorBoardLogger", "WandbLogger", "MLFlowLogger")
 _LIGHTNINGS = ("CometLogger", "CSVLogger", "LitLogger")
 _BARE = re.compile("[A-Za-z]+")
 _NO_NAMES = ("true", "false", "null", "none", "yes", "no", "on", "off")

@@ -138,8 +138,6 @@ def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
             "--minutes chooses the length of a fit from its first step: to go on from --ckpt_path give --epochs, to "
             "begin with its weights give it as --weights"
         )
-    if "fork" in str(config.trainer.strategy):  # threads that have computed are not there in a forked process
-        raise WrongUsage("--minutes tries steps in the process that would be forked: take ddp or ddp_spawn")
     if config.trainer.plugins:
         raise WrongUsage("--minutes tries steps without trainer.plugins: leave them out, or give --epochs")
     interval = config.trainer.val_check_interval
@@ -219,13 +217,7 @@ def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
     """Return whether nobody has said how many networks, and several would not be one: that differ by their heads."""
     model, is_said = config.model, is_given(arguments, "members", "model")
     has_views = getattr(config.data.init_args, "num_views", None) is not None  # of which features are kept
-    is_split = any(name in str(config.trainer.strategy) for name in ("model_parallel", "MeshStrategy"))
-    return (
-        model.members == 1
-        and model.head_init == "xavier"
-        and model.freeze is None
-        and not (is_said or has_views or is_split)
-    )
+    return model.members == 1 and model.head_init == "xavier" and model.freeze is None and not (is_said or has_views)
 
 
 def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:

@@ -100,9 +100,9 @@ def compare(folder: Path, k: int, steps: int, dtype: str, tell: Callable[[str], 
             communication_volume.by_hand_bytes(lenet, k),
         )
     )
-    for name, network in (("ddp", "lenet"), ("ddp_spawn", "small_cnn")):
+    for name, network in (("ddp", "lenet"), ("ddp batch norm", "small_cnn")):
         tell(f"finetune fit with {name}")
-        trained = many_processes.by_lightning(name, network, job)
+        trained = many_processes.by_lightning(network, job)
         rows.append(row(name, network, trained, communication_volume.data_parallel_bytes(starts[network], k)))
     tell("pipelines and layers on several devices")
     for name, split in many_processes.splits(lenet, batches, job).items():

@@ -5,16 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
 from pytorch_lightning.plugins import Precision
-from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune.distributed.launch import cluster_environment, num_processes
-from finetune.distributed.mesh_strategy import MeshStrategy
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
 from finetune.inference.tta import AverageFlip
@@ -33,6 +31,8 @@ from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage
 from finetune.training.precision import automatic_precision, prepare_arithmetic
 from finetune.training.progress_bar import PicturesBar
+
+_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 
 # What Lightning's flags are where nobody gives them.
 DEFAULTS = {
@@ -62,9 +62,6 @@ def complete(
     check_allowed(config)
     if run.command == "fit" and config["enable_checkpointing"] is False:
         raise WrongUsage("leave trainer.enable_checkpointing out: a fit is tested, and goes on, from its checkpoints")
-    is_split = config["strategy"] == "model_parallel" or isinstance(config["strategy"], MeshStrategy)
-    if is_split and known and known.get("exported", "").endswith(".onnx"):
-        raise WrongUsage("trainer.strategy model_parallel can't be had with an .onnx: leave it out")
     plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
         goes_on = run.command == "fit"
@@ -113,13 +110,33 @@ def check_allowed(config: Any) -> None:
     """
     if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
         raise WrongUsage("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
-    if isinstance(config["strategy"], ModelParallelStrategy) and not isinstance(config["strategy"], MeshStrategy):
-        raise WrongUsage("for trainer.strategy take model_parallel or finetune.MeshStrategy")
-    is_forked = any(word in str(config["strategy"]) for word in ("fork", "notebook"))
-    if is_forked and torch.cuda.is_available() and config["accelerator"] != "cpu":  # asked for their names by then
-        raise WrongUsage(f"trainer.strategy {config['strategy']} can't be had on GPUs: take ddp or ddp_spawn")
+    check_strategy(config["strategy"])
     if isinstance(num := config["accumulate_grad_batches"], int) and num < 1:
         raise WrongUsage(f"trainer.accumulate_grad_batches must be at least 1, got {num}")
+
+
+def check_strategy(strategy: Any) -> None:
+    """Make sure that a strategy keeps a whole network in each of its processes, and starts them as new programs.
+
+    Args:
+        strategy: `trainer.strategy`: a name, an object, or the settings of one that is not made yet.
+
+    Raises:
+        WrongUsage: It does not.
+    """
+    if isinstance(strategy, str):
+        is_supported = strategy in _STRATEGIES
+    elif isinstance(strategy, Strategy):
+        is_ddp = isinstance(strategy, DDPStrategy) and strategy._start_method == "popen"
+        is_supported = is_ddp or isinstance(strategy, SingleDeviceStrategy)
+    else:
+        is_supported = True  # settings of a class: checked again once it is made
+    if not is_supported:
+        name = strategy if isinstance(strategy, str) else type(strategy).__name__
+        raise WrongUsage(
+            f"trainer.strategy {name} is not supported: take ddp, with one process per device. finetune parity shows "
+            "pipeline, layer-wise and branch parallelism"
+        )
 
 
 def patience(num: int, has_clock: bool = False) -> EarlyStopping:

@@ -24,7 +24,6 @@ from finetune.data.size_schedule import parse_sizes, scheduled
 from finetune.data.splits import Split, unlabelled
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, pipelines
-from finetune.distributed.batch_share import batch_share
 from finetune.distributed.signals import is_first_process
 
 
@@ -152,7 +151,8 @@ class ImageDataModule(pl.LightningDataModule):
         """
         if split not in self.splits:
             raise ValueError(is_without(self.root, split))
-        rank, world_size = batch_share(self.trainer)
+        trainer = self.trainer
+        rank, world_size = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
         given, num = self.features.get(split), len(self.splits[split].labels) if train else self.num_rows(split)
         if train:
             is_same, place = getattr(self.trainer, "overfit_batches", 0) > 0, position(self.trainer)

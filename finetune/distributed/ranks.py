@@ -53,9 +53,7 @@ def _end_with(pid: int) -> None:
 
 def take_over(trainer: "pl.Trainer") -> None:
     """Let this package alone decide when a trainer's processes end."""
-    from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher, subprocess_script
-
-    from finetune.distributed import spawned
+    from pytorch_lightning.strategies.launchers import subprocess_script
 
     ending.clear()
     launcher, environment = trainer.strategy.launcher, trainer._accelerator_connector.cluster_environment
@@ -63,8 +61,6 @@ def take_over(trainer: "pl.Trainer") -> None:
         if not launcher.cluster_environment.creates_processes_externally:
             os.environ[_FIRST] = str(os.getpid())
         subprocess_script._launch_process_observer = _observe  # type: ignore[assignment]
-    elif isinstance(launcher, _MultiProcessingLauncher):
-        spawned.take_over(launcher)
     if not getattr(environment, "auto_requeue", False):
         # Lightning's handlers would stand until training begins. On several devices that of SIGTERM waits for all.
         trainer._signal_connector.register_signal_handlers = bool  # type: ignore  # does nothing

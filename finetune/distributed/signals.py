@@ -128,6 +128,3 @@ class SignalFlag:
             what = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
             say(f"\nstopping after this step; {what}")
         self.received = self.received or signum
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"end": os._exit, "received": 0, "_previous": {}, "_group": None}  # a spawned process installs its own

@@ -24,7 +24,6 @@ import finetune
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.dataset import FeatureDataset
 from finetune.data.samplers import num_reads, share
-from finetune.distributed.batch_share import is_sharded
 from finetune.models.ensemble import members
 from finetune.models.fx import fuse_batch_norm, split_frozen
 from finetune.models.timm_backbones import is_timm
@@ -66,7 +65,7 @@ def pays(trainer: pl.Trainer, data: ImageDataModule) -> bool:
     if views is None or data.cache_limit_gb <= 0:
         return False
     num = len(data.splits["train"].labels) if "train" in data.splits else 0
-    is_fit = trainer.state.fn == "fit" and not is_sharded(trainer)
+    is_fit = trainer.state.fn == "fit"
     return is_fit and num_reads(trainer, num, data.batch_size) > views * num
 
 

@@ -11,9 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.distributed.batch_share import is_counted, is_sharded
 from finetune.distributed.collectives import cpu_group
-from finetune.distributed.mesh_strategy import assign, reshard
 from finetune.features.logistic_regression import fit_probe
 from finetune.models.stages import head
 
@@ -58,10 +56,9 @@ def probe_head(
     )
     probe = trainer.strategy.broadcast(probe)
     assert probe is not None
-    reshard(network)
     with torch.no_grad():
-        assign(linear.weight, torch.from_numpy(probe.weight))
-        assign(linear.bias, torch.from_numpy(probe.bias))
+        linear.weight.copy_(torch.from_numpy(probe.weight))
+        linear.bias.copy_(torch.from_numpy(probe.bias))
     if trainer.is_global_zero:
         accuracy = "" if probe.val_accuracy is None else f", accuracy {probe.val_accuracy:.4f} on pictures held out"
         log.info("head fitted on the features of %d pictures: strength %.1e%s", len(y), probe.strength, accuracy)
@@ -94,14 +91,13 @@ def _batches(
     def remember(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
 
-    handle = linear.register_forward_pre_hook(remember, prepend=True)  # before what spreads it over devices
+    handle = linear.register_forward_pre_hook(remember)
     try:
         for batch in batches:
             images = batch["image"].to(trainer.strategy.root_device)
-            if len(images) or is_sharded(trainer):
+            if len(images):
                 with trainer.precision_plugin.forward_context():
                     forward(images)
-            if len(images) and is_counted(trainer):
                 yield seen[-1].cpu(), batch["label"]
             seen.clear()
         # A device without pictures adds nothing, but has to add something.

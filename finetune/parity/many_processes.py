@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from finetune.data.samplers import run_seed
-from finetune.distributed.tensor_parallel import full_state, linear_names, shard_linear
 from finetune.parity import communication_volume
 from finetune.parity.data_parallel import synchronize
 from finetune.parity.one_process import (
@@ -35,6 +34,7 @@ from finetune.parity.one_process import (
     timed,
 )
 from finetune.parity.pipeline import SCHEDULES, Pipeline, layers, partition
+from finetune.parity.tensor_parallel import full_state, linear_names, shard_linear
 
 
 class RankWeights(pl.Callback):
@@ -58,9 +58,9 @@ class RankWeights(pl.Callback):
         torch.save((on_cpu(state), median(self._seconds)), self.folder / f"rank{trainer.global_rank}.pt")
 
 
-def by_lightning(strategy: str, network: str, job: Job) -> Trained:
+def by_lightning(network: str, job: Job) -> Trained:
     """Run `finetune fit` as a command of its own: Lightning's `ddp` starts the current command once more."""
-    folder = job.folder / strategy
+    folder = job.folder / f"fit_{network}"
     folder.mkdir()
     (folder / "classes.txt").write_text("\n".join(CLASS_NAMES))
     settings = {
@@ -77,7 +77,7 @@ def by_lightning(strategy: str, network: str, job: Job) -> Trained:
         "trainer": {
             "accelerator": "gpu" if job.is_cuda else "cpu",
             "devices": job.k,
-            "strategy": strategy,
+            "strategy": "ddp",
             "precision": {"float64": "64-true", "float32": "32-true"}[job.dtype],
             "max_epochs": 1,
             "default_root_dir": str(folder),
@@ -92,7 +92,7 @@ def by_lightning(strategy: str, network: str, job: Job) -> Trained:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(f"finetune fit with {strategy} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        raise ValueError(f"finetune fit of {network} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     saved = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(job.k)]
     return Trained([state for state, _ in saved], max(seconds for _, seconds in saved))
 

@@ -114,7 +114,7 @@ class Aim:
     def __init__(self, seconds: float, began: float, config: Any) -> None:
         self.seconds, self.began, self.trainer = seconds, began, config.trainer
         self.is_tested, self.every_n_steps = config.test_after_fit, config.checkpoint_every_n_steps
-        self.starting = starting(self.trainer, time.monotonic() - began, self.is_tested)
+        self.starting = starting(self.trainer, time.monotonic() - began)
 
     def tried(self, make: Make) -> Length:
         """Return how long a fit can be, from a trial.

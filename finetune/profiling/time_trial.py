@@ -134,18 +134,14 @@ def _step(model: Classifier, data: ImageDataModule) -> float:
     return step_timing.timed(step, model.device, 1)[0]
 
 
-def starting(trainer: Any, seconds: float, is_tested: bool) -> float:
+def starting(trainer: Any, seconds: float) -> float:
     """Return the seconds until the processes of a fit's other devices are there.
 
     Args:
-        trainer: `accelerator`, `devices` and `strategy` of the fit.
-        seconds: What this process took from its beginning until now: they do the same, unless they are forked.
-        is_tested: Whether a test follows, for which processes are spawned anew.
+        trainer: `accelerator` and `devices` of the fit.
+        seconds: What this process took from its beginning until now: they do the same.
     """
-    strategy = str(trainer["strategy"])
-    if num_devices_of(trainer["accelerator"], trainer["devices"]) == 1 or "fork" in strategy:
-        return 0.0
-    return seconds * (2 if "spawn" in strategy and is_tested else 1)
+    return 0.0 if num_devices_of(trainer["accelerator"], trainer["devices"]) == 1 else seconds
 
 
 def _folder(root: Any) -> tempfile.TemporaryDirectory[str]:

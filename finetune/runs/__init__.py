@@ -10,7 +10,7 @@ and tells what has changed since (`changes`); `lightning_callbacks` sees to it t
 stopping, go on too.
 
 What logs elsewhere besides, if it is asked to, is a `run_logger`: `tensorboard_logger`, `wandb_logger`,
-`mlflow_logger` or `trackio_logger`.
+`mlflow_logger`.
 
 Then what reads a run's folder and nothing else: `record` reads all of it, `answers` what was said of the test
 pictures, `data_check` what `finetune check` said of its data. `html_report` writes report.html, `live_report` while the

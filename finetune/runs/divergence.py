@@ -4,7 +4,6 @@ import math
 
 import pytorch_lightning as pl
 import torch
-from torch.distributed.tensor import DTensor
 
 
 def check_finite(trainer: pl.Trainer, *names: str) -> None:
@@ -26,8 +25,7 @@ def check_weights(trainer: pl.Trainer) -> None:
         ValueError: Some that learn are infinite or none.
     """
     learning = (p.detach() for p in trainer.lightning_module.parameters() if p.requires_grad)
-    parts = (p.to_local() if isinstance(p, DTensor) else p for p in learning)
-    found = [part.isfinite().all() for part in parts]
+    found = [parameter.isfinite().all() for parameter in learning]
     is_finite = not found or bool(torch.stack(found).all())  # a GPU is asked once
     if not trainer.strategy.reduce_boolean_decision(is_finite, all=True):
         raise _diverged(trainer, "some weights are no finite numbers")

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from finetune.data.splits import Split
-from finetune.distributed.batch_share import is_counted
 from finetune.runs.folder import Run
 from finetune.runs.parquet import check_pyarrow, write_parquet
 from finetune.system.files import check_target, remove_dead, replacing
@@ -119,8 +118,6 @@ class PredictionWriter(pl.Callback):
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
         assert self._part is not None
-        if not is_counted(trainer):
-            return
         given = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
         rows = list(self._rows(outputs, given, pl_module.class_names))  # type: ignore[arg-type]
         self.counts.update(row["class"] for row in rows)  # None for one that can't be read

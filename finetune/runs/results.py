@@ -13,7 +13,7 @@ import torch.distributed as dist
 from finetune.runs.folder import Run
 from finetune.runs.statistics import outcome
 from finetune.system.files import replace_text
-from finetune.system.messages import be_quiet, counted
+from finetune.system.messages import counted
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +23,6 @@ class Results(pl.Callback):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        be_quiet()  # in a process that ddp_spawn began
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._report(trainer, pl_module, "test")

@@ -62,12 +62,6 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
         super().__init__(name, save_dir or "", offline=offline, id=id, project=project, prefix=prefix, **others)
         del self._wandb_init["anonymous"]  # wandb would say that it has no effect
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a spawned process gets, which attaches to the run; Lightning's prints a warning of wandb's."""
-        run = self.experiment
-        known = {"_id": run.id, "_name": run.name, "_attach_id": getattr(run, "_attach_id", None)}
-        return {**self.__dict__, **known, "_experiment": None}
-
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:

@@ -12,9 +12,8 @@ from torch.optim.optimizer import Optimizer
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed, total_steps
 from finetune.data.seen import hold_against
-from finetune.distributed.batch_share import batch_share, group_of_batch, is_counted, is_sharded, own_buffers, zero_loss
 from finetune.distributed.collectives import all_sum
-from finetune.distributed.mesh_strategy import shard
+from finetune.distributed.empty_shares import own_buffers, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.features import feature_cache
 from finetune.models import ensemble, stages
@@ -135,8 +134,8 @@ class Classifier(ClipsEach):
     def setup(self, stage: str) -> None:
         own_buffers(self.trainer)
         reset_metrics(self)
-        if stage == "fit" and batch_share(self.trainer)[1] > 1:
-            share_statistics(self.network, self.always_eval, group_of_batch(self.trainer))
+        if stage == "fit" and self.trainer.world_size > 1:
+            share_statistics(self.network, self.always_eval)
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())
@@ -148,10 +147,6 @@ class Classifier(ClipsEach):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         return [Compile() if self.is_compiled else FuseBatchNorm(), Noise(), StepOnPlateau()]
-
-    def configure_model(self) -> None:
-        if self.device_mesh is not None:
-            shard(self.network, self.device_mesh)
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning leaves the mode of every module as it finds it
@@ -171,14 +166,14 @@ class Classifier(ClipsEach):
         total_weight = all_sum(weight := target.weight(self.class_weight), self.trainer.world_size)
         if len(images) == 0 and total_weight == 0:
             return zero_loss(self)  # all pictures are bad: the same on every device, and no loss to log
-        if len(images) == 0 and not stages.batch_norms(self.network) and not is_sharded(self.trainer):
+        if len(images) == 0 and not stages.batch_norms(self.network):
             loss = zero_loss(self)
-        else:  # batch norm and sharded weights wait for every device, too
+        else:  # batch norm waits for every device, too
             logits = self(images)
             summed = loss_sum(logits, target, self.class_weight, self.label_smoothing)
             # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
             loss = summed * (self.trainer.world_size / total_weight)
-        if len(images) and is_counted(self.trainer):
+        if len(images):
             self.train_metrics.update(ensemble.together(logits.detach()), target.labels, summed, weight)
         self.log("train/loss", all_sum(loss, self.trainer.world_size) / self.trainer.world_size)
         return loss * self.hparams["members"]  # it is their mean, and each learns as it would alone
@@ -197,9 +192,9 @@ class Classifier(ClipsEach):
 
     def _evaluate(self, batch: dict[str, Any], metrics: SplitMetrics | None = None) -> dict[str, Any]:
         """Return `index` (B,), `probabilities` (B, K), `class` (B,) and `bad` [(index, error)]; measure the batch."""
-        is_needed = len(batch["image"]) or is_sharded(self.trainer)
-        logits = self(batch["image"]) if is_needed else torch.empty(0, len(self.class_names), device=self.device)
-        if metrics is not None and len(labels := batch["label"]) and is_counted(self.trainer):
+        images = batch["image"]
+        logits = self(images) if len(images) else torch.empty(0, len(self.class_names), device=self.device)
+        if metrics is not None and len(labels := batch["label"]):
             summed = loss_sum(logits, Target(labels), self.class_weight, self.label_smoothing)
             metrics.update(logits, labels, summed, Target(labels).weight(self.class_weight), self.calibration)
             if self.trainer.state.fn == "fit":

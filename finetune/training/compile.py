@@ -11,7 +11,6 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from finetune.distributed.batch_share import is_sharded
 from finetune.distributed.sync_batch_norm import SharedBatchNorm, plain_copy
 from finetune.models.fx import fuse_batch_norm
 
@@ -49,8 +48,6 @@ class Compile(pl.Callback):
         compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
         if not any(shutil.which(name) for name in compilers):
             raise ValueError(f"model.compile needs a C++ compiler, and there is no {' or '.join(compilers)} here")
-        if is_sharded(trainer):
-            raise ValueError("model.compile can't be had with trainer.strategy model_parallel: leave one out")
         self._told = seconds_compiling()
         # That it finds CUDA's tools but no GPU is no news.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -84,7 +81,7 @@ class FuseBatchNorm(pl.Callback):
     """
 
     def _fold(self, trainer: pl.Trainer, pl_module: HasNetwork) -> None:
-        if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed" and not is_sharded(trainer):
+        if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed":
             pl_module.evaluate = in_bf16(pl_module.network).forward  # not the module: a checkpoint would hold it
 
     on_validation_start = on_test_start = on_predict_start = _fold  # type: ignore[assignment]

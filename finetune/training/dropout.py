@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from finetune.data.samplers import run_seed, step_seed
-from finetune.distributed.batch_share import batch_share
 
 log = logging.getLogger(__name__)
 
@@ -189,11 +188,11 @@ class Noise(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._layers = by_picture(pl_module)
-        self._is_checked = batch_share(trainer)[1] == 1
+        self._is_checked = trainer.world_size == 1
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
         step = trainer.fit_loop.epoch_loop.total_batch_idx  # not global_step, which waits for accumulated batches
-        _seed(trainer.strategy.root_device, step_seed(run_seed(), step, batch_share(trainer)[0]))
+        _seed(trainer.strategy.root_device, step_seed(run_seed(), step, trainer.global_rank))
         if "index" in batch:  # a loader of somebody else's doesn't say which pictures these are: torch then draws
             draw(self._layers, run_seed(), step, batch["index"])
 

@@ -165,10 +165,7 @@ class SplitMetrics(nn.Module):
 
 
 def reset_metrics(module: nn.Module) -> None:
-    """Let all metrics within begin in memory of their own: processes that are spawned share the tensors handed to them.
-
-    Lightning copies parameters and buffers there, which the states of metrics are not.
-    """
+    """Let all metrics within begin at zero: an interrupted fit of the same module leaves its sums behind."""
     for metric in module.modules():
         if isinstance(metric, Metric):
             metric.reset()

@@ -10,7 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from finetune.data.samplers import position
 from finetune.data.size_schedule import schedule_of
-from finetune.distributed.batch_share import batch_share
 from finetune.system.progress import duration
 
 _EVERY = 0.2  # seconds: how often a notebook's bar is drawn anew, and the loss is asked for
@@ -64,7 +63,7 @@ class PicturesBar(ProgressBar):
 
     def _advance(self, batch: Any, note: str = "") -> None:
         # This device's share times the number of shares: they differ by one at most.
-        self._pictures += len(batch["label"]) * batch_share(self.trainer)[1]
+        self._pictures += len(batch["label"]) * self.trainer.world_size
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, rate=self._rate(), note=note)
             if time.perf_counter() - self._drawn > _EVERY:
@@ -164,13 +163,6 @@ class PicturesBar(ProgressBar):
         return f"epoch {trainer.current_epoch + 1}" + (
             f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None, "_task": None, "_cell": None, "console": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.console = Console(stderr=True)
 
 
 def _epochs_left(trainer: pl.Trainer) -> float:

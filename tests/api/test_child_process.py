@@ -30,7 +30,7 @@ from finetune.system.messages import WrongUsage
         ("0,1", 1, "gpu", "auto", 2, True),
         ([1], 1, "gpu", "auto", 2, False),
         (1, 2, "cpu", "auto", 0, True),
-        (1, 1, "cpu", "ddp_spawn", 0, True),
+        (1, 1, "cpu", "ddp", 0, True),
         ("two", 1, "cpu", "auto", 0, False),
     ],
 )

@@ -16,9 +16,9 @@ from finetune.system.messages import WrongUsage
     [
         (["--trainer.logger", "WandbLogger"], ["--trainer.logger", "finetune.WandbLogger"]),
         (["--trainer.logger=MLFlowLogger"], ["--trainer.logger=finetune.MLFlowLogger"]),
-        (["--trainer.logger+=TrackioLogger"], ["--trainer.logger+=finetune.TrackioLogger"]),
+        (["--trainer.logger+=TensorBoardLogger"], ["--trainer.logger+=finetune.TensorBoardLogger"]),
         (["--trainer.logger.help", "WandbLogger"], ["--trainer.logger.help", "finetune.WandbLogger"]),
-        (["--trainer.logger.class_path", "TrackioLogger"], ["--trainer.logger.class_path", "finetune.TrackioLogger"]),
+        (["--trainer.logger.class_path", "MLFlowLogger"], ["--trainer.logger.class_path", "finetune.MLFlowLogger"]),
         (
             ["--trainer.logger", "pytorch_lightning.loggers.TensorBoardLogger"],
             ["--trainer.logger", "finetune.TensorBoardLogger"],
@@ -64,11 +64,11 @@ def test_names_in_a_config():
 
 
 def test_both_reach_the_parser(tmp_path, colours):
-    content = {"trainer": {"logger": ["WandbLogger", "TrackioLogger"]}}
+    content = {"trainer": {"logger": ["WandbLogger", "MLFlowLogger"]}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
     line = ["fit", "--data.root", str(colours)]
     found = parse([*line, "--config", str(tmp_path / "mine.yaml")]).trainer.logger
-    assert [one.class_path for one in found] == ["finetune.WandbLogger", "finetune.TrackioLogger"]
+    assert [one.class_path for one in found] == ["finetune.WandbLogger", "finetune.MLFlowLogger"]
     found = parse([*line, "--trainer.logger", "WandbLogger", "--trainer.logger.offline", "false"]).trainer.logger
     assert found.class_path == "finetune.WandbLogger" and found.init_args.offline is False
 
@@ -101,7 +101,7 @@ def test_lightnings_csv_logger_needs_a_place():
         ("WandLogger", "^--trainer.logger: there is no logger 'WandLogger'; did you mean 'WandbLogger'"),
         ("[TensorbordLogger]", "no logger 'TensorbordLogger'; did you mean 'TensorBoardLogger'"),
         ("NeptuneLogger", "no logger 'NeptuneLogger'"),
-        ("Sacred", "no logger 'Sacred'; valid are TensorBoardLogger, WandbLogger, MLFlowLogger, TrackioLogger$"),
+        ("Sacred", "no logger 'Sacred'; valid are TensorBoardLogger, WandbLogger, MLFlowLogger$"),
         ("TensorBoardLogger,WandbLogger", r"takes several loggers in brackets: '\[TensorBoardLogger, WandbLogger\]'$"),
         ("[TensorBoardLogger", r"takes several loggers in brackets: '\[TensorBoardLogger\]'$"),
     ],

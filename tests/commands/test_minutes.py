@@ -394,10 +394,7 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(settle, 
         ((), {"num_views": 2}, 1),
         ((), {"head_init": "probe"}, 1),
         ((), {"head_init": "source"}, 1),
-        ((), {"strategy": "model_parallel"}, 1),
-        ((), {"strategy": Namespace(class_path="finetune.MeshStrategy", init_args=Namespace())}, 1),
-        ((), {"strategy": "ddp"}, 5),  # the controls
-        ((), {}, 5),
+        ((), {}, 5),  # the control
     ],
 )
 def test_how_many_is_chosen_where_nobody_said_so_and_several_can_be(settle, tried, arguments, given, num):

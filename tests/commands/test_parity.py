@@ -47,7 +47,7 @@ def by_hand_alone(monkeypatch):
         many_processes, "splits", lambda *_: {"pipeline gpipe": "a network of 4 parts can't be cut into 5"}
     )
 
-    def start(strategy: str, network: str, job: Job) -> Trained:
+    def start(network: str, job: Job) -> Trained:
         batches = one_process.draw_batches(job)
         return one_process.on_one_device(one_process.start_of(network, job), batches, torch.device("cpu"))
 
@@ -59,7 +59,7 @@ def test_the_command_prints_a_row_for_each_way(cli, by_hand_alone, capsys):
     threads = torch.get_num_threads()
     cli("parity", "--steps", "2", "--dtype", "float32")
     out = capsys.readouterr().out
-    names = "one by ddp ddp_spawn pipeline branches"
+    names = "one by ddp ddp pipeline branches"
     assert [line.split()[0] for line in out.splitlines()[2:8]] == names.split()
     assert "pipeline gpipe was skipped: a network of 4 parts can't be cut into 5" in out
     assert "2 steps in float32" in out and max(map(len, out.splitlines())) <= 100

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from multiprocessing.reduction import ForkingPickler
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,10 +12,10 @@ import pytorch_lightning as pl
 from colours import QUICK, QUICKEST
 from pytorch_lightning.callbacks import EarlyStopping, ModelSummary, ProgressBar, TQDMProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
-from torch.multiprocessing.spawn import ProcessContext
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
 from finetune.commands.lightning_cli import run_lightning
-from finetune.commands.trainer import check_allowed, make_ready
+from finetune.commands.trainer import check_strategy, make_ready
 from finetune.distributed.launch import cluster_environment, starts_processes
 from finetune.distributed.ranks import forget_left_over
 from finetune.distributed.signals import is_first_process
@@ -90,27 +90,24 @@ def test_batch_norm_is_synchronised_once(colours, cli):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.sync_batchnorm", "true")
 
 
-def test_lightnings_own_strategy_is_refused_for_ours(cli, colours):
-    strategy = "pytorch_lightning.strategies.ModelParallelStrategy"
-    with pytest.raises(WrongUsage, match=r"take model_parallel or finetune\.MeshStrategy"):
-        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.strategy.class_path", strategy)
-
-
 def made(colours: Path, *options: str) -> pl.Trainer:
     """The Trainer of a fit that does not begin."""
     with patch("finetune.commands.lightning_cli.fit"):
         return run_lightning(["fit", "--data.root", str(colours), *QUICKEST, *options]).trainer
 
 
-@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook_find_unused_parameters_true"])
-def test_no_process_is_forked_from_one_that_has_used_a_gpu(monkeypatch, strategy):
-    config = {"sync_batchnorm": False, "strategy": strategy, "accumulate_grad_batches": 1, "accelerator": "auto"}
-    config["val_check_interval"] = None
-    check_allowed(config)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    check_allowed(config | {"accelerator": "cpu"})
-    with pytest.raises(WrongUsage, match=f"{strategy} can't be had on GPUs: take ddp or ddp_spawn"):
-        check_allowed(config)
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork", "ddp_notebook", "model_parallel", "fsdp", "deepspeed"])
+def test_a_strategy_by_name_that_is_not_supported_is_refused(colours, cli, strategy):
+    with pytest.raises(WrongUsage, match=f"^trainer.strategy {strategy} is not supported: take ddp, with one process"):
+        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.strategy", strategy)
+
+
+def test_a_strategy_by_class_is_refused_by_what_it_does():
+    for supported in ("auto", "ddp", None, DDPStrategy(), DDPStrategy(timeout=timedelta(seconds=5))):
+        check_strategy(supported)
+    for strategy in (ModelParallelStrategy(), FSDPStrategy(), DDPStrategy(start_method="spawn")):
+        with pytest.raises(WrongUsage, match=f"^trainer.strategy {type(strategy).__name__} is not supported"):
+            check_strategy(strategy)
 
 
 @pytest.mark.slow
@@ -179,12 +176,10 @@ def test_a_run_that_begins_anew_chooses_its_own_precision(colours, cli, tmp_path
 
 def test_devices_do_not_wait_at_every_step_for_word_of_a_signal(colours, cli, monkeypatch):
     """A broadcast that Lightning reads from the device; ours go through the CPUs."""
-    monkeypatch.setattr(ProcessContext, "join", ProcessContext.join)  # put back afterwards
     name = "_broadcast_sigterm_tensor"
     plain = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     assert callable(getattr(plain.fit_loop.epoch_loop, name))  # else Lightning has another name for it
-    trainer = made(colours, "--trainer.devices", "2", "--trainer.strategy", "ddp_spawn")
-    for one in (trainer, ForkingPickler.loads(ForkingPickler.dumps(trainer))):  # as a spawned process gets it
-        assert getattr(one.fit_loop.epoch_loop, name) is bool
+    trainer = made(colours, "--trainer.devices", "2")
+    assert getattr(trainer.fit_loop.epoch_loop, name) is bool
     plain._accelerator_connector.cluster_environment.auto_requeue = True  # then Lightning's handlers stand
     assert name not in vars(make_ready(plain).fit_loop.epoch_loop)

@@ -1,7 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP by real signals: a flag while installed, the previous handlers afterwards."""
 
 import os
-import pickle
 import signal
 import threading
 import time
@@ -114,13 +113,6 @@ def test_only_one_device_of_a_machine_speaks(flag, capfd, monkeypatch):
     assert flag.received == signal.SIGINT and capfd.readouterr().err == ""
 
 
-def test_a_spawned_process_starts_without_signals(flag):
-    flag.install()
-    send(signal.SIGTERM)
-    copy = pickle.loads(pickle.dumps(flag))
-    assert copy.received == 0 and copy._previous == {}
-
-
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_exit_codes_are_those_of_a_shell(signum, code):
     error = Interrupted(signum)
@@ -195,4 +187,3 @@ def test_a_guest_in_a_process_says_what_a_second_ctrl_c_does(flag):
     for _ in range(2):
         send(signal.SIGINT)
     assert ended == [130]
-    assert pickle.loads(pickle.dumps(flag)).end is os._exit

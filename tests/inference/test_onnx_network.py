@@ -88,7 +88,7 @@ def test_a_graph_of_other_classes_than_it_names_is_told(exported):
     assert OnnxNetwork(str(exported), 3)(pixels).shape == (2, 3)
     with pytest.raises(ValueError, match=r"names 2 classes, but its logits of 2 pictures have the shape \(2, 3\)"):
         OnnxNetwork(str(exported), 2)(pixels)
-    network = pickle.loads(pickle.dumps(OnnxNetwork(str(exported), 3)))  # as ddp_spawn does
+    network = pickle.loads(pickle.dumps(OnnxNetwork(str(exported), 3)))
     assert network(pixels).shape == (2, 3)
 
 

@@ -422,7 +422,6 @@ def test_without_validation_best_is_last(colours, cli, tmp_path):
 
 STARTS = {
     "ddp": ["-m", "finetune", "fit", "--trainer.devices", "2"],
-    "ddp_spawn": ["-m", "finetune", "fit", "--trainer.devices", "2", "--trainer.strategy", "ddp_spawn"],
     "torchrun": [
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"),
         *("finetune", "fit", "--trainer.devices", "2"),
@@ -430,7 +429,7 @@ STARTS = {
 }
 
 
-@pytest.mark.slow  # three interpreters each
+@pytest.mark.slow  # two or three interpreters each
 @pytest.mark.parametrize("start", STARTS)
 def test_ways_of_starting_two_processes(start, colours, tmp_path):
     """One run folder, one result, nothing else on the screen."""
@@ -440,7 +439,7 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
     assert result.stdout.count("test/accuracy") == 1
-    assert " of 30 test pictures are named rightly" in result.stdout  # each counts once, in spawned processes, too
+    assert " of 30 test pictures are named rightly" in result.stdout  # each counts once
     told = "".join(rf"{what}: .*\n" for what in ("pictures", "network", "training"))  # by one process alone
     assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), result.stderr
     assert "training: 2 x cpu, " in result.stderr

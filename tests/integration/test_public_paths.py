@@ -66,7 +66,7 @@ def test_an_old_run_is_gone_on_with():
 
 def test_public_paths_are_ours_and_lead_to_the_classes():
     assert public_paths("finetune.datamodules.Hotdog") == "finetune.Hotdog"
-    assert public_paths({"a": ["finetune.sharding.MeshStrategy", 1]}) == {"a": ["finetune.MeshStrategy", 1]}
+    assert public_paths({"a": ["finetune.datamodules.Hotdog", 1]}) == {"a": ["finetune.Hotdog", 1]}
     for path in (
         "finetune.backup.Hotdog",
         "finetune.datamodules.Hotdog/train",

@@ -30,14 +30,14 @@ def differences(result: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_killed_at_random_moments(results, world_size):
-    killed = [results[f"killed{world_size}_{i}"] for i in range(5)]
+@pytest.mark.parametrize(("world_size", "num"), [(1, 5), (2, 3)])
+def test_killed_at_random_moments(results, world_size, num):
+    killed = [results[f"killed{world_size}_{i}"] for i in range(num)]
     for result in killed:
         assert result["killed"] == [-9] * world_size
         assert result["resumed"] == [0] * world_size
         assert differences(result) == []
-    assert sum(result["step"] % STEPS_PER_EPOCH != 0 for result in killed) >= 3, "too few were inside an epoch"
+    assert sum(result["step"] % STEPS_PER_EPOCH != 0 for result in killed) >= num // 2 + 1, "too few inside an epoch"
 
 
 def test_starting_the_epoch_again_is_caught(results):
@@ -83,7 +83,7 @@ def test_the_command_goes_on_with_another_number_of_processes(results, before, a
     assert f"from step {result['step']}\n" in result["said"][1]
     stopped_at, end = result["distances"]
     assert stopped_at > 1e-3  # else there was nothing to do
-    assert end <= 1e-10  # float64: rounding over 28 steps, far below any mistake
+    assert end <= 1e-10  # float64: rounding over 21 steps, far below any mistake
     assert results["moved_control"]["resumed"] == [0]
     assert results["moved_control"]["distances"][1] > 1e-4  # the epoch begun again
 

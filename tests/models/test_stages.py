@@ -81,7 +81,7 @@ def test_stages_and_head_cover_every_network_without_overlap(backbone):
 TIMM = {
     "resnet": ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"],
     "convnext": ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head.norm"],
-    "efficientnetv2": ["conv_stem", "bn1", *(f"blocks.{i}" for i in range(6)), "conv_head", "bn2"],
+    "efficientnet": ["conv_stem", "bn1", *(f"blocks.{i}" for i in range(5)), "conv_head", "bn2"],
     "mobilenetv4": ["conv_stem", "bn1", *(f"blocks.{i}" for i in range(5)), "conv_head", "norm_head"],
     "vit": ["patch_embed", *(f"blocks.{i}" for i in range(12)), "norm"],
     "dinov2": ["patch_embed", *(f"blocks.{i}" for i in range(12)), "norm"],

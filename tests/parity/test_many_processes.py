@@ -16,16 +16,16 @@ def job(tmp_path) -> Job:
 
 def test_a_failing_fit_is_told_in_its_own_words(job):
     with pytest.raises(
-        ValueError, match=r"finetune fit with ddp failed: finetune: error: the data folder .* does not exist"
+        ValueError, match=r"finetune fit of lenet failed: finetune: error: the data folder .* does not exist"
     ):
-        many_processes.by_lightning("ddp", "lenet", job)  # nobody wrote the pictures
+        many_processes.by_lightning("lenet", job)  # nobody wrote the pictures
 
 
 @pytest.mark.parametrize("seed", ["0", "7"])
 def test_a_fit_leaves_the_weights_of_its_process(job, seed, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", seed)  # a shell may have one, and both must mean it
     batches, start = one_process.draw_batches(job), one_process.start_of("lenet", job)
-    found = many_processes.by_lightning("auto", "lenet", job)
+    found = many_processes.by_lightning("lenet", job)
     one = one_process.on_one_device(start, batches, torch.device("cpu"))
     assert len(found.states) == 1 and found.seconds > 0
     assert distance(found.states[0], one.states[0]) <= 1e-10  # float64, two steps

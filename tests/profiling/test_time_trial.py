@@ -241,11 +241,8 @@ def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size):
 
 
 def test_other_processes_take_as_long_to_be_there_as_this_one():
-    asked, spawned = ({"accelerator": "cpu", "devices": 2, "strategy": name} for name in ("auto", "ddp_spawn"))
-    assert starting(asked, 9.0, is_tested=True) == starting(spawned, 9.0, is_tested=False) == 9.0
-    assert starting(spawned, 9.0, is_tested=True) == 18.0
-    for none in (asked | {"devices": 1}, asked | {"strategy": "ddp_fork"}):
-        assert starting(none, 9.0, is_tested=True) == 0.0
+    assert starting({"accelerator": "cpu", "devices": 2}, 9.0) == 9.0
+    assert starting({"accelerator": "cpu", "devices": 1}, 9.0) == 0.0
 
 
 @pytest.mark.slow

@@ -27,9 +27,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.distributed.tensor_parallel import full_state, linear_names, shard_head, shard_linear
 from finetune.models.backbones import build
 from finetune.parity.pipeline import Pipeline, layers, partition
+from finetune.parity.tensor_parallel import full_state, linear_names, shard_head, shard_linear
 
 Batches = list[tuple[Tensor, Tensor]]
 Task = tuple[nn.Module, Batches, float]  # a network, what it learns from, the learning rate

@@ -219,10 +219,10 @@ class Functional(nn.Module):
 @pytest.mark.parametrize(("layer", "is_told"), [(nn.Dropout(0.5), False), (Functional(), True)])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_what_depends_on_the_device_is_told(monkeypatch, caplog, layer, is_told, world_size):
-    monkeypatch.setattr("finetune.training.dropout.batch_share", lambda trainer: (0, world_size))
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=0))
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    trainer = SimpleNamespace(fit_loop=loop, strategy=strategy, is_global_zero=True)
+    shares = {"world_size": world_size, "global_rank": 0}
+    trainer = SimpleNamespace(fit_loop=loop, strategy=strategy, is_global_zero=True, **shares)
     module = nn.Sequential(copy.deepcopy(layer))
     module.backbone = "a network"
     noise, batch = Noise(), {"index": torch.arange(4)}

@@ -102,14 +102,6 @@ def test_each_member_s_stages_are_frozen(colours):
     assert {names[id(p)] for p in optimizer.state} == set(names.values()) - still
 
 
-def test_it_is_not_spread_over_devices():
-    model = classifier(members=2)
-    model.configure_model()  # without a mesh there is nothing to refuse
-    model._device_mesh = object()  # type: ignore[assignment]
-    with pytest.raises(WrongUsage, match=r"^trainer\.strategy model_parallel spreads one network, not several"):
-        model.configure_model()
-
-
 def test_it_is_told_by_how_often():
     assert (told("lenet", 1), told("lenet", 3)) == ("lenet", "3 × lenet")
 

@@ -1,7 +1,6 @@
 """What is shown of a run: a line for each epoch, a bar on terminals only, the result on lines of its own."""
 
 import io
-import pickle
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -193,14 +192,6 @@ def test_an_epoch_that_a_resumed_run_goes_on_with_has_a_rate(tmp_path, monkeypat
     trainer(tmp_path, shown).fit(Tiny(), loader(), ckpt_path=tmp_path / "inside.ckpt")
     assert int(re.search(r"epoch 2/2  train/loss 1.5000  (\d+) pictures/s", text.getvalue())[1]) > 0
     assert completed == ([1] if is_terminal else [])  # the bar goes on behind the batch that is done
-
-
-def test_a_spawned_process_gets_a_bar_of_its_own():
-    shown, _ = bar(is_terminal=True)
-    shown.disable()
-    shown._begin("epoch", 3)
-    copy = pickle.loads(pickle.dumps(shown))
-    assert not copy.is_enabled and copy._progress is None and isinstance(copy.console, Console)
 
 
 def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypatch):

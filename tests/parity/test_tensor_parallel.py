@@ -23,8 +23,8 @@ from processes import launch
 from scenario_results import distance
 from torch.distributed.device_mesh import init_device_mesh
 
-from finetune.distributed.tensor_parallel import shard_head
 from finetune.parity.communication_volume import linear_bytes
+from finetune.parity.tensor_parallel import shard_head
 
 
 @pytest.fixture(scope="module")
