@@ -4,7 +4,7 @@
 
 Each is the real command in forked processes, which start at once since this one has imported everything. What is done
 to it is done at a chosen step of a chosen phase, while its workers are alive; `all` takes about a second of a core
-for each of some 1300 scenarios.
+for each of some 1000 scenarios.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ AXES = {
     "failure": [*SIGNALS, "truncated", "exception", "memory", "idle_killed", "busy_killed", "main_killed"],
     "phase": ["decode", "train", "validate", "test", "predict", "only_validate", "only_test"],
     "workers": ["0", "1", "3"],
-    "processes": ["one", "lightning", "torchrun", "forked"],
+    "processes": ["one", "lightning", "torchrun"],
     "screen": ["file", "terminal"],
 }
 COMMANDS = {"predict": "predict", "only_validate": "validate", "only_test": "test"}  # fit has the other phases
@@ -188,7 +188,6 @@ class Run:
         s = self.scenario
         data = out / (f"truncated_{SPLITS[s.phase]}" if s.failure == "truncated" else "data")
         given = [*BASE, "--data.num_workers", s.workers, "--trainer.devices", 1 if s.processes == "one" else 2]
-        given += ["--trainer.strategy", "ddp_fork"] * (s.processes == "forked")
         if s.phase in COMMANDS:
             pictures = ("--data.predict", data / "test") if s.phase == "predict" else ("--data.root", data)
             given = [COMMANDS[s.phase], "--ckpt_path", out / "best.ckpt", *pictures, *given]
