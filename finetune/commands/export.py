@@ -28,7 +28,7 @@ from finetune.inference.export_check import Agreement, Run, hold_against, hold_a
 from finetune.inference.exporters import WRITERS
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.exported_files import InputSize, packed
+from finetune.runs.exported_files import ExportedCheckpoint, InputSize, packed
 from finetune.system.files import check_target, one_at_a_time, replacing, unfinished
 from finetune.system.messages import WrongUsage, as_wrong_usage
 
@@ -65,7 +65,7 @@ def export(
     """
     suffix, write = WRITERS[format]
     checkpoint = read_checkpoint(ckpt_path)
-    if "exported" in checkpoint:
+    if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(f"{ckpt_path} is an exported file: give the checkpoint that it was made of")
     if root and not quantize:
         raise WrongUsage("--root is for --quantize int8")

@@ -17,6 +17,7 @@ from finetune.training.checkpoint_settings import class_paths, plain
 _FLAG = "--trust_modules"
 _OURS = "finetune"
 _TRANSFORMS = "albumentations"
+_OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
 
 
 def add_trust_flag(parser: ArgumentParser) -> None:
@@ -36,6 +37,8 @@ def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[st
         ValueError: It names a module that is neither ours nor the user's.
     """
     settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
+    for name in _OF_THE_MACHINE:  # which a data class of the user's own may have saved
+        settings.pop(name, None)
     text = last_value(args, "--data") or ""  # a class, or a file or text with one
     own = last_value(args, "--data.class_path") or (settings_in(text) or {"class_path": text}).get("class_path", "")
     modules = [name for name in [*(last_value(args, _FLAG) or "").split(","), _module(own)] if name]

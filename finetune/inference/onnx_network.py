@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.system.messages import install
 from finetune.training.classifier import Classifier
 
@@ -84,6 +85,5 @@ def open_session(path: str, content: bytes | None = None) -> Any:
 
 def put_exported(model: Classifier, checkpoint: Mapping[str, Any]) -> None:
     """Let a classifier compute with the file that its checkpoint was read from, if that holds the network itself."""
-    path = checkpoint.get("exported", "")
-    if path.endswith(".onnx"):
-        model.network = OnnxNetwork(path, len(model.class_names))
+    if isinstance(checkpoint, ExportedCheckpoint) and checkpoint.is_onnx:
+        model.network = OnnxNetwork(str(checkpoint.path), len(model.class_names))

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from finetune.system.messages import WrongUsage
+from finetune.models.checkpoint_sections import REQUIRED_SECTIONS, check_checkpoint
+from finetune.models.checkpoint_values import are_class_names
+from finetune.system.messages import WrongUsage, fault_of_names
 
 # Published files older than the modules they belong to (torchvision: densenet.py `_load_state_dict`,
 # vision_transformer.py `MLPBlock._load_from_state_dict`).
@@ -77,6 +79,8 @@ def _read_safetensors(path: Path) -> Pretrained:
         known = json.loads(about[EXPORTED])
         mean, std = (torch.tensor(known[name], dtype=torch.float32).view(3, 1, 1) for name in ("mean", "std"))
         names, terms = [str(name) for name in known["model"]["class_names"]], known.get("licence_of_the_weights")
+        if not are_class_names(names):
+            raise ValueError(fault_of_names(names))
         return Pretrained(tidy(state), names, str(path), mean, std, terms and str(terms))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: what it says of itself can't be read") from error
@@ -89,6 +93,8 @@ def _read_torch(path: Path) -> Pretrained:
         has_objects = isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error)
         reason = "is not a plain state dict (it contains Python objects); refusing to unpickle"
         raise ValueError(f"{path} {reason if has_objects else 'is broken, or no file of torch'}") from error
+    if isinstance(content, dict) and content.keys() >= REQUIRED_SECTIONS:
+        check_checkpoint(content, path)
     state = content
     for key in ("state_dict", "model"):
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
@@ -103,7 +109,10 @@ def _read_torch(path: Path) -> Pretrained:
             raise ValueError(f"{path} is no checkpoint of ours: its {name} has the shape {tuple(value.shape)}")
     own = content.get("finetune")
     terms = own.get("licence_of_the_weights") if isinstance(own, dict) else None
-    return Pretrained(tidy(state), settings.get("class_names"), str(path), mean, std, terms and str(terms))
+    names = settings.get("class_names")
+    return Pretrained(
+        tidy(state), names if are_class_names(names) else None, str(path), mean, std, terms and str(terms)
+    )
 
 
 def tidy(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from finetune.models.timm_backbones import is_timm
 from finetune.models.timm_weights import read_timm
 from finetune.models.weight_files import Pretrained, check_one, read_file, tidy
 from finetune.system.files import one_at_a_time
-from finetune.system.messages import WrongUsage, did_you_mean
+from finetune.system.messages import WrongUsage, did_you_mean, shown
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def source_head(
                 target.weight[row] = weight[rows].double().mean(0)
                 target.bias[row] = bias[rows].double().mean()
     told = (f"{name} from {' + '.join(found) or 'nothing: random'}" for name, found in matched.items())
-    log.info("rows of the head: %s", "; ".join(told))
+    log.info("rows of the head: %s", shown("; ".join(told)))
     return matched
 
 

@@ -11,6 +11,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import nn
 
 import finetune
+from finetune.models.checkpoint_sections import REQUIRED_SECTIONS, check_checkpoint
 from finetune.models.safe_load import load_safely
 from finetune.runs.exported_files import READABLE, read_exported
 from finetune.runs.model_checkpoint import Checkpoints
@@ -18,7 +19,6 @@ from finetune.system.files import replacing, unfinished
 
 _MODEL = ("backbone", "class_names", "members")
 _SINCE = {"members": 1}  # what checkpoints of earlier versions do not say, as it was then
-_KEYS = {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -108,10 +108,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint of ours.
+        ValueError: It is no checkpoint of ours, or holds what none of ours does.
     """
     checkpoint = _load(path)
-    if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _KEYS:
+    if not _is_ours(checkpoint):
         raise ValueError(f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights")
     return checkpoint
 
@@ -119,4 +119,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def _load(path: str | Path) -> Any:
     if Path(path).suffix == ".pt2":
         raise ValueError(f"{str(path)!r} may run what it holds when it is read: give a .ckpt, .onnx or .safetensors")
-    return read_exported(path) if Path(path).suffix in READABLE else load_safely(path)
+    checkpoint = read_exported(path) if Path(path).suffix in READABLE else load_safely(path)
+    if _is_ours(checkpoint):
+        check_checkpoint(checkpoint, path)
+    return checkpoint
+
+
+def _is_ours(checkpoint: Any) -> bool:
+    return isinstance(checkpoint, dict) and checkpoint.keys() >= REQUIRED_SECTIONS

@@ -13,6 +13,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.runs.best_epoch import highest_of
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.runs.folder import Run, RunFolder, newest_but_tries, newest_with_checkpoint, not_looked_at
 from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.metrics_csv import MetricsCSV
@@ -59,7 +60,7 @@ def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | No
         check_free(begun)
     first = newest / "checkpoints/last.ckpt" if newest else ckpt_path
     checkpoint = None if first is None else read_checkpoint(first)
-    if checkpoint and "exported" in checkpoint:
+    if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(f"{first} is an exported file, from which nothing can go on: give the checkpoint")
     finished = ended_by(checkpoint, trainer) if checkpoint else ""
     if newest and finished and newest != begun:

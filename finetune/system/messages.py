@@ -5,7 +5,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 # What is not shown as it is, on a page or a terminal: control characters, line breaks, and bytes that are not UTF-8.
@@ -82,3 +82,12 @@ def counted(num: int, what: str, several: str = "") -> str:
 def shown(name: object) -> str:
     """Return a name, of a file for one, as text on a line: what could not be seen in it is written as an escape."""
     return _UNSHOWN.sub(lambda match: ascii(match[0])[1:-1], str(name))
+
+
+def fault_of_names(names: Sequence[str]) -> str:
+    """Return why classes cannot have these names, or nothing."""
+    if len(names) < 2:
+        return "fewer than two classes"
+    if len(set(names)) < len(names):
+        return "a name more than once"
+    return next((f"the name '{shown(name)}'" for name in names if not name or shown(name) != name), "")

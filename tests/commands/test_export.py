@@ -27,6 +27,7 @@ from finetune.data.splits import hashes
 from finetune.inference import any_size, export_check
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.exported_files import ExportedCheckpoint
 
 pytestmark = pytest.mark.slow
 
@@ -228,7 +229,7 @@ def test_pictures_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, c
     about = json.loads((tmp_path / "any.onnx.json").read_text())
     assert about["input"] == {"images": ["N", "H", "W", 3, "uint8 RGB"]}
     assert about["preparation"].startswith("inside: resize until") and about["verified"]["largest_difference"] <= 1e-4
-    assert read_checkpoint(tmp_path / "any.onnx")["exported"]
+    assert isinstance(read_checkpoint(tmp_path / "any.onnx"), ExportedCheckpoint)
     predictor = Predictor(run / "checkpoints/best.ckpt")
     session = onnxruntime.InferenceSession(tmp_path / "any.onnx", providers=["CPUExecutionProvider"])
     for size in ((48, 31), (200, 300)):

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -119,7 +120,7 @@ def predict(ckpt: Path, fitted: Path, *more: str) -> None:
 def test_a_strangers_checkpoint_imports_nothing(fitted, tmp_path, monkeypatch, has_run, place):
     monkeypatch.chdir(tmp_path)
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place])
-    with pytest.raises(ValueError, match="would import|is not as `finetune fit` writes them") as caught:
+    with pytest.raises(ValueError, match="would import|is not as `finetune fit` writes them|is not a valid") as caught:
         predict(ckpt, fitted)
     assert "\n" not in str(caught.value) and not has_run()
     if "hostile" in str(caught.value) and "import" in str(caught.value):
@@ -132,7 +133,7 @@ OF_THE_MODEL = [place for place, (part, _) in HOSTILE.items() if part == "hyper_
 @pytest.mark.parametrize("place", sweep(OF_THE_MODEL, quick=["optimizer"]))
 def test_sheet_imports_nothing_either(fitted, cli, tmp_path, has_run, place):
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place])
-    with pytest.raises(ValueError, match="is not as `finetune fit` writes them"):
+    with pytest.raises(ValueError, match="is not as `finetune fit` writes them|is not a valid checkpoint"):
         cli("sheet", "--ckpt_path", ckpt, "--pictures", fitted / "colours/test")
     assert not has_run()
 
@@ -206,9 +207,13 @@ OF_DATA, OF_MODEL = {"data class", "transform"}, {"Lightning's instantiator"}
 WAYS = {
     "test": (f"test {MEASURE}", OF_DATA | OF_MODEL),
     "validate": (f"validate {MEASURE}", OF_DATA | OF_MODEL),
-    "fit --ckpt_path": (f"{FIT} --ckpt_path CKPT", set()),
-    "fit --resume": (f"{FIT} --resume", set()),
-    "fit --model.weights": (f"{FIT} --model.weights CKPT", set()),
+    "predict": ("predict CKPT ROOT/test --data.num_workers 0 --trainer.accelerator cpu", OF_DATA | OF_MODEL),
+    "sheet": ("sheet CKPT ROOT/test", OF_MODEL),
+    "report": ("report RUN", OF_MODEL),
+    "check": ("check ROOT/test --ckpt_path CKPT", OF_MODEL),
+    "fit --ckpt_path": (f"{FIT} --ckpt_path CKPT", OF_MODEL),
+    "fit --resume": (f"{FIT} --resume", OF_MODEL),
+    "fit --model.weights": (f"{FIT} --model.weights CKPT", OF_MODEL),
     "export": ("export --ckpt_path CKPT --format safetensors --output out.safetensors", OF_MODEL),
     "export --quantize": ("export --ckpt_path CKPT --output out.onnx --quantize int8", {"data class"} | OF_MODEL),
     "serve": ("serve --ckpt_path CKPT --port 0", OF_MODEL),
@@ -235,15 +240,20 @@ def read(fitted, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
             except ValueError as error:
                 return str(error)
             return ""
-        if way == "fit --resume":
-            (last := tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").parent.mkdir(parents=True)
-            ckpt.rename(last)
-        places = {"CKPT": str(ckpt), "ROOT": str(fitted / "colours")}
+        if way in ("fit --resume", "report"):
+            name = "last" if way == "fit --resume" else "best"
+            shutil.copytree(fitted / "runs/fit/version_0", run := tmp_path / "runs/fit/version_0")
+            (run / "checkpoints").mkdir(exist_ok=True)
+            ckpt.rename(run / f"checkpoints/{name}.ckpt")
+        places = {"CKPT": str(ckpt), "ROOT": str(fitted / "colours"), "RUN": "runs/fit/version_0"}
+        words = [places.get(word, word.replace("ROOT/", f"{fitted / 'colours'}/")) for word in WAYS[way][0].split()]
         with pytest.raises(SystemExit) as ended:
-            main([*(places.get(word, word) for word in WAYS[way][0].split()), *more])
+            main([*words, *more])
         lines = capsys.readouterr().err.splitlines()
         errors = [line.removeprefix("finetune: error: ") for line in lines if line.startswith("finetune: error: ")]
-        assert bool(ended.value.code) == len(errors) and not any("Traceback" in line for line in lines)
+        is_finding = way == "check" and ended.value.code == 1 and not errors  # it found something in the images
+        assert is_finding or bool(ended.value.code) == len(errors)
+        assert not any("Traceback" in line for line in lines)
         return "".join(errors)
 
     return reads
@@ -259,10 +269,36 @@ def test_no_other_way_of_reading_it_imports_anything_either(fitted, tmp_path, ha
     line = read(way, altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place]))
     assert not has_run() and "\n" not in line
     assert bool(line) == (place in WAYS[way][1]), line
-    refusals = "would import hostile", "is not as `finetune fit` writes them", "own data sets, not hostile.Data"
+    refusals = "would import hostile", "is not a valid checkpoint: hyper_", "own data sets, not hostile.Data"
     assert not line or any(refusal in line for refusal in refusals)
     if way == "serve":
         assert (tmp_path / "listened").exists() == (not line)
+
+
+# A value of each section that no run of ours has written.
+INVALID: dict[str, tuple[str, dict[str, Any], str]] = {
+    "model": ("hyper_parameters", {"class_names": ["blue", "green", "\x1b[2Jred"]}, "class_names is "),
+    "data": ("datamodule_hyper_parameters", {"crop_share": 1e-9}, "crop_share is 1e-09, expected a number"),
+    "machine": ("datamodule_hyper_parameters", {"num_workers": 1}, "num_workers is an unknown key"),
+    "run": ("finetune", {"seen": {"names": torch.zeros(2), "num_train": 2}}, "seen is of type dict, expected names"),
+    "callbacks": ("callbacks", {"Checkpoints": {"highest": "1"}}, "highest is '1', expected a number"),
+}
+QUICK_INVALID = [*((way, "data") for way in WAYS), *(("load", name) for name in INVALID)]
+
+
+@pytest.mark.parametrize(("way", "name"), sweep(product(WAYS, INVALID), quick=QUICK_INVALID))
+def test_a_value_out_of_range_is_refused_however_it_is_read(fitted, tmp_path, read, way, name):
+    part, values, told = INVALID[name]
+    line = read(way, altered(fitted, tmp_path / "hostile.ckpt", part, values))
+    assert f"is not a valid checkpoint: {part}." in line and told in line and "\x1b" not in line
+    assert not (tmp_path / "listened").exists()
+
+
+@pytest.mark.parametrize("way", ["load", *sweep(WAYS.keys() - {"load"}, quick=["predict"])])
+def test_a_checkpoint_names_no_other_file_that_answers_for_it(fitted, tmp_path, read, way):
+    """The mark of an exported file was once a key that any checkpoint could hold."""
+    other = str(tmp_path / "other.onnx")
+    assert "other.onnx" not in read(way, altered(fitted, tmp_path / "hostile.ckpt", None, {"exported": other}))
 
 
 @pytest.mark.parametrize("place", sorted(OF_DATA))

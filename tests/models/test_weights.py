@@ -256,3 +256,13 @@ def test_source_head_errors(arguments, message):
     arguments = {"pretrained": pretrained(), "class_names": ["hotdog", "other"], **arguments}
     with pytest.raises(ValueError, match=message):
         source_head(build(SMALL, 2), **arguments)
+
+
+def test_class_names_of_weights_that_no_class_can_have_are_not_taken(tmp_path):
+    for name, names in {"escape": ["a", "\x1b[2Jb"], "double": ["a", "a"], "text": "ab"}.items():
+        about = {"hyper_parameters": {"class_names": names}}
+        torch.save({"state_dict": {"weight": torch.zeros(2)}, **about}, path := tmp_path / f"{name}.ckpt")
+        assert read_weights(str(path), "resnet18").class_names is None
+    about = {"hyper_parameters": {"class_names": ["a", "b"]}}  # control
+    torch.save({"state_dict": {"weight": torch.zeros(2)}, **about}, path)
+    assert read_weights(str(path), "resnet18").class_names == ["a", "b"]

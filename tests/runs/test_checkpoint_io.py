@@ -18,9 +18,9 @@ def state(value: int) -> dict:
     """What our checkpoints have in common, large enough to be written in several pieces."""
     return {
         "state_dict": {"weight": torch.full((100_000,), float(value))},
-        "hyper_parameters": {"class_names": ["a", "größe"]},
-        "datamodule_hyper_parameters": {},
-        "finetune": {},
+        "hyper_parameters": {"class_names": ["a", "größe"], "backbone": "small_cnn"},
+        "datamodule_hyper_parameters": {"image_size": 28},
+        "finetune": {"version": "0.1.0", "torch": "2.15.0"},
         "global_step": value,
     }
 
@@ -40,7 +40,7 @@ def test_what_was_saved_is_loaded(target):
     io = AtomicCheckpointIO()
     for i in 1, 2:
         io.save_checkpoint(state(i), str(target))
-        assert io.load_checkpoint(target)["hyper_parameters"] == {"class_names": ["a", "größe"]}
+        assert io.load_checkpoint(target)["hyper_parameters"]["class_names"] == ["a", "größe"]
         assert value(target) == i and os.listdir(target.parent) == ["last.ckpt"]
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from finetune.cli import main
 from finetune.data.seen import unpacked
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.exported_files import KEY, packed, read_exported
+from finetune.runs.exported_files import KEY, ExportedCheckpoint, packed, read_exported
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,8 @@ def test_class_names_that_train_are_read_back(checkpoint, tmp_path, name):
     found = read_exported(write_safetensors(tmp_path / "some.safetensors", packed(checkpoint)))
     assert found["hyper_parameters"]["class_names"] == names
     checkpoint["hyper_parameters"]["class_names"] = [name + "\x1b", *names[1:]]  # a stranger's, for a terminal
-    with pytest.raises(ValueError, match="damaged"):
-        read_exported(write_safetensors(tmp_path / "some.safetensors", packed(checkpoint)))
+    with pytest.raises(ValueError, match="class_names is .*, expected at least two different names"):
+        read_checkpoint(write_safetensors(tmp_path / "some.safetensors", packed(checkpoint)))
 
 
 def test_weights_of_a_folder_are_known_by_their_name_alone(checkpoint):
@@ -136,6 +136,10 @@ STRANGE = {
     "data.image_size": [-1],
     "data.eval_image_size": [-1, "48"],
     "data.resize": ["foo"],
+    "data.crop_share": [1e-9, "1"],
+    "data.num_workers": [0, 5000],
+    "model.other": [1],
+    "origin.other": [1],
     "model.class_names": [None, "abc", ["a", "a", "a"], ["a", "b", "c\nd"], ["a", "b", "\x1b[2J"], [1, 2, 3]],
     "model.backbone": [3],
     "model.label_smoothing": ["x"],
@@ -147,13 +151,23 @@ STRANGE = {
 @pytest.mark.parametrize("key", STRANGE)
 def test_what_no_export_of_ours_has_said_is_refused(checkpoint, tmp_path, key):
     text = packed(checkpoint)
-    read_exported(write_onnx(tmp_path / "own.onnx", text))
+    read_checkpoint(write_onnx(tmp_path / "own.onnx", text))
     *groups, name = key.split(".")
     for value in STRANGE[key]:
         plain = json.loads(text)
         (plain[groups[0]] if groups else plain)[name] = value
-        with pytest.raises(ValueError, match=r"is damaged: what it says of itself can't be read"):
-            read_exported(write_onnx(tmp_path / "some.onnx", json.dumps(plain)))
+        told = r"is damaged: what it says of itself can't be read|is not a valid checkpoint: \w+(\.\w+)? is "
+        with pytest.raises(ValueError, match=told):
+            read_checkpoint(write_onnx(tmp_path / "some.onnx", json.dumps(plain)))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
+def test_the_mark_of_an_exported_file_is_its_type(checkpoint, tmp_path, suffix):
+    write = write_onnx if suffix == ".onnx" else write_safetensors
+    found = read_checkpoint(write(tmp_path / f"some{suffix}", packed(checkpoint)))
+    assert isinstance(found, ExportedCheckpoint) and found.path == tmp_path / f"some{suffix}"
+    assert found.is_onnx == (suffix == ".onnx")
+    assert not isinstance(checkpoint, ExportedCheckpoint)
 
 
 def test_very_deep_text_is_damage_too(tmp_path):

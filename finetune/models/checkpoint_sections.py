@@ -1,0 +1,241 @@
+"""What a checkpoint of ours may hold: the keys of each section, and the type and range of each value.
+
+A checkpoint may come from anybody. `check_checkpoint` is called wherever one is read, so that every command refuses the
+same values. Nothing about this machine or process is here (`num_workers`, `cache_limit_gb`, devices): a checkpoint
+never decides it. Who adds a value to checkpoints adds a row to a table.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from finetune.models.checkpoint_values import (
+    DATA_CLASSES,
+    EARLIER_DATA_CLASSES,
+    LEAST_PIXELS,
+    MOST_PIXELS,
+    Rule,
+    are_class_names,
+    are_dicts,
+    are_limits,
+    are_loops,
+    are_optimizer_states,
+    are_train_metrics,
+    check_section,
+    is_class_mapping,
+    is_count,
+    is_data_class,
+    is_dense,
+    is_early_best_score,
+    is_number,
+    is_optional_text,
+    is_plain,
+    is_schedule,
+    is_seen,
+    is_side,
+    is_text,
+    one_of,
+    refuse,
+    worded,
+)
+from finetune.models.ensemble import MOST
+from finetune.system.messages import shown
+
+REQUIRED_SECTIONS = frozenset({"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"})
+_MOST_RESIZED = 2**14  # of a side before the centre is cropped
+_LEAST_CROP_SHARE = 0.1
+_RESIZE_MODES = ("shorter_side", "squash", "whole")
+_INTERPOLATIONS = ("bilinear", "bicubic")
+_PRECISIONS = ("32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed")
+_PRECISIONS_OF_GPUS = ("transformer-engine", "transformer-engine-float16")
+
+_TEXT = Rule("text", is_text)
+_OPTIONAL_TEXT = Rule("text or null", is_optional_text)
+_BOOL = Rule("true or false", lambda value: type(value) is bool)
+_SIDE = f"a whole number from {LEAST_PIXELS} to {MOST_PIXELS}"
+_OPTIONAL_SIDE = Rule(f"{_SIDE}, or null", lambda value: value is None or is_side(value))
+_COUNT = Rule("a whole number, at least 0", is_count)
+_SHARE = Rule("a number above 0 and at most 1", lambda value: is_number(value, 0, 1) and value > 0)
+_FRACTION = Rule("a number at least 0 and below 1", lambda value: is_number(value, 0, 1) and value < 1)
+_NOT_NEGATIVE = Rule("a finite number, at least 0", lambda value: is_number(value, 0, math.inf))
+
+# The arguments of `Classifier` but those that only config.yaml keeps.
+HYPER_PARAMETERS = MappingProxyType(
+    {
+        "class_names": Rule("at least two different names without control characters", are_class_names, True),
+        "backbone": Rule("text", is_text, True),
+        "weights": _OPTIONAL_TEXT,
+        "head_init": one_of("xavier", "source", "probe"),
+        "source_classes": _OPTIONAL_TEXT,
+        "class_mapping": Rule("a class or several for each class, or null", is_class_mapping),
+        "freeze": _OPTIONAL_TEXT,
+        "freeze_batch_norm": _BOOL,
+        "head_lr_multiplier": Rule("a finite number above 0", lambda v: is_number(v, 0, math.inf) and v > 0),
+        "layer_decay": _SHARE,
+        "decay_norm_and_bias": _BOOL,
+        "scheduler_interval": one_of("step", "epoch"),
+        "label_smoothing": _FRACTION,
+        "class_weights": one_of("balanced", None),
+        "network_size": _OPTIONAL_SIDE,
+        "members": Rule(f"a whole number from 1 to {MOST}", lambda value: is_count(value, 1, MOST)),
+    }
+)
+
+# The arguments of `ImageDataModule` but those of the machine and of one command.
+DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
+    {
+        "root": _OPTIONAL_TEXT,
+        "batch_size": Rule(f"a whole number from 1 to {2**20}", lambda value: is_count(value, 1, 2**20)),
+        "image_size": Rule(_SIDE, is_side, True),
+        "eval_image_size": _OPTIONAL_SIDE,
+        "image_size_schedule": Rule("a list of image sizes, text or null", is_schedule),
+        "resize": one_of(*_RESIZE_MODES),
+        "interpolation": one_of(*_INTERPOLATIONS),
+        "crop_share": Rule(
+            f"a number from {_LEAST_CROP_SHARE} to 1", lambda value: is_number(value, _LEAST_CROP_SHARE, 1)
+        ),
+        "crop_and_flip": _BOOL,
+        "min_crop": _SHARE,
+        # Which classes it names is checked where they would be imported (`commands.trust`).
+        "augmentations": Rule("a list of transforms, or null", lambda v: v is None or (are_dicts(v) and is_plain(v))),
+        "mixup": _NOT_NEGATIVE,
+        "cutmix": _NOT_NEGATIVE,
+        "num_views": Rule("a whole number, at least 1, or null", lambda v: v is None or is_count(v, 1)),
+        "val_fraction": _FRACTION,
+        "test_fraction": _FRACTION,
+        "split_seed": Rule("a whole number", lambda value: type(value) is int and abs(value) <= 2**64),
+        "cache_size": _OPTIONAL_SIDE,
+        "on_bad_image": one_of("error", "skip"),
+    }
+)
+
+# What `runs.checkpoint_io.origin` and `Classifier.on_save_checkpoint` write, and, of an exported file, `packed`.
+FINETUNE = MappingProxyType(
+    {
+        "version": Rule("text", is_text, True),
+        "torch": Rule("text", is_text, True),
+        "precision": one_of(*_PRECISIONS, *_PRECISIONS_OF_GPUS, None),
+        "data_fingerprint": _TEXT,
+        "seen": Rule("names and sizes of pictures, as many of each, and num_train of them", is_seen),
+        "data_class": Rule(f"one of {', '.join(DATA_CLASSES)}, or a class of another module", is_data_class),
+        "began_from": _OPTIONAL_TEXT,
+        "licence_of_the_weights": _OPTIONAL_TEXT,
+        "train_metrics": Rule("sums of loss and accuracy", are_train_metrics),
+        # Its values are checked by `training.calibration.read_calibration`, which every reader of it calls.
+        "calibration": Rule("a temperature, or null", lambda value: value is None or type(value) is dict),
+    }
+)
+
+# What callbacks of ours save, by class; those of Lightning and of others, of which we read these keys, have more.
+CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
+    {
+        "Checkpoints": {
+            "highest": Rule("a number from 0 to 1, or null", lambda value: value is None or is_number(value, 0, 1)),
+            "best_score": Rule("accuracy and loss, or null", is_early_best_score),  # of earlier versions
+            "is_stopped": _BOOL,
+            "limits": Rule("limits of a run, or null", are_limits),
+            "wanted": Rule("limits of a run, or null", are_limits),
+        },
+        "StepOnPlateau": {
+            "due": Rule("a finite number or null", lambda v: v is None or is_number(v, -math.inf, math.inf)),
+            "is_due": _BOOL,  # of earlier versions
+        },
+    }
+)
+_OTHERS_CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
+    {
+        "EarlyStopping": {
+            "wait_count": Rule("a whole number, at least 0", is_count, True),
+            "patience": Rule("a whole number, at least 0", is_count, True),
+        },
+        "Timer": {
+            "time_elapsed": Rule(
+                "seconds of each command",
+                lambda value: (
+                    type(value) is dict
+                    and "train" in value
+                    and all(is_number(seconds, 0, math.inf) for seconds in value.values())
+                ),
+                True,
+            ),
+        },
+    }
+)
+
+# What Lightning itself writes, and we or a Trainer read. Of the rest of the top level nothing is read.
+LIGHTNING = MappingProxyType(
+    {
+        "epoch": _COUNT,
+        "global_step": _COUNT,
+        "pytorch-lightning_version": Rule(
+            "a version", lambda value: is_text(value) and re.fullmatch(r"\d+\.\d+\S{,40}", value) is not None
+        ),
+        "state_dict": Rule(
+            "named tensors",
+            lambda value: (
+                isinstance(value, dict)
+                and all(type(name) is str and isinstance(one, Tensor) for name, one in value.items())
+            ),
+        ),
+        "loops": Rule("the progress of Lightning's loops", are_loops),
+        "callbacks": Rule("a dict for each callback", lambda v: are_dicts([v]) and are_dicts([*v.values()])),
+        "optimizer_states": Rule("a state with param_groups for each optimizer", are_optimizer_states),
+        "lr_schedulers": Rule("a dict for each scheduler", are_dicts),
+    }
+)
+
+
+def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
+    """Make sure that a checkpoint holds only what a fit of ours writes.
+
+    Args:
+        checkpoint: With all of `REQUIRED_SECTIONS`.
+        file: Where it was read from, for the error message.
+
+    Raises:
+        ValueError: It holds an unknown key or a value out of range; the message names section and key.
+    """
+    check_section(checkpoint["hyper_parameters"], HYPER_PARAMETERS, "hyper_parameters", file)
+    check_section(checkpoint["finetune"], FINETUNE, "finetune", file)
+    data = checkpoint["datamodule_hyper_parameters"]
+    is_ours = checkpoint["finetune"].get("data_class") in (*DATA_CLASSES, *EARLIER_DATA_CLASSES, None)
+    check_section(data, DATAMODULE_HYPER_PARAMETERS, "datamodule_hyper_parameters", file, is_closed=is_ours)
+    _check_resized_side(data, file)
+    check_section({name: checkpoint[name] for name in LIGHTNING.keys() & checkpoint.keys()}, LIGHTNING, "", file)
+    _check_callbacks(checkpoint.get("callbacks", {}), file)
+    _check_buffers(checkpoint, file)
+
+
+def _check_resized_side(data: Mapping[str, Any], file: object) -> None:
+    side = data.get("eval_image_size") or data["image_size"]
+    if side / data.get("crop_share", 1.0) > _MOST_RESIZED:
+        told = f"datamodule_hyper_parameters.crop_share is {data['crop_share']} of {side} pixels"
+        refuse(file, f"{told}: images would be resized to more than {_MOST_RESIZED}")
+
+
+def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:
+    for key, state in callbacks.items():
+        kind = key.partition("{")[0]  # Lightning appends arguments: EarlyStopping{'monitor': …}
+        section = f"callbacks.{shown(key)[:80]}"
+        if kind in CALLBACKS:
+            check_section(state, CALLBACKS[kind], section, file)
+        elif kind in _OTHERS_CALLBACKS:
+            check_section(state, _OTHERS_CALLBACKS[kind], section, file, is_closed=False)
+
+
+def _check_buffers(checkpoint: Mapping[str, Any], file: object) -> None:
+    """Check what the classifier holds beside its network: normalisation, and a weight for each class."""
+    state, num_classes = checkpoint["state_dict"], len(checkpoint["hyper_parameters"]["class_names"])
+    shapes = {"mean": (3, 1, 1), "std": (3, 1, 1), "class_weight": (num_classes,)}
+    for name, shape in shapes.items():
+        values = state.get(name)
+        if values is None:
+            continue
+        if not is_dense(values) or not values.is_floating_point() or tuple(values.shape) != shape:
+            refuse(file, f"state_dict.{name} has the shape {tuple(values.shape)}, expected {shape} of floats")
+        if not bool(values.isfinite().all()) or (name == "std" and float(values.min()) <= 0):
+            refuse(file, f"state_dict.{name} holds {worded(values.flatten().tolist()[:5])}, expected usable numbers")
