@@ -52,7 +52,7 @@ class ImageDataModule(pl.LightningDataModule):
         val_fraction: Share of the training pictures set apart for validation where there is no val folder; 0 for none.
         test_fraction: Share set apart for testing where the folder has no splits at all.
         split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
-        num_workers: Processes that read pictures for each device; `auto` looks at the machine.
+        num_workers: Processes that read pictures for each device, at most 4 for each core; `auto` looks at the machine.
         cache_limit_gb: Most gigabytes of disk that the decoded pictures of train and val may take, and what a frozen
             part of the network makes of each of the two; 0 computes all anew in every epoch. The results are the same.
         cache_size: Make larger pictures of train and val smaller before all else, to this many pixels on their shorter

@@ -1,5 +1,7 @@
 """The processes that read pictures: how many, with how much shared memory, and whose signals they obey."""
 
+import functools
+import logging
 import multiprocessing
 import os
 import shutil
@@ -18,13 +20,17 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader
 
+from finetune.data.worker_start import SIGNALS, Forks, Workers, is_forking
+from finetune.distributed.signals import is_first_process
 from finetune.system.machine import num_cores
 
+log = logging.getLogger(__name__)
+
+MOST_WORKERS_PER_CORE = 4
 _SHARED_MEMORY = Path("/dev/shm")
 _ASKED_FOR, _HELD = 2, 1  # batches of each worker: what the loader asks for ahead, and what training holds
 BATCHES_AHEAD = _ASKED_FOR + _HELD
 _SMALL = 2**15  # bytes of a tensor that is cheaper to copy than to share
-_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
 _ended: WeakSet[Any] = WeakSet()
 
@@ -42,6 +48,24 @@ def automatic_workers(trainer: pl.Trainer | None, num_devices: int | None = None
     if trainer and trainer.strategy.root_device.type == "cpu":
         return min(1, cores // (2 * sharing))  # the network needs the cores more than decoding does
     return max(1, min(8, cores // sharing))
+
+
+def bounded_workers(num_workers: int, trainer: pl.Trainer | None) -> int:
+    """Return how many of the wanted processes a device may start: all devices together 4 for each core.
+
+    More only wait for one another, and thousands stop a machine. Their number changes no result.
+    """
+    sharing = trainer.num_devices if trainer and "SLURM_STEP_ID" not in os.environ else 1
+    most = max(1, MOST_WORKERS_PER_CORE * num_cores() // sharing)
+    if num_workers > most and is_first_process():
+        _tell_bound(num_workers, most)
+    return min(num_workers, most)
+
+
+@functools.cache
+def _tell_bound(num_workers: int, most: int) -> None:
+    where = f"{MOST_WORKERS_PER_CORE} for each of {num_cores()} cores"
+    log.warning("data.num_workers %d: only %d are started for each device, %s", num_workers, most, where)
 
 
 def check_shared_memory(
@@ -77,10 +101,10 @@ def loader_options(
 
     Args:
         trainer: Of all devices, if any.
-        num_workers: A number, or `auto` for what suits the machine.
+        num_workers: A number, which `bounded_workers` bounds, or `auto` for what suits the machine.
         batch_bytes, num_ahead: See `check_shared_memory`.
     """
-    num = num_workers if isinstance(num_workers, int) else automatic_workers(trainer)
+    num = bounded_workers(num_workers, trainer) if isinstance(num_workers, int) else automatic_workers(trainer)
     check_shared_memory(num, batch_bytes, trainer.num_devices if trainer else 1, num_ahead)
     return {"num_workers": num, "pin_memory": is_pinned(trainer), "worker_init_fn": start_worker}
 
@@ -128,18 +152,23 @@ class Loader(DataLoader):
     def __iter__(self) -> Any:
         if self.is_ended():
             self._iterator = None  # a persistent one: begin anew
-        if self.num_workers and sys.platform == "linux" and multiprocessing.get_start_method() == "forkserver":
-            # Python 3.14 would start them by a process of its own, which runs a script without a guard once more.
-            self.multiprocessing_context = "fork"
         # A signal that met a process just forked would find the main one's handlers there.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
+            if self.num_workers and is_forking(self.multiprocessing_context):
+                self.multiprocessing_context = Forks(before)
             iterator = super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.num_workers:
             _started.add(iterator)
         return iterator
+
+    def _get_iterator(self) -> Any:
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return Workers(self)
 
     def is_ended(self) -> bool:
         """Return whether persistent workers are to be started, or started again."""
@@ -182,7 +211,7 @@ def start_worker(worker_id: int) -> None:
     sys.excepthook = _tell_unless_left
     main = multiprocessing.parent_process()
     assert main is not None, "only a process that multiprocessing has started is a worker"
-    for signum in _SIGNALS - {signal.SIGTERM}:
+    for signum in SIGNALS - {signal.SIGTERM}:
         signal.signal(signum, signal.SIG_IGN)
     if hasattr(signal, "sigtimedwait"):  # not on macOS, where any SIGTERM ends a worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -66,6 +66,20 @@ def install_stop_at_once() -> None:
         signal.signal(signum, stop_at_once)
 
 
+def stop_if_asked() -> None:
+    """End a fit of one process that a `SignalFlag` was to stop after the step, where there is no step to wait for.
+
+    With several processes the others would wait for this one.
+
+    Raises:
+        Interrupted: A signal has come.
+    """
+    for signum in stopping():
+        flag = getattr(signal.getsignal(signum), "__self__", None)
+        if isinstance(flag, SignalFlag) and flag.received and not flag.is_joined:
+            raise Interrupted(flag.received)
+
+
 class StopAtOnce(pl.Callback):
     """Ends evaluation and prediction at the first signal; Lightning's own handlers exit with 0 or 1, or hang."""
 
@@ -99,6 +113,11 @@ class SignalFlag:
         for signum in stopping():
             self._previous.setdefault(signum, signal.getsignal(signum))
             signal.signal(signum, self._handle)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether other processes are to agree on a stop."""
+        return self._group is not None
 
     def restore(self) -> None:
         for signum, handler in self._previous.items():

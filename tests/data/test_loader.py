@@ -1,5 +1,6 @@
 """How many processes read pictures, with what memory, and whose signals they obey."""
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -7,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from multiprocessing.resource_sharer import _resource_sharer
 from types import SimpleNamespace
@@ -29,6 +32,7 @@ from finetune.data.loader import (
     loader_options,
     start_worker,
 )
+from finetune.distributed.signals import Interrupted, SignalFlag
 
 FORK = multiprocessing.get_context("fork")
 
@@ -52,6 +56,19 @@ def test_cores_that_srun_gave_a_task_are_not_shared_again(monkeypatch):
     assert automatic_workers(trainer("cuda", 4)) == 2
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     assert automatic_workers(trainer("cuda", 4)) == 8
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "num_devices", "started"), [(2, 8, 1, 8), (2, 5000, 1, 8), (2, 8, 4, 2), (1, 9, 8, 1)]
+)
+def test_no_more_workers_are_started_than_the_cores_can_use(monkeypatch, caplog, cores, wanted, num_devices, started):
+    loader._tell_bound.cache_clear()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    for _ in range(2):  # several loaders tell it once
+        assert loader_options(trainer("cuda", num_devices), wanted, 1)["num_workers"] == started
+    told = f"data.num_workers {wanted}: only {started} are started for each device, 4 for each of {cores} cores"
+    assert caplog.messages == ([told] if wanted > started else [])
 
 
 def test_shared_memory_must_hold_all_batches_on_their_way(monkeypatch, tmp_path):
@@ -234,4 +251,89 @@ def test_labels_come_in_the_message_and_pictures_in_shared_memory():
     batch["label"] += 1  # it may be written to
     (other,) = DataLoader(pictures, batch_size=4, num_workers=1)  # control
     assert other["label"].is_shared()
+    end_workers()
+
+
+NUM_SLOW, SECONDS = 10, 0.2  # workers, and what the start of each takes
+MORE_THAN_CORES = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Stopped(BaseException):
+    """What a signal's handler raises."""
+
+
+@pytest.fixture
+def slow_starts(monkeypatch):
+    """Workers that start slowly, and a SIGINT while the second of them does; yields when the signal was sent."""
+    start, sent = ForkProcess.start, list[float]()
+    monkeypatch.setattr(ForkProcess, "start", lambda worker: (time.sleep(SECONDS), start(worker)))
+
+    def interrupt() -> None:
+        sent.append(time.monotonic())
+        # To the main thread, as the system sends it unless another thread would take it.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    timer = threading.Timer(1.5 * SECONDS, interrupt)
+    timer.start()
+    yield sent
+    timer.join()
+    signal.signal(signal.SIGINT, before)
+
+
+def slow_loader(kind: Any = Loader) -> Any:
+    return kind([0], num_workers=NUM_SLOW, worker_init_fn=start_worker, multiprocessing_context="fork")
+
+
+def raise_stopped(*_: Any) -> None:
+    raise Stopped
+
+
+@MORE_THAN_CORES
+@pytest.mark.parametrize("kind", ["at once", "of a fit"])
+def test_ctrl_c_is_heard_while_workers_start(slow_starts, kind):
+    """It was once heard only when all had started: of 900 processes that took ten minutes."""
+    flag = SignalFlag()
+    if kind == "of a fit":
+        flag.install()
+    else:
+        signal.signal(signal.SIGINT, raise_stopped)
+    with pytest.raises(Interrupted if kind == "of a fit" else Stopped):
+        iter(slow_loader())
+    heard = time.monotonic() - slow_starts[0]
+    assert heard < 3 * SECONDS, heard  # a start that is under way, and the end of what has started
+    assert not multiprocessing.active_children()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    flag.restore()
+
+
+@pytest.mark.slow
+@MORE_THAN_CORES
+def test_a_fit_of_several_processes_stops_by_agreement_instead(slow_starts):
+    flag = SignalFlag()
+    flag._group = "of others"  # `join` opened it
+    flag.install()
+    iterator = iter(slow_loader())
+    assert flag.received == signal.SIGINT and next(iterator) == torch.zeros(1)
+    flag.restore()
+    del iterator
+    end_workers()
+
+
+class BlockedThroughout(Loader):
+    """Control: no signal is handled before all workers have started."""
+
+    def _get_iterator(self) -> Any:
+        self.multiprocessing_context = "fork"
+        return super()._get_iterator()
+
+
+@pytest.mark.slow
+@MORE_THAN_CORES
+def test_control_blocked_throughout_it_is_heard_late(slow_starts):
+    signal.signal(signal.SIGINT, raise_stopped)
+    with pytest.raises(Stopped):
+        iter(slow_loader(BlockedThroughout))
+    assert time.monotonic() - slow_starts[0] > (NUM_SLOW - 2) * SECONDS
+    gc.collect()
     end_workers()
