@@ -9,6 +9,7 @@ import pytest
 from finetune.data.datasets import folders
 from finetune.data.datasets.folders import Files, find_pictures, scan
 from finetune.data.readers import PathList
+from finetune.system.messages import WrongUsage
 
 
 def make(root: Path, *names: str) -> Path:
@@ -227,6 +228,14 @@ ERRORS = {
     "no training": (("test/cat/1.png", "test/dog/1.png"), None, ["test", "train"]),
     "no training but two others": (("test/cat/1.png", "val/cat/1.png"), None, ["test", "train"]),
 }
+
+
+@pytest.mark.parametrize("name", ["", "..", "../cat", "dog/../../cat", "/etc", "a\x1b[2Jb", "a\nb"])
+def test_given_class_names_lead_to_no_other_folder_and_to_no_terminal(tmp_path, name):
+    make(tmp_path / "data", *TRAIN)
+    with pytest.raises(WrongUsage, match=r"data\.class_names: '.*' is not the name of a class folder") as caught:
+        scan(tmp_path / "data", ["dog", name])
+    assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("case", ERRORS)

@@ -92,6 +92,8 @@ def scan(
             raise ValueError(f"{first} holds no class folders; put the pictures of each class in a folder of its name")
         if len(class_names) == 1:
             raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two")
+    else:
+        _check_given_names(class_names)
     if twice := [name for name, num in Counter(class_names).items() if num > 1]:
         raise WrongUsage(f"data.class_names, for {root}, holds {_classes(twice)} more than once")
     beside = Beside(skip)
@@ -114,6 +116,13 @@ def _check_names(folder: Path, class_names: Sequence[str]) -> None:
     for name in class_names:
         if reason := fault_of_name(name):
             raise ValueError(f"the class folder {os.fsencode(folder / name)!r} {reason}: rename it")
+
+
+def _check_given_names(class_names: Sequence[str]) -> None:
+    """Refuse names from a command line or a checkpoint that no class folder has: they also lead to its pictures."""
+    for name in class_names:
+        if not name or fault_of_name(name) or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise WrongUsage(f"data.class_names: '{shown(name)}' is not the name of a class folder")
 
 
 def fault_of_name(name: str) -> str:
