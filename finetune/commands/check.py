@@ -18,6 +18,7 @@ from finetune.data.checking.findings import Finding, duplicate_findings, shortcu
 from finetune.data.checking.perceptual_hash import MAX_EXACT
 from finetune.data.checking.picture_facts import Facts, gathered, look_at
 from finetune.data.checking.shortcuts import shortcuts
+from finetune.data.checking.spreadsheet_names import spreadsheet_findings
 from finetune.data.datasets.listing import Listing, list_pictures
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason, shown
@@ -160,6 +161,7 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
     yield from file_findings(listing, facts)
     yield from folder_findings(listing)
     yield from class_findings(listing)
+    yield from spreadsheet_findings(listing)
     seen = np.flatnonzero(shows_something)
     of_class = shortcuts(facts, seen, "class", listing.class_of, listing.class_names)
     yield from shortcut_findings(of_class + shortcuts(facts, seen, "split", listing.split_of, listing.splits))

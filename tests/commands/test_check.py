@@ -136,6 +136,14 @@ def test_of_very_many_pictures_it_says_what_it_does_not_look_for(cli, pictures, 
     assert title in Path("check.html").read_text("utf-8") and title in Path("check.json").read_text("utf-8")
 
 
+def test_names_that_a_spreadsheet_would_run_are_noted(cli, pictures, tmp_path, capsys):
+    for split in ("train", "test"):
+        (pictures / split / "a").rename(pictures / split / "=1+1")
+    assert run(cli, pictures) == 1
+    assert "1 name of classes or files that a spreadsheet would run as a formula" in capsys.readouterr().out
+    assert found(tmp_path).keys() == {"formula_name"}
+
+
 def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):
     Path("y.ckpt").touch()
     with pytest.raises(WrongUsage, match="not both"):
