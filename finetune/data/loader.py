@@ -167,7 +167,6 @@ class Loader(DataLoader):
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
             return super()._get_iterator()
-        self.check_worker_number_rationality()
         return Workers(self)
 
     def is_ended(self) -> bool:
