@@ -19,7 +19,7 @@ from finetune.commands.help_pages import help_page
 from finetune.commands.short_words import WORDS
 from finetune.distributed.ranks import end_with_first_process, forget_left_over
 from finetune.system.lean_imports import import_less
-from finetune.system.messages import did_you_mean
+from finetune.system.messages import did_you_mean, shown
 from finetune.system.quick_process import end_with, importing, leave_imported, own_process
 from finetune.system.terminal import let_go, outlive_terminal
 from finetune.system.unraised import take_unraisable
@@ -106,7 +106,7 @@ def main(args: Sequence[str] | None = None) -> None:
             sys.excepthook(type(error), error, error.__traceback__)
         elif code < 128 or _is_first_process():
             let_go()
-            print(message if code > 128 else f"finetune: error: {message}", file=sys.stderr)
+            print(message if code > 128 else f"finetune: error: {shown(message)}", file=sys.stderr)
     finally:
         if has_failed and is_own and _waits_at_leaving():
             _end_at_once(code)

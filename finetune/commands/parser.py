@@ -16,7 +16,7 @@ from finetune import public_paths
 from finetune.commands import logger_names
 from finetune.commands.short_words import word_for
 from finetune.commands.suggestions import class_names, nearest_key
-from finetune.system.messages import did_you_mean
+from finetune.system.messages import did_you_mean, shown
 
 _UNKNOWN = (
     re.compile(r"does not accept (?:nested )?option '(?P<key>[^']+)'"),
@@ -56,7 +56,7 @@ class OneLineErrorParser(ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        print(f"finetune: error: {explain(self, message)}", file=sys.stderr)
+        print(f"finetune: error: {shown(explain(self, message))}", file=sys.stderr)
         self.exit(2)
 
 

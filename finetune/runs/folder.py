@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 from finetune.distributed.ranks import ending
 from finetune.runs.run_lock import hold
 from finetune.system.files import replace_text
+from finetune.system.messages import shown
 
 
 class Run:
@@ -106,7 +107,7 @@ class RunFolder(pl.Callback):
         if stage == "fit" and str(ckpt_path) != str(trainer.ckpt_path):
             raise OSError(f"this process does not see the runs that rank 0 does: put {self.run.root} on a shared disk")
         if trainer.is_global_zero and (is_new or stage == "fit"):
-            began = f"# It began from {self.run.began_from}\n" if self.run.began_from else ""
+            began = f"# It began from {shown(self.run.began_from)}\n" if self.run.began_from else ""
             replace_text(self.run.file("config.yaml"), began + self.text())
             if self.run.about is not None:
                 replace_text(self.run.file("about.json"), json.dumps(self._about(self.run.about), indent=2) + "\n")

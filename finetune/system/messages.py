@@ -64,9 +64,18 @@ def reason(error: BaseException, place: object = "") -> str:
     return f"{error.strerror}: {where}" if where else error.strerror
 
 
+class _ShownFormatter(logging.Formatter):
+    """Writes control characters as escapes: a message may hold text of a file from anybody."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(shown(line) for line in super().format(record).split("\n"))
+
+
 def be_quiet() -> None:
     """Leave on the screen only what a user can act on."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_ShownFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("finetune").setLevel(logging.INFO)
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

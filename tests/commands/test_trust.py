@@ -294,6 +294,26 @@ def test_a_value_out_of_range_is_refused_however_it_is_read(fitted, tmp_path, re
     assert not (tmp_path / "listened").exists()
 
 
+ESCAPE = "\x1b[2J"  # clears a terminal
+TEXTS = {
+    "data class": ("finetune", {"data_class": f"mine{ESCAPE}.Data"}, "would import mine\\x1b"),
+    "folder": ("datamodule_hyper_parameters", {"root": f"/gone{ESCAPE}"}, "are not in /gone\\x1b"),
+    "network": ("hyper_parameters", {"backbone": f"x{ESCAPE}"}, "x\\x1b"),
+    "key": ("finetune", {f"x{ESCAPE}": 1}, "finetune.x\\x1b"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_of_a_checkpoint_reaches_the_terminal_as_escapes(fitted, tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    part, values, told = TEXTS[name]
+    ckpt = altered(fitted, tmp_path / "hostile.ckpt", part, values)
+    with pytest.raises(SystemExit):
+        main(["test", "--ckpt_path", str(ckpt), "--data.num_workers", "0", "--trainer.accelerator", "cpu"])
+    err = capsys.readouterr().err
+    assert told in err and "\x1b" not in err
+
+
 @pytest.mark.parametrize("way", ["load", *sweep(WAYS.keys() - {"load"}, quick=["predict"])])
 def test_a_checkpoint_names_no_other_file_that_answers_for_it(fitted, tmp_path, read, way):
     """The mark of an exported file was once a key that any checkpoint could hold."""

@@ -199,6 +199,13 @@ MUTATIONS = [
         "tests/models/test_weight_files.py",
     ),
     Mutation(
+        "a checkpoint holds only what a fit writes",
+        "runs/checkpoint_io.py",
+        "        check_checkpoint(checkpoint, path)",
+        "        pass",
+        "tests/commands/test_trust.py -k out_of_range",
+    ),
+    Mutation(
         "a checkpoint chooses no module to import",
         "commands/trust.py",
         "    if not any(module == trusted or module.startswith",

@@ -1,8 +1,18 @@
 """What is said to the user."""
 
+import logging
+
 import pytest
 
-from finetune.system.messages import WrongUsage, as_wrong_usage, check_seed, did_you_mean, reason
+from finetune.system.messages import (
+    WrongUsage,
+    as_wrong_usage,
+    be_quiet,
+    check_seed,
+    did_you_mean,
+    fault_of_names,
+    reason,
+)
 
 
 def test_names_that_are_near_are_suggested_and_few_are_listed():
@@ -34,3 +44,25 @@ def test_seeds_are_those_of_numpy_and_torch(seed):
     check_seed(2**32 - 1)
     with pytest.raises(WrongUsage, match=f"--seed must be from 0 to 4,294,967,295, not {seed}"):
         check_seed(seed)
+
+
+def test_what_is_logged_reaches_the_terminal_without_control_characters(capsys, monkeypatch):
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    be_quiet()
+    logging.getLogger("finetune.some").warning("weights: %s\nand more", "a\x1b[2Jb")
+    assert capsys.readouterr().err == "weights: a\\x1b[2Jb\nand more\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        (["a", "größe", "T-shirt/top", "hot dog"], ""),
+        (["a"], "fewer than two classes"),
+        (["a", "b", "a"], "a name more than once"),
+        (["a", ""], "the name ''"),
+        (["a", "b\x1b[2J"], "the name 'b\\x1b[2J'"),
+    ],
+)
+def test_classes_have_different_names_that_can_be_shown(names, fault):
+    assert fault_of_names(names) == fault
