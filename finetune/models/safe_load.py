@@ -7,7 +7,84 @@ from typing import Any
 
 import torch
 
+from finetune.system.messages import shown
+
 _OBJECT = re.compile(r"GLOBAL (\S+)")  # in torch's words
+_LONGEST_NAME = 100
+
+
+class _Ignored:
+    """Takes the place of a harmless object next to the weights: it accepts all arguments and keeps nothing."""
+
+    def __new__(cls, *args: Any) -> Any:
+        return object.__new__(cls)
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _PlainDict:
+    """Takes the place of a kind of dict; the items that follow in the file are kept."""
+
+    def __new__(cls, *args: Any) -> Any:
+        return {}
+
+
+# What other trainers save next to the weights: the command's arguments, settings and scores. The real classes and
+# functions are never imported or called.
+_IGNORED = (
+    "argparse.Namespace",  # timm, torchvision's references
+    "types.SimpleNamespace",
+    *(f"pathlib.{name}" for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")),
+    *(f"pathlib._local.{name}" for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")),
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
+    "numpy.dtype",
+    "numpy.ndarray",
+    *(f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "str", "tuple")),  # types as values
+    "typing.Any",
+    "omegaconf.base.ContainerMetadata",  # Hydra, in the hyperparameters of Lightning
+    "omegaconf.base.Metadata",
+    "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig",
+    *(
+        f"omegaconf.nodes.{kind}Node"
+        for kind in ("Any", "Boolean", "Bytes", "Enum", "Float", "Integer", "Path", "String")
+    ),
+)
+_DICTS = (
+    "collections.defaultdict",
+    "lightning.fabric.utilities.data.AttributeDict",
+    "lightning_fabric.utilities.data.AttributeDict",
+    "pytorch_lightning.utilities.parsing.AttributeDict",
+)
+_STAND_INS: list[Any] = [
+    *((_Ignored, name) for name in _IGNORED),
+    *((_PlainDict, name) for name in _DICTS),
+]
+
+
+def load_weights_file(path: str | Path) -> Any:
+    """Return the tensors and plain values that a trainer of any origin has saved, on the CPU; no code from it runs.
+
+    Settings and scores that are known to be harmless are skipped. Everything else is an error of the unpickler.
+
+    Raises:
+        pickle.UnpicklingError: It holds another object; see `named_object`.
+        Exception: It is damaged: the unpickler raises errors of many kinds.
+    """
+    with torch.serialization.safe_globals(_STAND_INS):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def named_object(error: Exception) -> str | None:
+    """Return the name of the object that torch refused to unpickle; None where the error is about something else."""
+    if not isinstance(error, pickle.UnpicklingError):
+        return None
+    named = _OBJECT.search(str(error))
+    return shown(named[1])[:_LONGEST_NAME] if named else None
 
 
 def load_safely(path: str | Path) -> Any:
@@ -30,6 +107,5 @@ def load_safely(path: str | Path) -> Any:
         except Exception as error:  # half a dozen types for a file that is not torch's
             reason = "it is damaged, or an archive of something else"
             if isinstance(error, pickle.UnpicklingError):  # torch's own line advises to run what the file holds
-                named = _OBJECT.search(str(error))
-                reason = f"it holds {named[1] if named else 'objects'}, which is neither a tensor nor a plain value"
+                reason = f"it holds {named_object(error) or 'objects'}, which is neither a tensor nor a plain value"
     raise ValueError(f"{str(path)!r} is not a checkpoint that can be loaded safely: {reason}")

@@ -1,16 +1,19 @@
-"""Files of weights, read safely: state dicts of torch, safetensors, and checkpoints and exports of ours."""
+"""Files of weights, read safely: state dicts of torch, safetensors, and checkpoints, ours and of other trainers."""
 
 import json
 import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from finetune.models.checkpoint_sections import REQUIRED_SECTIONS, check_checkpoint
 from finetune.models.checkpoint_values import are_class_names
+from finetune.models.safe_load import load_weights_file, named_object
+from finetune.system.files import check_no_lfs_pointer
 from finetune.system.messages import WrongUsage, fault_of_names
 
 # Published files older than the modules they belong to (torchvision: densenet.py `_load_state_dict`,
@@ -32,6 +35,7 @@ class Pretrained:
     mean: Tensor | None = None  # (3, 1, 1) in grey levels: the normalisation that they state
     std: Tensor | None = None
     licence: str | None = None  # what a fit of ours, from which they come, has said of the weights that it began with
+    averaged: str | None = None  # the entry of the file from which averaged weights were taken
 
     def write_normalization(self, mean: Tensor, std: Tensor) -> None:
         """Write the normalisation, where these weights state one, to buffers (3, 1, 1) in grey levels."""
@@ -39,6 +43,13 @@ class Pretrained:
             if values is not None:
                 buffer.copy_(values)
 
+
+# Where trainers keep the state dict, the preferred one first. Averaged weights (EMA) are the better ones as a rule, and
+# timm's own loader prefers them, too.
+_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict")
+_STATES = (*_AVERAGED, "state_dict", "model_state_dict", "model")
+_MOST_NESTED = 3
+_SAVE = "Save the weights alone: torch.save(model.state_dict(), FILE)"
 
 EXPORTED = "finetune"  # in the metadata of what `finetune export` writes
 
@@ -62,6 +73,7 @@ def read_file(path: Path) -> Pretrained:
     Raises:
         ValueError: It is broken, or holds something else than weights.
     """
+    check_no_lfs_pointer(path)
     return _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
 
 
@@ -88,31 +100,53 @@ def _read_safetensors(path: Path) -> Pretrained:
 
 def _read_torch(path: Path) -> Pretrained:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_weights_file(path)
     except Exception as error:  # arbitrary bytes make the unpickler raise anything
-        has_objects = isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error)
-        reason = "is not a plain state dict (it contains Python objects); refusing to unpickle"
-        raise ValueError(f"{path} {reason if has_objects else 'is broken, or no file of torch'}") from error
+        reason = "is broken, or no file of torch"
+        if name := named_object(error):
+            reason = f"holds {name}, which is neither a tensor nor a plain value; refusing to unpickle it. {_SAVE}"
+        elif isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
+            reason = f"is not a plain state dict (it contains Python objects); refusing to unpickle. {_SAVE}"
+        raise ValueError(f"{path} {reason}") from error
     if isinstance(content, dict) and content.keys() >= REQUIRED_SECTIONS:
         check_checkpoint(content, path)
-    state = content
-    for key in ("state_dict", "model"):
-        state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
+    state, averaged = _state_dict(content)
     if not (isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())):
-        raise ValueError(f"{path} is not a state dict: it holds something else than named tensors")
-    settings = content.get("hyper_parameters")  # in a checkpoint of ours
-    if not isinstance(settings, dict):
-        return Pretrained(tidy(state), None, str(path))
+        raise ValueError(f"{path} is not a state dict: it holds something else than named tensors. {_SAVE}")
+    if not _is_own(content, state):
+        if "pytorch-lightning_version" in content:  # the module may hold more, such as a loss with weights
+            state = {key: value for key, value in state.items() if key.startswith("model.")} or state
+        return Pretrained(tidy(state), None, str(path), averaged=averaged)
+    settings, own = content["hyper_parameters"], content.get("finetune")
     mean, std = state.get("mean"), state.get("std")
     for name, value in (("mean", mean), ("std", std)):
         if value is not None and value.shape != (3, 1, 1):
             raise ValueError(f"{path} is no checkpoint of ours: its {name} has the shape {tuple(value.shape)}")
-    own = content.get("finetune")
     terms = own.get("licence_of_the_weights") if isinstance(own, dict) else None
     names = settings.get("class_names")
     return Pretrained(
         tidy(state), names if are_class_names(names) else None, str(path), mean, std, terms and str(terms)
     )
+
+
+def _state_dict(content: Any) -> tuple[Any, str | None]:
+    """Return the state dict in what a trainer has saved, and the entry's name where that holds averaged weights."""
+    averaged = None
+    for _ in range(_MOST_NESTED):
+        name = next((n for n in _STATES if isinstance(content, dict) and isinstance(content.get(n), dict)), None)
+        if name is None:
+            break
+        averaged = name if name in _AVERAGED else averaged
+        content = content[name]
+    if averaged and isinstance(content, dict):  # torch.optim.swa_utils.AveragedModel counts its updates there
+        content = {key: value for key, value in content.items() if key != "n_averaged"}
+    return content, averaged
+
+
+def _is_own(content: dict[str, Any], state: dict[str, Tensor]) -> bool:
+    """Return whether this is a checkpoint of `finetune fit`, not of another program that uses Lightning."""
+    settings = content.get("hyper_parameters")
+    return isinstance(settings, dict) and ("finetune" in content or any(key.startswith("network.") for key in state))
 
 
 def tidy(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -120,6 +120,8 @@ def start(
     if weights is None:
         return None
     pretrained = read_weights(weights, backbone, image_size)
+    if pretrained.averaged:
+        log.info("%s: taking the averaged weights, %s", pretrained.origin, pretrained.averaged)
     for member in members(network):
         load_weights(member, pretrained)
     pretrained.write_normalization(*normalization)

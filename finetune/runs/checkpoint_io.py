@@ -15,7 +15,7 @@ from finetune.models.checkpoint_sections import REQUIRED_SECTIONS, check_checkpo
 from finetune.models.safe_load import load_safely
 from finetune.runs.exported_files import READABLE, read_exported
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.system.files import replacing, unfinished
+from finetune.system.files import check_no_lfs_pointer, replacing, unfinished
 
 _MODEL = ("backbone", "class_names", "members")
 _SINCE = {"members": 1}  # what checkpoints of earlier versions do not say, as it was then
@@ -119,6 +119,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def _load(path: str | Path) -> Any:
     if Path(path).suffix == ".pt2":
         raise ValueError(f"{str(path)!r} may run what it holds when it is read: give a .ckpt, .onnx or .safetensors")
+    if Path(path).is_file():
+        check_no_lfs_pointer(path)
     checkpoint = read_exported(path) if Path(path).suffix in READABLE else load_safely(path)
     if _is_ours(checkpoint):
         check_checkpoint(checkpoint, path)

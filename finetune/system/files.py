@@ -14,6 +14,18 @@ from filelock import FileLock, Timeout
 from finetune.system.messages import WrongUsage
 
 _DEAD_AFTER = 24 * 3600  # seconds
+_LFS = b"version https://git-lfs.github.com/spec/"
+
+
+def check_no_lfs_pointer(path: str | Path) -> None:
+    """Make sure that a file is not the text that a clone without Git LFS has in its place.
+
+    Raises:
+        ValueError: It is such a pointer.
+    """
+    with open(path, "rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            raise ValueError(f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its repository")
 
 
 def check_target(path: str | Path, option: str) -> None:

@@ -66,6 +66,14 @@ def test_a_file_that_is_no_checkpoint_is_named_in_a_line_and_not_run(tmp_path, n
         torch.load(tmp_path / "photo.jpg", weights_only=True)
 
 
+@pytest.mark.parametrize("name", ["best.ckpt", "model.onnx", "model.safetensors"])
+def test_a_git_lfs_pointer_is_named(tmp_path, name):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    for read in (read_checkpoint, AtomicCheckpointIO().load_checkpoint):
+        with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`"):
+            read(tmp_path / name)
+
+
 def test_what_torch_has_written_is_given_back(tmp_path):
     torch.save(WEIGHTS, tmp_path / "a.ckpt")
     assert torch.equal(load_safely(tmp_path / "a.ckpt")["state_dict"]["weight"], WEIGHTS["state_dict"]["weight"])

@@ -1,20 +1,33 @@
 """Weights files of every kind, and those that are none."""
 
+import argparse
+import collections
+import logging
+import os
 import pickle
+import sys
+import types
+from contextlib import suppress
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from networks import CATEGORIES, SMALL, random_state
+from lightning_fabric.utilities.data import AttributeDict
+from networks import CATEGORIES, SMALL, network, random_state
 from safetensors.torch import save_file
+from torch import nn
 
 from finetune.models.backbones import build
 from finetune.models.weight_files import read_file
+from finetune.models.weights import start
 
 KINDS = {
     "plain.pt": lambda state: state,
     "nested.pth": lambda state: {"state_dict": state, "epoch": 3},
     "nested_model.pth": lambda state: {"model": state, "args": {"lr": 0.1}},
     "data_parallel.pt": lambda state: {f"module.{key}": value for key, value in state.items()},
+    "training_loop.pt": lambda state: {"epoch": 3, "model_state_dict": state, "loss": np.float64(0.1)},
     "compiled.pt": lambda state: {f"_orig_mod.{key}": value for key, value in state.items()},
     "both.pt": lambda state: {"model": {f"_orig_mod.module.{key}": value for key, value in state.items()}},
     "lightning.pt": lambda state: {"state_dict": {f"model.{key}": value for key, value in state.items()}},
@@ -58,9 +71,158 @@ def test_names_of_older_files_are_brought_up_to_date(tmp_path):
         assert set(new[2:]) <= build("vit_b_16", 2).state_dict().keys()
 
 
+def trained(num_classes: int = 7) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A network and an optimizer with state, as a trainer has them when it saves."""
+    net = build(SMALL, num_classes)
+    net.load_state_dict(random_state(SMALL, num_classes))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(torch.rand(2, 3, 32, 32)).sum().backward()
+    optimizer.step()
+    return net, optimizer
+
+
+def of_torchvision_references(net: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> dict[str, torch.Tensor]:
+    """What references/classification/train.py of torchvision saves with --model-ema; its EMA is an AveragedModel."""
+    average = torch.optim.swa_utils.AveragedModel(net, use_buffers=True)
+    args = argparse.Namespace(model=SMALL, lr=0.1, output_dir=Path("out"), mixup_alpha=None)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30)
+    states = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "lr_scheduler": scheduler.state_dict()}
+    with torch.no_grad():
+        for parameter in average.parameters():
+            parameter += 1
+    torch.save({**states, "epoch": 3, "args": args, "model_ema": average.state_dict()}, path)
+    return average.module.state_dict()
+
+
+def of_timm(net: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> dict[str, torch.Tensor]:
+    """What timm's train.py saves with --model-ema, by its own saver."""
+    from timm.utils import CheckpointSaver, ModelEmaV3
+
+    average = ModelEmaV3(net, decay=0.9)
+    with torch.no_grad():
+        for parameter in average.parameters():
+            parameter += 1
+    args = argparse.Namespace(model=SMALL, lr=0.1, mean=None, img_size=(3, 32, 32))
+    saver = CheckpointSaver(net, optimizer, args=args, model_ema=average, checkpoint_dir=str(path.parent))
+    saver.save_checkpoint(3, metric=np.float64(76.5))
+    (path.parent / "last.pth.tar").rename(path)
+    return average.module.state_dict()
+
+
+@pytest.mark.parametrize("trainer", [of_torchvision_references, pytest.param(of_timm, marks=pytest.mark.slow)])
+def test_checkpoints_of_other_trainers_are_read_and_their_averaged_weights_preferred(trainer, tmp_path, caplog):
+    net, optimizer = trained()
+    expected = trainer(net, optimizer, tmp_path / "theirs.pth.tar")
+    with pytest.raises(pickle.UnpicklingError):  # the control: torch alone refuses the command's arguments
+        torch.load(tmp_path / "theirs.pth.tar", weights_only=True)
+    read = read_file(tmp_path / "theirs.pth.tar")
+    assert read.state.keys() == expected.keys()
+    assert all(read.state[key].equal(value) for key, value in expected.items())
+    assert not read.state["features.0.0.weight"].equal(net.state_dict()["features.0.0.weight"])
+    buffers = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
+    with caplog.at_level(logging.INFO, logger="finetune"):
+        start(build(SMALL, 3), str(tmp_path / "theirs.pth.tar"), SMALL, buffers)
+    told = f"{tmp_path}/theirs.pth.tar: taking the averaged weights, {read.averaged}"
+    assert caplog.messages == [told] and read.averaged in ("model_ema", "state_dict_ema")
+
+
+def with_omegaconf(monkeypatch) -> object:
+    """What a Hydra user's hyperparameters are pickled as; omegaconf itself need not be installed."""
+    module = types.ModuleType("omegaconf.dictconfig")
+    module.DictConfig = type("DictConfig", (), {"__module__": "omegaconf.dictconfig"})
+    monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
+    monkeypatch.setitem(sys.modules, "omegaconf.dictconfig", module)
+    config = module.DictConfig()
+    config._content = {"lr": 0.1, "type": dict}
+    return config
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_checkpoint_of_another_lightning_module(is_zip, tmp_path, monkeypatch):
+    state = random_state(SMALL, 7)
+    content = {
+        "pytorch-lightning_version": "2.1.0",
+        "epoch": 4,
+        "callbacks": {"ModelCheckpoint{'monitor': 'val_loss'}": {"best_model_score": np.float32(0.5)}},
+        "state_dict": {f"model.{key}": value for key, value in state.items()} | {"criterion.weight": torch.ones(7)},
+        "hyper_parameters": AttributeDict(
+            class_names=3, cfg=with_omegaconf(monkeypatch), counts=collections.defaultdict(int, a=np.int64(1))
+        ),
+        "sizes": np.arange(3.0),
+    }
+    torch.save(content, tmp_path / "theirs.ckpt", _use_new_zipfile_serialization=is_zip)
+    read = read_file(tmp_path / "theirs.ckpt")
+    assert read.state.keys() == state.keys() and all(read.state[key].equal(state[key]) for key in state)
+    assert (read.class_names, read.mean, read.averaged) == (None, None, None)
+
+
+def test_other_readers_stay_as_strict_as_before(tmp_path):
+    torch.save({"state_dict": {"a": torch.ones(2)}, "args": argparse.Namespace()}, tmp_path / "a.pt")
+    before = torch.serialization.get_safe_globals()
+    read_file(tmp_path / "a.pt")
+    assert torch.serialization.get_safe_globals() == before
+
+
 class Evil:
     def __reduce__(self):
         return (print, ("unpickled",))
+
+
+class Canary:
+    """Unpickled by Python, it makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+class Scalar(Canary):
+    """A harmless function with a harmful argument."""
+
+    def __reduce__(self):
+        return np.float64(1).__reduce__()[0], (Canary(Path(self.path)), b"")
+
+
+HIDDEN = {
+    "in the arguments": lambda state, code: {"model": state, "args": argparse.Namespace(lr=[code])},
+    "in a score": lambda state, code: {"state_dict": state, "metric": Scalar(Path(code.path))},
+    "as a key": lambda state, code: {"state_dict": state, (code,): 1},
+    "among the weights": lambda state, code: {"state_dict": {**state, "fc.weight": code}},
+    "in the hyperparameters": lambda state, code: {"state_dict": state, "hyper_parameters": AttributeDict(a=code)},
+    "in the averaged ones": lambda state, code: {"state_dict": state, "state_dict_ema": code},
+    "behind an ordered dict": lambda state, code: collections.OrderedDict(state, extra={"a": (code,)}),
+}
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("place", HIDDEN)
+def test_code_in_an_otherwise_good_file_does_not_run(place, is_zip, tmp_path):
+    path, canary = tmp_path / "theirs.pth", tmp_path / "ran"
+    torch.save(HIDDEN[place]({"a": torch.ones(2)}, Canary(canary)), path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(ValueError, match=r"theirs.pth holds posix.mkdir, which is neither .*; refusing to unpickle it"):
+        read_file(path)
+    assert not canary.exists()
+    with suppress(TypeError):  # NumPy's, which comes after the folder was made
+        torch.load(path, weights_only=False)  # the control: it would have run
+    assert canary.is_dir()
+
+
+def test_a_whole_network_is_refused_with_what_to_do(tmp_path):
+    torch.save(network(SMALL), tmp_path / "whole.pt")
+    with pytest.raises(
+        ValueError, match=r"holds torchvision.models.mobilenetv3.MobileNetV3, .*torch.save\(model.state_dict"
+    ):
+        read_file(tmp_path / "whole.pt")
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.safetensors", "a.pth.tar"])
+def test_a_git_lfs_pointer_is_named(name, tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * "0" + "\nsize 46830571\n"
+    (tmp_path / name).write_text(pointer)
+    with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`"):
+        read_file(tmp_path / name)
 
 
 def test_files_that_are_no_weights(tmp_path, capsys):
@@ -75,8 +237,8 @@ def test_files_that_are_no_weights(tmp_path, capsys):
     (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:2000])
     (tmp_path / "text.safetensors").write_text("hello, I am a text")
     messages = {
-        "evil.pt": "is not a plain state dict (it contains Python objects); refusing to unpickle",
-        "old_evil.pt": "is not a plain state dict (it contains Python objects); refusing to unpickle",
+        "evil.pt": "holds print, which is neither a tensor nor a plain value; refusing to unpickle it",
+        "old_evil.pt": "holds print, which is neither a tensor nor a plain value; refusing to unpickle it",
         "list.pt": "is not a state dict: it holds something else than named tensors",
         "dict.pt": "is not a state dict: it holds something else than named tensors",
         "text.pt": "is broken, or no file of torch",

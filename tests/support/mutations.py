@@ -187,15 +187,15 @@ MUTATIONS = [
     Mutation(
         "no file is unpickled: checkpoints",
         "models/safe_load.py",
-        "weights_only=True",
-        "weights_only=False",
+        "weights_only=True)\n        except",
+        "weights_only=False)\n        except",
         "tests/models/test_safe_load.py tests/commands/test_trust.py",
     ),
     Mutation(
         "no file is unpickled: weights",
-        "models/weight_files.py",
-        'content = torch.load(path, map_location="cpu", weights_only=True)',
-        'content = torch.load(path, map_location="cpu", weights_only=False)',
+        "models/safe_load.py",
+        "weights_only=True)\n\n\ndef",
+        "weights_only=False)\n\n\ndef",
         "tests/models/test_weight_files.py",
     ),
     Mutation(
