@@ -54,7 +54,7 @@ def description(limits: Limits) -> dict[str, Any]:
         400: "an option or a form that can't be read",
         408: f"the request took longer than {limits.seconds:g} s to arrive",
         413: f"more than {limits.max_pictures} pictures or {limits.max_bytes:,} bytes",
-        415: "a compressed body",
+        415: "a compressed body, or JSON, base64 or another text where the bytes of an image are expected",
         422: "no picture, or one that can't be read: `pictures` says which, and why",
         429: f"more than {limits.max_waiting} pictures or too many large requests: Retry-After says when to come back",
         500: "a failure of the service",

@@ -1,5 +1,7 @@
 """The pictures of a request, in memory, within limits that hold while they arrive, whatever it says of itself."""
 
+import re
+from base64 import b64decode
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from finetune.data.decode import READERS
 from finetune.serving.refusal import Refused, busy
 from finetune.system.messages import shown
 
@@ -17,6 +20,8 @@ _REQUESTS_HELD = 16  # of the largest size, whose bytes may be here at once
 _LONGEST_NAME = 200
 # Of the names in a form. Some that Python knows take seconds for what is sent in a moment.
 _CHARSETS = (b"utf-8", b"utf8", b"us-ascii")
+_HEAD = 64  # bytes from which it is seen that text was sent instead of an image
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]{16}")
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,28 @@ class Room:
         self.rate = rate if self.rate is None else 0.9 * self.rate + 0.1 * rate
 
 
+def text_format(content: bytes, content_type: str) -> str:
+    """Return which text was sent where an image is expected; "" if it looks like none.
+
+    Args:
+        content: Of a body or of a file in a form.
+        content_type: Of the request. It is only a hint: curl's --data-binary calls everything a form.
+    """
+    head, kind = content[:_HEAD].lstrip(), content_type.partition(";")[0].strip().lower()
+    if content.startswith(tuple(READERS)):
+        return ""
+    if head.startswith((b"{", b"[", b'"')) or kind.endswith(("/json", "+json")):
+        return "JSON"
+    if head[:5].lower() == b"data:":
+        return "a data: address"
+    letters = head.replace(b"-", b"+").replace(b"_", b"/")  # of the variant for addresses
+    if (base64 := _BASE64.match(letters)) and b64decode(base64[0]).startswith(tuple(READERS)):
+        return "base64"
+    if kind == "application/x-www-form-urlencoded" and re.match(rb"[\w.%\[\]-]+=", head):
+        return "a form field"
+    return ""
+
+
 class _InMemory(MultiPartParser):
     spool_max_size = 0  # never to a disk, of which there may be none: what is held is limited already
     is_whole = False
@@ -132,7 +159,7 @@ class Body:
         """Return the pictures of the request: the files of a multipart form, else the body as one picture.
 
         Raises:
-            Refused: There is none, there are too many, or they are too large.
+            Refused: There is none, there are too many, they are too large, or one is text.
             ClientDisconnect: The sender has gone.
         """
         headers, limits = self.request.headers, self.room.limits
@@ -146,6 +173,13 @@ class Body:
             uploads = [Upload("", b"".join([chunk async for chunk in self._stream()]))]
         if not uploads or uploads == [Upload("", b"")]:
             raise Refused(422, "there is no picture in the request: send one as its body, or files of a multipart form")
+        for upload in uploads:
+            if text := text_format(upload.content, headers.get("content-type", "")):
+                raise Refused(
+                    415,
+                    f"{upload.name or 'the body'} is {text}, not an image: send the bytes of the file, such as by "
+                    "curl --data-binary @a.jpg ADDRESS/predict, or several by curl -F picture=@a.jpg",
+                )
         return uploads
 
     def leave(self) -> None:
