@@ -121,8 +121,10 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
     parts = stages(network)
     named = [i for i, name in enumerate(parts) if last == "backbone" or name == last or name.startswith(last + ".")]
     if not named:
+        earlier = [name for name, depth in depths(network).items() if depth > 1]
+        hint = f": --model.freeze {earlier[-1]} freezes all but the last" if earlier else ""
         raise WrongUsage(
-            f"there is no stage {last!r} to freeze; the stages are {', '.join(parts)}, and backbone is all"
+            f"there is no stage {last!r} to freeze; the stages are {', '.join(parts)}, and backbone is all{hint}"
         )
     num_frozen = named[-1] + 1
     for parameters in list(stage_parameters(network).values())[:num_frozen]:

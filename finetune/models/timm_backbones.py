@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
+from torchvision import models
 
 from finetune.models.stages import head_name
 from finetune.system.messages import WrongUsage, did_you_mean, install
@@ -17,6 +19,8 @@ PREFIX = "timm/"
 _CONFIG = "config.json"  # in a folder as timm writes it
 _ARGS = {"num_classes", "img_size", "global_pool"}  # what a network may have been built with; `read_timm` looks at more
 _ABOVE = ("num_classes", "label_names", "label_descriptions")  # beside the description, and before it
+_NUM_IMAGENET = 1000
+_IMAGENET = re.compile(r"(^|_)in1k(_|$)")  # in the tag of weights whose head is of ImageNet-1k
 _OWN_ARGS = {"in_chans": 3}
 _RESIZE: Mapping[str, Literal["shorter_side", "squash"]] = {"center": "shorter_side", "squash": "squash"}
 
@@ -159,6 +163,8 @@ def _class_names(told: Mapping[str, Any], num: int) -> list[str] | None:
     names, descriptions = told.get("label_names"), told.get("label_descriptions") or {}
     if isinstance(names, list | tuple) and len(names) == num and isinstance(descriptions, dict):
         return [str(descriptions.get(name, name)) for name in names]
+    if num == _NUM_IMAGENET and _IMAGENET.search(str(told.get("tag") or "")):
+        return list(models.ResNet18_Weights.IMAGENET1K_V1.meta["categories"])  # timm's rows are in the same order
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from finetune.models.misfits import advice
 from finetune.models.timm_backbones import Description, create, describe, pretrained_cfg, read_config
 from finetune.models.weight_files import Pretrained, check_one, read_file
 from finetune.system.messages import WrongUsage, reason
@@ -89,11 +90,13 @@ def _arranged(
     except WrongUsage:
         raise
     except Exception as error:  # torch's for names and shapes; timm's own, of what it arranges, are of many kinds
-        raise ValueError(f"{given.origin} does not fit {backbone}: {_short(reason(error))}") from error
+        to_do = f". {advice(given.state, backbone)}" if isinstance(error, RuntimeError) else ""
+        raise ValueError(f"{given.origin} does not fit {backbone}: {_short(reason(error))}{to_do}") from error
     # Published weights of ConvNeXt (FCMAE) and DaViT (Florence-2) end before the head's norm.
     expected = (f"{pretrained_cfg(backbone).classifier}.", "head.norm.")
     if lacking := [key for key in missing if not key.startswith(expected)]:
-        raise ValueError(f"{given.origin} does not fit {backbone}: it lacks {_short(', '.join(lacking))}")
+        to_do = f". {advice(given.state, backbone)}"
+        raise ValueError(f"{given.origin} does not fit {backbone}: it lacks {_short(', '.join(lacking))}{to_do}")
     if pool is not None and (own := _pool(source)) not in (None, pool):
         raise WrongUsage(f"{given.origin} is of a network that pools by {pool}, {backbone} by {own}")
     if about is not None:

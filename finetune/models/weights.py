@@ -14,6 +14,7 @@ from torchvision import models
 
 from finetune.models.backbones import OWN, vit_size
 from finetune.models.ensemble import members
+from finetune.models.misfits import advice
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import is_timm
 from finetune.models.timm_weights import read_timm
@@ -87,8 +88,14 @@ def _read_published(weights: Any) -> Pretrained:
     return Pretrained(tidy(state), weights.meta["categories"], str(weights), mean, std)
 
 
-def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
-    """Copy everything but the head, in place; what does not fit is named in the error, and nothing is copied then."""
+def load_weights(network: nn.Module, pretrained: Pretrained, backbone: str | None = None) -> None:
+    """Copy everything but the head, in place; what does not fit is named in the error, and nothing is copied then.
+
+    Args:
+        network: To which the weights are copied.
+        pretrained: The weights.
+        backbone: The network's name, for advice in the error.
+    """
     check_one(pretrained)
     skipped = (head_name(network) + ".", *_AUXILIARY)
     own = network.state_dict()
@@ -103,7 +110,9 @@ def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
         "not finite": [k for k, value in given.items() if not value.isfinite().all()],  # so in VGG-16's "features"
     }
     if found := [f"{kind}: {_some(keys)}" for kind, keys in problems.items() if keys]:
-        raise ValueError(f"{pretrained.origin} does not fit this network; {'; '.join(found)}")
+        is_other = any(keys for kind, keys in problems.items() if kind != "not finite")
+        to_do = f". {advice(pretrained.state, backbone)}" if backbone and is_other else ""
+        raise ValueError(f"{pretrained.origin} does not fit this network; {'; '.join(found)}{to_do}")
     own.update(given)
     # Updating the network's own state keeps its version numbers, without which torchvision's MNASNet refuses to load.
     network.load_state_dict(own)
@@ -123,7 +132,7 @@ def start(
     if pretrained.averaged:
         log.info("%s: taking the averaged weights, %s", pretrained.origin, pretrained.averaged)
     for member in members(network):
-        load_weights(member, pretrained)
+        load_weights(member, pretrained, backbone)
     pretrained.write_normalization(*normalization)
     return pretrained
 
@@ -156,7 +165,8 @@ def source_head(
         raise ValueError("head_init: source copies rows of a source classifier; give its file with weights")
     categories = source_classes or pretrained.class_names
     if not categories:
-        raise ValueError(f"{pretrained.origin} does not name its classes: give source_classes, a name for each row")
+        hint = "give a text file with a name for each row, --model.source_classes FILE"
+        raise ValueError(f"{pretrained.origin} does not name its classes: {hint}")
     target = head(network)
     weight = pretrained.state.get(f"{head_name(network)}.weight")
     if weight is None or weight.shape[1:] != target.weight.shape[1:]:

@@ -149,3 +149,16 @@ def test_stage_names():
     layers = [f"encoder.layers.encoder_layer_{i}" for i in range(12)]
     assert list(stages(skeleton("vit_b_16"))) == ["conv_proj", *layers, "encoder.ln"]
     assert list(stages(build("lenet", 3))) == ["conv1", "conv2", "linear"]
+
+
+@pytest.mark.parametrize(
+    ("backbone", "last"),
+    [("resnet18", "layer3"), ("timm/tf_efficientnet_lite0", "blocks.5"), ("timm/vit_small_patch16_224", "blocks.10")],
+)
+def test_another_networks_stage_is_answered_with_the_one_to_freeze_instead(backbone, last):
+    network = skeleton(backbone)
+    with pytest.raises(ValueError, match=rf"no stage 'layer9' .*: --model.freeze {last} freezes all but the last$"):
+        freeze(network, "layer9")
+    freeze(network, last)
+    assert trainable(network)  # the last stage and the head
+    assert {name.partition(".")[0] for name in trainable(network)} != {head_name(network).partition(".")[0]}

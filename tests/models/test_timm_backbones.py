@@ -9,7 +9,7 @@ import timm
 import torch
 from networks import skeleton
 from tiers import sweep
-from timm.data import resolve_data_config
+from timm.data import ImageNetInfo, resolve_data_config
 from timm_scenarios import FAMILIES
 
 from finetune.models.backbones import build, normalization
@@ -148,3 +148,20 @@ def test_a_folder_that_does_not_do_says_why(tmp_path, text, message):
 def test_names():
     assert head_name(skeleton("timm/mobilenetv4_conv_small")) == "classifier"
     assert timm_name("timm/convnext_nano.in12k_ft_in1k") == "convnext_nano.in12k_ft_in1k"
+
+
+@pytest.mark.parametrize("tag", ["in1k", "ra_in1k", "fb_in22k_ft_in1k_384", "in12k", "in21k", "x_in1kk", None])
+def test_rows_of_imagenet_have_its_names_without_a_list(tag, tmp_path):
+    about = {**timm.get_pretrained_cfg("resnet18").to_dict(), "tag": tag}
+    told = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": about}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    names = describe("timm/resnet18", tmp_path).class_names
+    if tag is None or "in1k" not in tag.split("_"):
+        assert names is None
+        return
+    info = ImageNetInfo("imagenet-1k")  # timm's own order of the rows, in WordNet's words
+    assert names[934] == "hotdog" and len(names) == 1000
+    same = [name.lower() in info.index_to_description(i).lower() for i, name in enumerate(names)]
+    assert sum(same) == 998  # "crane bird" and "maillot tank suit" are written otherwise
+    (tmp_path / "config.json").write_text(json.dumps({**told, "num_classes": 3}))  # it was trained further on others
+    assert describe("timm/resnet18", tmp_path).class_names is None

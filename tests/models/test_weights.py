@@ -244,7 +244,10 @@ def test_source_head_takes_names_from_the_caller():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pretrained": pretrained(class_names=None)}, "does not name its classes: give source_classes"),
+        (
+            {"pretrained": pretrained(class_names=None)},
+            "does not name its classes: give a text file .*--model.source_classes",
+        ),
         ({"source_classes": ["a", "b"]}, "has 7 classes, but 2 names were given"),
         ({"mapping": {"hotdgo": "crane"}}, "unknown class 'hotdgo'; did you mean 'hotdog'"),
         ({"mapping": {"hotdog": "carne"}}, "no source category is called 'carne'; did you mean 'crane'"),
@@ -261,8 +264,8 @@ def test_source_head_errors(arguments, message):
 def test_class_names_of_weights_that_no_class_can_have_are_not_taken(tmp_path):
     for name, names in {"escape": ["a", "\x1b[2Jb"], "double": ["a", "a"], "text": "ab"}.items():
         about = {"hyper_parameters": {"class_names": names}}
-        torch.save({"state_dict": {"weight": torch.zeros(2)}, **about}, path := tmp_path / f"{name}.ckpt")
+        torch.save({"state_dict": {"network.weight": torch.zeros(2)}, **about}, path := tmp_path / f"{name}.ckpt")
         assert read_weights(str(path), "resnet18").class_names is None
     about = {"hyper_parameters": {"class_names": ["a", "b"]}}  # control
-    torch.save({"state_dict": {"weight": torch.zeros(2)}, **about}, path)
+    torch.save({"state_dict": {"network.weight": torch.zeros(2)}, **about}, path)
     assert read_weights(str(path), "resnet18").class_names == ["a", "b"]

@@ -1,0 +1,45 @@
+"""What to do with a file of weights that does not fit the network."""
+
+from collections.abc import Collection
+
+import torch
+from torchvision import models
+
+from finetune.models.backbones import build
+from finetune.models.timm_backbones import PREFIX, is_timm
+
+_OTHER_CODE = 0.1  # share of the network's names below which a file was written by other code
+
+
+def advice(names: Collection[str], backbone: str) -> str:
+    """Return in a sentence what to do with weights of these names, which do not fit the backbone."""
+    own = _names(backbone)
+    if len(own & set(names)) >= _OTHER_CODE * len(own):
+        return "It is of another network: name that one with --backbone"
+    twin = backbone.removeprefix(PREFIX).partition(".")[0] if is_timm(backbone) else PREFIX + backbone
+    if _is_known(twin) and len(_names(twin) & set(names)) >= (1 - _OTHER_CODE) * len(names):
+        return f"It is of {twin}: take --backbone {twin}"
+    origin = "timm" if is_timm(backbone) else "torchvision"
+    return (
+        f"Its entries are named by other code ({min(names)}, where this network has {min(own)}): take the file that "
+        f"{origin} publishes, or rename the entries"
+    )
+
+
+def _names(backbone: str) -> set[str]:
+    try:
+        with torch.device("meta"):
+            network = build(backbone, 2)
+    except (NotImplementedError, RuntimeError):  # RegNets read numbers back while they are built
+        network = build(backbone, 2)
+    return set(network.state_dict())
+
+
+def _is_known(backbone: str) -> bool:
+    if not is_timm(backbone):
+        return backbone in models.list_models(module=models)
+    try:
+        import timm
+    except ImportError:
+        return False
+    return timm.is_model(backbone.removeprefix(PREFIX))
