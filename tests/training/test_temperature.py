@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from metric_parts import put_together
 from scipy.optimize import minimize_scalar
 
-from finetune.training.temperature import HIGHEST, LOWEST, Temperature, derivatives
+from finetune.training.temperature import HIGHEST, LOWEST, PRIOR, Temperature, derivatives
 
 
 def overconfident(num: int, num_classes: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,7 +33,7 @@ def test_it_is_the_minimum_that_scipy_finds(num, num_classes, temperature):
 
     def loss(log_inverse: float) -> float:
         b = math.exp(log_inverse)
-        return F.cross_entropy(b * logits, labels, reduction="sum").item() + b - 1 - log_inverse
+        return F.cross_entropy(b * logits, labels, reduction="sum").item() + PRIOR * (b - 1 - log_inverse)
 
     reference = minimize_scalar(loss, bounds=(-2.7, 2.7), method="bounded", options={"xatol": 1e-9})
     # Between its nodes, an eighth apart, the slope is taken for a cubic: 2e-5 is the most that was seen.
@@ -44,6 +44,13 @@ def test_many_pictures_give_the_temperature_back():
     # 40,000 pictures know it to about 0.01: the slope's standard error over the curvature.
     assert fitted(*overconfident(40_000, 3, 2.5)) == pytest.approx(2.5, abs=0.05)
     assert fitted(*overconfident(40_000, 3, 0.5)) == pytest.approx(0.5, abs=0.01)
+
+
+def test_few_pictures_move_the_temperature_less_than_many_of_the_same_kind():
+    logits, labels = torch.tensor([[4.0, 0.0]]), torch.tensor([0, 0, 1])  # a third is wrong: T is 4 / log 2
+    found = [fitted(logits.repeat(3 * num, 1), labels.repeat(num)) for num in (1, 2, 4, 16, 4096)]
+    assert found == sorted(found) and 1 < found[0] < 2  # with a prior of one picture 2.7
+    assert found[-1] == pytest.approx(4 / math.log(2), rel=5e-3)
 
 
 def test_derivatives_are_those_of_autograd():
@@ -85,14 +92,14 @@ def test_a_split_that_is_all_right_stays_unsure_as_the_rule_of_succession_has_it
     temperature = fitted(logits, labels)
     assert LOWEST <= temperature <= HIGHEST
     wrong = torch.sigmoid(torch.tensor(-margin / temperature, dtype=torch.float64)).item()
-    if LOWEST < temperature < HIGHEST:  # where the slope vanishes: wrong * margin * num = 1 - temperature
-        assert wrong * margin * num == pytest.approx(1 - temperature, rel=1e-3)
+    if LOWEST < temperature < HIGHEST:  # where the slope vanishes: wrong * margin * num = PRIOR * (1 - temperature)
+        assert wrong * margin * num == pytest.approx(PRIOR * (1 - temperature), rel=1e-3)
 
 
 def test_a_split_that_is_all_wrong_is_bounded():
     labels = torch.ones(200, dtype=torch.int64)
     assert fitted(torch.tensor([[30.0, 0.0]]).repeat(200, 1), labels) == HIGHEST
-    assert fitted(torch.tensor([[0.01, 0.0]]).repeat(200, 1), labels) < HIGHEST  # one picture's worth holds against it
+    assert fitted(torch.tensor([[0.01, 0.0]]).repeat(200, 1), labels) < HIGHEST  # the prior holds against it
 
 
 def test_one_class_alone_has_no_temperature_to_learn():
