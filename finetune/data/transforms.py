@@ -104,6 +104,14 @@ def preparation(settings: Mapping[str, Any]) -> dict[str, Any]:
     return given | {"image_size": settings.get("eval_image_size") or settings["image_size"]}
 
 
+def cropped_area(height: int, width: int, resize: ResizeMode, crop_share: float) -> float:
+    """Return which share of a picture's area evaluation's crop cuts away, in [0, 1): see `eval_transform`."""
+    if resize == "whole":
+        return 0.0
+    shorter_by_longer = 1.0 if resize == "squash" else min(height, width) / max(height, width)
+    return 1 - crop_share**2 * shorter_by_longer
+
+
 def resized_side(image_size: int, crop_share: float = CROP_SHARE) -> int:
     """Return to how many pixels evaluation resizes before it crops the centre."""
     return round(image_size / crop_share)

@@ -11,10 +11,12 @@ import torch
 
 from finetune.data.checking.first_look import first_look
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.decode import stored_size
 from finetune.data.depth import warn_of_dark_samples
-from finetune.data.samplers import batches_within
+from finetune.data.samplers import batches_within, num_within
 from finetune.data.size_schedule import schedule_of
 from finetune.data.splits import SET_APART
+from finetune.data.transforms import cropped_area
 from finetune.models.ensemble import told
 from finetune.system.messages import as_wrong_usage, counted
 from finetune.training.classifier import Classifier
@@ -24,6 +26,10 @@ log = logging.getLogger(__name__)
 
 _NUM_CLASSES_SHOWN = 8
 _FEW = 2  # pictures of a class from which nothing general can be learned
+_NUM_MEASURED = 200  # training pictures whose sizes are read, evenly spaced: a tenth of a second
+_MUCH_CROPPED = 0.4  # of a picture's area
+_MANY_CROPPED = 1 / 3  # of the pictures
+_FEW_TO_CHOOSE = 50  # validation pictures, below which an epoch's accuracy and a temperature are uncertain
 _FEW_TO_TEST = 30  # below them the standard error of an accuracy may be above 9 points
 
 
@@ -35,11 +41,14 @@ def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_pat
     """
     if not trainer.is_global_zero:
         return {}
-    lines, doubtful = [_pictures(data), _network(model, ckpt_path), _machine(trainer, data)], list(doubts(data))
+    lines = [_pictures(data), _network(model, ckpt_path), _machine(trainer, data)]
+    doubtful = [*doubts(data), *few_to_choose(trainer, data)]
     look = first_look(data.splits, data.class_names, data.root)
     doubtful += filter(None, [look.line()])
     for line in lines:
         log.info("%s", line)
+    if cropped := crop_line(data):
+        log.info("%s", cropped)
     for split, so in (("val", ", and best.ckpt is the last"), ("test", "")):
         if split in data.splits and getattr(trainer, f"limit_{split}_batches") == 0:
             log.info("%s is not looked at, since trainer.limit_%s_batches is 0%s", split, split, so)
@@ -75,6 +84,33 @@ def doubts(data: ImageDataModule) -> Iterator[str]:
     if "test" in data.splits and (num := len(data.splits["test"].labels)) < _FEW_TO_TEST:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
         yield f"test has {num} pictures only: the standard error of an accuracy is up to {error:.0f} points"
+
+
+def few_to_choose(trainer: pl.Trainer, data: ImageDataModule) -> Iterator[str]:
+    """Yield a line where the kept epoch and the temperature are chosen on few validation pictures."""
+    if "val" in data.splits:
+        num = num_within(trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size)
+        if 0 < num < _FEW_TO_CHOOSE:
+            yield (
+                f"val has {counted(num, 'picture')} only: the choice of the epoch that is kept and the temperature of "
+                "the probabilities are uncertain. A larger --data.val_fraction or more pictures help"
+            )
+
+
+def crop_line(data: ImageDataModule) -> str:
+    """Return a line where evaluation's crop cuts much of many pictures away; "" where it does not."""
+    paths, given = data.splits["train"].paths, data.hparams
+    chosen = np.linspace(0, len(paths) - 1, min(_NUM_MEASURED, len(paths))).astype(int)
+    sizes = [size for size in (stored_size(paths[i]) for i in chosen.tolist()) if min(size) > 0]
+    cut = np.array([cropped_area(*size, given["resize"], given["crop_share"]) for size in sizes])
+    much = cut > _MUCH_CROPPED
+    if not sizes or much.mean() < _MANY_CROPPED:
+        return ""
+    return (
+        f"evaluation crops the centre: {much.mean():.0%} of {len(sizes)} training pictures looked at lose more than "
+        f"{_MUCH_CROPPED:.0%} of their area, {np.median(cut):.0%} in the median. If what matters may lie at the edges: "
+        "--data.resize whole keeps all of it, squashed to a square"
+    )
 
 
 def _pictures(data: ImageDataModule) -> str:

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 from colours import QUICKEST, draw_colours
+from PIL import Image
 from small_fits import SMALL, data, fit
 
 from finetune import Classifier
+from finetune.data.transforms import cropped_area, eval_transform
 from finetune.training import overview
 
 
@@ -21,6 +23,13 @@ def told(caplog, pictures, model=None, **options) -> list[str]:
     with caplog.at_level(logging.INFO, "finetune"):
         overview.tell(trainer, model or Classifier(pictures.class_names, "small_cnn", weights=None), pictures)
     return [record.getMessage() for record in caplog.records]
+
+
+def few(num: int) -> str:
+    return (
+        f"val has {num} pictures only: the choice of the epoch that is kept and the temperature of the probabilities "
+        "are uncertain. A larger --data.val_fraction or more pictures help"
+    )
 
 
 def test_three_lines_before_training(colours, cli, caplog):
@@ -35,6 +44,7 @@ def test_three_lines_before_training(colours, cli, caplog):
         "network: small_cnn, random weights; 0.30 of 0.30 million numbers learn, frozen: nothing; "
         "SGD at 0.005 (backbone), 0.05 (head)",
         "training: 1 x cpu, precision 32-true, 4 batches of 16 an epoch, max_epochs 1",
+        few(val),
     ]
 
 
@@ -104,6 +114,68 @@ def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_few
         "too few training pictures to learn from: blue 2",
         "test has 29 pictures only: the standard error of an accuracy is up to 9 points",
     ]
+
+
+@pytest.mark.parametrize(
+    ("num", "limit", "expected"),
+    [(49, 1.0, [few(49)]), (50, 1.0, []), (80, 4, [few(48)]), (80, 5, []), (11, 0, []), (0, 1.0, [])],
+)
+def test_few_pictures_to_choose_an_epoch_by(colours, num, limit, expected):
+    pictures = data(colours)
+    split = pictures.splits.pop("val")
+    if num:
+        pictures.splits["val"] = type(split)(split.read, np.zeros(num, int), [split.paths[0]] * num, split.origin)
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=limit)
+    assert list(overview.few_to_choose(trainer, pictures)) == expected
+
+
+def cropped(root: Path, sizes: list[tuple[int, int]], **options) -> str:
+    """What is said of training pictures of these widths and heights."""
+    for name in ("a", "b"):
+        (root / "train" / name).mkdir(parents=True)
+        for i, size in enumerate(sizes):
+            Image.new("RGB", size).save(root / "train" / name / f"{i}.png")
+    return overview.crop_line(data(root, val_fraction=0, **options))
+
+
+WIDE, TALL, SQUARE = (90, 30), (30, 90), (40, 40)  # at 7/8 of the side 74 and 23 % of the area are cut away
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    [
+        ([WIDE, TALL, TALL], {}, "100% of 6 training pictures looked at lose more than 40% of their area, 74% in"),
+        ([WIDE, SQUARE, SQUARE], {}, "33% of 6 training pictures looked at lose more than 40% of their area, 23% in"),
+        ([WIDE, SQUARE, SQUARE, SQUARE], {}, ""),
+        ([(40, 30)], {}, "lose more than 40% of their area, 43% in the median"),  # as cameras have them
+        ([(38, 30)], {}, ""),
+        ([(40, 30)], {"crop_share": 1.0}, ""),
+        ([WIDE], {"resize": "whole"}, ""),
+        ([WIDE], {"resize": "squash"}, ""),
+        ([WIDE], {"resize": "squash", "crop_share": 0.7}, "51% in the median"),
+    ],
+)
+def test_a_crop_that_cuts_much_away_is_told(tmp_path, sizes, options, expected):
+    line = cropped(tmp_path, sizes, **options)
+    assert expected in line and (line.endswith("--data.resize whole keeps all of it, squashed to a square") or not line)
+    assert bool(line) == bool(expected)
+
+
+def test_the_share_that_is_cut_away_is_that_of_the_pipeline(tmp_path):
+    """Against the pictures that the evaluation pipeline leaves: pixels that are numbered by their column."""
+    columns = np.tile(np.arange(240, dtype=np.uint8), (80, 1))
+    for resize in ("shorter_side", "squash", "whole"):
+        seen = eval_transform(70, resize)(image=np.dstack([columns] * 3))["image"]
+        width = (int(seen.max()) - int(seen.min()) + 1) / 240
+        height = 1 if resize == "whole" else 7 / 8
+        assert 1 - width * height == pytest.approx(cropped_area(80, 240, resize, 7 / 8), abs=0.02)
+
+
+def test_pictures_that_cannot_be_read_do_not_stop_it(tmp_path):
+    assert cropped(tmp_path / "other", [WIDE]) != ""
+    for name in ("a", "b"):
+        (tmp_path / "other/train" / name / "0.png").write_bytes(b"\x89PNG")
+    assert overview.crop_line(data(tmp_path / "other", val_fraction=0)) == ""
 
 
 def test_predict_says_how_many(colours, cli, tmp_path, caplog):
