@@ -20,7 +20,7 @@ from finetune.data.datasets.synthetic import TARGET_CLASSES, draw
 from finetune.data.decode import decode
 from finetune.data.readers import files_to_predict
 from finetune.data.samplers import ESTIMATE, SHEET, some_of
-from finetune.data.seen import keep_unseen
+from finetune.data.seen import keep_unseen, leave_out_copies
 from finetune.data.transforms import CROP_SHARE
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
@@ -178,7 +178,8 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
         raise WrongUsage(f"{place} has other classes than the checkpoint")
     if not {"train", "test"} <= data.splits.keys():
         raise WrongUsage(f"--quantize int8 needs training and test pictures; {place} lacks some")
-    keep_unseen(data, "test", checkpoint)
+    if not keep_unseen(data, "test", checkpoint):
+        leave_out_copies(data, "test", checkpoint)
     return data
 
 

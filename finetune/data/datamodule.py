@@ -19,7 +19,7 @@ from finetune.data.image_cache import CacheOfSplits
 from finetune.data.loader import BATCHES_AHEAD, BatchesAhead, Loader, end_workers, is_pinned, loader_options
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed, spread
-from finetune.data.seen import Seen
+from finetune.data.seen_record import Seen
 from finetune.data.size_schedule import parse_sizes, scheduled
 from finetune.data.splits import Split, unlabelled
 from finetune.data.train_loader import TrainLoader

@@ -1,22 +1,22 @@
 """Which pictures a checkpoint has seen in training, kept in it, so that none of them is measured as if it were new.
 
-Not noticed: a copy of single pictures in another folder or under another name (only while the original is gone is its
-size a hint), and what the weights that training began with had seen.
+They are recognised by name and, wherever they lie, by content (`contents`); in checkpoints of earlier versions by name
+and size alone. Not recorded: the images that the initial weights were trained on.
 """
 
-import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
+from finetune.data.contents import UNKNOWN, file_digests
+from finetune.data.seen_record import Seen, file_sizes, joined, unpacked
 from finetune.data.splits import SET_APART, Split, hashes
-from finetune.system.messages import counted
+from finetune.system.messages import counted, shown
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -25,49 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DRAWN_BY = ("split_seed", "val_fraction", "test_fraction")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Pictures by name and size, those of training first: 12 bytes each, so 12 MB of a checkpoint for a million.
-
-    Attributes:
-        names: `hashes` of their names (`Split.names`), (N,) uint64.
-        sizes: Bytes of each file modulo 2**31, (N,) int32; 0 where it is no file.
-        num_train: The first so many were trained on; on the others training was validated.
-    """
-
-    names: np.ndarray
-    sizes: np.ndarray
-    num_train: int
-
-    def packed(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it."""
-        names = torch.from_numpy(self.names.view(np.int64))
-        return {"names": names, "sizes": torch.from_numpy(self.sizes), "num_train": self.num_train}
-
-    def fingerprint(self, labels: np.ndarray) -> str:
-        """Return a hash of names, sizes and labels of the training pictures: another one means other training data."""
-        digest = hashlib.sha256(self.names[: self.num_train].tobytes())
-        digest.update(self.sizes[: self.num_train].tobytes() + labels.tobytes())
-        return digest.hexdigest()
-
-
-def unpacked(seen: Mapping[str, Any]) -> Seen:
-    return Seen(seen["names"].numpy().view(np.uint64), seen["sizes"].numpy(), seen["num_train"])
-
-
-def seen_by(train: Split, val: Split | None, skip: bool = False) -> Seen:
-    """Return the record of a run with these splits.
-
-    Args:
-        train: What it trains on.
-        val: What it is validated on.
-        skip: A file without a size, perhaps gone since it was found, is no error: reading it will tell.
-    """
-    both = [train, val] if val else [train]
-    names, sizes = (np.concatenate(c) for c in zip(*((s.hashes(), _sizes(s.paths, skip)) for s in both), strict=True))
-    return Seen(names, sizes, len(train.labels))
+_MOST_COMPARED = 1000  # images of a folder, to decide whether it is the one trained on
 
 
 def describe(name: str, split: Split, root: str | None) -> str:
@@ -96,10 +54,11 @@ def hold_against(checkpoint: Mapping[str, Any], trainer: "pl.Trainer") -> None:
         elif known and is_told and checkpoint["finetune"]["data_fingerprint"] != data.fingerprint:
             log.warning("the training pictures are not those that this run began with: it will end differently")
         if known and data.seen:
-            data.seen = _joined(data.seen, unpacked(known))
+            data.seen = joined(data.seen, unpacked(known))
     elif split:
         if not keep_unseen(data, split, checkpoint, is_told):
             data.take_whole(split)
+            leave_out_copies(data, split, checkpoint, is_told)
         if is_told and split in data.splits and not data.is_fitted:
             log.info(describe(split, data.splits[split], data.root))
             if not known:
@@ -124,8 +83,8 @@ def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None,
     """Return whether this is the folder that the checkpoint was trained on, perhaps moved or renamed.
 
     It is, if it lies where that lay and holds half of its pictures by name or size, for another may be mounted there;
-    or if most of the pictures that have the names have the sizes as well: numbered pictures of another set have the
-    same names.
+    or if most of the pictures that have the names have the sizes as well, and the content where that is recorded:
+    numbered pictures of another set have the same names, and may all be of one size.
     """
     root = checkpoint.get("datamodule_hyper_parameters", {}).get("root") or data.default_root
     is_there = bool(root) and os.path.realpath(root) == os.path.realpath(data.root)
@@ -135,7 +94,7 @@ def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None,
         here = [replace(split, tag=tag).hashes() for split in data.splits.values() for tag in {split.tag, ""}]
         if _holds_half(here, known.names):
             return True
-        sizes = {name: _sizes(split.paths, True) for name, split in data.splits.items()}  # or they have other names
+        sizes = {name: file_sizes(split.paths, True) for name, split in data.splits.items()}  # or they have other names
         trained = np.concatenate(
             [found for name, found in sizes.items() if name in ("train", "val")] or [*sizes.values()]
         )
@@ -143,13 +102,20 @@ def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None,
         if _holds_half([*sizes.values()], known.sizes[known.sizes > 0]) and _holds_half([known.sizes], trained):
             return True
     order = np.argsort(known.names)
-    num = num_equal = 0
+    num = num_equal = num_compared = num_copies = 0
     for split in data.splits.values():
         names = split.hashes()
         among = np.flatnonzero(np.isin(names, known.names))
-        sizes = known.sizes[order][np.searchsorted(known.names[order], names[among])]
-        num, num_equal = num + len(among), num_equal + int(np.count_nonzero(_sizes(split.paths, True, among) == sizes))
-    is_same = 2 * num_equal > num
+        rows = order[np.searchsorted(known.names[order], names[among])]
+        is_equal = file_sizes(split.paths, True, among) == known.sizes[rows]
+        num, num_equal = num + len(among), num_equal + int(np.count_nonzero(is_equal))
+        if known.digests is not None:
+            some = np.flatnonzero(is_equal & (known.digests[rows] != UNKNOWN))
+            some = some[np.linspace(0, len(some) - 1, min(_MOST_COMPARED, len(some))).astype(int)]
+            digests = file_digests(split.paths, among[some])[among[some]]
+            num_compared += len(some)
+            num_copies += int(np.count_nonzero(digests == known.digests[rows[some]]))
+    is_same = 2 * num_equal > num and 2 * num_copies >= num_compared
     if is_there and not is_same and is_told:
         log.warning("%s holds few of the pictures that this checkpoint was trained on: taken for new ones", data.root)
     return is_same
@@ -159,16 +125,75 @@ def _holds_half(here: Sequence[np.ndarray], known: np.ndarray) -> bool:
     return bool(2 * np.count_nonzero(np.isin(known, np.concatenate([known[:0], *here]))) >= len(known))
 
 
+def leave_out_copies(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: bool = True) -> None:
+    """Leave out of a split of another folder the copies of what the checkpoint has seen in training.
+
+    Raises:
+        ValueError: All pictures of the split are such copies.
+    """
+    known = checkpoint["finetune"].get("seen")
+    if not known or "digests" not in known or split not in data.splits:
+        return
+    seen = unpacked(known)
+    is_copy = _are_among(_digests(data.splits[split], seen), seen, _num_seen(seen, split))
+    if not is_copy.any():
+        return
+    count, first = _counted(data, split, is_copy)
+    if is_copy.all():
+        raise ValueError(
+            f"this checkpoint has seen {count} in training: they are copies, {first} for one; give pictures that are "
+            "new to it"
+        )
+    if is_told:
+        log.warning(
+            "left out %s: copies of pictures that the checkpoint has seen in training, %s for one", count, first
+        )
+    _keep(data, split, ~is_copy)
+
+
+def _num_seen(known: Seen, split: str) -> int:
+    """Return how many rows of a record must not be measured: validation may be measured again."""
+    return known.num_train if split == "val" else len(known.names)
+
+
+def _digests(given: Split, known: Seen) -> np.ndarray:
+    """Return digests of the pictures of a split that are as large as one of a record, (N,) uint64."""
+    sizes = file_sizes(given.paths, True)
+    return file_digests(given.paths, np.flatnonzero((sizes > 0) & np.isin(sizes, known.sizes)))
+
+
+def _are_among(digests: np.ndarray, known: Seen, num_seen: int, is_gone: np.ndarray | None = None) -> np.ndarray:
+    """Return which digests are those of the first `num_seen` of a record, or of those of them that are gone, (N,)."""
+    assert known.digests is not None
+    among = known.digests[:num_seen] if is_gone is None else known.digests[:num_seen][is_gone]
+    return np.isin(digests, among[among != UNKNOWN])
+
+
+def _counted(data: Any, split: str, is_seen: np.ndarray) -> tuple[str, str]:
+    """Return how many pictures of a split were seen, in words, and the path of the first."""
+    given = data.splits[split]
+    count = f"{np.count_nonzero(is_seen)} of the {len(given.labels)} {split} pictures of {data.root}"
+    return count, shown(given.paths[int(np.argmax(is_seen))])
+
+
 def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known: Seen, is_told: bool) -> None:
     given = data.splits[split]
-    names, most = given.hashes(), known.num_train if split == "val" else len(known.names)
+    names, most = given.hashes(), _num_seen(known, split)
     here = np.concatenate([part.hashes() for part in data.splits.values()])
     gone = ~np.isin(known.names[:most], here)
     is_seen = np.isin(names, known.names[:most])
-    if gone.any():
-        sizes = _sizes(given.paths, True)
-        is_alike = (sizes > 0) & np.isin(sizes, known.sizes[:most][gone])
-        is_seen |= is_alike & np.isin(hashes(replace(given, tag="").names()), known.names[:most][gone])
+    if known.digests is not None and (gone.any() or not data.is_fitted):  # at the end of a fit the first look told
+        digests = _digests(given, known)
+        is_seen |= _are_among(digests, known, most, gone)  # renamed or moved
+        is_copy = _are_among(digests, known, most) & ~is_seen
+        if is_told and is_copy.any():
+            count, first = _counted(data, split, is_copy)
+            log.warning("%s are copies of pictures seen in training, %s for one: they are measured, too", count, first)
+    without = gone if known.digests is None else gone & (known.digests[:most] == UNKNOWN)
+    if without.any():
+        sizes = file_sizes(given.paths, True)
+        is_alike = (sizes > 0) & np.isin(sizes, known.sizes[:most][without])
+        is_seen |= is_alike & np.isin(hashes(replace(given, tag="").names()), known.names[:most][without])
         if is_told and (num := np.count_nonzero(is_alike & ~is_seen)):
             log.warning("%d of the %s pictures may be training pictures under other names: equal in size", num, split)
     if is_told and not data.is_fitted and data.fingerprint != checkpoint["finetune"]["data_fingerprint"]:
@@ -178,8 +203,7 @@ def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known:
         log.warning("%s is not as in training: %s gone, %d would be new to training", data.root, num_gone, num_new)
     if not is_seen.any():
         return
-    count = f"{np.count_nonzero(is_seen)} of the {len(names)} {split} pictures of {data.root}"
-    first = given.paths[int(np.argmax(is_seen))]
+    count, first = _counted(data, split, is_seen)
     before = checkpoint.get("datamodule_hyper_parameters", {})
     if (
         any(before.get(name) != data.hparams.get(name) for name in _DRAWN_BY)
@@ -192,38 +216,14 @@ def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known:
         )
     if is_told:
         log.warning("left out %s, which the checkpoint has seen in training: %s for one", count, first)
-    kept = np.flatnonzero(~is_seen)
+    _keep(data, split, ~is_seen)
+
+
+def _keep(data: Any, split: str, is_kept: np.ndarray) -> None:
+    given, kept = data.splits[split], np.flatnonzero(is_kept)
     paths = type(given.paths)(given.paths[int(i)] for i in kept)
     data.splits[split] = replace(given, read=partial(_read, given.read, kept), labels=given.labels[kept], paths=paths)
 
 
 def _read(read: Any, indices: np.ndarray, index: int) -> np.ndarray:
     return read(int(indices[index]))
-
-
-def _joined(now: Seen, before: Seen) -> Seen:
-    """Return what either has seen."""
-    learned, learns = before.names[: before.num_train], now.names[: now.num_train]
-    if np.isin(before.names, now.names).all() and np.isin(learned, learns).all():
-        return now
-
-    def both(part: Callable[[Seen], slice]) -> tuple[np.ndarray, np.ndarray]:
-        names = np.concatenate([seen.names[part(seen)] for seen in (now, before)])
-        sizes = np.concatenate([seen.sizes[part(seen)] for seen in (now, before)])
-        first = np.unique(names, return_index=True)[1]
-        return names[first], sizes[first]
-
-    train, rest = both(lambda seen: slice(seen.num_train)), both(lambda seen: slice(seen.num_train, None))
-    return Seen(np.concatenate([train[0], rest[0]]), np.concatenate([train[1], rest[1]]), len(train[0]))
-
-
-def _sizes(paths: Any, skip: bool, indices: np.ndarray | None = None) -> np.ndarray:
-    found = []
-    for i in range(len(paths)) if indices is None else indices.tolist():
-        try:
-            found.append(os.stat(paths[i]).st_size % 2**31)
-        except OSError:
-            if not skip:
-                raise
-            found.append(0)
-    return np.array(found, np.int32)

@@ -25,7 +25,7 @@ READABLE = (".onnx", ".safetensors")
 _MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size", "members")
 _DATA = (*PREPARATION, "eval_image_size", "split_seed", "val_fraction", "test_fraction")
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
-
+_SEEN = {"names": np.int64, "sizes": np.int32, "digests": np.int64}
 
 InputSize = Literal["network_size", "any_size"]  # of the pictures that a file takes
 
@@ -41,7 +41,7 @@ def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size"
         "origin": {name: origin.get(name) for name in _ORIGIN},
         "input": input_size,
         "data_class": data_class if data_class.startswith("finetune.") else "finetune.ImageFolderData",
-        "seen": seen and {**{name: _text(seen[name]) for name in ("names", "sizes")}, "num_train": seen["num_train"]},
+        "seen": seen and {name: _text(value) if isinstance(value, Tensor) else value for name, value in seen.items()},
         "mean": state["mean"].flatten().tolist(),
         "std": state["std"].flatten().tolist(),
         "class_weight": state["class_weight"].tolist(),
@@ -98,8 +98,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
         plain = json.loads(text)
         _check(plain)
         seen = plain["seen"] and {
-            "names": _tensor(plain["seen"]["names"], np.int64),
-            "sizes": _tensor(plain["seen"]["sizes"], np.int32),
+            **{name: _tensor(plain["seen"][name], kind) for name, kind in _SEEN.items() if name in plain["seen"]},
             "num_train": int(plain["seen"]["num_train"]),
         }
         # The network of an .onnx normalises by itself.

@@ -22,7 +22,7 @@ from small_fits import scramble
 from finetune.cli import main
 from finetune.commands import export as export_command
 from finetune.data.decode import decode
-from finetune.data.seen import Seen, unpacked
+from finetune.data.seen_record import Seen, unpacked
 from finetune.data.splits import hashes
 from finetune.inference import any_size, export_check
 from finetune.inference.predictor import Predictor

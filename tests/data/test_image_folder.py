@@ -10,7 +10,7 @@ import pytest
 import torch
 from data_files import paths, real_data, small
 
-from finetune.data import seen
+from finetune.data import seen_record
 from finetune.data.datasets import synthetic
 from finetune.data.datasets.image_folder import Hotdog, SampleData
 
@@ -73,8 +73,8 @@ def test_a_file_that_is_gone_is_named_or_skipped(few, tmp_path, monkeypatch, tar
     (path.parent.parent / "blue/03.png").unlink()
     path.symlink_to(target or "00.png")
     if target is None:
-        sizes = seen._sizes
-        monkeypatch.setattr(seen, "_sizes", lambda *a: [path.unlink(missing_ok=True), sizes(*a)][1])
+        sizes = seen_record.file_sizes
+        monkeypatch.setattr(seen_record, "file_sizes", lambda *a: [path.unlink(missing_ok=True), sizes(*a)][1])
     with pytest.raises(OSError) as caught:
         small(tmp_path / "few", val_fraction=0)
     assert caught.value.filename == str(path) and caught.value.strerror  # which the command line prints in one line

@@ -17,16 +17,17 @@ from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.readers import GreyReader
 from finetune.data.seen import describe, hold_against
+from finetune.data.seen_record import with_digests
 from finetune.data.splits import Split
 
 
 def write(root: Path, *names: str, size: int | None = None) -> Path:
-    """Files that nobody decodes, each of another size where none is given."""
+    """Files that nobody decodes, each with its own content, and of another size where none is given."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(
-            b"x" * (size or 100 + len(os.listdir(root)) + sum(root.name.encode() + name.encode()))
-        )
+        content = os.fsencode(f"{name} of {root} ")
+        num_bytes = size or 100 + len(os.listdir(root)) + sum(root.name.encode() + os.fsencode(name))
+        (root / name).write_bytes((content * num_bytes)[:num_bytes])
     return root
 
 
@@ -40,8 +41,16 @@ def data(root: Path, **options) -> ImageFolderData:
 
 def checkpoint_of(data: ImageFolderData) -> dict:
     """What matters here of a checkpoint of a fit on this data, once through a file."""
+    if data.seen.digests is None:
+        data.seen = with_digests(data.seen, data.splits["train"], data.splits.get("val"))
     finetune = {"data_fingerprint": data.fingerprint, "seen": data.seen.packed()}
     return {"finetune": finetune, "datamodule_hyper_parameters": dict(data.hparams)}
+
+
+def earlier(checkpoint: dict) -> dict:
+    """The same of a version that recorded names and sizes alone."""
+    del checkpoint["finetune"]["seen"]["digests"]
+    return checkpoint
 
 
 def held(checkpoint: dict, data: ImageFolderData, command: str = "test", rank: int = 0) -> list[str]:
@@ -91,7 +100,10 @@ def test_pictures_added_removed_and_renamed(tmp_path, lines):
     source = sorted(fitted.splits["train"].paths)[1]
     shutil.move(source, root / new)  # under the name of a test picture: what was trained on, and is gone there
     lines.clear()
-    assert new in held(checkpoint, data(root))
+    assert new not in held(checkpoint, data(root))
+    assert any(line.startswith("left out 1 of the") and str(root / new) in line for line in lines.messages)
+    lines.clear()
+    assert new in held(earlier(checkpoint), data(root))
     assert any("1 of the test pictures may be training pictures under other names" in line for line in lines.messages)
 
 
@@ -178,7 +190,11 @@ def test_pictures_that_are_all_renamed_in_place_are_no_new_ones(tmp_path, lines)
     checkpoint = checkpoint_of(data(root))
     for path in sorted(root.glob("*/*")):
         path.rename(path.with_name(f"renamed_{path.name}"))
-    held(checkpoint, data(root))
+    with pytest.raises(ValueError, match=r"has seen (\d+) of the \1 test pictures"):  # other ones are set apart now
+        held(checkpoint, data(root))
+    assert "taken for new ones" not in lines.text
+    lines.clear()
+    held(earlier(checkpoint), data(root))
     assert "may be training pictures under other names: equal in size" in lines.text
     assert "taken for new ones" not in lines.text
 
@@ -264,7 +280,7 @@ def test_the_record_is_small_and_safe_to_load(tmp_path):
     checkpoint = torch.load(tmp_path / "some.ckpt", weights_only=True)
     assert held(checkpoint, data(tmp_path / "a"))
     seen = checkpoint["finetune"]["seen"]
-    assert sum(seen[name].nbytes for name in ("names", "sizes")) == 12 * sum(
+    assert sum(seen[name].nbytes for name in ("names", "sizes", "digests")) == 20 * sum(
         len(fitted.splits[split].labels) for split in ("train", "val")
     )
 
@@ -308,6 +324,74 @@ def test_arrays_are_known_by_their_place(tmp_path):
     assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3, split_seed=1))  # the test pictures are others
 
 
+def copies(split: Split, root: Path, name: str = "{}.png") -> Path:
+    """The files of a split under other names, in the folders of their classes."""
+    for i, path in enumerate(split.paths):
+        target = root / Path(path).parent.name / name.format(i)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return root
+
+
+@pytest.mark.parametrize(("split", "command"), [("train", "test"), ("val", "test"), ("train", "validate")])
+def test_copies_elsewhere_under_other_names_are_refused(tmp_path, split, command):
+    fitted = data(plain(tmp_path / "a"))
+    checkpoint, num = checkpoint_of(fitted), len(fitted.splits[split].labels)
+    other = copies(fitted.splits[split], tmp_path / "other", "copy_{}.jpeg")
+    name = {"validate": "val"}.get(command, command)
+    with pytest.raises(ValueError, match=f"has seen {num} of the {num} {name} pictures of {other} in training: .*copy"):
+        held(checkpoint, data(other), command)
+    assert held(earlier(checkpoint), data(other), command)  # control: only the digests tell
+
+
+def test_copies_among_new_pictures_are_left_out(tmp_path, lines):
+    fitted = data(plain(tmp_path / "a"))
+    checkpoint, num = checkpoint_of(fitted), len(fitted.splits["train"].labels)
+    other = copies(fitted.splits["train"], tmp_path / "b/test", "copy_{}.jpeg").parent
+    copies(fitted.splits["test"], other / "test", "unseen_{}.png")
+    write(other, *(f"test/{c}/new_{i}.png" for c in ("cat", "dog") for i in range(5)))
+    copies(fitted.splits["train"], other / "train")
+    left = held(checkpoint, data(other))
+    assert len(left) == 10 + len(fitted.splits["test"].labels) and not any("copy" in name for name in left)
+    assert lines.messages[0].startswith(f"left out {num} of the {num + len(left)} test pictures of {other}: copies of ")
+    lines.clear()
+    assert held(checkpoint, data(other), rank=1) == left and not lines.messages
+
+
+def test_copies_within_the_folder_trained_on_are_counted(tmp_path, lines):
+    root = plain(tmp_path / "a/train").parent
+    write(root, *(f"test/{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(100, 105)))
+    fitted = data(root)
+    shutil.copyfile(fitted.splits["train"].paths[0], root / "test/cat/other.png")
+    assert len(held(checkpoint_of(fitted), data(root))) == 11
+    assert f"1 of the 11 test pictures of {root} are copies of pictures seen in training, {root}/test/cat" in lines.text
+    lines.clear()
+    assert len(held(earlier(checkpoint_of(fitted)), data(root))) == 11 and "are copies" not in lines.text
+
+
+def test_numbered_files_of_one_size_are_told_apart_by_content(tmp_path, lines):
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a", size=50_000)))  # as uncompressed pictures are
+    assert len(held(checkpoint, data(plain(tmp_path / "b", size=50_000)))) == 60
+    assert lines.messages == [f"60 test pictures of {tmp_path / 'b'} (all)"]
+    assert len(held(earlier(checkpoint), data(tmp_path / "b"))) < 15  # control: taken for the folder trained on
+
+
+def test_what_was_replaced_before_a_fit_went_on_stays_seen(tmp_path):
+    first = data(plain(tmp_path / "a"))
+    checkpoint, path = checkpoint_of(first), Path(first.splits["train"].paths[0])
+    before = path.read_bytes()
+    path.write_bytes(b"other" + before[5:])
+    second = data(tmp_path / "a")
+    checkpoint_of(second)
+    held(checkpoint, second, "fit")
+    for i, content in enumerate((before, path.read_bytes())):
+        copy = tmp_path / f"copy_{i}/cat/some.png"
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes(content)
+        with pytest.raises(ValueError, match="has seen 1 of the 1 test pictures"):
+            held(checkpoint_of(second), data(tmp_path / f"copy_{i}", class_names=["cat", "dog"]))
+
+
 @pytest.mark.slow
 def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys, caplog):
     root = shutil.copytree(colours / "train", tmp_path / "pictures")
@@ -326,6 +410,9 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
         cli(*test, "--data.split_seed", 5)
     cli(*test, "--data.root", colours / "test")
     assert re.search(r"30 test pictures of .*/test \(all\)", caplog.text)
+    other = copies(fitted.splits["train"], tmp_path / "other/test", "copy_{}.png").parent
+    with pytest.raises(ValueError, match=r"has seen (\d+) of the \1 test pictures of .*/other in training: .*copies"):
+        cli(*test, "--data.root", other)
     two = tmp_path / "two"
     for name in ("blue", "red"):
         shutil.copytree(colours / "test" / name, two / name)

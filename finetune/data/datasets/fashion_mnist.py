@@ -7,7 +7,7 @@ from pathlib import Path
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, obtain, read
 from finetune.data.readers import GreyReader, PathList
-from finetune.data.seen import seen_by
+from finetune.data.seen_record import seen_by
 from finetune.data.splits import SET_APART, Split, stratified
 
 

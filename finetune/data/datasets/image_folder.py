@@ -6,7 +6,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.folders import Files, scan
 from finetune.data.readers import FileReader
-from finetune.data.seen import seen_by
+from finetune.data.seen_record import seen_by, with_digests
 from finetune.data.splits import SET_APART, Split, stratified
 from finetune.distributed.signals import is_first_process
 
@@ -39,6 +39,8 @@ class ImageFolderData(ImageDataModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_taught()
+            if self.seen and self.seen.digests is None and is_first_process():  # which writes checkpoints
+                self.seen = with_digests(self.seen, self.splits["train"], self.splits.get("val"))
         super().setup(stage)
 
     def check_taught(self) -> None:
