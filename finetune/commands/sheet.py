@@ -59,7 +59,8 @@ def sheet(
             parts.append(predictor.classify(np.stack(seen)))
             seen.clear()
     names, predicted = predictor.class_names, np.concatenate(parts)
-    said = zip(predicted, predictor.decide(predicted), chosen, strict=True)
+    classes = predictor.decide(predicted, [paths[int(i)] for i in chosen])
+    said = zip(predicted, classes, chosen, strict=True)
     captions = [caption(p[k], names[k], names, Path(paths[int(i)])) for p, k, i in said]
     with replacing(Path(output)) as file:
         draw_sheet(np.stack(shown), captions, columns).save(file, format="PNG", optimize=True)

@@ -30,7 +30,7 @@ def check_sizes(
     name = max(sizes, key=lambda name: sizes[name])
     if cache_size is not None and cache_size < sizes[name]:
         raise WrongUsage(f"cache_size {cache_size} must be at least {name}, {sizes[name]}")
-    if cache_limit_gb < 0 or (isinstance(num_workers, int) and num_workers < 0):
+    if not cache_limit_gb >= 0 or (isinstance(num_workers, int) and num_workers < 0):
         raise WrongUsage(f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative")
 
 

@@ -92,9 +92,9 @@ def _pieces(picture: np.ndarray) -> Iterator[np.ndarray]:
 
 def _differences(predictor: Predictor, own: np.ndarray, found: np.ndarray) -> tuple[float, int]:
     """Return by how much a probability differs, and of how many pictures the class does."""
-    if found.shape != own.shape:
+    if found.shape != own.shape or not np.isfinite(found).all():
         return float("inf"), len(own)
-    differs = np.nan_to_num(np.abs(found - own), nan=np.inf).max(axis=1)
+    differs = np.abs(found - own).max(axis=1)
     is_other = predictor.decide(found.astype(np.float64)) != predictor.decide(own.astype(np.float64))
     return float(differs.max()), int((is_other & (differs > _TIE)).sum())
 

@@ -94,7 +94,7 @@ class LoadedModel:
         Raises:
             FileNotFoundError: There is no such picture, or none in a folder.
             TypeError: Something is no picture.
-            ValueError: A picture can't be decoded, or an array is none.
+            ValueError: A picture can't be decoded, an array is none, or a probability is not a finite number.
             RuntimeError: The process was forked from the one that has loaded it, and would wait for ever.
         """
         check_not_forked(self._pid)
@@ -111,8 +111,8 @@ class LoadedModel:
                 images = threads.map(lambda one: self._prepared(one[0], one[1], on_bad_image), some)
                 places = range(start, start + len(some))
                 good = [
-                    (i, picture, image)
-                    for i, (_, picture), image in zip(places, some, images, strict=True)
+                    (i, name, picture, image)
+                    for i, (name, picture), image in zip(places, some, images, strict=True)
                     if image is not None
                 ]
                 if good:
@@ -127,10 +127,10 @@ class LoadedModel:
                 raise
             return None
 
-    def _said(self, good: list[tuple[int, Picture, np.ndarray]], abstain_below: float) -> Iterator[Prediction]:
+    def _said(self, good: list[tuple[int, str, Picture, np.ndarray]], abstain_below: float) -> Iterator[Prediction]:
         answers = self.predictor.classify(np.stack([image for *_, image in good]))
-        chosen = self.predictor.decide(answers)
-        for (i, picture, _), values, k in zip(good, answers.tolist(), chosen.tolist(), strict=True):
+        chosen = self.predictor.decide(answers, [name for _, name, *_ in good])
+        for (i, _, picture, _), values, k in zip(good, answers.tolist(), chosen.tolist(), strict=True):
             label = self.class_names[k] if values[k] >= abstain_below else UNSURE
             path = picture if isinstance(picture, str) else None
             yield Prediction(label, values[k], dict(zip(self.class_names, values, strict=True)), path, i)

@@ -15,7 +15,7 @@ from finetune.inference.onnx_network import OnnxNetwork, put_exported
 from finetune.models.ensemble import told
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.system.messages import WrongUsage
-from finetune.training.calibration import read_calibration
+from finetune.training.calibration import check_finite_rows, read_calibration
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.compile import in_bf16
@@ -36,6 +36,7 @@ class Predictor:
         checkpoint: What `read_checkpoint` has read of it, where that was done already.
 
     Attributes:
+        path: The checkpoint, or the file.
         model: The classifier, in evaluation.
         device: Where it is.
         precision: What it computes in.
@@ -62,7 +63,7 @@ class Predictor:
         checkpoint: dict[str, Any] | None = None,
     ) -> None:
         checkpoint = read_checkpoint(ckpt_path) if checkpoint is None else checkpoint
-        data = checkpoint["datamodule_hyper_parameters"]
+        self.path, data = str(ckpt_path), checkpoint["datamodule_hyper_parameters"]
         self.preparation = preparation(data)
         self.image_size: int = self.preparation["image_size"]
         self.batch_size: int = data.get("batch_size", 64)
@@ -106,18 +107,52 @@ class Predictor:
         return self._transforms[size](image=picture)["image"]
 
     def __call__(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the probability of each class, (N, K) float64, for N pictures (H, W, 3) uint8 RGB of any sizes."""
-        return self.classify(np.stack([self.prepare(picture) for picture in pictures]))
+        """Return the probability of each class, (N, K) float64, for N pictures (H, W, 3) uint8 RGB of any sizes.
+
+        Raises:
+            NotFinite: Some are not finite numbers.
+        """
+        probabilities = self.classify(np.stack([self.prepare(picture) for picture in pictures]))
+        self.check(probabilities)
+        return probabilities
 
     def classify(self, images: np.ndarray) -> np.ndarray:
-        """Return the probability of each class, (N, K) float64, for prepared pictures (N, h, w, 3) uint8 RGB."""
+        """Return the probability of each class, (N, K) float64, for prepared pictures (N, h, w, 3) uint8 RGB.
+
+        They are as the network computes them, finite or not: `decide` checks them.
+        """
         dtype = _MIXED.get(self.precision)
         with torch.no_grad(), torch.autocast(self.device.type, dtype, enabled=dtype is not None):
             logits = self.model(self._pixels(images))
         return self.calibration.probabilities(logits).cpu().numpy()
 
-    def decide(self, probabilities: np.ndarray) -> np.ndarray:
-        """Return the index of the class that is said (N,), by the checkpoint's threshold if it has one."""
+    def check(self, probabilities: np.ndarray, names: Sequence[object] | None = None) -> None:
+        """Make sure that probabilities (N, K) are finite numbers.
+
+        Args:
+            probabilities: Of N pictures.
+            names: What an error calls each.
+
+        Raises:
+            NotFinite: Some are not.
+        """
+
+        def name_of(row: int) -> object:
+            return f"picture {row}" if names is None else names[row]
+
+        check_finite_rows(torch.from_numpy(probabilities), name_of, self.path, self.precision)
+
+    def decide(self, probabilities: np.ndarray, names: Sequence[object] | None = None) -> np.ndarray:
+        """Return the index of the class that is said (N,), by the checkpoint's threshold if it has one.
+
+        Args:
+            probabilities: Of N pictures, (N, K).
+            names: What an error calls each.
+
+        Raises:
+            NotFinite: Some probabilities are not finite numbers.
+        """
+        self.check(probabilities, names)
         return self.calibration.decide(torch.from_numpy(probabilities)).numpy()
 
     def activation(self, images: np.ndarray, classes: Sequence[int]) -> np.ndarray | None:

@@ -130,9 +130,10 @@ def compare(predictor: Predictor, source: Path, target: Path, split: Split, chos
     """Measure both files on the chosen pictures of a split."""
     said: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     runs, images = (opened(source), opened(target)), np.empty(0)
-    for images in in_batches(predictor, split, chosen, "measuring int8"):
+    for i, images in enumerate(in_batches(predictor, split, chosen, "measuring int8")):
+        names = [split.paths[int(k)] for k in chosen[i * _AT_ONCE : (i + 1) * _AT_ONCE]]
         for run, answers in zip(runs, said, strict=True):
-            answers.append(predictor.decide(run(images).astype(np.float64)))
+            answers.append(predictor.decide(run(images).astype(np.float64), names))
     floats, ints = (np.concatenate(answers) for answers in said)
     labels = split.labels[chosen]
     accuracy = float((floats == labels).mean()), float((ints == labels).mean())

@@ -1,6 +1,7 @@
 """test_predictions.csv read back: what a network said of each test picture, beside what it is."""
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,9 @@ def read_answers(path: Path, class_names: Sequence[str]) -> Answers:
             for row in csv.DictReader(file):
                 (unread if row["error"] else rows).append(row)
         is_whole = not rows or set(columns) <= rows[0].keys()
+        numbers = ["probability", *(columns if is_whole else ())]
+        if not all(math.isfinite(float(row[name])) for row in rows for name in numbers):
+            raise ValueError("it has probabilities that are not finite numbers")
         return Answers(
             list(class_names),
             [row["path"] for row in rows],

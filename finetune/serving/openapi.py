@@ -57,7 +57,7 @@ def description(limits: Limits) -> dict[str, Any]:
         415: "a compressed body, or JSON, base64 or another text where the bytes of an image are expected",
         422: "no picture, or one that can't be read: `pictures` says which, and why",
         429: f"more than {limits.max_waiting} pictures or too many large requests: Retry-After says when to come back",
-        500: "a failure of the service",
+        500: "a failure of the service, or probabilities that are not finite numbers: `pictures` says of which",
         503: f"no answer within {limits.seconds:g} s, or too many connections",
     }
     pixels = f"JPEG, PNG, WebP, BMP, TIFF or GIF of at most {limits.max_pixels:,} pixels"

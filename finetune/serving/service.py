@@ -1,10 +1,12 @@
 """What happens to a request that sends pictures: each is decoded, all wait their turn, and the answer names each."""
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,9 @@ from finetune.serving.uploads import Body, Limits, Room, Upload
 from finetune.system.html_page import thumbnail
 from finetune.system.machine import num_cores
 from finetune.system.messages import did_you_mean, shown
+from finetune.training.calibration import NotFinite
 
+log = logging.getLogger(__name__)
 _DIGITS = 7  # of a probability, as `finetune predict` writes it
 
 
@@ -122,6 +126,7 @@ class Service:
             raise Refused(422, str(bad[0]["error"]), bad)
         images = [image for image in found if isinstance(image, np.ndarray)]
         probabilities = await self.batcher(images)
+        self._check(uploads, probabilities)
         classes = self.predictor.decide(probabilities)
         names = self.predictor.class_names
         self.metrics.said([names[k] for k in classes])
@@ -130,6 +135,17 @@ class Service:
             for i, (image, k) in enumerate(zip(images, classes, strict=True)):
                 said[i]["looked_at"] = await self.batcher.run(self._looked_at, image, int(k))
         return said
+
+    def _check(self, uploads: Sequence[Upload], probabilities: np.ndarray) -> None:
+        """Refuse a request with a picture whose probabilities are not finite numbers, which JSON does not have."""
+        try:
+            self.predictor.check(probabilities, [_name(upload, i) for i, upload in enumerate(uploads)])
+        except NotFinite as error:
+            log.error("%s", error)
+            told = f"{Path(self.predictor.path).name} gives probabilities that are not finite numbers"
+            lost = np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist()
+            bad = [{"index": i, "name": uploads[i].name, "error": f"{_name(uploads[i], i)}: {told}"} for i in lost]
+            raise Refused(500, str(bad[0]["error"]), bad) from error
 
     def _one(self, upload: Upload, probabilities: np.ndarray, said: int, wish: Wish) -> dict[str, Any]:
         order = (-probabilities).argsort(kind="stable")[: wish.top_k]
@@ -141,8 +157,7 @@ class Service:
     def _image(self, uploads: Sequence[Upload], index: int) -> np.ndarray:
         """Return what the network sees of a picture; what is no picture is a DecodeError."""
         upload = uploads[index]
-        name = upload.name or f"picture {index}"
-        return self.predictor.prepare(decode(upload.content, name, max_pixels=self.limits.max_pixels))
+        return self.predictor.prepare(decode(upload.content, _name(upload, index), max_pixels=self.limits.max_pixels))
 
     def _classify(self, images: np.ndarray) -> np.ndarray:
         start = time.perf_counter()
@@ -153,6 +168,10 @@ class Service:
     def _looked_at(self, image: np.ndarray, said: int) -> str | None:
         maps = self.predictor.activation(image[None], [said])
         return None if maps is None else thumbnail(overlaid(image, maps[0]), max(image.shape))
+
+
+def _name(upload: Upload, index: int) -> str:
+    return upload.name or f"picture {index}"
 
 
 def _is_bad(found: Any) -> bool:

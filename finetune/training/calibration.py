@@ -1,7 +1,7 @@
 """What makes probabilities and decisions of logits, fitted on the validation split and kept in the checkpoint."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from finetune.system.messages import shown
 from finetune.training.precision import double
 from finetune.training.temperature import HIGHEST, LOWEST, Temperature
 from finetune.training.threshold import MEASURES, RATES, Aim, Choice, choose
@@ -114,6 +115,55 @@ class Calibrator(nn.Module):
         logits, labels = (np.concatenate(parts) for parts in zip(*kept, strict=True))
         p = calibration.probabilities(torch.from_numpy(logits))[:, aim.positive].numpy()
         return calibration._replace(aim=aim, choice=choose(aim, p, labels == aim.positive))
+
+
+class NotFinite(ValueError):
+    """Probabilities of an image are not finite numbers: NaN fails every comparison, so no class may be predicted."""
+
+
+def check_finite_rows(probabilities: Tensor, name_of: Callable[[int], object], source: object, precision: str) -> None:
+    """Make sure that all probabilities (B, K) are finite numbers.
+
+    Args:
+        probabilities: Of a batch.
+        name_of: Returns what to call the image in a row, such as its path.
+        source: The checkpoint or exported file that computed them.
+        precision: In which it did.
+
+    Raises:
+        NotFinite: Some are not; the error names the checkpoint and the first such image.
+    """
+    is_finite = probabilities.isfinite().all(dim=1)
+    if is_finite.all():
+        return
+    name = shown(name_of(int(is_finite.int().argmin())))
+    others = int((~is_finite).sum()) - 1
+    more = f" (and {others} more)" if others else ""
+    hint = "" if precision in ("32-true", "64-true") else "try precision 32-true, or "
+    raise NotFinite(
+        f"cannot classify {name}{more}: {shown(source)} gives probabilities that are not finite numbers in precision "
+        f"{precision}. Its weights may be damaged: {hint}take another checkpoint"
+    )
+
+
+def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
+    """Return the probabilities (B, K) of a batch of `validate`, `test` or `predict`, all of them finite.
+
+    In `fit` the loss is checked instead (`finetune.runs.divergence`).
+
+    Raises:
+        NotFinite: Some are not.
+    """
+    split = {"validate": "val", "test": "test", "predict": "predict"}.get(trainer.state.fn)
+    if split is None:
+        return probabilities
+
+    def name_of(row: int) -> object:
+        splits = getattr(trainer.datamodule, "splits", {})
+        return splits[split].paths[int(indices[row])] if split in splits else f"image {int(indices[row])}"
+
+    check_finite_rows(probabilities, name_of, trainer.ckpt_path or "the network", trainer.precision)
+    return probabilities
 
 
 def read_calibration(checkpoint: Mapping[str, Any]) -> Calibration:

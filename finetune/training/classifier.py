@@ -22,7 +22,7 @@ from finetune.models.weights import class_list, read_weights, source_head, start
 from finetune.runs.checkpoint_io import check_model, check_size, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import param_groups
-from finetune.training.calibration import Calibration, Calibrator, read_calibration
+from finetune.training.calibration import Calibration, Calibrator, checked, read_calibration
 from finetune.training.clipping import ClipsEach
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
@@ -199,7 +199,7 @@ class Classifier(ClipsEach):
             metrics.update(logits, labels, summed, Target(labels).weight(self.class_weight), self.calibration)
             if self.trainer.state.fn == "fit":
                 self.calibrator.update(logits, labels)
-        p = self.calibration.probabilities(logits)
+        p = checked(self.calibration.probabilities(logits), batch["index"], self.trainer)
         return {"index": batch["index"], "probabilities": p, "class": self.calibration.decide(p), "bad": batch["bad"]}
 
     def on_validation_epoch_end(self) -> None:

@@ -1,5 +1,7 @@
 """How fast what learns learns: named optimizer groups, settled once."""
 
+import math
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -24,8 +26,8 @@ def check_rates(head_lr_multiplier: float, layer_decay: float, label_smoothing: 
     """
     if not 0 < layer_decay <= 1:
         raise WrongUsage(f"layer_decay must be above 0 and at most 1, not {layer_decay}")
-    if head_lr_multiplier <= 0:
-        raise WrongUsage(f"head_lr_multiplier must be above 0, not {head_lr_multiplier}")
+    if not 0 < head_lr_multiplier < math.inf:
+        raise WrongUsage(f"head_lr_multiplier must be above 0 and finite, not {head_lr_multiplier}")
     if not 0 <= label_smoothing < 1:
         raise WrongUsage(f"label_smoothing must be at least 0 and below 1, not {label_smoothing}")
 

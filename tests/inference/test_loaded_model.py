@@ -164,7 +164,7 @@ def test_unsure_is_said_as_predict_does(model, colours, calibrated, cli, tmp_pat
 
 
 def test_it_is_as_sure_as_of_the_class_that_a_threshold_says(model, colours, monkeypatch):
-    monkeypatch.setattr(model.predictor, "decide", lambda answers: answers.argmin(axis=1))
+    monkeypatch.setattr(model.predictor, "decide", lambda answers, names: answers.argmin(axis=1))
     said = model.predict(colours / "test", abstain_below=0.334)  # more than the least probable of three can have
     assert len(said) == 30 and all(one.unsure for one in said)
 

@@ -1,6 +1,8 @@
 """A checkpoint as a function says what `finetune predict` writes."""
 
 import csv
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,12 @@ from torchvision.models import vision_transformer
 
 from finetune import Classifier
 from finetune.data.decode import decode
+from finetune.inference.end_to_end import EndToEnd
+from finetune.inference.exporters import WRITERS
+from finetune.inference.loaded_model import load
 from finetune.inference.predictor import Predictor, device_named
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.exported_files import packed
 from finetune.system.messages import WrongUsage
 
 
@@ -88,3 +95,62 @@ def test_it_computes_on_a_gpu(checkpoint, precision, colours):
     found = Predictor(checkpoint, "cuda", precision)([picture])
     tolerance = 0.05 if precision == "bf16-mixed" else 0.02  # as on a CPU
     np.testing.assert_allclose(found, Predictor(checkpoint)([picture]), rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def damaged(small, tmp_path_factory) -> Path:
+    """A checkpoint with one weight of the head that is not a number."""
+    path = tmp_path_factory.mktemp("damaged") / "some.ckpt"
+    known = torch.load(small, weights_only=True)
+    head = [name for name, value in known["state_dict"].items() if name.startswith("network.") and value.dim() == 2][-1]
+    known["state_dict"][head][0, 0] = torch.nan
+    torch.save(known, path)
+    return path
+
+
+def exported(path: Path, kind: str) -> Path:
+    """What `finetune export` would write of a checkpoint if it did not compare both."""
+    predictor, target = Predictor(path), path.with_suffix(f".{kind}")
+    module = EndToEnd(predictor.model.network, predictor.model.mean, predictor.model.std, 1.0).eval()
+    WRITERS[kind][1](module, predictor.image_size, packed(read_checkpoint(path)), target)
+    return target
+
+
+@pytest.mark.parametrize("kind", sweep(["ckpt", "onnx", "safetensors"], quick=["ckpt"]))
+def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_picture(
+    damaged, kind, colours, cli, tmp_path
+):
+    told = f"cannot classify {{}}.*: .*some.{kind} gives probabilities that are not finite"
+    file = damaged if kind == "ckpt" else exported(damaged, kind)
+    picture, first = colours / "test", colours / "test/blue/00.png"
+    with pytest.raises(ValueError, match=told.format(first)):
+        load(file).predict(picture)
+    with pytest.raises(ValueError, match=told.format(first)):
+        load(file).predict(first, abstain_below=0.5, on_bad_image="skip")
+    with pytest.raises(ValueError, match=told.format(r"pictures\[0\] \(and 1 more\)")):
+        load(file).predict([first.read_bytes()] * 2)
+    with pytest.raises(ValueError, match=told.format("picture 0")):
+        Predictor(file)([decode(str(first))])
+    for command in (
+        ["predict", file, picture, "--output", "a.jsonl"],
+        ["predict", file, picture, "--abstain_below", "0.5", "--output", "a.jsonl"],
+        ["test", file, colours],
+        ["validate", file, colours],
+        ["sheet", file, picture],
+    ):
+        with pytest.raises(ValueError, match=told.format(f"{colours}/.*png")):
+            cli(*command)
+    written = [path for path in tmp_path.rglob("*") if path.suffix in (".csv", ".json", ".jsonl", ".png")]
+    assert not [path for path in written if "NaN" in path.read_text()] and not list(tmp_path.glob("a.jsonl"))
+
+
+@pytest.mark.slow
+def test_an_export_of_them_is_not_kept(damaged, cli, tmp_path):
+    with pytest.raises(ValueError, match="not kept"):
+        cli("export", damaged, "--format", "safetensors", "--output", "b.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_finite_is_no_error(small, colours):
+    (one,) = load(small).predict(colours / "test/blue/00.png")
+    assert json.loads(json.dumps(one.probabilities, allow_nan=False)) == one.probabilities

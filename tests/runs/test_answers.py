@@ -47,3 +47,16 @@ def test_a_file_without_its_columns_is_damaged(tmp_path, content):
     path.write_text(content + "x" * 200_000 + ",\n")
     with pytest.raises(ValueError, match=r"test_predictions\.csv .* is damaged"):
         read_answers(path, ["a", "b"])
+
+
+@pytest.mark.parametrize("columns", ["probability", "p_a", "p_b"])
+def test_probabilities_that_are_not_numbers_are_damage(tmp_path, columns):
+    row = {"path": "x.png", "label": "a", "class": "a", "probability": 0.6, "p_a": 0.6, "p_b": 0.4, "error": ""}
+    path = tmp_path / "test_predictions.csv"
+    for value in (0.5, "nan", "inf"):
+        path.write_text(f"{','.join(row)}\n{','.join(str(v) for v in {**row, columns: value}.values())}\n")
+        if value == 0.5:
+            read_answers(path, ["a", "b"])
+            continue
+        with pytest.raises(ValueError, match=r"is damaged: it has probabilities that are not finite"):
+            read_answers(path, ["a", "b"])

@@ -1,6 +1,7 @@
 """Requests get the answers of the predictor, each its own."""
 
 import asyncio
+import io
 import struct
 import threading
 import time
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from PIL import Image
 from starlette.requests import Request
 
 from finetune.data.decode import decode
@@ -87,6 +89,35 @@ def test_a_bad_picture_is_named_and_fails_its_own_request(client, picture):
     assert response.json()["error"] == bad[0]["error"]
     within_decode = client.post("/predict", content=bomb(200, 100))  # more than the service's, less than the decoder's
     assert "the limit of 10,000" in within_decode.json()["error"]
+
+
+def test_probabilities_that_are_not_numbers_fail_their_own_request(client, service, picture, monkeypatch, caplog):
+    classify = service.predictor.classify
+
+    def black_is_lost(images):
+        probabilities = classify(images)
+        probabilities[(images == 0).all(axis=(1, 2, 3))] = np.nan
+        return probabilities
+
+    monkeypatch.setattr(service.predictor, "classify", black_is_lost)
+    black = io.BytesIO()
+    Image.new("RGB", (40, 40)).save(black, "PNG")
+    response = client.post("/predict", files=files(picture(), black.getvalue()))
+    assert response.status_code == 500
+    (bad,) = response.json()["pictures"]
+    assert (bad["index"], bad["name"]) == (1, "1.png")
+    assert (
+        response.json()["error"] == bad["error"] == "1.png: some.ckpt gives probabilities that are not finite numbers"
+    )
+    assert f"cannot classify 1.png: {service.predictor.path} gives" in caplog.text
+    assert client.post("/predict", content=picture()).status_code == 200
+
+    async def scenario():
+        busy = asyncio.create_task(service.predict(request(picture(1))))
+        others = [asyncio.create_task(service.predict(request(c))) for c in (picture(2), black.getvalue(), picture(3))]
+        return [(await task).status_code for task in (busy, *others)]
+
+    assert asked(service, scenario) == [200, 200, 500, 200]
 
 
 def asked(service: Service, scenario):

@@ -182,7 +182,7 @@ def measured_without_float64() -> dict[str, torch.Tensor]:
                 metric.compute()
         sums = model.train_metrics.train_loss, model.val_metrics.loss, model.val_metrics.calibration_error
         states = {name: getattr(metric, name) for metric in sums for name in metric._defaults}
-        model._trainer = SimpleNamespace(strategy=None)
+        model._trainer = SimpleNamespace(strategy=None, state=SimpleNamespace(fn="fit"))
         batch = {"image": torch.zeros(4, 3, 28, 28, dtype=torch.uint8, device="meta"), "index": labels, "bad": []}
         return {**states, "probabilities": model.predict_step(batch, 0)["probabilities"]}
 

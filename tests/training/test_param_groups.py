@@ -1,6 +1,7 @@
 """Parameter groups."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -184,5 +185,6 @@ def test_rates_out_of_range():
     for layer_decay in (0.0, 1.5):
         with pytest.raises(ValueError, match=f"layer_decay must be above 0 and at most 1, not {layer_decay}"):
             param_groups(network, 10.0, layer_decay)
-    with pytest.raises(ValueError, match=r"head_lr_multiplier must be above 0, not 0\.0"):
-        param_groups(network, 0.0)
+    for multiplier in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"head_lr_multiplier must be above 0 and finite, not {multiplier}"):
+            param_groups(network, multiplier)
