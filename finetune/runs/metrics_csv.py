@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ class MetricsCSV(Logger):
 
     A row of `steps.csv` has the index of its step and Lightning's of its epoch, both from zero. One of `metrics.csv`
     has the epoch counted from one, as it is printed, the steps that were taken by its end, and its seconds; then the
-    last value of the epoch of all that was logged, save that `train/loss` is the mean over the epoch.
+    last value of the epoch of all that was logged, save that `train/loss` is the mean over the epoch. What is not
+    defined is empty, such as the recall of a class without images.
     """
 
     def __init__(self, run: Run) -> None:
@@ -52,11 +54,12 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        row: dict[str, Any] = {"step": step, **metrics}
+        values = {name: value if is_defined(name, value) else "" for name, value in metrics.items()}
+        row: dict[str, Any] = {"step": step, **values}
         if row == self._last or self.run.command != "fit":  # written ahead; test.json or val.json has it
             return
         self._last = row
-        self._epoch |= metrics
+        self._epoch |= values
         path = self.run.file("steps.csv")
         new = [name for name in row if name not in self._columns]
         if new:
@@ -103,6 +106,11 @@ class MetricsCSV(Logger):
         for row in kept:
             if not row.get("epoch") or int(row["epoch"]) >= current:
                 self._epoch |= {name: value for name, value in row.items() if value and name != "step"}
+
+
+def is_defined(name: str, value: float) -> bool:
+    """Return whether a metric has a value: NaN is 0 / 0, except for a loss, where training has diverged."""
+    return name.partition("/")[2].startswith("loss") or not math.isnan(value)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,9 +35,8 @@ class Results(pl.Callback):
     def _report(self, trainer: pl.Trainer, pl_module: Any, split: str) -> None:
         if not trainer.is_global_zero:
             return
-        values = {
-            name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(f"{split}/")
-        }
+        logged = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(f"{split}/")}
+        values = {name: None if math.isnan(value) else value for name, value in logged.items()}  # JSON has no NaN
         file = self.run.file(f"{split}.json")
         details = {
             # From the run's folder: both may be moved, or seen from another folder than this.
@@ -116,4 +116,4 @@ class Skipped(pl.Callback):
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
     """Write the numbers of one evaluation as JSON."""
-    replace_text(path, json.dumps(results, indent=2) + "\n")
+    replace_text(path, json.dumps(results, indent=2, allow_nan=False) + "\n")

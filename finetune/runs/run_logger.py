@@ -15,6 +15,7 @@ from PIL import Image
 from pytorch_lightning.loggers.logger import Logger
 
 from finetune.runs.folder import Run, RunFolder
+from finetune.runs.metrics_csv import is_defined
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, install, reason
 
@@ -54,6 +55,17 @@ def _outlived(act: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _of_defined(log_metrics: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that logs the metrics that are defined."""
+
+    @wraps(log_metrics)
+    def method(self: "RunLogger", metrics: Mapping[str, float], *args: Any, **options: Any) -> Any:
+        defined = {name: value for name, value in metrics.items() if is_defined(name, value)}
+        return log_metrics(self, defined, *args, **options)
+
+    return method
+
+
 class RunLogger(Logger):
     """A logger that writes into a run's folder, unless it is told another place, and goes on there on `--resume`.
 
@@ -79,6 +91,7 @@ class RunLogger(Logger):
         cls.log_config = _told(cls.log_config)  # type: ignore[method-assign]
         if isinstance(begin := vars(cls).get("experiment"), property) and begin.fget:
             cls.experiment = property(_told(begin.fget))  # type: ignore[attr-defined]
+        cls.log_metrics = _of_defined(cls.log_metrics)  # type: ignore[method-assign]
         for name in _LATER:
             setattr(cls, name, _outlived(getattr(cls, name)))
 

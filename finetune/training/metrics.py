@@ -5,13 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassF1Score,
-    MulticlassPrecision,
-    MulticlassRecall,
-)
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from finetune.training.calibration import Calibration
 from finetune.training.precise_sums import PreciseSums, global_sums, restore_sums
@@ -86,12 +80,20 @@ def split_metrics(num_classes: int) -> MetricCollection:
     return MetricCollection(
         {
             "accuracy": MulticlassAccuracy(num_classes, average="micro", **_UNCHECKED),
-            "f1": MulticlassF1Score(num_classes, average="macro", **_UNCHECKED),
-            "precision": MulticlassPrecision(num_classes, average=None, **_UNCHECKED),
-            "recall": MulticlassRecall(num_classes, average=None, **_UNCHECKED),
             "confusion_matrix": MulticlassConfusionMatrix(num_classes, **_UNCHECKED),
         }
     )
+
+
+def class_metrics(confusion: Tensor) -> dict[str, Tensor]:
+    """Return precision and recall of each class (K,), and the macro F1, of a confusion matrix (K, K).
+
+    What divides by zero is NaN: the recall of a class without images, and the precision of one that is never predicted.
+    torchmetrics reports 0 for both. The macro F1 is the mean over the classes that have images.
+    """
+    right, actual, predicted = confusion.diag().float(), confusion.sum(dim=1), confusion.sum(dim=0)
+    f1 = 2 * right / (actual + predicted)
+    return {"precision": right / predicted, "recall": right / actual, "f1": f1[actual > 0].mean()}
 
 
 class TrainMetrics(nn.Module):
@@ -152,6 +154,7 @@ class SplitMetrics(nn.Module):
     ) -> tuple[dict[str, Tensor], list[list[int]]]:
         """Return numbers by name and the confusion matrix (rows: the true class), over all devices, and start again."""
         values = {"loss": self.loss.compute(), **self.metrics.compute()}
+        values |= class_metrics(values["confusion_matrix"])
         values["calibration_error"] = self.calibration_error.compute()
         if calibration.num_pictures:
             values["calibration_error_before_scaling"] = self.before_scaling.compute()

@@ -1,12 +1,17 @@
 """The result on the screen and in its file."""
 
 import json
+import math
+import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from colours import QUICKEST
 from tiny_module import QUIET, Tiny, loader, trainer
 
 from finetune.runs.folder import Run
+from finetune.runs.metrics_csv import is_defined, read_metrics
 from finetune.runs.results import Results, Skipped
 
 pytestmark = QUIET
@@ -51,3 +56,29 @@ def test_an_error_stays_the_news_where_the_list_of_pictures_cannot_be_written(tm
     skipped.errors.add("a.png: truncated")
     skipped.on_exception(SimpleNamespace(is_global_zero=True), Tiny(), RuntimeError("the news"))
     assert "skipped.txt lacks some pictures" in caplog.text
+
+
+def test_numbers_of_a_class_without_images_are_null_and_empty(colours, cli, tmp_path):
+    for split in ("train", "val", "test"):
+        shutil.copytree(colours / ("train" if split == "train" else "test"), tmp_path / "data" / split)
+    for split in ("val", "test"):
+        shutil.rmtree(tmp_path / "data" / split / "green")
+    cli("fit", "--data.root", tmp_path / "data", *QUICKEST, "--trainer.max_epochs", "2")
+    folder = tmp_path / "runs/fit/version_0"
+    result = json.loads((folder / "test.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    matrix = np.array(result["confusion_matrix"])
+    assert matrix.sum(axis=1).tolist() == [10, 0, 10] and result["test/recall/green"] is None
+    with np.errstate(invalid="ignore"):
+        f1 = 2 * matrix.diagonal() / (matrix.sum(axis=0) + matrix.sum(axis=1))
+    assert result["test/f1"] == pytest.approx(f1[[0, 2]].mean())
+    for name, num_said in zip(("blue", "green", "red"), matrix.sum(axis=0), strict=True):
+        assert (result[f"test/precision/{name}"] is None) == (num_said == 0)
+    for row in read_metrics(folder / "metrics.csv"):
+        assert row["val/recall/green"] == "" and float(row["val/recall/red"]) >= 0 and "nan" not in row.values()
+    assert "nan" not in (folder / "steps.csv").read_text()
+
+
+def test_a_loss_that_is_not_a_number_is_not_hidden():
+    names = "train/loss", "train/loss_epoch", "val/loss", "val/recall/loss", "val/f1", "lr-SGD/head"
+    assert [is_defined(name, math.nan) for name in names] == [True, True, True, False, False, False]
+    assert all(is_defined(name, 0.0) for name in names)

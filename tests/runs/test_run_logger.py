@@ -1,6 +1,7 @@
 """What loggers in a run's folder have in common: whose they are, how they go on, what they need, several devices."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -94,6 +95,21 @@ def test_a_logger_that_fails_says_so_once_and_stops_nothing(caplog):
     logger.close()
     assert caplog.messages == ["Full: the disk is full: from here on it logs nothing"]
     assert logger.has_failed and logger.written == 1
+
+
+class Kept(RunLogger):
+    """Keeps what it is given."""
+
+    name = version = None
+
+    def log_metrics(self, metrics, step=None):
+        self.metrics = metrics
+
+
+def test_numbers_that_are_not_defined_are_not_logged():
+    logger = Kept()
+    logger.log_metrics({"val/loss": math.nan, "val/recall/cat": math.nan, "val/recall/dog": 0.0}, step=3)
+    assert list(logger.metrics) == ["val/loss", "val/recall/dog"]
 
 
 def test_one_that_can_not_begin_is_an_error():

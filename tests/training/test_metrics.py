@@ -1,5 +1,6 @@
 """Metrics against torchmetrics and against sums by hand, in one piece and in uneven parts put together."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,10 +9,15 @@ import torch
 from metric_parts import put_together
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassCalibrationError
+from torchmetrics.classification import (
+    MulticlassCalibrationError,
+    MulticlassF1Score,
+    MulticlassPrecision,
+    MulticlassRecall,
+)
 
 from finetune.training.classifier import Classifier
-from finetune.training.metrics import CalibrationError, MeanLoss, split_metrics
+from finetune.training.metrics import CalibrationError, MeanLoss, class_metrics, split_metrics
 from finetune.training.precise_sums import global_sums, restore_sums
 
 # float32 results of sums of 1,000 terms below 1: a few units of 1e-7.
@@ -131,13 +137,32 @@ def test_metrics_of_a_split_by_hand():
     confusion = np.array([[3, 1, 0], [2, 4, 0], [0, 1, 0]])
     labels, predicted = (np.repeat(axis.ravel(), confusion.ravel()) for axis in np.indices(confusion.shape))
     values = split_metrics(3)(torch.from_numpy(predicted), torch.from_numpy(labels))
-    precision, recall = [3 / 5, 4 / 6, 0], [3 / 4, 4 / 6, 0]
-    f1 = [2 * p * r / (p + r) if p + r else 0 for p, r in zip(precision, recall, strict=True)]
+    values |= class_metrics(values["confusion_matrix"])
     assert values["accuracy"].item() == pytest.approx(7 / 11)  # pictures, not classes, count
-    assert values["precision"].tolist() == pytest.approx(precision)
-    assert values["recall"].tolist() == pytest.approx(recall)
-    assert values["f1"].item() == pytest.approx(np.mean(f1))
+    assert values["precision"].tolist() == pytest.approx([3 / 5, 4 / 6, math.nan], nan_ok=True)
+    assert values["recall"].tolist() == pytest.approx([3 / 4, 4 / 6, 0])
+    assert values["f1"].item() == pytest.approx(np.mean([2 * 3 / (4 + 5), 2 * 4 / (6 + 6), 0]))
     assert values["confusion_matrix"].tolist() == confusion.tolist()
+
+
+def test_numbers_of_classes_equal_torchmetrics_where_all_have_images_and_are_predicted():
+    preds, labels = predictions()
+    values = class_metrics(split_metrics(4)(preds, labels)["confusion_matrix"])
+    for name, kind in (("precision", MulticlassPrecision), ("recall", MulticlassRecall)):
+        np.testing.assert_allclose(values[name], kind(4, average=None)(preds, labels), atol=TOLERANCE)
+    np.testing.assert_allclose(values["f1"], MulticlassF1Score(4, average="macro")(preds, labels), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("num_said", [0, 2])  # that are taken for the class without images
+def test_a_class_without_images_has_no_recall_and_no_part_in_the_mean(num_said):
+    confusion = torch.tensor([[3, 1, 0], [2, 4, num_said], [0, 0, 0]])
+    values = class_metrics(confusion)
+    assert values["recall"][:2].tolist() == pytest.approx([3 / 4, 4 / (6 + num_said)]) and values["recall"][2].isnan()
+    assert values["precision"][2].isnan() if num_said == 0 else values["precision"][2] == 0
+    assert values["f1"].item() == pytest.approx(np.mean([2 * 3 / (4 + 5), 2 * 4 / (6 + num_said + 5)]))
+    labels, predicted = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2])
+    control = MulticlassF1Score(3, average="macro")(predicted, labels)  # takes its 0 into the mean
+    assert control < class_metrics(split_metrics(3)(predicted, labels)["confusion_matrix"])["f1"]
 
 
 @pytest.mark.parametrize("sizes", [[997, 3], [1, 499, 500]])
