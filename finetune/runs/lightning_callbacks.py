@@ -34,6 +34,12 @@ class Rates(LearningRateMonitor):
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         self.last = self._extract_stats(trainer, "any") if is_last else {}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": dict(self.last)}  # a run may go on in the validation that follows the last batch
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last = {str(name): float(rate) for name, rate in state_dict.get("last", {}).items()}
+
 
 def limits(trainer: pl.Trainer) -> dict[str, Any]:
     """Return what can end a run early, as a checkpoint keeps it: a run that one of these ended may be prolonged."""
