@@ -114,16 +114,18 @@ def is_data_class(value: Any) -> bool:
 
 
 def is_seen(value: Any) -> bool:
-    """Return whether a value is as `data.seen` packs it."""
+    """Return whether a value is as `data.seen_record` packs it; earlier versions had no digests."""
     if value is None:
         return True
-    if type(value) is not dict or value.keys() != {"names", "sizes", "num_train"}:
+    if type(value) is not dict or value.keys() - {"digests"} != {"names", "sizes", "num_train"}:
         return False
     names, sizes = value["names"], value["sizes"]
-    if not (is_dense(names) and is_dense(sizes)):
+    columns = [names, sizes, value.get("digests", names)]
+    if not all(is_dense(column) and column.ndim == 1 for column in columns):
         return False
-    is_packed = names.dtype == torch.int64 and sizes.dtype == torch.int32 and names.ndim == 1
-    return is_packed and names.shape == sizes.shape and is_count(value["num_train"], most=len(names))
+    if [column.dtype for column in columns] != [torch.int64, torch.int32, torch.int64]:
+        return False
+    return len({len(column) for column in columns}) == 1 and is_count(value["num_train"], most=len(names))
 
 
 def are_train_metrics(value: Any) -> bool:

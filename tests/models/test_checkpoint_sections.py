@@ -128,6 +128,8 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         *({"names": NAMES.double(), "sizes": SIZES, "num_train": 3}, {"names": NAMES, "sizes": SIZES, "num_train": 4}),
         {"names": NAMES, "sizes": SIZES, "num_train": -1},
         {"names": NAMES.to_sparse(), "sizes": SIZES, "num_train": 0},
+        {"names": NAMES, "sizes": SIZES, "num_train": 0, "digests": NAMES[:2]},
+        {"names": NAMES, "sizes": SIZES, "num_train": 0, "other": NAMES},
     ],
     (OURS, "train_metrics"): [3, {"restore": {}}, {"train_loss": {"forward": torch.zeros(())}, "train_accuracy": {}}],
     (OURS, "calibration"): [3, []],
