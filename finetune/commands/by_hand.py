@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from finetune.parity.data_parallel import Epoch, train
-from finetune.system.files import check_target
+from finetune.system.files import check_target, replacing
 from finetune.system.messages import WrongUsage
 
 if TYPE_CHECKING:
@@ -94,4 +94,5 @@ def draw_curve(figure: "Figure", epochs: Sequence[Epoch], settings: str, output:
     axes.annotate("chance", (1, 0.1), xycoords=("axes fraction", "data"), ha="right", color=_GREY, **above)
     axes.plot(numbers, accuracies, color=_BLUE, marker="o", markersize=5, clip_on=False)
     axes.annotate(f"{accuracies[-1]:.4f}", (numbers[-1], accuracies[-1]), ha="center", color=_BLUE, **above)
-    figure.savefig(output, format="png", dpi=120)
+    with replacing(Path(output)) as file:
+        figure.savefig(file, format="png", dpi=120)

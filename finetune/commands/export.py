@@ -154,7 +154,7 @@ def _keep(file: Path, facts: Mapping[str, Any], target: Path, beside: Path) -> N
             except OSError as error:  # it names the source
                 raise OSError(error.errno, error.strerror, str(target)) from error
             description.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-            beside.unlink(missing_ok=True)  # rather none, between here and the end, than that of another file
+            beside.resolve().unlink(missing_ok=True)  # rather none, between here and the end, than that of another file
 
 
 def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) -> ImageDataModule:

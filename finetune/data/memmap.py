@@ -104,7 +104,7 @@ def write_memmap(path: Path, pictures: Iterable[np.ndarray | None], about: dict[
     syncs: list[Future] = []
     for old in unfinished(path):
         old.unlink(missing_ok=True)
-    with replacing(path) as temporary, open(temporary, "xb") as file, ThreadPoolExecutor(1) as pool:
+    with replacing(path) as temporary, open(temporary, "wb") as file, ThreadPoolExecutor(1) as pool:
         for picture in pictures:
             offsets.append(position)
             shapes.extend((0, 0) if picture is None else picture.shape[:2])

@@ -28,7 +28,7 @@ from finetune.models.ensemble import members
 from finetune.models.fx import fuse_batch_norm, split_frozen
 from finetune.models.timm_backbones import is_timm
 from finetune.system.cache_dir import FEATURES, cache_dir, mark_used, room
-from finetune.system.files import remove_dead, unfinished_of
+from finetune.system.files import put_in_place, remove_dead, unfinished_of
 from finetune.system.messages import reason
 
 log = logging.getLogger(__name__)
@@ -180,9 +180,7 @@ def _reserve(trainer: pl.Trainer, path: Path, num_bytes: int, limit_gb: float) -
 
 def _finish(trainer: pl.Trainer, temporary: Path, path: Path) -> None:
     if trainer.local_rank == 0:
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())  # the name is not to be there before the content is, whatever happens
-        temporary.replace(path)
+        put_in_place(temporary, path)
 
 
 def _fill(trainer: pl.Trainer, part: Part, data: ImageDataModule, split: str, rows: Tensor) -> None:

@@ -62,7 +62,7 @@ def by_lightning(network: str, job: Job) -> Trained:
     """Run `finetune fit` as a command of its own: Lightning's `ddp` starts the current command once more."""
     folder = job.folder / f"fit_{network}"
     folder.mkdir()
-    (folder / "classes.txt").write_text("\n".join(CLASS_NAMES))
+    (folder / "classes.txt").write_text("\n".join(CLASS_NAMES), "utf-8")
     settings = {
         "seed_everything": run_seed(),  # pictures come in the order that `draw_batches` has seen
         "data": {"class_path": "finetune.ImageFolderData", "init_args": {**job.data, "num_workers": 0}},
@@ -87,10 +87,10 @@ def by_lightning(network: str, job: Job) -> Trained:
         },
         "test_after_fit": False,
     }
-    (folder / "fit.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "fit.yaml").write_text(yaml.safe_dump(settings), "utf-8")
     command = [sys.executable, "-m", "finetune", "fit", "--config", str(folder / "fit.yaml")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
         raise ValueError(f"finetune fit of {network} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     saved = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(job.k)]

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from torch import Tensor
 from finetune.data.splits import Split
 from finetune.runs.folder import Run
 from finetune.runs.parquet import check_pyarrow, write_parquet
-from finetune.system.files import check_target, remove_dead, replacing
+from finetune.system.files import append_files, check_target, create_part, put_in_place, remove_dead, replacing
 from finetune.system.messages import WrongUsage, shown
 
 log = logging.getLogger(__name__)
@@ -75,6 +74,11 @@ class PredictionWriter(pl.Callback):
         return Path(self.output) if self.output else self.run.file(FILES[self.split])
 
     @property
+    def place(self) -> Path:
+        """Where the target lies, if it is a symbolic link: the parts lie beside that file."""
+        return Path(os.path.realpath(self.target))
+
+    @property
     def suffix(self) -> str:
         return self.target.suffix.lower()
 
@@ -105,13 +109,14 @@ class PredictionWriter(pl.Callback):
             dist.broadcast_object_list(token)
         self._token = token[0]
         if trainer.is_global_zero:
-            remove_dead(self.target.parent.glob(f".{glob.escape(self.target.name)}.*.part*"))
+            remove_dead(self.place.parent.glob(f".{glob.escape(self.place.name)}.*.part*"))
         if self._is_sent(trainer):
             self._part = io.StringIO(newline="")
             return
-        self.target.parent.mkdir(parents=True, exist_ok=True)
+        self.place.parent.mkdir(parents=True, exist_ok=True)
         self._has_begun = True  # before the file is there: a signal may come between its birth and the next line
         part = self._part_path(trainer.global_rank)
+        create_part(part, self.place)
         self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix])
         if self.suffix == ".csv" and trainer.is_global_zero:
             self._part.write(",".join(map(_quoted, self.columns)) + "\n")
@@ -203,26 +208,10 @@ class PredictionWriter(pl.Callback):
             with replacing(self.target) as joined:
                 write_parquet(joined, parts, self.columns)
         else:
-            self._append(parts[0], parts[1:])
-            parts[0].replace(self.target)
+            append_files(parts[0], parts[1:])
+            put_in_place(parts[0], self.target)
         for part in parts:
             part.unlink(missing_ok=True)
-
-    def _append(self, first: Path, others: list[Path]) -> None:
-        """Add the others' rows to the first part, or none of them: it needs no more room than they take."""
-        num_bytes = first.stat().st_size
-        with open(first, "ab") as file:
-            try:
-                for part in others:
-                    with open(part, "rb") as source:
-                        shutil.copyfileobj(source, file)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                with suppress(OSError):
-                    file.close()  # what is in its buffer goes nowhere
-                os.truncate(first, num_bytes)
-                raise
 
     def _summary(self, counts: Counter[str | None], row: dict[str, Any]) -> None:
         told = ", ".join(f"{n} {name or 'unreadable'}" for name, n in counts.most_common())
@@ -239,7 +228,7 @@ class PredictionWriter(pl.Callback):
         return self.split == "test" and not trainer.is_global_zero
 
     def _part_path(self, rank: int) -> Path:
-        return self.target.with_name(f".{self.target.name}.{self._token}.part{rank}")
+        return self.place.with_name(f".{self.place.name}.{self._token}.part{rank}")
 
 
 def _quoted(name: str) -> str:

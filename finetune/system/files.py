@@ -4,8 +4,9 @@ import glob
 import os
 import secrets
 import shutil
+import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -52,22 +53,63 @@ def replacing(target: Path) -> Iterator[Path]:
     """Give a path beside `target` to write to; at the end it becomes `target` at once, after an error nothing.
 
     Readers, a full disk and a kill see the old file or the new one, never a part: what was written is on the disk
-    before it gets its name. Where a link is, what it leads to is replaced, as whoever opens it would.
+    before it gets its name. If `target` is a symbolic link, the file that it points to is replaced. The new file keeps
+    the mode and the owner of the old one.
     """
     target = Path(os.path.realpath(target))
+    before = _status(target)
     # Not the process number: containers that share a disk have the same ones.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
+        if before is not None:
+            _create_private(temporary)
         yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())  # a disk over the network may find out only now that it is full
-        os.replace(temporary, target)
+        _put(temporary, target, before)
     except OSError as error:
         if error.errno is not None and error.filename is None:
             error.filename = str(target)  # which a write that fails does not tell
         raise
     finally:
         temporary.unlink(missing_ok=True)  # still there where both were the same file already
+
+
+def create_part(path: Path, target: Path) -> None:
+    """Create an empty file that is later to replace `target` by `put_in_place`.
+
+    If `target` exists, only the owner can read the new file until then: the target may be private.
+    """
+    if target.exists():
+        _create_private(path)
+    else:
+        path.open("xb").close()
+
+
+def put_in_place(path: Path, target: Path) -> None:
+    """Let a complete file replace `target` as `replacing` does: links, mode and owner are kept."""
+    target = Path(os.path.realpath(target))
+    _put(path, target, _status(target))
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _create_private(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def _put(path: Path, target: Path, before: os.stat_result | None) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())  # a disk over the network may find out only now that it is full
+    if before is not None:
+        with suppress(OSError):  # only root may give a file to another user
+            os.chown(path, before.st_uid, before.st_gid)
+        with suppress(OSError):  # some file systems have no modes
+            path.chmod(stat.S_IMODE(before.st_mode))
+    os.replace(path, target)
     with suppress(OSError):  # the name, too: not every file system can
         descriptor = os.open(target.parent, os.O_RDONLY)
         try:
@@ -76,8 +118,26 @@ def replacing(target: Path) -> Iterator[Path]:
             os.close(descriptor)
 
 
+def append_files(first: Path, others: Sequence[Path]) -> None:
+    """Append other files to the first one, or none of them: that needs no more room than they take."""
+    num_bytes = first.stat().st_size
+    with open(first, "ab") as file:
+        try:
+            for other in others:
+                with open(other, "rb") as source:
+                    shutil.copyfileobj(source, file)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.close()  # what is in its buffer goes nowhere
+            os.truncate(first, num_bytes)
+            raise
+
+
 def unfinished(target: Path) -> list[Path]:
     """Return what processes that were killed left of a file that they wrote."""
+    target = Path(os.path.realpath(target))
     return unfinished_of(target.parent, glob.escape(target.name))
 
 
@@ -109,15 +169,26 @@ def replace_text(path: Path, text: str, errors: str = "strict") -> None:
 def link(source: Path, target: Path) -> None:
     """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked.
 
-    One process at a time does it: what killed ones left beside the target goes.
+    One process at a time does it: what killed ones left beside the target goes. Where the target has another mode or
+    owner than the source, it becomes a copy, for one file has one mode.
     """
     for leftover in unfinished(target):
         leftover.unlink(missing_ok=True)
+    before = _status(target)
+    is_alike = before is None or _rights(before) == _rights(source.stat())
+    is_linked = False
     with replacing(target) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:
+        if is_alike:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+                os.link(source, temporary)
+                is_linked = True
+        if not is_linked:
             shutil.copyfile(source, temporary)
+
+
+def _rights(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_mode, status.st_uid, status.st_gid
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -119,6 +120,20 @@ def test_exports_at_once_leave_the_file_and_the_words_of_one(tmp_path):
         list(pool.map(keep, range(40)))
     file, said = contents(target)
     assert file == said and len(list(tmp_path.iterdir())) == 42
+
+
+def test_links_and_modes_of_both_files_are_kept(tmp_path):
+    disk, file = tmp_path / "disk", tmp_path / "source"
+    disk.mkdir()
+    file.write_text("new")
+    names = ["best.onnx", "best.onnx.json"]
+    for name in names:
+        (disk / name).touch(0o600)
+        (tmp_path / name).symlink_to(disk / name)
+    export_command._keep(file, {"of": "new"}, *(tmp_path / name for name in names))
+    assert contents(tmp_path / "best.onnx") == ("new", "new")
+    for name in names:
+        assert (tmp_path / name).is_symlink() and stat.S_IMODE((disk / name).stat().st_mode) == 0o600
 
 
 def test_a_full_disk_is_told_with_its_place(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import resource
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from finetune.data.samplers import share
 from finetune.runs import predictions
 from finetune.runs.folder import Run
 from finetune.runs.predictions import SUFFIXES, PredictionWriter
+from finetune.system import files
 from finetune.system.messages import WrongUsage
 
 NAMES = ["hot dog", 'the "other", one', "größe", "=1+1"]  # as folders may be called
@@ -365,9 +367,34 @@ def test_a_disk_that_fills_up_before_keeps_the_rows_so_far(run, suffix):
 
 
 def test_a_part_that_is_whole_becomes_the_file_and_is_never_copied(run, monkeypatch):
-    monkeypatch.setattr(predictions.shutil, "copyfileobj", None)
+    monkeypatch.setattr(files.shutil, "copyfileobj", None)
     target = predict(run, probabilities(2), ["a.png", "b.png"])
     assert len(read(target)[1]) == 2
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_link_and_a_mode_are_kept(run, monkeypatch, suffix, world_size):
+    disk = run.root / "disk"
+    disk.mkdir()
+    file, output = disk / f"real{suffix}", run.root / f"link{suffix}"
+    file.touch(0o600)
+    output.symlink_to(file)
+    paths = ["a.png", "b.png", "c.png"]
+    predict(run, probabilities(3), paths, output=output, world_size=world_size, monkeypatch=monkeypatch)
+    assert output.is_symlink() and [row["path"] for row in read(file)[1]] == paths
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(disk.iterdir()) == [file]  # the parts lay beside it, and are gone
+
+
+def test_the_parts_of_a_private_file_are_private(run):
+    target = run.root / "private.csv"
+    target.touch(0o600)
+    writer, model = PredictionWriter(run, str(target)), SimpleNamespace(class_names=NAMES)
+    writer.on_predict_start(trainer_of(["a.png"]), model)
+    (part,) = run.root.glob(".private.csv.*")
+    assert stat.S_IMODE(part.stat().st_mode) == 0o600
+    writer.on_exception(trainer_of(["a.png"]), model)
 
 
 def test_a_target_that_can_t_be_is_told_before_the_work(run):

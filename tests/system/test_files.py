@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
-from finetune.system.files import check_target, link, one_at_a_time, replace_text, replacing, unfinished, unfinished_of
+from finetune.system.files import (
+    check_target,
+    create_part,
+    link,
+    one_at_a_time,
+    put_in_place,
+    replace_text,
+    replacing,
+    unfinished,
+    unfinished_of,
+)
 from finetune.system.messages import WrongUsage
 
 
@@ -73,6 +83,62 @@ def test_a_link_stays_and_leads_to_what_was_written(tmp_path):
     (tmp_path / "lost.csv").symlink_to(tmp_path / "old.csv/new.csv")
     with pytest.raises(WrongUsage, match=r"old\.csv is a file, not a folder"):
         check_target(tmp_path / "lost.csv", "--output")
+
+
+def write_part(target: Path, text: str) -> None:
+    part = target.with_name("part")
+    create_part(part, target)
+    part.write_text(text)
+    put_in_place(part, target)
+
+
+@pytest.mark.parametrize("write", [replace_text, write_part])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o666])
+def test_a_file_keeps_its_mode_and_its_owner(tmp_path, write, mode):
+    path = tmp_path / "private.csv"
+    path.write_text("old")
+    path.chmod(mode)
+    if os.getuid() == 0:
+        os.chown(path, 1234, 1234)
+    before = path.stat()
+    write(path, "new")
+    after = path.stat()
+    assert path.read_text() == "new" and after.st_ino != before.st_ino
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    write(tmp_path / "new.csv", "new")  # the control: a new file has the mode that the umask leaves
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "new.csv").stat().st_mode == (tmp_path / "usual").stat().st_mode != 0o100600
+
+
+def test_nobody_else_reads_a_private_file_while_it_is_written(tmp_path):
+    path = tmp_path / "private.csv"
+    path.touch(0o600)
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+    create_part(tmp_path / "part", path)
+    assert stat.S_IMODE((tmp_path / "part").stat().st_mode) == 0o600
+
+
+def test_what_a_killed_process_left_is_found_where_a_link_leads(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "disk/real.csv")
+    left = tmp_path / "disk/.real.csv.1234.tmp"
+    left.touch()
+    assert unfinished(tmp_path / "link.csv") == [left]
+
+
+def test_linked_files_of_other_modes_are_copies_that_keep_them(tmp_path):
+    source, target = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    source.write_bytes(b"new")
+    target.write_bytes(b"old")
+    target.chmod(0o600)
+    link(source, target)
+    assert target.read_bytes() == b"new" and stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert stat.S_IMODE(source.stat().st_mode) != 0o600 and not os.path.samefile(source, target)
+    source.chmod(0o600)
+    link(source, target)
+    assert os.path.samefile(source, target)
 
 
 def test_replaced_at_once_or_not_at_all(tmp_path):
