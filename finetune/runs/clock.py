@@ -7,6 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from finetune.runs.folder import Run
+from finetune.runs.side_files import are_seconds, continue_side_file
 from finetune.system.files import replace_text
 
 PHASES = {
@@ -35,7 +36,7 @@ class Clock(pl.Callback):
         self._phase, self._since = phase, now
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        before = self._before()  # of the run that this one goes on with
+        before = self._before(trainer.is_global_zero)  # of the run that this one goes on with
         self.seconds = {phase: before.get(phase, 0.0) + now for phase, now in self.seconds.items()}
         self._enter("training")
 
@@ -56,7 +57,7 @@ class Clock(pl.Callback):
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
         # What has trained were processes of their own, or an earlier command, whose numbers stand there.
-        if self._phase == "preparing" and (before := self._before()):
+        if self._phase == "preparing" and (before := self._before(trainer.is_global_zero)):
             self.seconds, self._phase = {phase: before.get(phase, 0.0) for phase in PHASES}, ""
         self._enter("testing")
 
@@ -64,11 +65,12 @@ class Clock(pl.Callback):
         self._enter("")
         self._write(trainer)
 
-    def _before(self) -> dict[str, float]:
+    def _before(self, is_global_zero: bool) -> dict[str, float]:
         """Return the seconds that stand in the run's folder; none where there are none yet."""
-        if self.run.path is None or not (path := self.run.file("seconds.json")).exists():
+        if self.run.path is None or not is_global_zero:  # rank 0 alone writes
             return {}
-        return json.loads(path.read_text("utf-8"))
+        loss = "the seconds until now are lost"
+        return continue_side_file(self.run.file("seconds.json"), are_seconds, loss)
 
     def _write(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:

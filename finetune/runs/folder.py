@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from finetune.distributed.ranks import ending
 from finetune.runs.run_lock import hold
+from finetune.runs.side_files import continue_side_file, is_about
 from finetune.system.files import replace_text
 from finetune.system.messages import shown
 
@@ -121,8 +122,8 @@ class RunFolder(pl.Callback):
         path = self.run.file("about.json")
         if not path.exists():
             return about
-        first = json.loads(path.read_text("utf-8"))
-        kept = {name: first[name] for name in ("command", "lines") if name in first}
+        first = continue_side_file(path, is_about, "the command that began the run is lost")
+        kept = {"command": ""} | {name: first[name] for name in ("command", "lines") if name in first}
         return about | kept | {"went_on_by": [*first.get("went_on_by", []), about.get("command", "")]}
 
     def text(self) -> str:

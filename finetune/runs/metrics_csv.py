@@ -12,6 +12,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune.runs.folder import Run
+from finetune.runs.side_files import set_aside
 from finetune.system.files import replace_text
 from finetune.system.messages import reason
 
@@ -101,7 +102,7 @@ class MetricsCSV(Logger):
             epochs.rename(steps)
         kept = _keep(steps, lambda row: int(row["step"]) < global_step)
         self._columns = list(kept[0]) if kept else []
-        ended = _keep(epochs, lambda row: int(row["step"]) <= global_step)
+        ended = _keep(epochs, lambda row: int(row["epoch"]) > 0 and int(row["step"]) <= global_step)
         current = int(ended[-1]["epoch"]) if ended else 0  # Lightning's count, from zero
         for row in kept:
             if not row.get("epoch") or int(row["epoch"]) >= current:
@@ -125,14 +126,26 @@ def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[st
     """Drop the other rows of a file, and return those."""
     try:
         rows = read_metrics(path)
+        for row in rows:
+            _check(row)
         kept = [row for row in rows if is_kept(row)]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"{path} is damaged: {reason(error)}; move it away, and --resume goes on without it"
-        ) from error
+    except (ValueError, TypeError, KeyError, csv.Error, IsADirectoryError) as error:
+        set_aside(path, f"{path} is damaged: {reason(error)}", "its rows are missing in the report and its charts")
+        path.touch()  # else the other file would be taken for that of an earlier version, which had only one
+        return []
     if rows:
         replace_text(path, _csv(kept, list(rows[0]), header=True))
     return kept
+
+
+def _check(row: dict[str, str]) -> None:
+    """Raise ValueError or TypeError if a value is not a number, or a row has more of them than columns."""
+    for name, value in row.items():
+        if value:
+            if name in ("step", "epoch"):
+                int(value)
+            else:
+                float(value)
 
 
 def _csv(rows: Rows, columns: list[str], header: bool) -> str:

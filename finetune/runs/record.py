@@ -1,7 +1,6 @@
 """A run's folder read back: what it was told, how it learned, what it says of the test pictures."""
 
 import csv
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from finetune.data.samplers import num_within
 from finetune.runs.answers import Answers, read_answers
 from finetune.runs.best_epoch import kept_epoch, told
 from finetune.runs.metrics_csv import read_metrics
+from finetune.runs.side_files import are_seconds, is_about, read_side_file
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def read_run(path: Path) -> RunRecord:
     if not (path / "config.yaml").is_file():
         raise FileNotFoundError(f"{str(path)!r} is not the folder of a run: it has no config.yaml")
     config_text, config = _config(path / "config.yaml")
-    about, result = _json(path / "about.json"), _result(path / "test.json")
+    about, result = read_side_file(path / "about.json", is_about), _result(path / "test.json")
     rows = path / "test_predictions.csv"
     steps = path / "steps.csv"
     names: Sequence[str] = result.get("class_names", ())
@@ -105,23 +105,11 @@ def read_run(path: Path) -> RunRecord:
         config,
         config_text,
         _metrics(steps if steps.is_file() else path / "metrics.csv"),
-        _json(path / "seconds.json"),
+        read_side_file(path / "seconds.json", are_seconds),
         result,
         _found(read_answers(rows, names), begun_in) if rows.is_file() and names else None,
         skipped.read_text("utf-8", "surrogateescape").splitlines() if skipped.is_file() else [],
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: it holds no names")
-    return found
 
 
 def _config(path: Path) -> tuple[str, dict[str, Any]]:
@@ -134,7 +122,7 @@ def _config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _result(path: Path) -> dict[str, Any]:
-    result = _json(path)
+    result = read_side_file(path)
     names, matrix = result.get("class_names", []), result.get("confusion_matrix") or []
     rows = [names, *([matrix, *matrix] if isinstance(matrix, list) and matrix else [])]
     if any(not isinstance(row, list) or len(row) != len(rows[0]) for row in rows):

@@ -16,6 +16,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.metrics_csv import is_defined
+from finetune.runs.side_files import are_names, continue_side_file, read_side_file
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, install, reason
 
@@ -154,13 +155,14 @@ class RunLogger(Logger):
 
     def _take_up(self) -> str | None:
         """Return the name by which this run was logged before; None in a new run."""
-        before = _read(self._run_path() / FILE).get(self._key)
+        names = continue_side_file(self._run_path() / FILE, are_names, "the run's loggers begin anew")
+        before = names.get(self._key)
         self.goes_on = self.goes_on or before is not None
         return before
 
     def _remember(self, name: str) -> None:
         path = self._run_path() / FILE
-        replace_text(path, json.dumps({**_read(path), self._key: name}, indent=2) + "\n")
+        replace_text(path, json.dumps({**read_side_file(path, are_names), self._key: name}, indent=2) + "\n")
 
 
 class LoggedConfig(pl.Callback):
@@ -203,10 +205,3 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             is_plain = isinstance(value, (bool, int, float, str))
             table[f"{prefix}{key}"] = value if is_plain else json.dumps(value, default=str)
     return table
-
-
-def _read(path: Path) -> dict[str, str]:
-    try:
-        return json.loads(path.read_text("utf-8")) if path.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: remove it, and the run's loggers begin anew") from error

@@ -16,6 +16,7 @@ MODE = {"fdopen": 1, "NamedTemporaryFile": 0, "TemporaryFile": 0}
 NOT_TEXT = {"os.open", "Image.open", "zipfile.open", "archive.open"}
 # They rename what no file is in the place of: a folder, or a file of which the run has one of two.
 RENAMES = {"system/files.py", "data/datasets/download.py", "data/datasets/synthetic.py", "runs/metrics_csv.py"}
+RENAMES |= {"runs/side_files.py"}
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str, str]]:

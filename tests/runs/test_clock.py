@@ -45,7 +45,7 @@ def test_a_test_by_other_processes_than_the_fit_keeps_its_seconds(tmp_path, now)
     fit(run, now, (3, 10, 2, 0.5, 0.25, 0, 0))
     parents = Clock(run)
     now.now += 50
-    parents.on_test_start(SimpleNamespace())
+    parents.on_test_start(SimpleNamespace(is_global_zero=True))
     now.now += 4
     parents.on_test_end(SimpleNamespace(is_global_zero=True))
     told = json.loads((tmp_path / "seconds.json").read_text())

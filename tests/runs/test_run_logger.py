@@ -117,12 +117,15 @@ def test_one_that_can_not_begin_is_an_error():
         Full().log_config({})
 
 
-def test_a_table_of_names_that_is_damaged_is_named(run):
+def test_a_table_of_names_that_is_damaged_is_named_and_the_loggers_begin_anew(run, caplog):
     logger = Silent()
     logger.attach(run, "Silent")
     (run.path / run_logger.FILE).touch()
-    with pytest.raises(ValueError, match=f"^{run.path}/loggers.json is damaged: remove it, and the run's loggers"):
-        logger._take_up()
+    assert logger._take_up() is None and not logger.goes_on
+    (line,) = caplog.messages
+    assert line.startswith(f"{run.path}/loggers.json is damaged: ") and line.endswith("the run's loggers begin anew")
+    logger._remember("a name")
+    assert logger._take_up() == "a name" and logger.goes_on
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,91 @@
+"""Small files in a run's folder that a resumed run continues, such as seconds.json: none of them is needed for that."""
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from finetune.system.messages import reason
+
+log = logging.getLogger(__name__)
+
+_Check = Callable[[dict[str, Any]], bool]
+
+
+def read_side_file(path: Path, is_sound: _Check | None = None) -> dict[str, Any]:
+    """Return the content of a JSON file, an empty dict if there is no such file.
+
+    Args:
+        path: The file.
+        is_sound: Whether its content is what a run writes there; None for any JSON object.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError, IsADirectoryError) as error:
+        raise ValueError(f"{path} is damaged: {reason(error)}") from error
+    if not isinstance(content, dict) or not (is_sound is None or is_sound(content)):
+        raise ValueError(f"{path} is damaged: its content is not what a run writes there")
+    return content
+
+
+def continue_side_file(path: Path, is_sound: _Check, loss: str) -> dict[str, Any]:
+    """Return the same, but set a damaged file aside and return an empty dict.
+
+    Args:
+        path: The file.
+        is_sound: Whether its content is what we write.
+        loss: What the run lacks without it, for the log.
+    """
+    try:
+        return read_side_file(path, is_sound)
+    except ValueError as error:
+        set_aside(path, str(error), loss)
+        return {}
+
+
+def set_aside(path: Path, damage: str, loss: str) -> None:
+    """Rename a damaged file, so that the run writes a new one, and log that.
+
+    Args:
+        path: The file.
+        damage: That it is damaged, and how.
+        loss: What the run lacks without it.
+    """
+    aside = path.with_name(f"{path.name}.damaged")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+    path.rename(aside)
+    log.warning("%s; it is now called %s, and %s", damage, aside.name, loss)
+
+
+def are_seconds(content: dict[str, Any]) -> bool:
+    """Return whether seconds.json is sound."""
+    return all(type(value) in (int, float) and 0 <= value < math.inf for value in content.values())
+
+
+def are_names(content: dict[str, Any]) -> bool:
+    """Return whether loggers.json is sound."""
+    return all(type(value) is str for value in content.values())
+
+
+def is_about(content: dict[str, Any]) -> bool:
+    """Return whether about.json is sound."""
+    texts = [content.get(name) or "" for name in ("command", "folder", "root", "fingerprint")]
+    for name in ("lines", "doubts", "went_on_by"):
+        lines = content.get(name, [])
+        texts += lines if isinstance(lines, list) else [None]
+    splits = content.get("splits", {})
+    if not isinstance(splits, dict) or not all(isinstance(split, dict) for split in splits.values()):
+        return False
+    counts = [split.get("counts") for split in splits.values()]
+    are_counts = all(isinstance(count, dict) and all(type(num) is int for num in count.values()) for count in counts)
+    return are_counts and all(type(text) is str for text in texts)
