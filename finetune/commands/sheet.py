@@ -12,6 +12,7 @@ from finetune.data.decode import decode
 from finetune.data.readers import files_to_predict
 from finetune.data.samplers import SHEET, some_of
 from finetune.inference.predictor import Predictor
+from finetune.system.file_names import class_name, composed
 from finetune.system.files import check_target, replacing
 from finetune.system.messages import WrongUsage, check_seed
 
@@ -70,8 +71,9 @@ def sheet(
 def caption(probability: float, said: str, class_names: list[str], path: Path) -> tuple[str, tuple[int, int, int]]:
     """Return the text below a picture and its colour."""
     colour = _GREY
-    if path.parent.name in class_names:
-        colour = RIGHT if path.parent.name == said else WRONG
+    own = class_name(path.parent)
+    if own in map(composed, class_names):
+        colour = RIGHT if own == composed(said) else WRONG
     return words(said, probability), colour
 
 

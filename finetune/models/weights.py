@@ -19,6 +19,7 @@ from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import is_timm
 from finetune.models.timm_weights import read_timm
 from finetune.models.weight_files import Pretrained, check_one, read_file, tidy
+from finetune.system.file_names import composed
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import WrongUsage, did_you_mean, shown
 
@@ -175,15 +176,15 @@ def source_head(
     bias = pretrained.state.get(f"{head_name(network)}.bias", torch.zeros(len(weight)))  # MaxViT's head has none
     if len(categories) != len(weight):
         raise ValueError(f"{pretrained.origin} has {len(weight)} classes, but {len(categories)} names were given")
-    mapping = mapping or {}
-    for name in mapping.keys() - set(class_names):
+    mapping = {composed(name): category for name, category in (mapping or {}).items()}
+    for name in mapping.keys() - set(map(composed, class_names)):
         raise ValueError(f"the mapping names an unknown class {name!r}{did_you_mean(name, class_names)}")
     matched = {}
     for row, name in enumerate(class_names):
-        wanted = mapping.get(name, name)
+        wanted = mapping.get(composed(name), name)
         wanted = [wanted] if isinstance(wanted, str) else wanted
         found = {category: _rows(category, categories) for category in wanted}
-        for category in [c for c in found if name in mapping and not found[c]]:
+        for category in [c for c in found if composed(name) in mapping and not found[c]]:
             raise ValueError(f"no source category is called {category!r}{did_you_mean(category, categories)}")
         rows = sorted({index for indices in found.values() for index in indices})
         matched[name] = [categories[index] for index in rows]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
 
 RATES = ("precision", "recall")  # of which an aim says how much
@@ -58,9 +59,10 @@ def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
         raise WrongUsage(f"--threshold {text}: give {_FORMS}")
     if len(class_names) != 2:
         raise ValueError(f"--threshold is for two classes, these are {len(class_names)}")
-    if name and name not in class_names:
+    names = list(map(composed, class_names))
+    if name and composed(name) not in names:
         raise ValueError(f"--threshold {text}: there is no class {name!r}; there are {' and '.join(class_names)}")
-    return Aim(measure, least, class_names.index(name) if name else 0)
+    return Aim(measure, least, names.index(composed(name)) if name else 0)
 
 
 def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choice:

@@ -22,6 +22,12 @@ def test_captions_are_coloured_by_what_the_folder_says(folder, colour):
     assert caption(0.984, "hotdog", ["hotdog", "not-hotdog"], path) == ("hotdog 98 %", colour)
 
 
+def test_a_folder_is_its_class_in_either_unicode_composition():
+    green = caption(0.984, "hotdog", ["hotdog"], Path("test/hotdog/1.png"))[1]
+    for folder, name in (("café", "cafe\u0301"), ("cafe\u0301", "café"), ("cafe\u0301", "cafe\u0301")):
+        assert caption(0.984, name, [name, "tea"], Path("test", folder, "1.png"))[1] == green
+
+
 def test_pictures_stand_in_rows_in_their_order():
     images = np.stack([np.full((10, 10, 3), value, np.uint8) for value in (0, 60, 120, 180, 240)])
     paper = np.asarray(draw_sheet(images, [("x", (0, 0, 0))] * 5, columns=3, side=50, gap=10))

@@ -49,6 +49,15 @@ def test_a_name_that_fit_refuses_is_named(folder):
     assert found == {"odd_name": [r"b'new\nline' has a line break or control character in its name"]}
 
 
+def test_names_that_differ_by_composition_alone_are_named(folder):
+    found = rows(class_findings(folder(train={"café": 12, "cafe\u0301": 12}, test={"cafe\u0301": 2})))
+    assert found["alike_names"] == ["'cafe\\u0301' and 'café'"]
+
+
+def test_one_composition_in_each_split_is_one_class(folder):
+    assert rows(class_findings(folder(train={"café": 12, "tea": 12}, test={"cafe\u0301": 12, "tea": 12}))) == {}
+
+
 def test_what_training_lacks_is_named_once(folder):
     found = rows(class_findings(folder(train={"a": 12, "b": 12}, val={"c": 1}, test={"a": 1, "b": 1, "c": 1})))
     assert found["one_split"] == ["c is not in train"]

@@ -9,6 +9,7 @@ import pytest
 from finetune.data.datasets import folders
 from finetune.data.datasets.folders import Files, find_pictures, scan
 from finetune.data.readers import PathList
+from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
 
 
@@ -30,6 +31,39 @@ def make(root: Path, *names: str) -> Path:
 def listed(root: Path, files: Files) -> dict[str, int]:
     paths = [Path(path).relative_to(root).as_posix() for path in files.paths]
     return dict(zip(paths, files.labels.tolist(), strict=True))
+
+
+NFC, NFD = "café", "cafe\u0301"
+
+
+@pytest.mark.parametrize(("train", "val"), [(NFC, NFD), (NFD, NFC), (NFD, NFD), (NFC, NFC)])
+def test_classes_are_matched_in_composed_unicode(tmp_path, caplog, train, val):
+    make(tmp_path, f"train/{train}/1.png", "train/tea/1.png", f"val/{val}/2.png", "val/tea/2.png")
+    caplog.set_level("INFO")
+    names, files = scan(tmp_path)
+    assert names == [NFC, "tea"]
+    assert listed(tmp_path, files["train"]) == {f"train/{train}/1.png": 0, "train/tea/1.png": 1}
+    assert listed(tmp_path, files["val"]) == {f"val/{val}/2.png": 0, "val/tea/2.png": 1}
+    num = [train, val].count(NFD)
+    told = [line for line in caplog.messages if "decomposed Unicode (NFD), as macOS writes them" in line]
+    assert len(told) == min(num, 1) and all(f": {num}." in line and repr(NFC) in line for line in told)
+    # A checkpoint's names, whichever they are, stay as they are.
+    for known in ([NFC, "tea"], ["tea", NFD]):
+        again, files = scan(tmp_path, known)
+        assert again == known
+        assert listed(tmp_path, files["val"])[f"val/{val}/2.png"] == [*map(composed, known)].index(NFC)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "."])
+def test_one_class_in_two_compositions_is_refused(tmp_path, split):
+    if split != ".":
+        make(tmp_path, f"train/{NFC}/1.png", "train/tea/1.png", f"val/{NFC}/1.png")
+    make(tmp_path / split, f"{NFC}/1.png", f"{NFD}/1.png", "tea/1.png")
+    for known in (None, [NFC, "tea"]):
+        with pytest.raises(ValueError, match=r"in two folders, b'caf.*xc3.*xa9' and b'cafe.*xcc.*x81', .* into one of"):
+            scan(tmp_path, known)
+    with pytest.raises(ValueError, match=r"data.class_names, for .*, holds the class 'café' more than once"):
+        scan(make(tmp_path / "b", f"{NFC}/1.png", "tea/1.png"), [NFC, NFD])
 
 
 TRAIN = ("train/cat/1.png", "train/dog/1.png", "train/dog/2.png")

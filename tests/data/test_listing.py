@@ -19,6 +19,10 @@ SOUND = {
     "class folders alone": ["b/2.jpg", "a/1.jpg", "a/10.jpg", "a/2.JPG"],
     "other names of splits": ["training/x/1.jpg", "training/y/1.jpg", "validation/x/1.jpg", "testing/y/1.bmp"],
     "hidden files": ["a/1.jpg", "a/.2.jpg", ".b/1.jpg", "b/1.jpg"],
+    "decomposed Unicode": [
+        *("train/cafe\u0301/1.jpg", "train/tea/1.jpg", "train/té/1.jpg"),
+        *("val/café/1.jpg", "val/te\u0301/1.jpg"),
+    ],
     "runs beside classes": ["a/1.jpg", "b/1.jpg", "runs/test/version_0/config.yaml", "runs/test/version_0/1.webp"],
 }
 

@@ -234,6 +234,11 @@ def test_source_head_means_exact_names_and_classes_without_a_match():
         assert head(net).weight[row].equal(before[row]) and head(net).bias[row] == 0
 
 
+@pytest.mark.parametrize(("name", "typed"), [("café", "cafe\u0301"), ("cafe\u0301", "café")])
+def test_a_mapping_names_classes_in_either_unicode_composition(name, typed):
+    assert source_head(build(SMALL, 1), pretrained(), [name], {typed: "crane"}) == {name: ["crane"]}
+
+
 def test_source_head_takes_names_from_the_caller():
     net = build(SMALL, 1)
     matched = source_head(net, pretrained(class_names=None), ["b"], source_classes=list("abcdefg"))

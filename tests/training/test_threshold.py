@@ -120,6 +120,12 @@ def test_what_is_no_aim_is_wrong_usage(text):
         parse_aim(text, NAMES)
 
 
+@pytest.mark.parametrize("typed", ["café", "cafe\u0301"])
+@pytest.mark.parametrize("name", ["café", "cafe\u0301"])
+def test_a_class_is_found_in_either_unicode_composition(typed, name):
+    assert parse_aim(f"f1:{typed}", ["bar", name]).positive == 1
+
+
 def test_classes_that_are_not_there_or_not_two():
     with pytest.raises(ValueError, match="no class 'hotdgo'; there are hotdog and not-hotdog"):
         parse_aim("f1:hotdgo", NAMES)

@@ -13,6 +13,7 @@ from finetune.data.checking.findings import Finding, Level, Row
 from finetune.data.checking.picture_facts import Facts, kind_of_name
 from finetune.data.datasets.folders import fault_of_name
 from finetune.data.datasets.listing import Listing
+from finetune.system.file_names import composed
 from finetune.system.messages import counted
 
 _WIDE = 2.0  # longer over shorter side: the square in the middle then leaves out half of the picture or more
@@ -141,7 +142,7 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
 
     if len(names) == 1:
         yield Finding("one_class", "bad", f"there is only the class {names[0]!r}", "A classifier needs at least two.")
-    odd = [(os.fsencode(name), reason) for name in names if (reason := fault_of_name(name))]
+    odd = [(name.encode("utf-8", "surrogateescape"), reason) for name in names if (reason := fault_of_name(name))]
     yield from of_classes(
         "odd_name",
         "bad",
@@ -174,12 +175,12 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     for name in names:
         folded = re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold()) or name
         plain.setdefault(folded, []).append(name)
-    alike = [" and ".join(map(repr, same)) for same in plain.values() if len(same) > 1]
+    alike = [" and ".join(map(_told_apart, same)) for same in plain.values() if len(same) > 1]
     yield from of_classes(
         "alike_names",
         "bad",
-        f"{counted(len(alike), 'class', 'classes')} under names that differ by case, spaces or signs only",
-        "Each folder becomes a class of its own. Put them together.",
+        f"{counted(len(alike), 'class', 'classes')} under names that differ by case, spaces, signs or composition only",
+        "Each folder becomes a class of its own, or fit refuses them. Put them together.",
         [(text, 0) for text in alike],
     )
     trained = {names[c]: int(counts[first, c]) for c in range(len(names)) if counts[first, c]}
@@ -201,6 +202,10 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
             "the same; results by class are in test.json.",
             [(f"{name}: {num:,}", num) for name, num in Counter(trained).most_common()],
         )
+
+
+def _told_apart(name: str) -> str:
+    return repr(name) if name == composed(name) else ascii(name)
 
 
 def _in_split(name: str, split: str) -> str:

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.readers import PathList
 from finetune.data.walk import Beside, dangling, find_pictures, is_of_runs, num_loose
+from finetune.system.file_names import class_name, composed, text_of
 from finetune.system.messages import WrongUsage, shown
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ def scan(
 
     `root` holds `train/CLASS/*` and perhaps `val` and `test` likewise, or other spellings of these; or class folders
     alone, which come back as the one split `all`. A class may be called `train`: what holds pictures, beside other
-    folders that do, is a class, and what holds folders is a split. Classes are matched by name between the splits.
+    folders that do, is a class, and what holds folders is a split. Classes are matched by name between the splits, in
+    composed Unicode (NFC), however the file system writes it.
 
     Args:
         root: Folder of the data set.
@@ -83,25 +85,31 @@ def scan(
         found = " and ".join(repr(folder.name) for folder in split_dirs.values())
         raise ValueError(f"{root} holds {found} but no 'train'; put the training pictures in {root}/train/CLASS")
     first = split_dirs.get("train") or split_dirs.get("all")
+    class_dirs = {split: named_folders(folder) for split, folder in split_dirs.items()}
+    for folders in class_dirs.values():
+        _check_composed(folders)
     is_known = class_names is not None
     if class_names is None:
         assert first is not None
-        class_names = [folder.name for folder in class_folders(first)]
-        _check_names(first, class_names)
+        of_first = class_dirs["train" if "train" in class_dirs else "all"]
+        class_names = list(of_first)
+        _check_names(of_first)
         if not class_names:
             raise ValueError(f"{first} holds no class folders; put the pictures of each class in a folder of its name")
         if len(class_names) == 1:
             raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two")
     else:
         _check_given_names(class_names)
-    if twice := [name for name, num in Counter(class_names).items() if num > 1]:
+    if twice := [name for name, num in Counter(map(composed, class_names)).items() if num > 1]:
         raise WrongUsage(f"data.class_names, for {root}, holds {_classes(twice)} more than once")
     beside = Beside(skip)
     files = {
-        split: _files(folder, class_names, split, beside, is_told, is_known) for split, folder in split_dirs.items()
+        split: _files(folder, class_dirs[split], class_names, split, beside, is_told, is_known)
+        for split, folder in split_dirs.items()
     }
     if is_told:
         beside.tell(root)
+        _tell_decomposed([folder for folders in class_dirs.values() for folder in folders.values()])
     return list(class_names), files
 
 
@@ -111,11 +119,47 @@ def class_folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folders if not is_of_runs(entry))
 
 
-def _check_names(folder: Path, class_names: Sequence[str]) -> None:
+def named_folders(folder: Path) -> dict[str, Path]:
+    """Return the class folders in a folder by the names of their classes, sorted.
+
+    Of two folders whose names are equal in composed Unicode, one keeps its decomposed name: that is for the caller to
+    refuse.
+    """
+    by_name: dict[str, Path] = {}
+    for path in sorted(class_folders(folder), key=lambda path: text_of(path) != class_name(path)):
+        name = class_name(path)
+        by_name[text_of(path) if name in by_name else name] = path
+    return dict(sorted(by_name.items()))
+
+
+def _check_names(class_dirs: Mapping[str, Path]) -> None:
     """Refuse classes whose names metrics, results and checkpoints could not carry as text on a line."""
-    for name in class_names:
+    for name, folder in class_dirs.items():
         if reason := fault_of_name(name):
-            raise ValueError(f"the class folder {os.fsencode(folder / name)!r} {reason}: rename it")
+            raise ValueError(f"the class folder {os.fsencode(folder)!r} {reason}: rename it")
+
+
+def _check_composed(class_dirs: Mapping[str, Path]) -> None:
+    """Refuse two folders of one class."""
+    for name, folder in class_dirs.items():
+        if name != composed(name):
+            both = " and ".join(repr(os.fsencode(path.name)) for path in (class_dirs[composed(name)], folder))
+            raise ValueError(
+                f"{folder.parent} holds the class {composed(name)!r} in two folders, {both}, whose names differ in "
+                "Unicode composition only: move the images into one of them"
+            )
+
+
+def _tell_decomposed(folders: Sequence[Path]) -> None:
+    decomposed = [folder for folder in folders if text_of(folder) != class_name(folder)]
+    if decomposed:
+        names = ", ".join(sorted({repr(class_name(folder)) for folder in decomposed})[:_MOST_NAMED])
+        log.info(
+            "class folders with names in decomposed Unicode (NFD), as macOS writes them: %d. Their classes have the "
+            "composed names (NFC): %s",
+            len(decomposed),
+            names,
+        )
 
 
 def _check_given_names(class_names: Sequence[str]) -> None:
@@ -165,9 +209,16 @@ def _is_class(folder: Path) -> bool:
 
 
 def _files(
-    folder: Path, class_names: Sequence[str], split: str, beside: Beside, is_told: bool, is_known: bool
+    folder: Path,
+    class_dirs: Mapping[str, Path],
+    class_names: Sequence[str],
+    split: str,
+    beside: Beside,
+    is_told: bool,
+    is_known: bool,
 ) -> Files:
-    unknown = [entry.name for entry in class_folders(folder) if entry.name not in class_names]
+    known = set(map(composed, class_names))
+    unknown = [name for name in class_dirs if name not in known]
     if unknown:
         lower = {name.lower(): name for name in class_names}
         alike = [f"{name!r} is {lower[name.lower()]!r} there" for name in unknown if name.lower() in lower]
@@ -182,7 +233,8 @@ def _files(
     paths: list[str] = []
     empty = []
     for label, name in enumerate(class_names):
-        found = list(find_pictures(folder / name, beside)) if (folder / name).is_dir() else []
+        class_dir = class_dirs.get(composed(name))
+        found = list(find_pictures(class_dir, beside)) if class_dir else []
         paths += found
         labels += [label] * len(found)
         if not found:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.data.datasets.folders import class_folders, split_folders
+from finetune.data.datasets.folders import named_folders, split_folders
 from finetune.data.readers import PathList
 from finetune.data.walk import Beside, dangling, find_pictures, num_loose
 from finetune.system.messages import WrongUsage
@@ -62,7 +62,7 @@ def list_pictures(root: str | Path) -> Listing:
         raise WrongUsage(str(error)) from error
     splits: list[str] = [split for split in ("train", "val", "test", "all") if split in split_dirs]
     beside = Beside(skip=True)
-    inside = {split: {folder.name: folder for folder in class_folders(split_dirs[split])} for split in splits}
+    inside = {split: named_folders(split_dirs[split]) for split in splits}
     class_names = sorted({name for folders in inside.values() for name in folders})
     if not class_names:
         found = f"; {num} pictures lie loose in it" if (num := num_loose(root)) else ""
