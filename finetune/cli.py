@@ -23,6 +23,7 @@ from finetune.system.messages import did_you_mean, shown
 from finetune.system.quick_process import end_with, importing, leave_imported, own_process
 from finetune.system.terminal import let_go, outlive_terminal
 from finetune.system.unraised import take_unraisable
+from finetune.system.utf8_mode import enter_utf8_mode
 
 # command: (module and function that does it, what `--help` says)
 LIGHTNING = {
@@ -63,6 +64,8 @@ def main(args: Sequence[str] | None = None) -> None:
     0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C, SIGTERM and a closed terminal (a service that
     has answered what it accepted: 0).
     """
+    if args is None:
+        enter_utf8_mode()
     began = time.monotonic()
     arguments = list(sys.argv[1:] if args is None else args)
     is_own = args is None  # the process is ours, and ends with this

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jsonargparse
 import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
@@ -47,6 +48,17 @@ def _load(text: str) -> Any:
 
 
 set_loader("yaml", _load, (yaml.YAMLError,))
+
+_read_by_locale = jsonargparse.Path.read_text
+
+
+def _read_text(path: jsonargparse.Path) -> str:
+    """Read a config as UTF-8; jsonargparse 4.53 reads files in the encoding of the locale."""
+    is_file = not (path._std_io or path._is_url or path._is_fsspec)
+    return Path(path.absolute).read_text("utf-8") if is_file else _read_by_locale(path)
+
+
+jsonargparse.Path.read_text = _read_text  # type: ignore[method-assign]
 
 
 class OneLineErrorParser(ArgumentParser):
