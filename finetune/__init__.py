@@ -16,13 +16,13 @@ import_less()
 if TYPE_CHECKING:
     from finetune.api.fitted_run import FittedRun as FittedRun
     from finetune.api.fitting import fit as fit
+    from finetune.api.loaded_model import LoadedModel as LoadedModel
+    from finetune.api.loaded_model import load as load
+    from finetune.api.prediction import Prediction as Prediction
     from finetune.data.datasets.fashion_mnist import FashionMNIST as FashionMNIST
     from finetune.data.datasets.image_folder import Hotdog as Hotdog
     from finetune.data.datasets.image_folder import ImageFolderData as ImageFolderData
     from finetune.data.datasets.image_folder import SampleData as SampleData
-    from finetune.inference.loaded_model import LoadedModel as LoadedModel
-    from finetune.inference.loaded_model import Prediction as Prediction
-    from finetune.inference.loaded_model import load as load
     from finetune.runs.mlflow_logger import MLFlowLogger as MLFlowLogger
     from finetune.runs.tensorboard_logger import TensorBoardLogger as TensorBoardLogger
     from finetune.runs.wandb_logger import WandbLogger as WandbLogger
@@ -36,15 +36,15 @@ _PUBLIC = {
     "FittedRun": "finetune.api.fitted_run",
     "Hotdog": "finetune.data.datasets.image_folder",
     "ImageFolderData": "finetune.data.datasets.image_folder",
-    "LoadedModel": "finetune.inference.loaded_model",
+    "LoadedModel": "finetune.api.loaded_model",
     "MLFlowLogger": "finetune.runs.mlflow_logger",
-    "Prediction": "finetune.inference.loaded_model",
+    "Prediction": "finetune.api.prediction",
     "SampleData": "finetune.data.datasets.image_folder",
     "TensorBoardLogger": "finetune.runs.tensorboard_logger",
     "WandbLogger": "finetune.runs.wandb_logger",
     "WarmupCosine": "finetune.training.lr_schedulers",
     "fit": "finetune.api.fitting",
-    "load": "finetune.inference.loaded_model",
+    "load": "finetune.api.loaded_model",
 }
 # What checkpoints and config.yaml of earlier versions call them: where they were then, whatever becomes of that module.
 _WRITTEN = {

@@ -53,6 +53,22 @@ def borrowed() -> Iterator[None]:
             give_freed_memory_back()
 
 
+def check_not_forked(pid: int) -> None:
+    """Make sure that torch can compute here: the threads of the process that was forked are not in its children.
+
+    Args:
+        pid: The process that has computed.
+
+    Raises:
+        RuntimeError: This is another one, and torch would wait for threads.
+    """
+    if os.getpid() != pid and torch.get_num_threads() > 1:
+        raise RuntimeError(
+            "this process was forked, and torch would wait for ever for threads that are not in it: call "
+            "torch.set_num_threads(1) before, or start processes by spawn"
+        )
+
+
 def _check_contexts() -> None:
     """Make sure that no context decides how all within computes: none can be left from inside."""
     names = {

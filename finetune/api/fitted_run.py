@@ -13,12 +13,19 @@ from finetune.inference.lens import lens
 from finetune.inference.predictor import Predictor
 from finetune.runs.html_report import headline
 from finetune.runs.inline_report import inline_report
+from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.record import read_run
 from finetune.runs.statistics import wilson
 from finetune.system.html_page import thumbnail
 from finetune.system.messages import shown
 
 _NUM_SHOWN, _COLUMNS = 16, 8  # pictures on the sheet
+
+
+def _number(name: str, text: str | None) -> float | int | None:
+    if not text:
+        return None
+    return int(text) if name in ("epoch", "step") else float(text)
 
 
 class FittedRun:
@@ -42,6 +49,16 @@ class FittedRun:
     def result(self) -> dict[str, Any]:
         """What test.json has, by the same names: `test/accuracy`, `confusion_matrix`; empty if nothing was tested."""
         return self.record.result
+
+    @property
+    def history(self) -> list[dict[str, float | int | None]]:
+        """The rows of metrics.csv, one dict per epoch, such as `{"epoch": 1, "val/accuracy": 0.9, …}`.
+
+        `epoch` and `step` are int, all else is float; a value that was not logged in an epoch is None.
+        `pandas.DataFrame(run.history)` makes a table of it.
+        """
+        rows = read_metrics(self.path / "metrics.csv")
+        return [{name: _number(name, text) for name, text in row.items()} for row in rows]
 
     @property
     def accuracy(self) -> float | None:

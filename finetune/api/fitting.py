@@ -1,30 +1,28 @@
 """`finetune.fit`: the command for programs and notebooks, with its words, defaults, files, checks and messages."""
 
-import numbers
+import json
 import os
 import signal
 import threading
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from types import EllipsisType
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from pytorch_lightning import Trainer
 
-from finetune.api.borrowed_process import borrowed
+from finetune.api.argument_hints import with_hints
+from finetune.api.borrowed_process import borrowed, check_not_forked
 from finetune.api.child_process import needs_processes, run_command
+from finetune.api.command_words import command_line
 from finetune.api.fitted_run import FittedRun
 from finetune.commands.command_line import in_full_spelling
 from finetune.commands.error_lines import one_line, raised
-from finetune.commands.flow_yaml import flow_yaml
-from finetune.commands.given_arguments import ALONE, Given, is_flag, put_together
 from finetune.commands.lightning_cli import FinetuneCLI, OneLineErrorLightningParser, run_lightning
 from finetune.commands.parser import explain
-from finetune.commands.short_words import both, in_full
 from finetune.distributed.signals import Interrupted, stop_at_once, stop_behind
-from finetune.inference.loaded_model import check_not_forked
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
 
@@ -32,10 +30,13 @@ _PID = os.getpid()
 _ONE_AT_A_TIME = threading.Lock()  # random numbers and signals are the process's: two fits would mix theirs
 
 
+@with_hints
 def fit(
     folder: str | os.PathLike[str] | None = None,
     *,
     epochs: int | None = None,
+    minutes: float | None = None,
+    patience: int | None = None,
     lr: float | None = None,
     optimizer: str | None = None,
     size: int | None = None,
@@ -64,6 +65,8 @@ def fit(
     Args:
         folder: Pictures in `train/CLASS/*`, or class folders alone; None if a config or `options` names the data.
         epochs: How often training sees each picture; without it 5 to 50 times, more often where there are fewer.
+        minutes: Instead of `epochs`: train for about this many minutes, testing included.
+        patience: Stop after this many validations without a higher accuracy.
         lr: Learning rate; a config's `head_lr_multiplier` makes the head's another.
         optimizer: One of torch's, by its name.
         size: Side in pixels of what the network sees.
@@ -91,6 +94,8 @@ def fit(
     check_not_forked(_PID)
     words: dict[str, Any] = {
         "epochs": epochs,
+        "minutes": minutes,
+        "patience": patience,
         "lr": lr,
         "optimizer": optimizer,
         "size": size,
@@ -108,9 +113,38 @@ def fit(
     given = {name: value for name, value in {"config": config, **words}.items() if value is not None}
     given |= {name: value for name, value in {"weights": weights, "freeze": freeze}.items() if value is not ...}
     arguments = command_line(folder, {**given, "resume": resume}, options or {})
+    return FittedRun(_run_here(arguments, "fit(…, resume=True) goes on where it saved"))
+
+
+def run_test(
+    checkpoint: Path, folder: str | os.PathLike[str] | None, device: torch.device, words: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Run `finetune test` in this process: see `LoadedModel.test`.
+
+    Args:
+        checkpoint: Of `finetune fit`, or an exported file.
+        folder: Of the data; None for that of the checkpoint.
+        device: Where it computes.
+        words: Short words of the command and their values; None is left out.
+
+    Returns:
+        The content of test.json.
+    """
+    check_not_forked(_PID)
+    options: dict[str, Any] = {name: value for name, value in words.items() if value is not None}
+    options["devices"] = 1 if device.type == "cpu" else [device.index or 0]
+    options["trainer.accelerator"] = "cpu" if device.type == "cpu" else "gpu"
+    arguments = command_line(folder, options, {}, command="test")
+    # An absolute path begins with no dash, which would be an option.
+    arguments.insert(1, os.path.abspath(checkpoint))
+    return json.loads((_run_here(arguments) / "test.json").read_text("utf-8"))
+
+
+def _run_here(arguments: list[str], after_stop: str = "") -> Path:
+    """Run a command in this process, which is left as it was, and return the folder of its run."""
     with _ONE_AT_A_TIME, borrowed():
         try:
-            return FittedRun(_run(arguments))
+            return Path(_run(arguments))
         except BaseException as error:
             if isinstance(stop := stop_behind(error), Interrupted):
                 interrupted = stop.exit_code - 128
@@ -122,39 +156,7 @@ def fit(
     if interrupted != signal.SIGINT:
         signal.raise_signal(interrupted)  # ends a program that has no handler, as it would have at once
         raise SystemExit(128 + interrupted)
-    raise KeyboardInterrupt("stopped by Ctrl-C; fit(…, resume=True) goes on where it saved")
-
-
-def command_line(folder: object, words: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
-    """Return what one would type after `finetune` to the same effect.
-
-    Raises:
-        TypeError: A value can't be said on a command line.
-        WrongUsage: Something is said twice, or is for a person at a terminal.
-    """
-    if not isinstance(options, Mapping):
-        raise TypeError(f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}")
-    given = Given()
-    for place, named in (("", words), ("options", options)):
-        for name, value in named.items():
-            if not isinstance(name, str):
-                raise TypeError(f"options has the name {name!r}: names are text, such as 'data.val_fraction'")
-            full = in_full("fit", name)
-            if any(in_full("fit", other) == full for other, _ in given.flags):
-                raise WrongUsage(f"{both('fit', full)} is given twice: as {name!r} in options, too")
-            if (name in ALONE and name != "resume") or name.endswith(".help"):
-                raise WrongUsage(f"--{name} only prints: it is for the command line")
-            if name != "resume":
-                given.flags.append((name, _text(value, f"{place}[{name!r}]" if place else name)))
-            elif value:
-                given.flags.append((name, None))
-    arguments = put_together("fit", given)
-    if folder is None:
-        return arguments
-    if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"the folder of pictures is a path, not {folder!r}")
-    path = os.fsdecode(folder)
-    return [*arguments, "--", path] if is_flag(path) or path == "--" else [arguments[0], path, *arguments[1:]]
+    raise KeyboardInterrupt("; ".join(filter(None, ("stopped by Ctrl-C", after_stop))))
 
 
 class _Refused(SystemExit):
@@ -176,7 +178,7 @@ class _Guest(FinetuneCLI):
     kind_of_parser = _Parser
 
     def before_instantiate_classes(self) -> None:
-        asked = self.config["fit"].trainer
+        asked = self.config[self.subcommand_asked].trainer
         if needs_processes(asked.devices, asked.num_nodes, asked.accelerator, asked.strategy):
             raise _NeedsProcesses
 
@@ -215,25 +217,3 @@ def _tell(error: Exception) -> NoReturn:
             chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
         raise MemoryError(line) from None
     raise (kind or ValueError)(line) from error
-
-
-def _text(value: Any, name: str) -> str:
-    """Return a value as one would type it."""
-    if isinstance(value, str):
-        return value
-    try:
-        return os.fsdecode(value) if isinstance(value, os.PathLike) else flow_yaml(value, _plain)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} can't be said on a command line or in a config: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, os.PathLike):
-        return os.fsdecode(value)
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    raise TypeError(f"it holds a {type(value).__module__}.{type(value).__qualname__}")

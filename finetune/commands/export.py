@@ -44,7 +44,7 @@ def export(
     verify_on: str | None = None,
     quantize: Literal["int8"] | None = None,
     root: str | None = None,
-) -> None:
+) -> Path:
     """Write a checkpoint as a file for other programs, which says what the checkpoint says.
 
     An .onnx or .pt2 takes pictures of the network's size, (N, h, w, 3) uint8 RGB, and gives probabilities (N, K):
@@ -62,6 +62,9 @@ def export(
         quantize: int8 makes an .onnx of a quarter of the size, adjusted on 200 training pictures and measured on at
             most 2,000 test pictures. It is not kept if it loses more than a point of accuracy, or is no faster here.
         root: Folder of the data set for int8; null for where the checkpoint's run had it.
+
+    Returns:
+        The file.
     """
     suffix, write = WRITERS[format]
     checkpoint = read_checkpoint(ckpt_path)
@@ -109,6 +112,7 @@ def export(
         _keep(file, facts, target, beside)
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), and {beside.name} about it")
     print(said or _words(agrees, what))
+    return target
 
 
 @contextmanager

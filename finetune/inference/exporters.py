@@ -11,7 +11,7 @@ import torch
 
 from finetune.inference.end_to_end import EndToEnd
 from finetune.runs.exported_files import KEY
-from finetune.system.messages import install
+from finetune.system.messages import WrongUsage, install
 
 OPSET = 20  # of ONNX: what torch's exporter writes best
 
@@ -101,3 +101,17 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def format_of(target: str) -> str:
+    """Return the format that is meant by its name, or by the suffix of a file to write.
+
+    Raises:
+        WrongUsage: There is no such format.
+    """
+    formats = {suffix: name for name, (suffix, _) in WRITERS.items()}
+    found = target if target in WRITERS else formats.get(Path(target).suffix)
+    if found is None:
+        valid = f"a format ({', '.join(WRITERS)}) or a file that ends in {', '.join(formats)}"
+        raise WrongUsage(f"target must be {valid}, not {target!r}")
+    return found

@@ -3,6 +3,7 @@
 What is frozen stays so: what trains is settled once, before DDP wraps the network.
 """
 
+import copy
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -25,6 +26,14 @@ def head_name(network: nn.Module) -> str:
 def head(network: nn.Module) -> nn.Linear:
     """The last linear layer."""
     return cast(nn.Linear, network.get_submodule(head_name(network)))
+
+
+def without_head(network: nn.Module) -> nn.Module:
+    """Return a copy of a network that ends before its head, and shares its parameters and buffers."""
+    shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    found = copy.deepcopy(network, shared)
+    found.set_submodule(head_name(found), nn.Identity())
+    return found
 
 
 def stages(network: nn.Module) -> dict[str, nn.Module]:

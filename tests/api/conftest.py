@@ -2,12 +2,14 @@
 
 import copy
 import gc
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fit_words import QUICK
+from small_fits import write_checkpoints
 
 from finetune.api.borrowed_process import borrowed
 
@@ -27,3 +29,13 @@ def short_collections() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def trained(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoints(tmp_path_factory.mktemp("trained"), colours, "mobilenet_v3_small", 32)
+
+
+@pytest.fixture
+def calibrated(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copy(trained / "calibrated.ckpt", tmp_path / "some.ckpt")

@@ -18,7 +18,7 @@ from processes import run_script
 import finetune
 from finetune import fit
 from finetune.api import fitting
-from finetune.api.fitting import command_line
+from finetune.api.command_words import command_line
 from finetune.commands.short_words import WORDS
 from finetune.distributed.signals import Interrupted
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -27,7 +27,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 def test_its_arguments_are_the_command_s_short_words():
     assert finetune.fit is fit
     names = set(inspect.signature(fit).parameters)
-    assert names == {*WORDS["fit"], "folder", "config", "resume", "options"}
+    assert names == {*WORDS["fit"], "minutes", "patience", "folder", "config", "resume", "options"}
     told = inspect.getdoc(fit)
     assert [name for name in names if f"\n    {name}: " not in told] == []
 
@@ -36,6 +36,7 @@ WORDS_AND_LINES = [
     ({"epochs": np.int64(3), "lr": 1e-05}, ["--epochs", "3", "--lr", "1e-05"]),
     ({"weights": None, "resume": True}, ["--weights", "null", "--resume"]),
     ({"resume": False}, []),
+    ({"minutes": 2.5, "patience": 3}, ["--minutes", "2.5", "--patience", "3"]),
     ({"out": Path("a b"), "lr": np.float32(0.5)}, ["--out", "a b", "--lr", "0.5"]),
     ({"devices": [0, 1]}, ["--devices", "[0, 1]"]),
     ({"backbone": "-x"}, ["--backbone=-x"]),
@@ -89,8 +90,29 @@ def test_a_mistake_is_an_exception_with_the_command_s_line(colours, quick, capfd
 
 
 def test_a_wrong_word_is_python_s_own_error():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
-        fit("pictures", epoch=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'qqq'$"):
+        fit("pictures", qqq=3)  # type: ignore[call-arg]
+
+
+HINTS = {
+    **{"epoch": "'epochs'", "imgsz": "'size'", "img_size": "'size'", "batch_size": "'batch'", "model": "'backbone'"},
+    **{
+        "learning_rate": "'lr'",
+        "lr0": "'lr'",
+        "num_workers": "'workers'",
+        "pretrained": "'weights'",
+        "gpus": "'devices'",
+    },
+    **{"early_stopping": "'patience'", "minute": "'minutes'", "data": "'folder'", "output_dir": "'out'"},
+    **{"mixup": "options={'data.mixup': …}", "val_fraction": "options={'data.val_fraction': …}"},
+}
+
+
+@pytest.mark.parametrize(("wrong", "meant"), HINTS.items())
+def test_a_wrong_word_is_answered_with_the_right_one(wrong, meant):
+    with pytest.raises(TypeError) as told:
+        fit("pictures", **{wrong: 3})
+    assert str(told.value) == f"fit() got an unexpected keyword argument {wrong!r}; did you mean {meant}?"
 
 
 def weights(run: object) -> dict[str, torch.Tensor]:

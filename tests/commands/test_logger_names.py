@@ -6,7 +6,7 @@ import pytest
 import yaml
 from command_lines import parse
 
-from finetune.api.fitting import command_line
+from finetune.api.command_words import command_line
 from finetune.commands.logger_names import in_arguments, in_config
 from finetune.system.messages import WrongUsage
 

@@ -4,24 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from small_fits import data, fit, scramble
+from small_fits import write_checkpoints
 
-from finetune import Classifier
 from finetune.inference.predictor import Predictor
-
-
-def write_checkpoints(folder: Path, colours: Path, backbone: str, image_size: int) -> Path:
-    """Write a checkpoint, and the same whose probabilities have a temperature, and which tells any images apart."""
-    images = data(colours, resize="squash", image_size=image_size)
-    torch.manual_seed(0)
-    fit(Classifier(images.class_names, backbone, weights=None), images).save_checkpoint(folder / "plain.ckpt")
-    shutil.copy(folder / "plain.ckpt", folder / "calibrated.ckpt")
-    scramble(folder / "calibrated.ckpt")
-    known = torch.load(folder / "calibrated.ckpt", weights_only=True)
-    known["finetune"]["calibration"] = {"temperature": 0.25, "num_pictures": 7, "threshold": None}
-    torch.save(known, folder / "calibrated.ckpt")
-    return folder
 
 
 @pytest.fixture(scope="session")

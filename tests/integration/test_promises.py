@@ -166,7 +166,7 @@ def test_serve_answers_as_predict(finished, predicted, tmp_path):
 
 
 def test_python_answers_as_predict(finished, predicted):
-    """In full: tests/inference/test_loaded_model.py."""
+    """In full: tests/api/test_loaded_model.py."""
     answers = load_model(finished, "cpu").predict(list(predicted))
     probabilities = [[answer.probabilities[name] for name in NAMES] for answer in answers]
     np.testing.assert_allclose(probabilities, list(predicted.values()), rtol=0, atol=2e-6)

@@ -8,6 +8,7 @@ from typing import Any
 import nbformat
 import numpy as np
 import pytest
+import torch
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from paths import ROOT
@@ -89,11 +90,16 @@ def test_readme_s_lines_of_python_run(colours, tmp_path, monkeypatch):
     (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.S | re.M)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(colours, "pictures")
+    shutil.copytree(colours / "test", "other_pictures")
     picture = colours / "test" / "red" / "00.png"
     shutil.copy(picture, "a.png")
+    shutil.copy(picture, "b.png")
     fit, quick = finetune.fit, {"size": 28, "weights": None, "backbone": "small_cnn", "workers": 0}
     monkeypatch.setattr(finetune, "fit", lambda *given, **words: fit(*given, **{**words, **quick, "epochs": 1}))
     names: dict[str, Any] = {"pil_image": Image.open(picture), "array": np.asarray(Image.open(picture))}
-    exec(block.replace("a.jpg", "a.png"), names)
+    names["images"] = torch.zeros(2, 3, 28, 28, dtype=torch.uint8)
+    exec(block.replace(".jpg", ".png"), names)
     assert [one.path for one in names["predictions"]] == ["a.png", None, None]
     assert names["predictions"][0].label in ("blue", "green", "red") and names["run"].accuracy is not None
+    assert names["features"].shape == (2, 64) and names["logits"].shape == (2, 3) and Path("model.onnx").is_file()
+    assert sum(map(sum, names["result"]["confusion_matrix"])) == 30

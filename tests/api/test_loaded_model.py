@@ -1,10 +1,13 @@
 """What `load` gives says what `finetune predict` writes, of pictures from anywhere, to any thread that asks."""
 
+import copy
 import csv
 import io
+import json
 import multiprocessing
 import os
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,12 +15,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_fits import data, fit
 from tiers import sweep
 
 import finetune
+from finetune import Classifier
+from finetune.api import loaded_model
+from finetune.api.loaded_model import LoadedModel, Prediction, check_not_forked, load
 from finetune.data.decode import decode
-from finetune.inference import loaded_model
-from finetune.inference.loaded_model import LoadedModel, Prediction, check_not_forked, load
+from finetune.models.ensemble import members, together
+from finetune.models.stages import head
 
 
 @pytest.fixture
@@ -203,3 +210,123 @@ def test_it_says_what_it_is(model, calibrated):
     assert "mobilenet_v3_small at 32 pixels, 3 classes (blue, green, red)" in told and str(calibrated) in told
     assert "probabilities at temperature 0.250, fitted on the 7 validation pictures" in told
     assert model.image_size == 32 and model.path == calibrated
+
+
+@pytest.fixture(scope="module")
+def several(colours, tmp_path_factory) -> Path:
+    """A checkpoint of an ensemble of two."""
+    torch.manual_seed(0)
+    ensemble = Classifier(["blue", "green", "red"], "small_cnn", weights=None, members=2)
+    path = tmp_path_factory.mktemp("several") / "two.ckpt"
+    fit(ensemble, data(colours, image_size=28, resize="squash")).save_checkpoint(path)
+    return path
+
+
+@pytest.fixture(params=["one", "several"])
+def model_of_any_kind(request, calibrated):
+    return load(calibrated if request.param == "one" else request.getfixturevalue("several"), device="cpu")
+
+
+def batch_of(model: LoadedModel, paths: list[Path]) -> torch.Tensor:
+    """Return images as the network takes them, (B, 3, H, W) uint8."""
+    return torch.from_numpy(np.stack([model.predictor.prepare(decode(path)) for path in paths])).permute(0, 3, 1, 2)
+
+
+def test_its_network_is_a_module_from_pixels_to_the_logits_of_predict(model_of_any_kind, colours):
+    model, paths = model_of_any_kind, sorted((colours / "test").rglob("*.png"))[::4]
+    images = batch_of(model, paths)
+    assert isinstance(model.network, torch.nn.Module) and not model.network.training and images.dtype == torch.uint8
+    with torch.no_grad():
+        logits = model.network(images)
+    assert logits.shape == (len(paths), 3) and logits.dtype == torch.float32
+    wanted = np.array([list(one.probabilities.values()) for one in model.predict(paths)])
+    temperature = model.predictor.calibration.temperature
+    said = (logits.double() / temperature).softmax(1).numpy()
+    assert said == pytest.approx(wanted, abs=1e-5)  # float32, perhaps bf16 where predict computes in it
+    # control: without the normalization inside
+    with torch.no_grad():
+        other = (model.network.network(images.float()).double() / temperature).softmax(1).numpy()
+    assert np.abs(other - wanted).max() > 1e-3
+
+
+def test_a_copy_of_its_network_trains_and_predictions_stay(model_of_any_kind, colours):
+    model, path = model_of_any_kind, colours / "test" / "red" / "03.png"
+    before, copied = model.predict(path), copy.deepcopy(model.network).train()
+    images = torch.cat([batch_of(model, [path])] * 2)
+    copied(images).sum().backward()
+    assert any(parameter.grad is not None for parameter in copied.parameters())
+    torch.optim.SGD(copied.parameters(), lr=1.0).step()
+    assert model.predict(path) == before
+    with torch.no_grad():
+        assert not torch.equal(copied.eval()(images), model.network(images))
+
+
+def test_embeddings_are_what_the_head_sees(model_of_any_kind, colours):
+    model, paths = model_of_any_kind, sorted((colours / "test").rglob("*.png"))[::4]
+    found = model.embed(paths)
+    networks = members(model.network.network)
+    width = sum(head(network).in_features for network in networks)
+    assert found.shape == (len(paths), width) and found.dtype == np.float32
+    # The head on them gives the network's logits: of an ensemble, each member's on its part.
+    parts = torch.from_numpy(found).split([head(network).in_features for network in networks], dim=1)
+    with torch.no_grad():
+        each = [head(network)(part) for network, part in zip(networks, parts, strict=True)]
+        logits = together(torch.stack(each)) if len(each) > 1 else each[0]
+        wanted = model.network(batch_of(model, paths))
+    assert torch.allclose(logits, wanted, atol=1e-5)
+    assert len({row.tobytes() for row in found}) == len(paths)  # control: they do tell images apart
+    assert model.embed([]).shape == (0, width)
+
+
+def test_embed_takes_what_predict_takes_and_leaves_the_network_whole(model, colours, tmp_path):
+    good = colours / "test" / "red" / "03.png"
+    before = model.predict(good)
+    (tmp_path / "half.png").write_bytes(good.read_bytes()[:200])
+    assert np.array_equal(model.embed(Image.open(good)), model.embed(good.read_bytes()))
+    with pytest.raises(ValueError, match=r"half\.png: can't be decoded"):
+        model.embed([good, tmp_path / "half.png"])
+    assert model.embed([tmp_path / "half.png", good], on_bad_image="skip").shape[0] == 1
+    assert model.predict(good) == before
+    assert model.embed(colours / "test").shape[0] == 30
+
+
+def test_it_exports_what_the_command_exports(several, colours, tmp_path):
+    shutil.copy(several, tmp_path / "some.ckpt")
+    model = load(tmp_path / "some.ckpt", device="cpu")
+    assert model.export("safetensors") == tmp_path / "some.safetensors"
+    wanted = model.predict(colours / "test")
+    found = load(tmp_path / "some.safetensors", device="cpu").predict(colours / "test")
+    assert [one.label for one in found] == [one.label for one in wanted]
+    assert [one.probability for one in found] == pytest.approx([one.probability for one in wanted], abs=1e-6)  # float32
+    with pytest.raises(ValueError, match=r"must be a format \(onnx, torch, safetensors\) or .*, not 'model\.tflite'"):
+        model.export("model.tflite")
+    with pytest.raises(ValueError, match="makes an .onnx, not --format safetensors"):
+        model.export("safetensors", input="any_size")
+
+
+@pytest.mark.slow
+def test_a_path_says_the_format_and_an_onnx_has_no_network_of_torch_s(several, colours, tmp_path):
+    file = load(several, device="cpu").export(tmp_path / "model.onnx", input="any_size", verify_on=colours / "test")
+    assert file == tmp_path / "model.onnx" and file.is_file() and (tmp_path / "model.onnx.json").is_file()
+    exported = load(file, device="cpu")
+    assert len(exported.predict(colours / "test")) == 30
+    for use in (lambda: exported.network, lambda: exported.embed(colours / "test")):
+        with pytest.raises(ValueError, match="has no torch network: load the checkpoint"):
+            use()
+
+
+@pytest.mark.slow
+def test_it_tests_as_the_command_does(several, colours, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seed = torch.random.initial_seed()
+    result = load(several, device="cpu").test(colours, batch=7, workers=0, out="ours")
+    assert torch.random.initial_seed() == seed  # the process is left as it was
+    cli("test", several, colours, "--batch", "7", "--workers", "0", "--out", "theirs", "--trainer.accelerator", "cpu")
+    assert result == json.loads((tmp_path / "ours/test/version_0/test.json").read_text())
+    theirs = json.loads((tmp_path / "theirs/test/version_0/test.json").read_text())
+    assert {**result, "seconds": 0} == {**theirs, "seconds": 0}
+    assert sum(map(sum, result["confusion_matrix"])) == 30
+    with pytest.raises(FileNotFoundError, match="the data folder 'nowhere' does not exist"):
+        load(several).test("nowhere")
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        load(several).test(colours, batch=0, workers=0)

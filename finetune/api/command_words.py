@@ -1,0 +1,69 @@
+"""The arguments of a call as a command line: what one would type to the same effect."""
+
+import numbers
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from finetune.commands.flow_yaml import flow_yaml
+from finetune.commands.given_arguments import ALONE, Given, is_flag, put_together
+from finetune.commands.short_words import both, in_full
+from finetune.system.messages import WrongUsage
+
+
+def command_line(
+    folder: object, words: Mapping[str, Any], options: Mapping[str, Any], command: str = "fit"
+) -> list[str]:
+    """Return what one would type after `finetune` to the same effect.
+
+    Raises:
+        TypeError: A value can't be said on a command line.
+        WrongUsage: Something is said twice, or is for a person at a terminal.
+    """
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}")
+    given = Given()
+    for place, named in (("", words), ("options", options)):
+        for name, value in named.items():
+            if not isinstance(name, str):
+                raise TypeError(f"options has the name {name!r}: names are text, such as 'data.val_fraction'")
+            full = in_full(command, name)
+            if any(in_full(command, other) == full for other, _ in given.flags):
+                raise WrongUsage(f"{both(command, full)} is given twice: as {name!r} in options, too")
+            if (name in ALONE and name != "resume") or name.endswith(".help"):
+                raise WrongUsage(f"--{name} only prints: it is for the command line")
+            if name != "resume":
+                given.flags.append((name, _text(value, f"{place}[{name!r}]" if place else name)))
+            elif value:
+                given.flags.append((name, None))
+    arguments = put_together(command, given)
+    if folder is None:
+        return arguments
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"the folder of pictures is a path, not {folder!r}")
+    path = os.fsdecode(folder)
+    return [*arguments, "--", path] if is_flag(path) or path == "--" else [arguments[0], path, *arguments[1:]]
+
+
+def _text(value: Any, name: str) -> str:
+    """Return a value as one would type it."""
+    if isinstance(value, str):
+        return value
+    try:
+        return os.fsdecode(value) if isinstance(value, os.PathLike) else flow_yaml(value, _plain)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} can't be said on a command line or in a config: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    raise TypeError(f"it holds a {type(value).__module__}.{type(value).__qualname__}")

@@ -1,0 +1,247 @@
+"""A checkpoint in a program of one's own: `load` it, then `predict`, `embed`, `test` or `export`."""
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from finetune.api.borrowed_process import check_not_forked
+from finetune.api.pictures import Picture, each_of, pixels
+from finetune.api.prediction import Prediction
+from finetune.data.decode import DecodeError
+from finetune.inference.end_to_end import Embedder, Logits
+from finetune.inference.onnx_network import OnnxNetwork
+from finetune.inference.predictor import Predictor, device_named
+from finetune.runs.exported_files import InputSize
+from finetune.runs.predictions import UNSURE
+from finetune.runs.run_checkpoint import checkpoint_of
+from finetune.system.machine import num_cores
+from finetune.system.messages import shown
+
+# Shapes: N images, B images per batch, H and W pixels, D features, K classes.
+
+_NUM_SHOWN = 8  # classes
+
+
+class LoadedModel:
+    """A classifier ready to be asked; several threads may ask it at once.
+
+    Args:
+        path: A checkpoint, a run's folder (its best one), or a file of `finetune export`.
+        device: Where it computes: auto, cpu, cuda or cuda:1.
+
+    Attributes:
+        path: The checkpoint, or the file.
+        class_names: The classes, in the order of the network's answers.
+        image_size: Side in pixels of what the network sees.
+        predictor: What computes: the network, how pictures are prepared and how its logits are read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], device: str = "auto") -> None:
+        found, _ = checkpoint_of(os.path.expanduser(os.fspath(path)))
+        self.path, self.predictor = Path(found), Predictor(found, device_named(device), None)
+        self._pid = os.getpid()
+        self.class_names, self.image_size = list(self.predictor.class_names), self.predictor.image_size
+
+    def predict(
+        self,
+        pictures: Picture | Iterable[Picture],
+        *,
+        on_bad_image: Literal["error", "skip"] = "error",
+        abstain_below: float = 0.0,
+    ) -> list[Prediction]:
+        """Say what is in each picture, as `finetune predict` does.
+
+        On a GPU the command multiplies float32 in TF32; this does so where the program has called
+        `torch.set_float32_matmul_precision("high")`, and else in full.
+
+        Args:
+            pictures: One or several of: the path of a picture, a folder, a glob or a .txt file with a path on each
+                line; the bytes of a picture's file; a PIL image; an array (H, W, 3) or, in grey, (H, W) uint8, RGB.
+            on_bad_image: `error` raises at one that can't be decoded; `skip` leaves it out: the `index` of the others
+                says which they are.
+            abstain_below: Say `unsure` where the class is less probable than that, from 0 to 1.
+
+        Returns:
+            One for each picture, in order; of one picture a list, too.
+
+        Raises:
+            FileNotFoundError: There is no such picture, or none in a folder.
+            TypeError: Something is no picture.
+            ValueError: A picture can't be decoded, an array is none, or a probability is not a finite number.
+            RuntimeError: The process was forked from the one that has loaded it, and would wait for ever.
+        """
+        if not 0 <= abstain_below <= 1:
+            raise ValueError(f"abstain_below must be from 0 to 1, not {abstain_below}")
+        if abstain_below and UNSURE in self.class_names:
+            raise ValueError(f"abstain_below would say {UNSURE}, which is one of the classes: leave it out")
+        said: list[Prediction] = []
+        for batch in self._batches(pictures, on_bad_image):
+            said += self._said(batch, abstain_below)
+        return said
+
+    def embed(
+        self, pictures: Picture | Iterable[Picture], *, on_bad_image: Literal["error", "skip"] = "error"
+    ) -> np.ndarray:
+        """Compute the features of each image: the input of the network's last linear layer, in float32.
+
+        Args:
+            pictures: As for `predict`.
+            on_bad_image: `error` raises at an image that cannot be decoded; `skip` leaves its row out.
+
+        Returns:
+            Features (N, D) float32, in the order of the images; those of an ensemble's members are concatenated.
+
+        Raises:
+            ValueError: The model is an .onnx file, which has no features; or as for `predict`.
+        """
+        rows = [np.empty((0, self._embedder.num_features), np.float32)]
+        for batch in self._batches(pictures, on_bad_image):
+            images = torch.from_numpy(np.stack([image for *_, image in batch])).to(self.predictor.device)
+            with torch.no_grad():
+                rows.append(self._embedder(images.permute(0, 3, 1, 2)).float().cpu().numpy())
+        return np.concatenate(rows)
+
+    @cached_property
+    def network(self) -> Logits:
+        """The network as a plain module in eval mode: images (B, 3, H, W) uint8 RGB to logits (B, K).
+
+        Normalization is inside; resizing and cropping to `image_size` are not. The weights are those that `predict`
+        uses, on the same device: train a `copy.deepcopy` of it. Logits are not divided by the calibration temperature.
+
+        Raises:
+            ValueError: The model is an .onnx file, which torch cannot run.
+        """
+        model = self.predictor.model
+        if isinstance(model.network, OnnxNetwork):
+            raise ValueError(f"{self.path} has no torch network: load the checkpoint that it was exported from")
+        return Logits(model.network, model.mean, model.std).eval()
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        return Embedder(self.network).eval()
+
+    def test(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        batch: int | None = None,
+        workers: int | str | None = None,
+        out: str | os.PathLike[str] | None = None,
+    ) -> dict[str, Any]:
+        """Measure the model on labelled images: `finetune test` in Python, on the device of this model.
+
+        Like the command, it writes a new folder `test/version_N` beneath `out`, and leaves out or refuses images that
+        the model was trained on.
+
+        Args:
+            folder: Its `test/`, or all its class folders; None for the data that the model was trained on.
+            batch: Images per batch; None for the batch size of training.
+            workers: Processes that read images, or `auto`.
+            out: Folder of runs; None for `runs`.
+
+        Returns:
+            The content of test.json: `test/accuracy`, `confusion_matrix` and so on.
+
+        Raises:
+            ValueError: In one line, the error message of the command; FileNotFoundError if the folder does not exist.
+        """
+        from finetune.api.fitting import run_test  # imports Lightning's command line, which predicting does not need
+
+        return run_test(self.path, folder, self.predictor.device, {"batch": batch, "workers": workers, "out": out})
+
+    def export(
+        self,
+        target: str | os.PathLike[str] = "onnx",
+        *,
+        input: InputSize = "network_size",
+        verify_on: str | os.PathLike[str] | None = None,
+        quantize: Literal["int8"] | None = None,
+        root: str | os.PathLike[str] | None = None,
+    ) -> Path:
+        """Write the model as a file for other programs, and return its path: `finetune export` in Python.
+
+        Args:
+            target: A format, `onnx`, `torch` or `safetensors`, for a file next to the checkpoint; or the path of a file
+                whose suffix is .onnx, .pt2 or .safetensors.
+            input: `any_size` for an .onnx that resizes images itself; `network_size` for one that takes resized images.
+            verify_on: An image, folder, glob or text file of paths to compare the file with the network on.
+            quantize: `int8` for an .onnx of a quarter of the size.
+            root: Folder of the data set for int8; None for that of the model's run.
+
+        Raises:
+            ValueError: The format is unknown, or the file does not compute what the network computes.
+        """
+        from finetune.commands.export import export
+        from finetune.inference.exporters import format_of
+
+        name = os.path.expanduser(os.fspath(target))
+        format = format_of(name)
+        output = None if name == format else name
+        pictures, folder = (None if path is None else os.fspath(path) for path in (verify_on, root))
+        return export(str(self.path), format, output, input, pictures, quantize, folder)  # type: ignore[arg-type]
+
+    def _batches(
+        self, pictures: Picture | Iterable[Picture], on_bad_image: str
+    ) -> Iterator[list[tuple[int, str, Picture, np.ndarray]]]:
+        """Yield batches of (index, name in errors, source, prepared image), without images that cannot be decoded."""
+        check_not_forked(self._pid)
+        if on_bad_image not in ("error", "skip"):
+            raise ValueError(f"on_bad_image must be 'error' or 'skip', not {on_bad_image!r}")
+        given, at_once = list(each_of(pictures)), self.predictor.batch_size
+        with ThreadPoolExecutor(num_cores()) as threads:
+            for start in range(0, len(given), at_once):
+                some = given[start : start + at_once]
+                images = threads.map(lambda one: self._prepared(one[0], one[1], on_bad_image), some)
+                places = range(start, start + len(some))
+                good = [
+                    (i, name, picture, image)
+                    for i, (name, picture), image in zip(places, some, images, strict=True)
+                    if image is not None
+                ]
+                if good:
+                    yield good
+
+    def _prepared(self, name: str, picture: Picture, on_bad_image: str) -> np.ndarray | None:
+        try:
+            return self.predictor.prepare(pixels(picture, name))
+        except DecodeError:
+            if on_bad_image == "error":
+                raise
+            return None
+
+    def _said(self, good: list[tuple[int, str, Picture, np.ndarray]], abstain_below: float) -> Iterator[Prediction]:
+        answers = self.predictor.classify(np.stack([image for *_, image in good]))
+        chosen = self.predictor.decide(answers, [name for _, name, *_ in good])
+        for (i, _, picture, _), values, k in zip(good, answers.tolist(), chosen.tolist(), strict=True):
+            label = self.class_names[k] if values[k] >= abstain_below else UNSURE
+            path = picture if isinstance(picture, str) else None
+            yield Prediction(label, values[k], dict(zip(self.class_names, values, strict=True)), path, i)
+
+    def __repr__(self) -> str:
+        names = [shown(name) for name in self.class_names[:_NUM_SHOWN]]
+        names += ["…"] if len(self.class_names) > _NUM_SHOWN else []
+        network = f"{self.predictor.network_name} at {self.image_size} pixels"
+        told = "; ".join(self.predictor.calibration.told(self.class_names))
+        return f"<{self.path}: {network}, {len(self.class_names)} classes ({', '.join(names)}); {told}>"
+
+
+def load(path: str | os.PathLike[str], device: str = "auto") -> LoadedModel:
+    """Load a classifier to predict with.
+
+    Args:
+        path: A checkpoint, a run or its folder (its best checkpoint), or an .onnx or .safetensors file of
+            `finetune export`.
+        device: Where it computes: a GPU if there is one (`auto`), or `cpu`, `cuda`, `cuda:1`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint of ours, or a folder without one.
+        WrongUsage: There is no such device.
+    """
+    return LoadedModel(path, device)

@@ -1,0 +1,64 @@
+"""What a program may give as a picture: a path, the bytes of a file, a PIL image or an array."""
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from finetune.data.decode import DecodeError, decode, quiet, rgb_pixels
+from finetune.data.readers import files_to_predict
+
+# A path (also of a folder, a glob, or a .txt file with paths), the content of a picture's file, or pixels.
+Picture: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
+
+
+def each_of(pictures: object) -> Iterator[tuple[str, Picture]]:
+    """Yield what errors call each picture, and the picture, its file's path as text."""
+    is_one = isinstance(pictures, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray))
+    several: Iterable[object] = [pictures] if is_one or not isinstance(pictures, Iterable) else pictures
+    for i, picture in enumerate(several):
+        name = "the picture" if is_one else f"pictures[{i}]"
+        if isinstance(picture, (str, os.PathLike)):
+            for path in files_to_predict(os.fsdecode(picture)):
+                yield path, path
+        elif isinstance(picture, (bytes, bytearray, memoryview)):
+            yield name, bytes(picture)
+        elif isinstance(picture, Image.Image):
+            yield name, picture
+        elif isinstance(picture, np.ndarray):
+            yield name, _checked(picture, name)
+        else:
+            raise TypeError(_no_picture(name, picture))
+
+
+def _no_picture(name: str, given: object) -> str:
+    kind = f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
+    return f"{name} is of type {kind}: give a path, a file's bytes, a PIL image, or an array (H, W, 3) uint8 RGB"
+
+
+def _checked(array: np.ndarray, name: str) -> np.ndarray:
+    is_picture = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
+    if array.dtype != np.uint8 or not is_picture or not array.size:
+        hint = "; of several give a list" if array.ndim == 4 else ""
+        raise ValueError(
+            f"{name} is an array of {array.dtype} and shape {array.shape}: a picture is uint8 of shape (height, width, "
+            f"3) in RGB, or (height, width) in grey{hint}"
+        )
+    return array
+
+
+def pixels(picture: Picture, name: str) -> np.ndarray:
+    """Return a picture's pixels (H, W, 3) as `decode` would read them of its file."""
+    if isinstance(picture, np.ndarray):
+        return np.ascontiguousarray(picture if picture.ndim == 3 else np.repeat(picture[:, :, None], 3, axis=2))
+    if isinstance(picture, Image.Image):
+        quiet()
+        try:
+            if not picture.width * picture.height:
+                raise ValueError("it has no pixels")
+            return rgb_pixels(picture, is_ours=False)
+        except Exception as error:  # of a file that is opened, but not read yet: any, as in `decode`
+            raise DecodeError(f"{name}: can't be decoded: {' '.join(str(error).split())}") from error
+    return decode(picture, name)
