@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import os
 import re
 import warnings
@@ -25,6 +26,7 @@ _STANDING_IN = {
     "#030303": "--accent",
     "#040404": "--warning",
     "#050505": "--good",
+    **{f"#{10 + i:02d}{10 + i:02d}{10 + i:02d}": f"--series-{i}" for i in range(4, 11)},
 }
 _INK, _LINE, *_DRAWN = _STANDING_IN
 _STYLE: Any = {
@@ -48,6 +50,9 @@ _STYLE: Any = {
     "legend.frameon": False,
     "axes.prop_cycle": f"cycler('color', {_DRAWN})",
 }
+# By matplotlib's name, and as the dashes of an SVG line, in widths of the line.
+_STYLES = {"-": "", "--": "3.7 1.6", ":": "1 1.65", "-.": "6.4 1.6 1 1.6"}
+_HEIGHT, _ROW = 2.8, 0.21  # inches: of a chart, and of a row of the legend below it
 _LONGEST = 36  # letters of a legend: more would leave the chart no room
 
 # Shapes: N points of a line.
@@ -60,8 +65,9 @@ def curves(
     about: str,
     mark: tuple[float, str] | None = None,
     is_log: bool = False,
+    has_legend: bool = True,
 ) -> str:
-    """Return lines over one axis.
+    """Return lines over one axis, of which the first forty differ in colour or dashes.
 
     Args:
         lines: Name of each and its x and y, N each.
@@ -70,11 +76,13 @@ def curves(
         about: The chart in a sentence, for who can't see it.
         mark: A place on the x axis, and what is there.
         is_log: Whether the y axis is logarithmic.
+        has_legend: Whether several lines have a legend, below the axes; else the page has one, of `line_sample`.
     """
     with _chart(about) as (axes, made):
-        for (name, (places, values)), style in zip(lines.items(), ("-", "--", ":", "-.") * len(lines), strict=False):
+        for i, (name, (places, values)) in enumerate(lines.items()):
             label = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"  # what is told apart is at the end
-            axes.plot(places, values, style, label=label, marker="o" if len(values) == 1 else "")
+            color, style = _look_of(i)
+            axes.plot(places, values, style, color=color, label=label, marker="o" if len(values) == 1 else "")
         axes.set(xlabel=x, ylabel=y, yscale="log" if is_log else "linear")
         if is_log:
             _write_numbers(axes.yaxis)
@@ -85,9 +93,25 @@ def curves(
             axes.annotate(
                 mark[1], (mark[0], 1), xycoords=("data", "axes fraction"), ha="right", va="bottom", fontsize=9
             )
-        if len(lines) > 1:
-            axes.legend()
+        if len(lines) > 1 and has_legend:
+            rows = math.ceil(len(lines) / 2)
+            axes.figure.set_figheight(_HEIGHT + _ROW * rows)
+            axes.figure.legend(loc="outside lower left", ncols=2)  # inside it would cover lines
     return made[0]
+
+
+def line_sample(i: int) -> str:
+    """Return a piece of line `i` of a chart as SVG, for a legend elsewhere on the page."""
+    color, style = _look_of(i)
+    dashes = " ".join(f"{2 * float(length):g}" for length in _STYLES[style].split())
+    line = f'<line x1="0" y1="5" x2="28" y2="5" stroke="var({_STANDING_IN[color]})" stroke-width="2"'
+    return f'<svg width="28" height="10" aria-hidden="true">{line} stroke-dasharray="{dashes}"/></svg>'
+
+
+def _look_of(i: int) -> tuple[str, str]:
+    """Return colour and style of line `i`: neighbours differ in both, and the first forty in one of them."""
+    styles = list(_STYLES)
+    return _DRAWN[i % len(_DRAWN)], styles[(i + i // 20) % len(styles)]
 
 
 def reliability_chart(bins: Mapping[str, Sequence[tuple[float, float, int]]], about: str) -> str:
@@ -138,7 +162,7 @@ def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]
 
     made: list[str] = []
     with rc_context(_STYLE):
-        figure = Figure(figsize=(3.8, 3.6) if square else (4.4, 2.8), layout="constrained")
+        figure = Figure(figsize=(3.8, 3.6) if square else (4.4, _HEIGHT), layout="constrained")
         yield figure.add_subplot(), made
         content = io.StringIO()
         nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}

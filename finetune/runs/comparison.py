@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.runs.charts import curves
+from finetune.runs.charts import curves, line_sample
 from finetune.runs.highlights import Lens, Shown, shown
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, percent
@@ -17,6 +17,7 @@ from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
 _NUM_SHOWN = 24
+_MOST_COLUMNS = 3  # runs side by side; more get a row each, so that the page is not wider than the screen
 _SETTINGS = (
     ("model", "backbone"),
     ("model", "members"),
@@ -107,7 +108,10 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
             title="Runs side by side",
             sentence=sentence,
             rows=list(_rows(runs)),
+            is_wide=len(runs) > _MOST_COLUMNS,
             names=names,
+            samples=[line_sample(i) for i in range(len(runs))],
+            pages=[link_to(str(_page(run)), target) for run in runs],
             charts=list(_charts(runs, names)),
             pair=pair if isinstance(pair, Pair) else None,
             differing=differing,
@@ -116,6 +120,12 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
         errors="replace",
     )
     return sentence
+
+
+def _page(run: RunRecord) -> Path:
+    """Return the report of a run; where it has none, its folder."""
+    report = run.path / "report.html"
+    return report if report.is_file() else run.path
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
@@ -171,7 +181,7 @@ def _accuracy(run: RunRecord) -> str:
 def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
     for what in ("val/accuracy", "val/loss", "train/loss_epoch"):
         found = [(name, run.line(what)) for name, run in zip(names, runs, strict=True)]
-        lines: dict[str, Any] = {name: line for name, line in found if line[0]}
-        if lines:
+        lines: dict[str, Any] = dict(found)  # one without points keeps its colour
+        if drawn := [name for name, line in found if line[0]]:
             about = what.removesuffix("_epoch").replace("val/", "validation ").replace("train/", "training ")
-            yield curves(lines, "epoch", about, f"{about} of {', '.join(lines)} by epoch")
+            yield curves(lines, "epoch", about, f"{about} of {', '.join(drawn)} by epoch", has_legend=False)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from finetune.runs.charts import curves, reliability_chart
+from finetune.runs.charts import curves, line_sample, reliability_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -35,6 +35,16 @@ def test_lines():
     assert {"epoch", "loss", "a <b>", "second", "best.ckpt"} <= set(words)
     assert {word for word in words if re.fullmatch(r"[\d.]+", word) and float(word) in (1, 2, 3)} >= {"1", "2", "3"}
     assert curves(lines, "epoch", "loss", "x") == curves(lines, "epoch", "loss", "x")  # the same chart, the same text
+
+
+def test_a_legend_lies_beside_the_axes_and_forty_lines_are_told_apart():
+    lines = {f"line {i}": ([1, 2, 3], [i, i + 1, i]) for i in range(8)}
+    element = check(curves(lines, "epoch", "loss", "x"))
+    height_of = {"".join(text.itertext()): float(text.get("y", "")) for text in element.iter(f"{SVG}text")}
+    rows = [y for name, y in height_of.items() if name.startswith("line")]
+    assert len(rows) == 8 and min(rows) > height_of["epoch"]  # y grows downwards: below the name of the axis
+    assert "line 0" not in words_of(check(curves(lines, "epoch", "loss", "x", has_legend=False)))
+    assert len({line_sample(i) for i in range(40)}) == 40
 
 
 def test_names_are_no_formulas():

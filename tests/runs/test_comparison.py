@@ -1,5 +1,7 @@
 """Runs side by side: counted by hand, and told apart only where they differ."""
 
+import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +69,7 @@ def test_three_runs_have_a_column_each(tmp_path):
     runs = [*two(tmp_path, [0], [1]), read_run(write_run(tmp_path / "c", LABELS, said([]), ["x", "y"]))]
     write_comparison(runs, None, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    assert all(f'<th scope="col">{name}</th>' in text for name in "abc")
+    assert re.findall(r'<th scope="col">.*?<a href="(.*?)">(.*?)</a></th>', text) == [(name, name) for name in "abc"]
     assert "100.0 % (83.9 to 100.0 %)" in text and "95.0 % (76.4 to 99.1 %)" in text
 
 
@@ -80,8 +82,42 @@ def test_runs_of_one_name_are_told_apart_by_where_they_lie(tmp_path):
     assert runs[0].name == runs[1].name
     told = write_comparison(runs, None, tmp_path / "page.html")
     assert all(str(folder) in told for folder in folders)
-    charts = (tmp_path / "page.html").read_text().split("How they learned")[1]
-    assert all(f"{str(folder)[-30:]}</text>" in charts for folder in folders)
+    text = (tmp_path / "page.html").read_text()
+    assert all(f">{folder}</a>" in text for folder in folders)
+
+
+def test_ten_runs_have_a_row_each_with_a_link_and_a_line_of_their_own(tmp_path):
+    runs = []
+    for i in range(10):
+        folder = write_run(tmp_path / f"run_{i}", LABELS, said([i]), ["x", "y"], tmp_path / "p")
+        if i != 4:
+            (folder / "report.html").touch()
+        runs.append(read_run(folder))
+    write_comparison(runs, None, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    rows = re.findall(r'<tr><th scope="row".*?>(<svg .*?</svg>) <a href="(.*?)">(.*?)</a></th>(.*?)</tr>', text)
+    assert [name for _, _, name, _ in rows] == [f"run_{i}" for i in range(10)]
+    assert [to for _, to, *_ in rows] == [f"run_{i}" + "/report.html" * (i != 4) for i in range(10)]
+    assert all("95.0 % (76.4 to 99.1 %)" in cells for *_, cells in rows) and text.count('<th scope="col">') < 10
+    # Each line is drawn in the colour and dashes that its row shows, and no two alike.
+    samples = [re.search(r'stroke="(.*?)".*stroke-dasharray="(.*?)"', sample).groups() for sample, *_ in rows]
+    assert len(set(samples)) == 10
+    chart = re.findall(r'<svg role="img".*?</svg>', text, re.S)[0]
+    styles = re.findall(r'style="(fill: none; [^"]*stroke-width: 1\.8[^"]*)"', chart)
+    drawn = [("stroke-dasharray" in style, re.search(r"stroke: (\S+);", style)[1]) for style in styles]
+    assert [colour for _, colour in drawn] == [colour for colour, _ in samples]
+    assert [bool(dashes) for dashes, _ in drawn] == [bool(dashes) for _, dashes in samples]
+    assert "run_0" not in re.sub(r'aria-label=".*?"', "", chart)  # no legend over the lines
+
+
+def test_a_run_without_validation_leaves_the_others_their_lines(tmp_path):
+    a, b = two(tmp_path, [0], [1])
+    a = dataclasses.replace(a, metrics=[{**row, "val/accuracy": ""} for row in a.metrics])
+    write_comparison([a, b], None, tmp_path / "page.html")
+    charts = re.findall(r'<svg role="img".*?</svg>', (tmp_path / "page.html").read_text(), re.S)
+    assert "validation accuracy of b by epoch" in charts[0]
+    assert "--warning" in charts[0] and "--accent" not in charts[0]  # the second one's
+    assert "--warning" in charts[1] and "--accent" in charts[1]  # control: both
 
 
 def test_pictures_are_the_same_by_whatever_way_they_were_found(tmp_path, monkeypatch):
