@@ -89,7 +89,9 @@ PICTURES are pictures, folders, globs, or text files with a path on each line.""
         ),
         {
             "what is said": (
-                Option("output", "FILE", None, ".csv, .jsonl or .parquet; unsaid, predictions.csv in the run"),
+                Option(
+                    "output", "FILE", None, ".csv, .jsonl or .parquet; unsaid, runs/predict/version_N/predictions.csv"
+                ),
                 Option("top_k", "K", None, "the k best classes of each picture, not a column for each class"),
                 Option("abstain_below", "P", None, "say unsure where the class is less probable"),
             ),

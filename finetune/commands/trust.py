@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser
 
 from finetune import public_paths
 from finetune.commands.parser import last_value, settings_in
+from finetune.commands.short_words import both
 from finetune.training.checkpoint_settings import class_paths, plain
 
 _FLAG = "--trust_modules"
@@ -56,7 +57,7 @@ def check_root(config: Any, checkpoint: Mapping[str, Any] | None, args: Sequence
     Args:
         config: As parsed, of the subcommand.
         checkpoint: As `read_checkpoint` gives it; None where there is none to trust.
-        args: The command line.
+        args: The command line, with the command.
 
     Raises:
         ValueError: There is no such folder, and nobody but the checkpoint names it.
@@ -66,7 +67,8 @@ def check_root(config: Any, checkpoint: Mapping[str, Any] | None, args: Sequence
         return
     is_given = any(last_value(args, flag) for flag in ("--data.root", "--data.init_args.root"))
     if root == checkpoint["datamodule_hyper_parameters"].get("root") and not is_given:
-        raise ValueError(f"the pictures of the checkpoint's run are not in {root} any more: give --data.root")
+        hint = f"give the folder where they are now: {both(args[0], 'data.root')}"
+        raise ValueError(f"the pictures of the checkpoint's run are not in {root} any more: {hint}")
 
 
 def _check(class_path: Any, modules: Sequence[str]) -> None:

@@ -84,5 +84,6 @@ def is_without(root: str | None, split: str) -> str:
         return f"{root} holds no 'train'; put the training pictures in {root}/train/CLASS"
     if split == "predict":
         return "no pictures to predict: finetune predict CKPT PICTURES (--data.predict)"
-    hint = "give a folder of classes alone with --data.root to measure all of it"
+    command = "validate" if split == "val" else "test"
+    hint = f"measure all of a folder of class folders: finetune {command} CKPT FOLDER (--data.root)"
     return f"{root} has no {split} split: put pictures in {root}/{split}/CLASS, or {hint}"

@@ -16,6 +16,7 @@ from finetune.commands.option_names import OPTIONS
 from finetune.commands.serve import serve
 from finetune.commands.sheet import sheet
 from finetune.data.datamodule import ImageDataModule
+from finetune.runs.predictions import FILES
 
 LIGHTNING = [command for command in PAGES if command not in OWN_PAGES]
 
@@ -32,6 +33,13 @@ def test_a_fit_s_has_the_twenty_options_that_people_use():
 @pytest.mark.parametrize("command", PAGES)
 def test_its_options_exist(command):
     assert {option.full for option in options(command)} <= OPTIONS[command]
+
+
+def test_predict_s_says_where_its_file_goes_unless_told():
+    """PredictionWriter writes into the run of the command, not into that of the checkpoint."""
+    (output,) = [option for option in options("predict") if option.full == "output"]
+    (out,) = [option for option in options("predict") if option.full == "trainer.default_root_dir"]
+    assert f"{out.default}/predict/version_N/{FILES['predict']}" in output.text
 
 
 def found(settings: Any, full: str) -> Any:

@@ -192,7 +192,8 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
     checkpoint["finetune"]["data_class"] = "finetune.datamodules.SampleData"
     torch.save(checkpoint, tmp_path / "stranger.ckpt")
     given = [command, "--ckpt_path", "stranger.ckpt", "--trainer.accelerator", "cpu"]
-    with pytest.raises(ValueError, match=r"are not in .*/elsewhere/source any more: give --data\.root"):
+    place = rf"are not in .*/elsewhere/source any more: .*: finetune {command} CKPT FOLDER \(--data\.root\)$"
+    with pytest.raises(ValueError, match=place):
         cli(*given)
     assert not (tmp_path / "elsewhere").exists()
     made = patch.object(SampleData, "obtain", side_effect=ValueError("fetched"))
