@@ -8,8 +8,8 @@ LIGHTNING = "2.6"
 
 DATA = """
 augmentations batch_size cache_limit_gb cache_size class_names crop_and_flip crop_share cutmix eval_image_size
-image_size image_size_schedule interpolation min_crop mixup num_views num_workers on_bad_image predict resize root
-split_seed test_fraction val_fraction
+exclude image_size image_size_schedule interpolation min_crop mixup num_views num_workers on_bad_image predict resize
+root split_seed test_fraction val_fraction
 """
 _MODEL = """
 backbone class_mapping class_weights compile decay_norm_and_bias freeze freeze_batch_norm head_init head_lr_multiplier

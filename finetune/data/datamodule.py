@@ -55,11 +55,11 @@ class ImageDataModule(pl.LightningDataModule):
         num_workers: Processes that read pictures for each device, at most 4 for each core; `auto` looks at the machine.
         cache_limit_gb: Most gigabytes of disk that the decoded pictures of train and val may take, and what a frozen
             part of the network makes of each of the two; 0 computes all anew in every epoch. The results are the same.
-        cache_size: Make larger pictures of train and val smaller before all else, to this many pixels on their shorter
-            side: they cost less to decode and to keep. Random crops then hold less detail; at 8/7 of image_size val
-            stayed within 7 grey levels (mean absolute difference of a picture), at other sizes within 20.
+        cache_size: Shorter side, in pixels, to which larger images of train and val are first resized: they cost less.
+            Random crops hold less detail; at 8/7 of image_size val differs by 7 grey levels (mean), else by up to 20.
         on_bad_image: `error` ends the run at a picture or folder that can't be read; `skip` leaves it out and lists it.
         class_names: The classes in order, if not sorted by name; every class folder must be one of them.
+        exclude: Class folders to leave out, one or several, by name.
         predict: Picture, folder, glob or text file with a path on each line, or several, for `finetune predict`.
     """
 
@@ -89,6 +89,7 @@ class ImageDataModule(pl.LightningDataModule):
         cache_size: int | None = None,
         on_bad_image: Literal["error", "skip"] = "error",
         class_names: list[str] | None = None,
+        exclude: list[str] | str | None = None,
         predict: list[str] | str | None = None,
     ) -> None:
         root = root and os.path.expanduser(root)
@@ -98,10 +99,10 @@ class ImageDataModule(pl.LightningDataModule):
         check_shares(val_fraction, test_fraction, min_crop, num_views, crop_share)
         check_mixing(mixup, cutmix, num_views)
         self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
-        self.root = root or self.default_root
+        self.root, self.exclude = root or self.default_root, [exclude] if isinstance(exclude, str) else exclude or []
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
-        self.on_bad_image, self.cache_limit_gb, self.cache_size = on_bad_image, cache_limit_gb, cache_size
-        self.eval_image_size = eval_image_size or image_size
+        self.on_bad_image, self.cache_limit_gb = on_bad_image, cache_limit_gb
+        self.cache_size, self.eval_image_size = cache_size, eval_image_size or image_size
         how = (resize, interpolation, crop_share, crop_and_flip, augmentations or (), min_crop)
         self.train_transforms, self.eval_transform = pipelines({image_size, *sizes}, self.eval_image_size, *how)
         self.mixing, self.collate = Mixing(mixup, cutmix), Collate(image_size, self.eval_image_size, *sizes)
@@ -114,8 +115,7 @@ class ImageDataModule(pl.LightningDataModule):
         if predict is not None:
             self.splits["predict"] = unlabelled(predict, on_bad_image == "skip", is_first_process())
         else:
-            folder = folder_of(self.root)
-            self.obtain(folder)
+            self.obtain(folder := folder_of(self.root))
             self.scan(folder, val_fraction, test_fraction, split_seed)
 
     def obtain(self, root: Path) -> None:

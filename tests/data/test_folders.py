@@ -8,6 +8,7 @@ import pytest
 
 from finetune.data.datasets import folders
 from finetune.data.datasets.folders import Files, find_pictures, scan
+from finetune.data.datasets.listing import list_pictures
 from finetune.data.readers import PathList
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
@@ -384,3 +385,69 @@ def test_classes_that_are_links_beside_runs_are_classes(tmp_path):
     assert [folder.name for folder in folders.class_folders(tmp_path / "data")] == ["test", "train"]
     assert [folder.name for folder in folders.class_folders(tmp_path / "data/train")] == ["cat", "dog"]
     assert [folder.name for folder in folders.class_folders(tmp_path / "data/test")] == ["scene_1"]
+
+
+def test_folders_are_left_out_where_they_are_asked_to(tmp_path):
+    make(
+        tmp_path, "train/cat/1.png", "train/dog/1.png", "train/results/", "val/cat/1.png", "val/dog/1.png", "old/1.png"
+    )
+    with pytest.raises(ValueError, match="holds 'train' and 'val', to be split folders, and the class 'old' beside"):
+        scan(tmp_path)
+    hint = "where it is no class, delete the folder, or leave out with --data.exclude results$"
+    with pytest.raises(ValueError, match=f"no pictures of the class 'results'.*; {hint}"):
+        scan(tmp_path, exclude=["old"])
+    names, files = scan(tmp_path, exclude=["results", "old"])
+    assert names == ["cat", "dog"] and len(files["train"].labels) == len(files["val"].labels) == 2
+    make(tmp_path, "val/results/1.png")
+    assert len(scan(tmp_path, names, exclude=["results", "old"])[1]["val"].labels) == 2  # as a checkpoint knows them
+    with pytest.raises(ValueError, match=r"class 'results' unknown to training.*--data.exclude results$"):
+        (tmp_path / "train/results").rmdir()
+        scan(tmp_path, exclude=["old"])
+    with pytest.raises(
+        WrongUsage, match=r"--data.exclude: there is no class folder 'result'; did you mean 'results'\?"
+    ):
+        scan(tmp_path, exclude=["result", "old"])
+    make(tmp_path / "flat", "a/1.png", "b/1.png", "c/", "d/")
+    with pytest.raises(ValueError, match=r"delete the folders, or leave out with --data.exclude '\[c, d\]'$"):
+        scan(tmp_path / "flat")
+
+
+def test_a_folder_one_level_too_high_or_low_is_answered_with_the_right_one(tmp_path, caplog):
+    make(
+        tmp_path,
+        "photos/photos/cat/1.png",
+        "photos/photos/dog/1.png",
+        "sets/one/train/a/1.png",
+        "sets/one/train/b/1.png",
+    )
+    with pytest.raises(
+        ValueError, match=f"only the class 'photos'.*; {tmp_path}/photos/photos holds 'cat', 'dog': give that"
+    ):
+        scan(tmp_path / "photos")
+    with pytest.raises(ValueError, match=f"; {tmp_path}/sets/one holds 'train': give that folder"):
+        scan(tmp_path / "sets")
+    for find in (scan, list_pictures):
+        with pytest.raises(
+            ValueError, match=f"1 pictures lie loose in it, and {tmp_path}/photos/photos holds 'cat', 'dog': give"
+        ):
+            find(tmp_path / "photos/photos/cat")
+    make(tmp_path / "nested", "cat/indoors/1.png", "dog/1.png")
+    with pytest.raises(ValueError, match="needs at least two$"):  # control: it is a class with a folder in it
+        scan(tmp_path / "nested", exclude=["dog"])
+    caplog.clear()
+    scan(tmp_path / "nested")
+    assert caplog.messages == []
+
+
+def test_folders_of_data_sets_as_classes_are_a_warning(tmp_path, caplog):
+    make(tmp_path, "pets/cat/1.png", "pets/dog/1.png", "trash/train/glass/1.png", "trash/val/glass/1.png")
+    assert scan(tmp_path)[0] == ["pets", "trash"]
+    assert caplog.messages == [
+        f"{tmp_path}: all 2 classes are folders of folders (pets holds 'cat', 'dog'); if pets is a data set, give "
+        f"{tmp_path}/pets"
+    ]
+    caplog.clear()
+    scan(tmp_path, is_told=False)
+    make(tmp_path, "fish/1.png")
+    scan(tmp_path)
+    assert caplog.messages == []  # control: one has pictures of its own

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from colours import draw_colours
 from data_files import paths, real_data, small
 
 from finetune.data import seen_record
 from finetune.data.datasets import synthetic
-from finetune.data.datasets.image_folder import Hotdog, SampleData
+from finetune.data.datasets.image_folder import Hotdog, ImageFolderData, SampleData
 
 
 def test_a_validation_split_is_a_part_of_train(colours):
@@ -132,3 +133,13 @@ def test_the_real_hotdog_folder(caplog):
     batch = next(iter(data.train_dataloader()))
     assert batch["image"].shape == (64, 3, 64, 64) and batch["bad"] == []
     assert batch["image"].float().mean(dim=(0, 2, 3)).argmax() == 0  # food is red
+
+
+@pytest.mark.parametrize("exclude", ["results", ["results"]])
+def test_class_folders_are_left_out_and_a_checkpoint_knows_it(tmp_path, exclude):
+    draw_colours(tmp_path, train=3)
+    (tmp_path / "train" / "results").mkdir()
+    with pytest.raises(ValueError, match="--data.exclude results"):  # control
+        ImageFolderData(str(tmp_path), image_size=32)
+    found = ImageFolderData(str(tmp_path), image_size=32, exclude=exclude)
+    assert found.class_names == ["blue", "green", "red"] and found.hparams["exclude"] == exclude

@@ -3,17 +3,19 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from finetune.data.datasets import misplaced
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.readers import PathList
 from finetune.data.walk import Beside, dangling, find_pictures, is_of_runs, num_loose
 from finetune.system.file_names import class_name, composed, text_of
-from finetune.system.messages import WrongUsage, shown
+from finetune.system.messages import WrongUsage, did_you_mean, shown
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,11 @@ class Files:
 
 
 def scan(
-    root: str | Path, class_names: Sequence[str] | None = None, skip: bool = False, is_told: bool = True
+    root: str | Path,
+    class_names: Sequence[str] | None = None,
+    skip: bool = False,
+    is_told: bool = True,
+    exclude: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, Files]]:
     """Find the classes and files of a data set.
 
@@ -66,6 +72,7 @@ def scan(
             `train`, sorted.
         skip: Leave out folders that can't be read.
         is_told: Say what else was left out.
+        exclude: Class folders to leave out, by name.
 
     Returns:
         Class names in the order of their indices, and the files of each split found.
@@ -80,24 +87,31 @@ def scan(
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "does not exist"
         raise FileNotFoundError(f"the data folder {str(root)!r} {what}; give another FOLDER (--data.root)")
-    split_dirs = split_folders(root) or {"all": root}
+    inside = partial(class_folders, exclude=exclude)
+    split_dirs = split_folders(root, exclude) or {"all": root}
     if "all" not in split_dirs and "train" not in split_dirs and not class_names:
         found = " and ".join(repr(folder.name) for folder in split_dirs.values())
         raise ValueError(f"{root} holds {found} but no 'train'; put the training pictures in {root}/train/CLASS")
     first = split_dirs.get("train") or split_dirs.get("all")
-    class_dirs = {split: named_folders(folder) for split, folder in split_dirs.items()}
+    class_dirs = {split: named_folders(folder, exclude) for split, folder in split_dirs.items()}
     for folders in class_dirs.values():
         _check_composed(folders)
     is_known = class_names is not None
     if class_names is None:
         assert first is not None
+        _check_excluded({root, *split_dirs.values()}, exclude)
         of_first = class_dirs["train" if "train" in class_dirs else "all"]
         class_names = list(of_first)
         _check_names(of_first)
         if not class_names:
-            raise ValueError(f"{first} holds no class folders; put the pictures of each class in a folder of its name")
+            hint = misplaced.upper(first, inside)
+            told = f"{first} holds no class folders; put the pictures of each class in a folder of its name"
+            raise ValueError(f"{told}{hint}")
         if len(class_names) == 1:
-            raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two")
+            hint = misplaced.lower(first, list(of_first.values()), inside)
+            raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two{hint}")
+        if is_told and (text := misplaced.too_high(first, list(of_first.values()), inside)):
+            log.warning("%s", text)
     else:
         _check_given_names(class_names)
     if twice := [name for name, num in Counter(map(composed, class_names)).items() if num > 1]:
@@ -113,20 +127,29 @@ def scan(
     return list(class_names), files
 
 
-def class_folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted by name, without hidden ones and those of runs that were begun there."""
+def class_folders(folder: Path, exclude: Sequence[str] = ()) -> list[Path]:
+    """Return the folders in a folder, sorted by name, without hidden, excluded ones and those of runs begun there."""
+    excluded = set(map(composed, exclude))
     folders = (entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    return sorted(entry for entry in folders if not is_of_runs(entry))
+    return sorted(entry for entry in folders if class_name(entry) not in excluded and not is_of_runs(entry))
 
 
-def named_folders(folder: Path) -> dict[str, Path]:
-    """Return the class folders in a folder by the names of their classes, sorted.
+def _check_excluded(folders: Iterable[Path], exclude: Sequence[str]) -> None:
+    """Make sure that what is left out is there: a misspelt name would be trained on."""
+    names = {class_name(entry) for folder in folders for entry in folder.iterdir()} if exclude else set()
+    for name in exclude:
+        if composed(name) not in names:
+            raise WrongUsage(f"--data.exclude: there is no class folder {name!r}{did_you_mean(name, sorted(names))}")
+
+
+def named_folders(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
+    """Return the class folders in a folder by the names of their classes, sorted, without excluded ones.
 
     Of two folders whose names are equal in composed Unicode, one keeps its decomposed name: that is for the caller to
     refuse.
     """
     by_name: dict[str, Path] = {}
-    for path in sorted(class_folders(folder), key=lambda path: text_of(path) != class_name(path)):
+    for path in sorted(class_folders(folder, exclude), key=lambda path: text_of(path) != class_name(path)):
         name = class_name(path)
         by_name[text_of(path) if name in by_name else name] = path
     return dict(sorted(by_name.items()))
@@ -178,9 +201,9 @@ def fault_of_name(name: str) -> str:
     return "has a line break or control character in its name" if shown(name) != name else ""
 
 
-def split_folders(root: Path) -> dict[str, Path]:
-    """Return the folder of each split, none where `root` holds class folders alone."""
-    folders = class_folders(root)
+def split_folders(root: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
+    """Return the folder of each split, none where `root` holds class folders alone; some are left out."""
+    folders = class_folders(root, exclude)
     named = [folder for folder in folders if folder.name.lower() in _SPLIT_NAMES]
     classes = [folder.name for folder in folders if folder not in named and _is_class(folder)] if named else []
     split_named = [folder for folder in named if class_folders(folder)]
@@ -225,6 +248,7 @@ def _files(
         raise ValueError(
             f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
             + "".join(f"; {text}" for text in alike)
+            + f"; {_leave_out(unknown)}" * (not is_known)
         )
     beside.unread += [f"{link}: a link to nothing" for link in dangling(folder)]
     if loose := num_loose(folder):
@@ -240,12 +264,18 @@ def _files(
         if not found:
             empty.append(name)
     if empty and ((split in ("train", "all") and not is_known) or (split == "all" and not paths)):
-        raise ValueError(
-            f"{folder} has no pictures of {_classes(empty)}; supported are {' '.join(sorted(IMAGE_SUFFIXES))}"
-        )
+        supported = " ".join(sorted(IMAGE_SUFFIXES))
+        told = f"{folder} has no pictures of {_classes(empty)}; supported are {supported}"
+        raise ValueError(f"{told}; where {'they are' if len(empty) > 1 else 'it is'} no class, {_leave_out(empty)}")
     if empty and is_told:
         log.warning("%s has no pictures of %s: its results say nothing about it", folder, _classes(empty))
     return Files(PathList(paths), np.array(labels, np.int64), str(folder), tuple(empty))
+
+
+def _leave_out(names: Sequence[str]) -> str:
+    more = ", …" if len(names) > _MOST_NAMED else ""
+    listed = names[0] if len(names) == 1 else f"'[{', '.join(names[:_MOST_NAMED])}{more}]'"
+    return f"delete the folder{'s' * (len(names) > 1)}, or leave out with --data.exclude {listed}"
 
 
 def _classes(names: Sequence[str]) -> str:

@@ -17,7 +17,8 @@ class ImageFolderData(ImageDataModule):
     untaught: tuple[str, ...] = ()  # classes, where they were given, without a picture to train on
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
-        self.class_names, files = scan(root, self.class_names or None, self.on_bad_image == "skip", is_first_process())
+        is_skipped, is_told = self.on_bad_image == "skip", is_first_process()
+        self.class_names, files = scan(root, self.class_names or None, is_skipped, is_told, self.exclude)
         self.untaught = next((files[split].empty for split in ("all", "train") if split in files), ())
         origins = {split: f"its {Path(part.folder).name} folder" for split, part in files.items()}
         if "all" in files:
@@ -56,7 +57,7 @@ class ImageFolderData(ImageDataModule):
     def take_whole(self, split: str) -> None:
         if split in self.splits and self.splits[split].origin != SET_APART:
             return
-        files = scan(Path(self.root or ""), self.class_names, self.on_bad_image == "skip", is_told=False)[1]
+        files = scan(Path(self.root or ""), self.class_names, self.on_bad_image == "skip", False, self.exclude)[1]
         self.splits = {split: self._split(split, files["all"], "all")} if "all" in files else {}
 
     def _split(self, split: str, files: Files, origin: str) -> Split:

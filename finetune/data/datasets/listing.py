@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.data.datasets.folders import named_folders, split_folders
+from finetune.data.datasets import misplaced
+from finetune.data.datasets.folders import class_folders, named_folders, split_folders
 from finetune.data.readers import PathList
 from finetune.data.walk import Beside, dangling, find_pictures, num_loose
 from finetune.system.messages import WrongUsage
@@ -66,6 +67,7 @@ def list_pictures(root: str | Path) -> Listing:
     class_names = sorted({name for folders in inside.values() for name in folders})
     if not class_names:
         found = f"; {num} pictures lie loose in it" if (num := num_loose(root)) else ""
+        found = misplaced.upper(root, class_folders) or found
         raise WrongUsage(
             f"{root} holds no class folders: put the pictures of each class in a folder of its name{found}"
         )
