@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from finetune.commands.flow_yaml import flow_yaml
-from finetune.commands.given_arguments import ALONE, Given, is_flag, put_together
+from finetune.commands.given_arguments import ALONE, LOGGERS, Given, is_flag, put_together
 from finetune.commands.short_words import both, in_full
 from finetune.system.messages import WrongUsage
 
@@ -24,7 +24,7 @@ def command_line(
     """
     if not isinstance(options, Mapping):
         raise TypeError(f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}")
-    given = Given()
+    given, switches = Given(), ("resume", *LOGGERS)
     for place, named in (("", words), ("options", options)):
         for name, value in named.items():
             if not isinstance(name, str):
@@ -32,9 +32,9 @@ def command_line(
             full = in_full(command, name)
             if any(in_full(command, other) == full for other, _ in given.flags):
                 raise WrongUsage(f"{both(command, full)} is given twice: as {name!r} in options, too")
-            if (name in ALONE and name != "resume") or name.endswith(".help"):
+            if (name in ALONE and name not in switches) or name.endswith(".help"):
                 raise WrongUsage(f"--{name} only prints: it is for the command line")
-            if name != "resume":
+            if name not in switches:
                 given.flags.append((name, _text(value, f"{place}[{name!r}]" if place else name)))
             elif value:
                 given.flags.append((name, None))

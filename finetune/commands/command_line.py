@@ -15,6 +15,7 @@ from finetune.commands.config_files import find, shipped
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.given_arguments import Given, put_together, taken_apart
 from finetune.commands.known_flags import check_flags
+from finetune.commands.plain_meanings import put_plainly
 from finetune.commands.short_words import both, in_full
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.messages import NotFound, WrongUsage
@@ -46,6 +47,7 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
     """
     command = arguments[0]
     given = taken_apart(arguments[1:])
+    put_plainly(command, given)
     check_flags(command, given)
     is_needed = not given.has("resume")  # which may go on with another
     given.flags = [_flag_in_full(command, name, value, is_needed) for name, value in given.flags]

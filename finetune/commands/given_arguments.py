@@ -3,9 +3,18 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+# Flags that mean a logger: `--wandb` is `--trainer.logger WandbLogger`.
+LOGGERS = MappingProxyType(
+    {
+        "tensorboard": "TensorBoardLogger",
+        "wandb": "WandbLogger",
+        "mlflow": "MLFlowLogger",
+    }
+)
 # Flags that take no value from the next argument, of all commands.
-ALONE = frozenset({"h", "help", "print_config", "resume"})
+ALONE = frozenset({"h", "help", "print_config", "resume", *LOGGERS})
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # argparse's own: these are values
 
 

@@ -15,7 +15,6 @@ from finetune.commands.option_names import (
     DATA,
     LIGHTNING,
     NUMBERS,
-    OPTIMIZERS,
     OPTIONS,
     TORCHVISION,
 )
@@ -63,9 +62,7 @@ def _wrong_value(full: str, value: str) -> str:
     if full in ("model.backbone", "backbone") and version("torchvision").startswith(f"{TORCHVISION}."):
         is_one = value in BACKBONES.split() or value.startswith(_LATER)
         return "" if is_one else f"can't be {value!r}{did_you_mean(value, BACKBONES.split())}"
-    names = {name.lower(): name for name in OPTIMIZERS.split()}
-    name = names.get(value.lower()) if full == "model.optimizer" else None
-    return f"can't be {value!r}; did you mean {name!r}?" if name and name != value else ""
+    return ""
 
 
 def _is_left_to_the_parser(command: str, typed: str, full: str, given: Given) -> bool:

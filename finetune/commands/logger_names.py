@@ -7,9 +7,10 @@ from typing import Any
 import yaml
 
 from finetune.commands.flow_yaml import flow_yaml
+from finetune.commands.given_arguments import LOGGERS
 from finetune.system.messages import WrongUsage, did_you_mean
 
-_OURS = ("TensorBoardLogger", "WandbLogger", "MLFlowLogger")
+_OURS = tuple(LOGGERS.values())
 _LIGHTNINGS = ("CometLogger", "CSVLogger", "LitLogger")
 _BARE = re.compile("[A-Za-z]+")
 _NO_NAMES = ("true", "false", "null", "none", "yes", "no", "on", "off")
@@ -56,8 +57,15 @@ def ours(value: Any) -> Any:
         return [ours(one) for one in value]
     if isinstance(value, dict) and "class_path" in value:
         return value | {"class_path": ours(value["class_path"])}
+    value = _in_full(value) if isinstance(value, str) else value
     match = _NAME.fullmatch(value) if isinstance(value, str) else None
     return f"finetune.{match[1]}" if match else value
+
+
+def _in_full(name: str) -> str:
+    """Return `WandbLogger` for `wandb`, in any case."""
+    known = {**LOGGERS, **{full.lower(): full for full in _OURS}}
+    return known.get(name.lower(), name)
 
 
 def _check(flag: str, value: str) -> None:
@@ -66,7 +74,7 @@ def _check(flag: str, value: str) -> None:
     is_bare = all(_BARE.fullmatch(name) for name in names)
     if not is_bare or value.lower() in _NO_NAMES:
         return
-    for name in names:
+    for name in map(_in_full, names):
         if name not in _OURS + _LIGHTNINGS:
             hint = did_you_mean(name, _OURS) or f"; valid are {', '.join(_OURS)}"
             raise WrongUsage(f"{flag}: there is no logger {name!r}{hint}")

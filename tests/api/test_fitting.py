@@ -52,6 +52,7 @@ def test_options_have_full_names_and_any_plain_value():
     options = {"data.augmentations": [], "report": False, "model.class_mapping": {"a": Path("b")}, "threshold": "f1"}
     line = ["--data.augmentations", "[]", "--report", "false", "--model.class_mapping", '{"a": "b"}']
     assert command_line(None, {}, options) == ["fit", *line, "--threshold", "f1"]
+    assert command_line(None, {}, {"wandb": True, "mlflow": False}) == ["fit", "--wandb"]
     assert command_line("-odd", {"epochs": 2}, {}) == ["fit", "--epochs", "2", "--", "-odd"]
 
 

@@ -113,7 +113,6 @@ def test_a_flag_without_its_value():
 VALUES = {
     ("--trainer.max_epochs", "ten"): "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'ten'",
     ("--model.optimizer.lr", "0,01"): "--lr (--model.optimizer.lr) takes a number, such as 3 or 0.01, not '0,01'",
-    ("--model.optimizer", "adamw"): "--optimizer (--model.optimizer) can't be 'adamw'; did you mean 'AdamW'?",
     ("--data.resize", "squosh"): "--data.resize can't be 'squosh'; did you mean 'squash'?",
     ("--data.on_bad_image", "zzz"): "--data.on_bad_image can't be 'zzz'; valid are error, skip",
 }

@@ -15,6 +15,8 @@ from finetune.system.messages import WrongUsage
     ("given", "meant"),
     [
         (["--trainer.logger", "WandbLogger"], ["--trainer.logger", "finetune.WandbLogger"]),
+        (["--trainer.logger", "wandb"], ["--trainer.logger", "finetune.WandbLogger"]),
+        (["--trainer.logger=tensorboardlogger"], ["--trainer.logger=finetune.TensorBoardLogger"]),
         (["--trainer.logger=MLFlowLogger"], ["--trainer.logger=finetune.MLFlowLogger"]),
         (["--trainer.logger+=TensorBoardLogger"], ["--trainer.logger+=finetune.TensorBoardLogger"]),
         (["--trainer.logger.help", "WandbLogger"], ["--trainer.logger.help", "finetune.WandbLogger"]),

@@ -1,0 +1,84 @@
+"""Values and flags whose meaning is plain, though the real parser knows them by another name: `--optimizer adamw`."""
+
+import importlib.util
+import os
+import re
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from finetune.commands.given_arguments import LOGGERS, Given
+from finetune.commands.option_names import BACKBONES, OPTIMIZERS, TORCHVISION
+from finetune.commands.short_words import both, in_full
+from finetune.system.messages import WrongUsage
+
+_BARE = re.compile(r"[\w./~-]+")
+_HAVE_NETWORKS = ("model.backbone", "backbone")
+
+
+def put_plainly(command: str, given: Given) -> None:
+    """Replace what is typed by what it plainly means: names in another case, timm's without `timm/`, `--wandb`.
+
+    Args:
+        command: The command.
+        given: What follows it; changed in place.
+
+    Raises:
+        WrongUsage: A group of settings is given a single name; the message says which option takes that.
+    """
+    for i, (name, value) in enumerate(given.flags):
+        full = in_full(command, name)
+        if value is None:
+            continue
+        _check_group(command, full, value)
+        if full == "model.optimizer":
+            given.flags[i] = name, {one.lower(): one for one in OPTIMIZERS.split()}.get(value.lower(), value)
+        elif full in _HAVE_NETWORKS and version("torchvision").startswith(f"{TORCHVISION}."):
+            given.flags[i] = name, _network(value)
+    if command in ("fit", "benchmark"):
+        _put_loggers(given)
+
+
+def _put_loggers(given: Given) -> None:
+    """Put `--trainer.logger` in the place of flags such as `--wandb`, after loggers that it names."""
+    asked = [LOGGERS[name] for name, value in given.flags if name in LOGGERS and value != "false"]
+    kept = [i for i, (name, _) in enumerate(given.flags) if name not in LOGGERS]
+    given.as_typed = [given.as_typed[i] for i in kept]
+    given.flags = [given.flags[i] for i in kept]
+    has_others = given.has("trainer.logger", "trainer.logger+")
+    if asked and not has_others:
+        given.flags.append(("trainer.logger", asked[0] if len(asked) == 1 else f"[{', '.join(asked)}]"))
+    elif asked:
+        given.flags += [("trainer.logger+", name) for name in asked]
+    given.as_typed += ["--trainer.logger"] * (len(given.flags) - len(given.as_typed))
+
+
+def _network(name: str) -> str:
+    if name in BACKBONES.split() or name.startswith("timm/"):
+        return name
+    if name.lower() in BACKBONES.split():
+        return name.lower()
+    return f"timm/{name}" if name.partition(".")[0] in _names_of_timm() else name
+
+
+@cache
+def _names_of_timm() -> frozenset[str]:
+    """Return the networks of timm, read in its source: to import it takes seconds. None where it is not installed."""
+    spec = importlib.util.find_spec("timm")
+    folders = spec.submodule_search_locations if spec else None
+    files = [path for folder in folders or () for path in Path(folder, "models").glob("*.py")]
+    texts = (path.read_text("utf-8", "replace") for path in files)
+    return frozenset(name for text in texts for name in re.findall(r"^@register_model\ndef (\w+)\(", text, re.M))
+
+
+def _check_group(command: str, full: str, value: str) -> None:
+    """Refuse a name where a table of settings is wanted."""
+    if full not in ("model", "trainer", "data") or not _BARE.fullmatch(value) or os.path.isfile(value):
+        return
+    if full == "data":
+        if os.path.isdir(value) or "/" in value or (value[0].islower() and "." not in value):
+            option = "data.predict" if command == "predict" else "data.root"
+            raise WrongUsage(f"--data takes a data class, not {value!r}; did you mean {both(command, option)}?")
+        return
+    hint = f"; did you mean {both(command, 'model.backbone')} {value}?" if full == "model" else ""
+    raise WrongUsage(f"--{full} takes a table of settings, or a YAML file of them, not {value!r}{hint}")
