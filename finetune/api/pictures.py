@@ -58,7 +58,7 @@ def pixels(picture: Picture, name: str) -> np.ndarray:
         try:
             if not picture.width * picture.height:
                 raise ValueError("it has no pixels")
-            return rgb_pixels(picture, is_ours=False)
+            return rgb_pixels(picture)
         except Exception as error:  # of a file that is opened, but not read yet: any, as in `decode`
             raise DecodeError(f"{name}: can't be decoded: {' '.join(str(error).split())}") from error
     return decode(picture, name)

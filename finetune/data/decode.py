@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,10 +29,11 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from finetune.data.completeness import load
 from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
+from finetune.data.samples import bytes_of_samples, rows_at_once, scale_transparency, stored_mode, use_native_order
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
-_STRIP = 2**24  # pixels brought to RGB at once: the conversions of large pictures would hold several copies of them
 
 # The first bytes decide, not the suffix. The classes are called directly because Image.open() warns from 89 Mpx on,
 # tries formats we do not want (EPS starts Ghostscript) and says only "cannot identify" about a damaged header.
@@ -46,9 +47,6 @@ READERS: dict[bytes, type[ImageFile]] = {
     b"GIF8": GifImageFile,
 }
 
-# Full scales of 32-bit samples, whose files do not state one: fractions, 8, 16 and 32 bits.
-_FULL_SCALES = (1, 2**8 - 1, 2**16 - 1, 2**32 - 1)
-_MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}  # full scales that a TIFF of 16-bit samples may state
 _BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # in file names, of which each is to stay on a line
 _PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # an entry of warnings.filters
 
@@ -67,9 +65,10 @@ def decode(
 
     Of 16-bit samples the upper 8 bits are kept, of those that the file says it uses: by a TIFF's BitsPerSample, or its
     MaxSampleValue where that is a full scale such as 4095 and no sample is above. A PNG's samples fill their scale
-    (its specification, sBIT). What is not stated is never guessed from the pixels: a dark picture stays dark. 32-bit
-    samples are divided by the full scale that fits their maximum. Of several frames the first is read. Half a picture
-    is an error, never a grey rest.
+    (its specification, sBIT). What is not stated is never guessed from the pixels: a dark picture stays dark. Signed
+    samples of 8 and 16 bits are scaled by their range: the lowest is black, and zero is in the middle. 32-bit samples
+    are divided by the full scale that fits their maximum; an error if integers are below zero. Of several frames the
+    first is read. Half a picture is an error, never a grey rest (see `completeness`).
 
     Beside the file's own size that takes at most 14 bytes for each of `MAX_PIXELS`, 2.5 GB, the result among them.
 
@@ -91,12 +90,10 @@ def decode(
     quiet()
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
-            if (image := read_header(file, max_pixels)).format == "JPEG":
-                check_scans(file)
+            image = read_header(file, max_pixels)
             if shorter_side is None or min(image.size) <= shorter_side:
-                pixels = _jpeg_pixels(image, file)
-                return rgb_pixels(image) if pixels is None else pixels
-            return _shrunk(image, shorter_side)
+                return read_pixels(image, file)[0]
+            return _shrunk(image, file, shorter_side)
     except Exception as error:  # damaged files make Pillow raise nearly every kind, struct.error and KeyError too
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(reason.split()) or type(error).__name__
@@ -120,12 +117,12 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     return Path(path).open("rb")
 
 
-def _shrunk(image: ImageFile, shorter_side: int) -> NDArray[np.uint8]:
+def _shrunk(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDArray[np.uint8]:
     from finetune.data.resize import resize  # with torch and OpenCV, which decoding as such does without
 
     longer_side = round(max(image.size) * (shorter_side / min(image.size)))  # a fraction's own sides are rounded
     image.draft(None, (2 * shorter_side, 2 * shorter_side))  # for a JPEG; other formats know no fractions
-    picture = rgb_pixels(image)
+    picture, _ = read_pixels(image, file)
     return resize(picture, *sorted((shorter_side, longer_side), reverse=picture.shape[0] >= picture.shape[1]))
 
 
@@ -156,16 +153,32 @@ def _check_size(width: int, height: int, max_pixels: float) -> None:
         raise ValueError(f"{width} x {height} pixels are more than the limit of {max_pixels:,.0f}")
 
 
+def read_pixels(image: ImageFile, file: BinaryIO) -> tuple[NDArray[np.uint8], str]:
+    """Return the pixels of an image after `read_header` as `decode` does, and the warning of `load`."""
+    if image.format == "JPEG":
+        check_scans(file)
+    pixels = _jpeg_pixels(image, file)
+    if pixels is not None:
+        return pixels, ""
+    use_native_order(image)
+    stored = stored_mode(image)
+    warning = load(image, file)
+    scale_transparency(image, stored, file)
+    return _upright_rgb(image, is_ours=True), warning
+
+
 def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
     """Decode a sound JPEG in grey or colours; None for all else, some of which Pillow can read."""
     if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
         return None
+    is_draft = bool(image.decoderconfig) and image.decoderconfig[0] > 1
+    width, height = image.size if is_draft else (0, 0)  # zeros for the size as it is
     file.seek(0)
     try:
-        pixels = simplejpeg.decode_jpeg(file.read())  # anything unusual is a ValueError
+        pixels = simplejpeg.decode_jpeg(file.read(), min_height=height, min_width=width)  # a warning is a ValueError
     except ValueError:
         return None
-    with contextlib.suppress(Exception):  # as in `rgb_pixels`
+    with contextlib.suppress(Exception):  # as in `_upright_rgb`
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         if orientation != 1:
             upright = Image.fromarray(pixels)
@@ -175,15 +188,34 @@ def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
     return pixels
 
 
-def rgb_pixels(image: Image.Image, is_ours: bool = True) -> NDArray[np.uint8]:
-    """Return the pixels of an opened picture as `decode` does, (H, W, 3); of another's it is left as it is."""
-    image.load()
+def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
+    """Return the pixels of an image that the caller has opened as `decode` does, (H, W, 3); the image is loaded."""
+    if not isinstance(image, ImageFile) or not image.tile or not image.fp or image.tell():
+        image.load()
+        return _upright_rgb(image, is_ours=False)
+    position = image.fp.tell()
+    image.fp.seek(0)
+    file = io.BytesIO(image.fp.read())  # loading closes the file of an image that was opened by its path
+    image.fp.seek(position)
+    if isinstance(image, JpegImageFile):
+        check_scans(file)
+    use_native_order(image)
+    stored = stored_mode(image)
+    load(image, file)
+    if stored and "transparency" in image.info:
+        copy = image.copy()  # the caller's keeps its metadata
+        scale_transparency(copy, stored, file)
+        return _upright_rgb(copy, is_ours=True)
+    return _upright_rgb(image, is_ours=False)
+
+
+def _upright_rgb(image: Image.Image, is_ours: bool) -> NDArray[np.uint8]:
     tags: Any = getattr(image, "tag_v2", {})  # only TIFF states a depth below 16 and whether 0 is white
     with contextlib.suppress(Exception):  # damaged metadata (any kind of exception) is no reason to refuse good pixels
         # In place it takes no copy, and returns nothing.
         image = ImageOps.exif_transpose(image, in_place=is_ours) or image  # type: ignore[call-overload]
-    to_bytes = _to_bytes(image, tags)
-    strips = list(_strips(image))
+    to_bytes = bytes_of_samples(image, tags)
+    strips = list(rows_at_once(image))
     if len(strips) == 1:
         return _rgb(image, to_bytes)
     pixels = np.empty((image.height, image.width, 3), np.uint8)
@@ -192,52 +224,19 @@ def rgb_pixels(image: Image.Image, is_ours: bool = True) -> NDArray[np.uint8]:
     return pixels
 
 
-def _strips(image: Image.Image) -> Iterator[tuple[int, int]]:
-    num_rows = max(1, _STRIP // image.width)
-    for top in range(0, image.height, num_rows):
-        yield top, min(top + num_rows, image.height)
-
-
 def _rgb(image: Image.Image, to_bytes: Callable[[NDArray], NDArray[np.uint8]] | None) -> NDArray[np.uint8]:
     if to_bytes is not None:
-        image = Image.fromarray(to_bytes(np.asarray(image)))
+        values = np.asarray(image)
+        transparent = image.info.get("transparency")
+        image = Image.fromarray(to_bytes(values))
+        if isinstance(transparent, int):  # of a PNG of 16 bits
+            image.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         paper = Image.new("RGB", image.size, "white")
         paper.paste(image, mask=image)
         image = paper
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _to_bytes(image: Image.Image, tags: Any) -> Callable[[NDArray], NDArray[np.uint8]] | None:
-    """Return how samples of 12 to 32 bits become 8; Pillow's own conversion would clip them at 255."""
-    is_16_bit = image.mode.startswith("I;16")
-    if not is_16_bit and image.mode not in ("I", "F"):
-        return None
-    rows = (image.crop((0, top, image.width, bottom)) for top, bottom in _strips(image))
-    looked_at = rows if not is_16_bit or 281 in tags else ()
-    largest = max((float(_finite(np.asarray(part)).max()) for part in looked_at), default=0.0)
-    # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
-    full = next((full for full in _FULL_SCALES if largest <= 2 * full), largest)
-    stated = _first(tags.get(281), 0)
-    depth = stated.bit_length() if stated in _MAX_SAMPLES and largest <= stated else _first(tags.get(258), 16)
-
-    def to_bytes(values: NDArray) -> NDArray[np.uint8]:
-        of_8_bits = values >> (depth - 8) if is_16_bit else (_finite(values).clip(0, full) / full * 255).round()
-        grey = of_8_bits.astype(np.uint8)
-        return 255 - grey if tags.get(262) == 0 else grey
-
-    return to_bytes
-
-
-def _finite(values: NDArray) -> NDArray[np.float32]:
-    return np.nan_to_num(values.astype(np.float32), nan=0, posinf=0, neginf=0)
-
-
-def _first(values: Any, default: int) -> int:
-    """Return the first of a TIFF tag's values, one for each sample of a pixel."""
-    value = values[0] if isinstance(values, tuple) and values else values
-    return value if isinstance(value, int) else default
 
 
 def quiet() -> None:

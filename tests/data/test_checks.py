@@ -1,9 +1,11 @@
 """What is judged of single files, folders and classes."""
 
+import io
+
 import numpy as np
 import pytest
 from drawings import drawing, facts_of
-from PIL import Image
+from PIL import Image, ImageFile
 
 from finetune.data.checking.checks import class_findings, file_findings, folder_findings
 from finetune.data.checking.picture_facts import gathered, look_at
@@ -106,6 +108,32 @@ def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
     titles = {one.kind: one.title for one in file_findings(listing, gathered(look_at(listing.paths), 9))}
     assert titles["other_type"] == "1 picture is of another type than its name says"
     assert titles["wide_or_tall"] == "2 pictures are so wide or tall that half of them is cropped"
+
+
+def test_a_truncated_picture_that_was_saved_again_and_a_warning_are_notes(tmp_path):
+    (tmp_path / "a").mkdir()
+    for i in range(4):
+        drawing(i).save(tmp_path / f"a/{i}.jpg")
+    content = (tmp_path / "a/0.jpg").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as programs do that fill the rest with grey
+        with Image.open(io.BytesIO(content[: len(content) // 2])) as half:
+            half.save(tmp_path / "a/0.jpg", quality=80)
+    content = (tmp_path / "a/1.jpg").read_bytes()
+    tables = content.index(b"\xff\xdb")
+    (tmp_path / "a/1.jpg").write_bytes(content[:tables] + b"abc" + content[tables:])
+    (tmp_path / "a/2.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9")
+    listing = list_pictures(tmp_path)
+    findings = {one.kind: one for one in file_findings(listing, gathered(look_at(listing.paths), 4))}
+    assert {kind: (one.level, [row.pictures for row in one.rows]) for kind, one in findings.items()} == {
+        "unreadable": ("bad", [[2]]),
+        "cut": ("note", [[0]]),
+        "decoder_warning": ("note", [[1]]),
+    }
+    assert 0.4 < findings["cut"].rows[0].value < 0.6
+    assert findings["cut"].title == "1 picture has a lower part of one flat grey"
+    assert findings["decoder_warning"].rows[0].note == "Corrupt JPEG data: 3 extraneous bytes before marker 0xdb"
+    assert "premature end of data segment" in findings["unreadable"].rows[0].note
 
 
 def test_what_most_files_are_is_not_odd(folder):

@@ -3,6 +3,7 @@
 import io
 import struct
 import warnings
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from pictures import encode, in_memory
 from PIL import Image
+from short_files import png, png_chunk
 
+from finetune.data import completeness, samples
 from finetune.data import decode as module
-from finetune.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, DecodeError, decode
+from finetune.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, DecodeError, decode, rgb_pixels
 
 H, W = 24, 40
 Y, X = np.mgrid[:H, :W]
@@ -23,12 +26,13 @@ GREY = RGB[..., 0]
 GREY_RGB = np.repeat(GREY[..., None], 3, axis=2)
 
 
-def tiff(samples: bytes, bits: int, white_is_zero: bool = False, **more: int) -> bytes:
-    """A little-endian TIFF of one strip of H x W grey samples, for the kinds Pillow and OpenCV cannot write."""
-    tags = [(256, W), (257, H), (258, bits), (262, 1 - white_is_zero), (273, 134), (278, H), (279, len(samples))]
+def tiff(samples: bytes, bits: int, white_is_zero: bool = False, order: str = "<", **more: int) -> bytes:
+    """A TIFF of one strip of H x W grey samples, for the kinds Pillow and OpenCV cannot write."""
+    tags = [(256, W), (257, H), (258, bits), (262, 1 - white_is_zero), (273, 158), (278, H), (279, len(samples))]
     tags += [(int(tag.removeprefix("tag")), value) for tag, value in more.items()]
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags))
-    return (struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4)).ljust(134, b"\0") + samples
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in sorted(tags))
+    head = struct.pack(f"{order}2sHIH", b"II" if order == "<" else b"MM", 42, 8, len(tags)) + entries + bytes(4)
+    return head.ljust(158, b"\0") + samples
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "WEBP", "TIFF"])
@@ -64,13 +68,14 @@ def test_jpeg_has_pillow_s_very_pixels(options, subsampling, size):
 
 def test_pillow_decodes_only_the_jpegs_that_are_unusual(monkeypatch):
     loads = []
-    monkeypatch.setattr(module, "rgb_pixels", lambda image: loads.append(image.mode) or np.zeros((1, 1, 3), np.uint8))
+    load = module.load
+    monkeypatch.setattr(module, "load", lambda image, file: loads.append(image.mode) or load(image, file))
     sound = encode(RGB, "JPEG")
     for content in sound, encode(GREY, "JPEG"):
         decode(content)
     assert loads == []
-    start = sound.index(b"\xff\xda") + 14  # of the compressed data
-    decode(sound[:start] + b"\xff\x01" + sound[start:])  # a marker where none belongs: Pillow reads on
+    tables = sound.index(b"\xff\xdb")
+    decode(sound[:tables] + b"abc" + sound[tables:])  # bytes where a marker belongs
     decode(encode(Image.new("CMYK", (W, H)), "JPEG"))
     assert loads == ["RGB", "CMYK"]
 
@@ -132,6 +137,61 @@ def test_palette(format, transparency, alpha):
     np.testing.assert_array_equal(decode(content), expected)
 
 
+# Each depth and colour type of a PNG.
+DEPTHS = [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2), (1, 3), (2, 3), (4, 3), (8, 3)]
+PNGS = [(*depth, transparency) for depth in DEPTHS for transparency in ("none", "tRNS")]
+PNGS += [(bits, colour_type, "alpha") for bits in (8, 16) for colour_type in (0, 2)]
+
+
+def stored(values: np.ndarray, bits: int) -> list[bytes]:
+    """The rows of a PNG of samples (H, W, C) below 2 ** bits, each after the byte of its filter."""
+    if bits == 16:
+        return [b"\0" + row.astype(">u2").tobytes() for row in values]
+    as_bits = np.unpackbits(values.astype(np.uint8)[..., None], axis=-1)[..., 8 - bits :]
+    return [b"\0" + np.packbits(row).tobytes() for row in as_bits.reshape(len(values), -1)]
+
+
+@pytest.mark.parametrize("source", ["bytes", "PIL"])
+@pytest.mark.parametrize(("bits", "colour_type", "transparency"), PNGS)
+def test_a_png_gives_the_same_pixels_whatever_its_depth(bits, colour_type, transparency, source):
+    num_channels = 3 if colour_type == 2 else 1
+    full = 2**bits - 1
+    values = np.random.default_rng(bits).integers(0, min(full, 3) + 1, (H, W, num_channels)) * max(1, full // 3)
+    if bits == 16:  # some that differ from the transparent one in their lower byte alone
+        values = values - np.random.default_rng(0).integers(0, 2, values.shape) * (values > 0)
+    clear = values[values[..., 0] > 0][0]
+    is_clear = (values == clear).all(axis=-1, keepdims=True)
+    colours = np.random.default_rng(7).integers(0, 256, (full + 1, 3)) if colour_type == 3 else None
+    if colours is not None:
+        rgb = colours[values[..., 0]]
+    else:
+        rgb = np.broadcast_to(values >> 8 if bits == 16 else values * 255 // full, (H, W, 3))
+    chunks = [png_chunk(b"PLTE", colours.astype(np.uint8).tobytes())] if colours is not None else []
+    if transparency == "tRNS" and colour_type == 3:
+        chunks.append(png_chunk(b"tRNS", bytes(0 if i == clear[0] else 255 for i in range(full + 1))))
+    elif transparency == "tRNS":
+        chunks.append(png_chunk(b"tRNS", clear.astype(">u2").tobytes()))
+    elif transparency == "alpha":
+        values = np.concatenate([values, np.where(is_clear, 0, full)], axis=-1)
+        colour_type += 4
+    content = png(stored(values, bits), bits, colour_type, *chunks, size=(W, H))
+    expected = rgb if transparency == "none" else np.where(is_clear, 255, rgb)
+    assert 0.002 < is_clear.mean() < 0.9
+    np.testing.assert_array_equal(
+        decode(content) if source == "bytes" else rgb_pixels(Image.open(io.BytesIO(content))), expected
+    )
+
+
+def test_only_the_bits_of_a_png_s_depth_state_its_transparent_colour():
+    for bits, value, clear in ((8, 7, 0x0107), (2, 1, 0x0105)):
+        values = np.full((H, W, 1), value)
+        content = png(stored(values, bits), bits, 0, png_chunk(b"tRNS", clear.to_bytes(2)), size=(W, H))
+        assert (decode(content) == 255).all()
+    values = np.full((H, W, 3), 7)
+    content = png(stored(values, 8), 8, 2, png_chunk(b"tRNS", struct.pack(">HHH", 0x0107, 7, 7)), size=(W, H))
+    assert (decode(content) == 255).all()
+
+
 def test_cmyk_and_ycck():
     ink = np.stack([X * 5, Y * 8, 200 - X * 3, Y * 4], axis=-1).astype(np.uint8)  # 255 is full ink
     image = Image.frombytes("CMYK", (W, H), ink.tobytes())
@@ -187,6 +247,54 @@ def test_16_bit_samples_are_scaled_by_what_the_file_states_and_never_by_what_the
         encode(dark, "PNG"),
     ):
         np.testing.assert_array_equal(decode(content), GREY_RGB >> 4)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("compression", [1, 8])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("u1", lambda values: values),
+        ("i1", lambda values: values + 128),
+        ("u2", lambda values: values // 256),
+        ("i2", lambda values: (values + 2**15) // 256),
+        ("u4", lambda values: values / (2**32 - 1) * 255),
+        ("i4", None),
+        ("f4", lambda values: values * 255),
+        ("u8", None),
+        ("i8", None),
+        ("f2", None),
+        ("f8", None),
+        ("void 8", None),
+        ("void 16", None),
+        ("c8", None),
+    ],
+)
+def test_each_sample_format_and_depth_is_scaled_by_its_own_range_or_refused(kind, expected, compression, order):
+    dtype = np.dtype("u1" if kind == "void 8" else "u2" if kind == "void 16" else kind)
+    if dtype.kind in "iu" and dtype.itemsize <= 4:  # float64, in which these are spread, has 53 bits
+        values = np.linspace(np.iinfo(dtype).min, np.iinfo(dtype).max, H * W).round().astype(dtype)
+    else:
+        values = np.linspace(0, 1, H * W).astype(dtype)
+    sample_format = 4 if kind.startswith("void") else {"u": 1, "i": 2, "f": 3, "c": 6}[dtype.kind]
+    samples = values.astype(dtype.newbyteorder(order)).tobytes()
+    if compression == 8:
+        samples = zlib.compress(samples)
+    content = tiff(samples, 8 * dtype.itemsize, order=order, tag259=compression, tag339=sample_format)
+    if expected is None or (order, kind) == (">", "u4"):  # Pillow has no such mode
+        with pytest.raises(DecodeError, match="unknown pixel mode|below zero"):
+            decode(content)
+    else:
+        wanted = expected(values.astype(np.float64)).reshape(H, W)
+        np.testing.assert_allclose(decode(content)[..., 0], np.floor(wanted), atol=1 if kind in ("u4", "f4") else 0)
+
+
+def test_samples_of_32_bits_that_are_signed_and_not_below_zero_find_their_scale():
+    values = GREY.astype("<i4")
+    np.testing.assert_array_equal(decode(tiff(values.tobytes(), 32, tag339=2)), GREY_RGB)
+    values[3, 5] = -1
+    with pytest.raises(DecodeError, match="some are below zero"):
+        decode(tiff(values.tobytes(), 32, tag339=2))
 
 
 @pytest.mark.parametrize("full", [1, 255, 65535])
@@ -278,7 +386,7 @@ def test_strips_change_no_pixel(kind, monkeypatch):
     content = kind_of(kind, 50)
     whole = decode(content)
     assert whole.std() > 5
-    monkeypatch.setattr(module, "_STRIP", 50 * 7)  # the last is smaller
+    monkeypatch.setattr(samples, "_AT_ONCE", 50 * 7)  # the last is smaller
     np.testing.assert_array_equal(decode(content), whole)
 
 
@@ -290,8 +398,27 @@ def test_a_large_picture_takes_little_more_memory_than_its_pixels(kind, most, mo
     side, more = 2500, 2**24  # 6 million pixels; the decoders' own buffers and what malloc asks for ahead
     content = kind_of(kind, side)
     for strip, fits in ((2**18, True), (side**2, False)):  # the second is the control
-        monkeypatch.setattr(module, "_STRIP", strip)
+        monkeypatch.setattr(samples, "_AT_ONCE", strip)
         assert in_memory(most * side**2 + more, lambda: decode(content)) == fits
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux says how much memory a process has")
+@pytest.mark.parametrize(("kind", "most"), [("JPEG with a warning", 9), ("16 bits and a transparent colour", 9)])
+def test_a_second_look_at_a_large_picture_takes_little_more_memory(kind, most, monkeypatch):
+    side, more = 2500, 2**24
+    grey = np.tile(np.arange(side, dtype=np.uint8), (side, 1))
+    pixels = np.stack([grey, grey.T, grey], axis=-1)
+    if kind == "JPEG with a warning":
+        content = encode(pixels, "JPEG")
+        tables = content.index(b"\xff\xdb")
+        content = content[:tables] + b"abc" + content[tables:]
+    else:
+        colour = png_chunk(b"tRNS", struct.pack(">HHH", 0, 0, 0))
+        content = png(stored(pixels * np.uint16(256), 16), 16, 2, colour, size=(side, side))
+    monkeypatch.setattr(samples, "_AT_ONCE", 2**18)
+    monkeypatch.setattr(completeness, "_AT_ONCE", 2**18)
+    assert in_memory(most * side**2 + more, lambda: decode(content))
 
 
 def test_no_warning_and_no_limit_of_pillow_gets_through(monkeypatch):

@@ -24,6 +24,9 @@ def facts_of(grey: np.ndarray, **changes) -> Facts:
     num = len(grey)
     facts = {"errors": [""] * num, "kinds": ["JPEG"] * num, "modes": ["RGB"] * num, "sizes": np.full((num, 2), 100)}
     facts |= {"num_bytes": np.full(num, 5000), "changed": np.zeros(num), "colours": np.full((num, 3), 99, np.float32)}
+    flat = grey.reshape(num, grey.shape[1] * grey.shape[2])
+    facts |= {"contrast": flat.std(axis=1), "brightest": np.percentile(flat, 99, axis=1) if num else np.zeros(0)}
+    facts |= {"warnings": [""] * num, "cut_shares": np.zeros(num)}
     return Facts(**{**facts, "grey": grey, **changes})
 
 

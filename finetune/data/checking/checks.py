@@ -20,6 +20,7 @@ _WIDE = 2.0  # longer over shorter side: the square in the middle then leaves ou
 _FEW = 10  # pictures of a class
 _UNEQUAL = 5.0  # times as many pictures of the largest class as of the smallest
 _SMALL, _SMALL_SHARE = 64, 0.5  # pixels of the shorter side, and of its median
+_CUT = 0.04  # share of the rows: below it a dark or grey border is as likely
 _USUAL_MODES = {"RGB", "L"}
 
 
@@ -65,6 +66,24 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         blank,
         lambda i: (f"mean brightness {brightness[i]:.0f} of 255", 255 - brightness[i]),
     )
+    cut = facts.cut_shares
+    yield from of_pictures(
+        "cut",
+        "note",
+        "have a lower part of one flat grey",
+        "They may be truncated JPEGs that a program filled with grey and saved again: look, and fetch them again. "
+        "A truncated file as it is counts as one that can't be read.",
+        readable & (cut >= _CUT) & (cut < 1),
+        lambda i: (f"the lower {100 * cut[i]:.0f} %", float(cut[i])),
+    )
+    yield from of_pictures(
+        "decoder_warning",
+        "note",
+        "decode with a warning",
+        "All of their pixels are there, but something in the files is damaged: look, and fetch them again.",
+        readable & np.array([bool(warning) for warning in facts.warnings], bool),
+        lambda i: (facts.warnings[i], 0),
+    )
     ratios = np.maximum(facts.aspects, 1 / facts.aspects)
     yield from of_pictures(
         "wide_or_tall",
@@ -98,7 +117,14 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
 
 
 def _of_one(title: str) -> str:
-    words = {"are ": "is ", "show ": "shows ", "their names say": "its name says", "half of them": "half of it"}
+    words = {
+        "are ": "is ",
+        "have ": "has ",
+        "decode ": "decodes ",
+        "show ": "shows ",
+        "their names say": "its name says",
+        "half of them": "half of it",
+    }
     for several, one in words.items():
         title = title.replace(several, one)
     return title

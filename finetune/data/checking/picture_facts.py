@@ -9,20 +9,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 from PIL.ImageFile import ImageFile
 
-from finetune.data.decode import open_file, quiet, read_header, rgb_pixels
-from finetune.data.limits import check_scans
+from finetune.data.decode import open_file, quiet, read_header, read_pixels
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 
 # Shapes: N pictures.
 
 SIDE = 48  # pixels of the grey copies, which are squashed to a square
+_CUT_GREY, _CUT_TOLERANCE = 128, 2  # what libjpeg makes of missing blocks, and what saving again may change of it
 _MAX_THREADS = 16  # a hostile picture may take 2.5 GB while it is decoded
 _SUFFIXES = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "gif": "GIF"}
 _SUFFIXES |= {"tif": "TIFF", "tiff": "TIFF"}
@@ -39,6 +39,10 @@ class Look(NamedTuple):
     changed: float
     colour: tuple[float, float, float]
     grey: np.ndarray | None
+    contrast: float = 0.0
+    brightest: float = 0.0
+    warning: str = ""
+    cut_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class Facts:
         changed: When each file was changed last, in seconds since 1970, (N,).
         colours: Mean red, green and blue, (N, 3).
         grey: Small copies, (N, SIDE, SIDE) uint8.
+        contrast: Standard deviation of the pixels of a small copy, in the channel of red, green and blue that has the
+            largest, (N,).
+        brightest: 99th percentile of the pixels of a small copy, each by its largest channel, (N,).
+        warnings: The first warning of libjpeg about a JPEG that decodes all the same, "" for none.
+        cut_shares: Share of the rows, at the lower end of a JPEG, that have the grey of missing data, (N,).
     """
 
     errors: list[str]
@@ -64,6 +73,10 @@ class Facts:
     changed: np.ndarray
     colours: np.ndarray
     grey: np.ndarray
+    contrast: np.ndarray
+    brightest: np.ndarray
+    warnings: list[str]
+    cut_shares: np.ndarray
 
     @property
     def is_readable(self) -> np.ndarray:
@@ -91,18 +104,41 @@ def look_at(paths: Sequence[str]) -> Iterator[Look]:
 
 def gathered(looks: Iterable[Look], num: int) -> Facts:
     """Return what was seen of `num` pictures as arrays."""
-    errors, kinds, modes = [], [], []
+    errors: list[str] = []
+    kinds: list[str] = []
+    modes: list[str] = []
+    found_warnings: list[str] = []
     sizes, colours = np.zeros((num, 2), np.int64), np.zeros((num, 3), np.float32)
     num_bytes, changed = np.zeros(num, np.int64), np.zeros(num)
     grey = np.zeros((num, SIDE, SIDE), np.uint8)
+    contrast = np.zeros(num, np.float32)
+    brightest = np.zeros(num, np.float32)
+    cut_shares = np.zeros(num, np.float32)
     for i, seen in enumerate(looks):
         errors.append(seen.error)
         kinds.append(seen.kind)
         modes.append(seen.mode)
         sizes[i], num_bytes[i], changed[i], colours[i] = seen.size, seen.num_bytes, seen.changed, seen.colour
+        found_warnings.append(seen.warning)
+        contrast[i] = seen.contrast
+        brightest[i] = seen.brightest
+        cut_shares[i] = seen.cut_share
         if seen.grey is not None:
             grey[i] = seen.grey
-    return Facts(errors, kinds, modes, sizes, num_bytes, changed, colours, grey)
+    return Facts(
+        errors=errors,
+        kinds=kinds,
+        modes=modes,
+        sizes=sizes,
+        num_bytes=num_bytes,
+        changed=changed,
+        colours=colours,
+        grey=grey,
+        contrast=contrast,
+        brightest=brightest,
+        warnings=found_warnings,
+        cut_shares=cut_shares,
+    )
 
 
 def look(path: str) -> Look:
@@ -112,10 +148,10 @@ def look(path: str) -> Look:
         with open_file(path) as file:
             status = os.fstat(file.fileno())
             num_bytes, changed = status.st_size, status.st_mtime
-            image = _header(file)
+            image = read_header(file)
             kind, mode, size = image.format or "", _mode(image), (image.height, image.width)
             image.draft(None, (2 * SIDE, 2 * SIDE))  # of a JPEG
-            pixels = rgb_pixels(image)
+            pixels, warning = read_pixels(image, file)
             if (pixels.shape[0] - pixels.shape[1]) * (size[0] - size[1]) < 0:  # turned, as its metadata says
                 size = size[::-1]
     except Exception as error:  # damaged files make Pillow raise nearly every kind
@@ -126,29 +162,45 @@ def look(path: str) -> Look:
     small = cv2.resize(pixels, (SIDE, SIDE), interpolation=way)
     red, green, blue = small.reshape(-1, 3).mean(axis=0).tolist()
     grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
-    return Look("", kind, mode, size, num_bytes, changed, (red, green, blue), grey)
+    return Look(
+        error="",
+        kind=kind,
+        mode=mode,
+        size=size,
+        num_bytes=num_bytes,
+        changed=changed,
+        colour=(red, green, blue),
+        grey=grey,
+        contrast=float(small.std(axis=(0, 1)).max()),
+        brightest=float(np.percentile(small.max(axis=2), 99)),
+        warning=warning,
+        cut_share=_cut_share(pixels) if kind == "JPEG" else 0.0,
+    )
+
+
+def _cut_share(pixels: np.ndarray) -> float:
+    """Return the share of the rows at the lower end that are flat, in the grey that libjpeg makes of missing data."""
+    num_rows = 0
+    for row in pixels[::-1]:
+        if np.abs(row.astype(np.int16) - _CUT_GREY).max() > _CUT_TOLERANCE:
+            break
+        num_rows += 1
+    return num_rows / len(pixels)
 
 
 def small_copy(path: str, side: int) -> np.ndarray | None:
     """Return a picture to show, (h, w, 3) with no fewer pixels than `side` if it has them; None if unreadable."""
     quiet()
     with suppress(Exception), open_file(path) as file:  # as in `look`, which says why
-        image = _header(file)
+        image = read_header(file)
         image.draft(None, (side, side))
-        return rgb_pixels(image)
+        return read_pixels(image, file)[0]
     return None
 
 
 def kind_of_name(path: str) -> str:
     """Return the format that a file's suffix names."""
     return _SUFFIXES.get(os.path.splitext(path)[1].lower().lstrip("."), "")
-
-
-def _header(file: BinaryIO) -> ImageFile:
-    image = read_header(file)
-    if image.format == "JPEG":
-        check_scans(file)
-    return image
 
 
 def _mode(image: ImageFile) -> str:

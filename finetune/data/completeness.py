@@ -1,0 +1,229 @@
+"""Whether a file holds all pixels of its image: Pillow fills the rest of some short files with grey or black.
+
+Pillow raises an error where a file ends too early, but not where an end marker follows, or where a valid header states
+more rows or strips than there are. libjpeg and libtiff only warn then, and Pillow drops their warnings. GIF, WebP and
+BMP need no check here: Pillow refuses them if pixels are missing.
+"""
+
+import io
+import re
+import zlib
+from typing import Any, BinaryIO
+
+import numpy as np
+import simplejpeg
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+_AT_ONCE = 2**22  # pixels compared at once
+_PIECE = 2**16  # bytes inflated at once
+
+# How the warnings of libjpeg begin (jerror.h, JWRN); simplejpeg raises the same exception for an error.
+_WARNINGS = ("Corrupt JPEG data", "Inconsistent progression", "Invalid SOS", "Unknown Adobe color transform", "Warning")
+_MARKER = re.compile(rb"\xff+[^\x00\xff]")  # of a JPEG
+_SOS, _EOI = 0xDA, 0xD9
+_RESTARTS = range(0xD0, 0xD8)
+_WITHOUT_LENGTH = {0x01, 0xD8, *_RESTARTS}
+# Entropy-coded bytes that are no marker. They are random, so that they decode to something else than missing ones.
+_FILLER = bytes(np.random.default_rng(0).integers(0, 255, 32, np.uint8))
+_MAX_FILLER = 2**26  # bytes in a file: an RST for each block of the largest image
+
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a PNG, by colour type (its specification, 11.2.2)
+# First column, first row, steps between columns and between rows of each pass (specification, 8.2).
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+
+# Tags of a TIFF.
+_WIDTH, _HEIGHT, _BITS_PER_SAMPLE, _COMPRESSION = 256, 257, 258, 259
+_STRIP_OFFSETS, _SAMPLES_PER_PIXEL, _ROWS_PER_STRIP, _STRIP_BYTES, _PLANAR = 273, 277, 278, 279, 284
+_TILE_OFFSETS, _TILE_BYTES, _JPEG_TABLES = 324, 325, 347
+_JPEG = 7  # a compression
+
+
+class IncompleteError(ValueError):
+    """A file without all pixels of its image."""
+
+
+def load(image: ImageFile, file: BinaryIO) -> str:
+    """Load the pixels of an image by Pillow, and make sure that all of them are there.
+
+    Args:
+        image: The image, of which nothing but the header was read.
+        file: Its file.
+
+    Returns:
+        The first warning of libjpeg, such as that of extraneous bytes; "" if there is none.
+
+    Raises:
+        IncompleteError: Pixels are missing.
+    """
+    warning = ""
+    if isinstance(image, JpegImageFile):
+        file.seek(0)
+        warning = check_jpeg(file.read())
+    if isinstance(image, PngImageFile | TiffImageFile):
+        _check_tiles(image)
+    image.load()
+    if isinstance(image, PngImageFile):
+        _check_png(image, file)
+    if isinstance(image, TiffImageFile):
+        _check_tiff(image, file)
+    return warning
+
+
+def check_jpeg(content: bytes) -> str:
+    """Make sure that no scan of a JPEG ends before its last block.
+
+    libjpeg reports only its first warning, which may be a harmless one. So a second decoder gets the file with other
+    bytes after each scan and each restart interval. It reads them only if data are missing, and then the pixels differ.
+
+    Returns:
+        The first warning of libjpeg, such as that of extraneous bytes; "" if there is none.
+    """
+    try:
+        simplejpeg.decode_jpeg(content, min_height=1, min_width=1)  # at 1/8 of the size, which takes little time
+        return ""
+    except ValueError as error:
+        warning = str(error)
+    if "premature end" in warning.lower():
+        raise IncompleteError(f"the file is truncated: {warning}")
+    if _pixels_differ(content, _filled(content)):
+        raise IncompleteError("the file is truncated or damaged: Corrupt JPEG data: premature end of data segment")
+    return warning if warning.startswith(_WARNINGS) else ""  # else it is of a kind that only Pillow decodes
+
+
+def _pixels_differ(content: bytes, other: bytes) -> bool:
+    images = [JpegImageFile(io.BytesIO(content)), JpegImageFile(io.BytesIO(other))]
+    images[0].load()  # an error of it is that of the file
+    try:
+        images[1].load()
+    except OSError:
+        return True
+    width, height = images[0].size
+    num_rows = max(1, _AT_ONCE // width)
+    for top in range(0, height, num_rows):
+        rows = [np.asarray(image.crop((0, top, width, min(top + num_rows, height)))) for image in images]
+        if not np.array_equal(rows[0], rows[1]):
+            return True
+    return False
+
+
+def _filled(content: bytes) -> bytes:
+    """Return a JPEG with filler before each marker that ends entropy-coded data, without what follows its end."""
+    parts: list[bytes] = []
+    is_scan = False
+    place = 2
+    num_filler = 0
+    copied = 0
+    while found := _MARKER.search(content, place):
+        marker = content[found.end() - 1]
+        place = found.end()
+        if is_scan:
+            parts += [content[copied : found.start()], _FILLER]
+            copied = found.start()
+            num_filler += len(_FILLER)
+            if num_filler > _MAX_FILLER:
+                raise IncompleteError("the file is damaged: it has more restart markers than blocks")
+        if marker == _EOI:
+            return b"".join([*parts, content[copied:place]])
+        if marker not in _RESTARTS:
+            is_scan = marker == _SOS
+        if marker not in _WITHOUT_LENGTH:
+            place += int.from_bytes(content[place : place + 2], "big")
+    return b"".join([*parts, content[copied:]])
+
+
+def _check_tiles(image: ImageFile) -> None:
+    """Make sure that the parts of an image cover it."""
+    num_layers = 1
+    if isinstance(image, TiffImageFile):
+        if image.use_load_libtiff:  # it knows how many strips there must be
+            return
+        if image.tag_v2.get(_PLANAR) == 2:  # each channel by itself
+            num_layers = len(image.getbands())
+        _check_strip_bytes(image)
+    width, height = image.size
+    covered = 0
+    for tile in image.tile:
+        left, top, right, bottom = tile.extents or (0, 0, width, height)
+        covered += (right - left) * (bottom - top)
+    if covered < num_layers * width * height:
+        share = covered / (num_layers * width * height)
+        raise IncompleteError(f"the file is truncated: it has {100 * share:.0f} % of the pixels")
+
+
+def _check_png(image: ImageFile, file: BinaryIO) -> None:
+    """Make sure that a loaded PNG has all rows. Pillow leaves missing ones zero, without an error."""
+    last_row = image.crop((0, image.height - 1, image.width, image.height))
+    if not image.info.get("interlace") and np.asarray(last_row).any():
+        return
+    file.seek(16)  # of the first chunk, which is IHDR
+    header = file.read(13)
+    bits = header[8] * _CHANNELS[header[9]]
+    width, height = image.size
+    passes = _ADAM7 if header[12] else ((0, 0, 1, 1),)
+    needed = 0
+    for left, top, across, down in passes:
+        num_columns = max(0, -(-(width - left) // across))
+        num_rows = max(0, -(-(height - top) // down))
+        if num_columns:
+            needed += num_rows * (1 + -(-num_columns * bits // 8))  # a byte of each row names its filter
+    num_bytes = _num_inflated(file, needed)
+    if num_bytes < needed:
+        raise IncompleteError(f"the file is truncated: it has {num_bytes:,} of {needed:,} bytes of pixels")
+
+
+def _num_inflated(file: BinaryIO, most: int) -> int:
+    """Return how many bytes the IDAT chunks of a PNG hold, inflated; counting ends at `most`."""
+    inflate = zlib.decompressobj()
+    num_bytes = 0
+    has_data = False
+    file.seek(8)
+    while num_bytes < most and len(start := file.read(8)) == 8:
+        remaining = int.from_bytes(start[:4], "big")
+        if start[4:] == b"IDAT":
+            has_data = True
+            while remaining and (piece := file.read(min(remaining, _PIECE))):
+                remaining -= len(piece)
+                while piece and not inflate.eof:
+                    num_bytes += len(inflate.decompress(piece, _PIECE))
+                    piece = inflate.unconsumed_tail
+        elif has_data:
+            break
+        file.seek(remaining + 4, io.SEEK_CUR)  # four of its checksum
+    return num_bytes + len(inflate.flush())
+
+
+def _check_strip_bytes(image: TiffImageFile) -> None:
+    """Make sure that each strip of uncompressed samples has the bytes of its rows; Pillow reads on into the next."""
+    tags: Any = image.tag_v2
+    offsets = tags.get(_STRIP_OFFSETS, ())
+    counts = tags.get(_STRIP_BYTES, ())
+    if len(offsets) < 2 or len(counts) != len(offsets) or not all(counts):  # a single strip is often stated wrongly
+        return
+    bits = tags.get(_BITS_PER_SAMPLE, (1,))
+    num_samples = 1 if tags.get(_PLANAR) == 2 else tags.get(_SAMPLES_PER_PIXEL, 1)
+    bits_per_pixel = sum(bits) if len(bits) == num_samples else bits[0] * num_samples
+    row = -(-tags[_WIDTH] * bits_per_pixel // 8)
+    num_rows = min(tags.get(_ROWS_PER_STRIP, tags[_HEIGHT]), tags[_HEIGHT])
+    num_strips = -(-tags[_HEIGHT] // num_rows)  # of a layer
+    for i, count in enumerate(counts):
+        rows = min(num_rows, tags[_HEIGHT] - i % num_strips * num_rows)
+        if count < rows * row:
+            raise IncompleteError(f"the file is truncated: strip {i + 1} has {count:,} of {rows * row:,} bytes")
+
+
+def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
+    """Make sure that each strip or tile of a loaded TIFF that is a JPEG is a complete one."""
+    tags: Any = image.tag_v2
+    if tags.get(_COMPRESSION) != _JPEG:
+        return
+    tables = tags.get(_JPEG_TABLES, b"")
+    offsets = tags.get(_STRIP_OFFSETS) or tags.get(_TILE_OFFSETS, ())
+    counts = tags.get(_STRIP_BYTES) or tags.get(_TILE_BYTES, ())
+    for offset, count in zip(offsets, counts, strict=True):
+        file.seek(offset)
+        strip = file.read(count)
+        # The tables are a JPEG of their own, from its start marker to its end marker.
+        check_jpeg(tables[:-2] + strip[2:] if tables else strip)

@@ -1,0 +1,84 @@
+"""An image of which a part is missing is refused, whatever its format, and whatever its file ends with."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pictures import encode
+from PIL import Image
+from short_files import RGB, SHORT, H, W
+
+from finetune.data.checking.picture_facts import look, small_copy
+from finetune.data.decode import DecodeError, decode, rgb_pixels
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_each_file_decodes_as_long_as_nothing_is_missing(kind):
+    pixels = decode(SHORT[kind](1))
+    assert pixels.shape == (H, W, 3)
+    assert all(rows.std() > 10 for rows in np.array_split(pixels, 10)), "a part of it is flat"
+    if kind in ("png", "webp lossless", "bmp", "tiff few strips", "tiff few strips of channels", "png interlaced"):
+        np.testing.assert_array_equal(pixels, RGB)
+
+
+@pytest.mark.parametrize("has_end", [True, False])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("kind", SHORT)
+def test_a_short_file_is_refused(kind, share, has_end, tmp_path):
+    content = SHORT[kind](share if has_end else 1)
+    if not has_end:
+        content = content[: int(len(content) * share)]
+    for shorter_side in (None, 30):
+        with pytest.raises(DecodeError):
+            decode(content, shorter_side=shorter_side)
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    with pytest.raises(DecodeError):
+        decode(path)
+    assert look(str(path)).error
+    assert small_copy(str(path), 60) is None
+    for opened in (path, io.BytesIO(content)):
+        with pytest.raises((OSError, ValueError, SyntaxError)), Image.open(opened) as image:
+            rgb_pixels(image)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_what_is_odd_about_a_whole_jpeg_is_no_reason_to_refuse_it(progressive):
+    content = encode(RGB, "JPEG", progressive=progressive)
+    restarts = encode(RGB, "JPEG", progressive=progressive, restart_marker_blocks=7)
+    tables = content.index(b"\xff\xdb")
+    version = content.index(b"JFIF\0") + 5
+    odd = {
+        "bytes behind its end": content + b"\xff\xda a film" + bytes(1000),
+        "half of another behind its end": content + content[: len(content) // 2],
+        "bytes before a marker": content[:tables] + b"abc" + content[tables:],
+        "bytes before its end": content[:-2] + b"abc\0" + content[-2:],
+        "bytes before its end and before a marker": content[:tables] + b"abc" + content[tables:-2] + b"abc\xff\xd9",
+        "bytes before a restart": restarts.replace(b"\xff\xd3", b"abc\xff\xd3", 1),
+        "two more fill bytes before a marker": content[:tables] + b"\xff\xff" + content[tables:],
+        "an unknown version": content[:version] + b"\x07\x07" + content[version + 2 :],
+    }
+    for kind, changed in odd.items():
+        np.testing.assert_array_equal(decode(changed), decode(content), err_msg=kind)
+        np.testing.assert_array_equal(decode(changed, shorter_side=30), decode(content, shorter_side=30), err_msg=kind)
+
+
+def test_an_image_that_the_caller_has_opened_stays_as_it_is(tmp_path):
+    path = tmp_path / "image.png"
+    path.write_bytes(encode(RGB, "PNG"))
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(rgb_pixels(image), RGB)
+        np.testing.assert_array_equal(np.asarray(image), RGB)  # loaded after it
+        np.testing.assert_array_equal(rgb_pixels(image), RGB)
+    Path(path).write_bytes(encode(RGB, "JPEG"))
+    with Image.open(path) as image:
+        image.draft(None, (40, 40))
+        assert rgb_pixels(image).shape[0] == image.height < H
+
+
+def test_black_rows_that_a_png_states_are_not_missing():
+    for pixels in (np.zeros_like(RGB), np.where(np.arange(H)[:, None, None] < 30, RGB, 0).astype(np.uint8)):
+        np.testing.assert_array_equal(decode(encode(pixels, "PNG")), pixels)
+    clear = np.zeros((5, 7, 4), np.uint8)
+    assert (decode(encode(clear, "PNG")) == 255).all()
