@@ -47,12 +47,12 @@ _MIN_ROUGH = 0.5  # correlation at half the side, before all shares are tried
 _NO_DETAIL = 0.5  # grey levels, about what rounding leaves: gradients and plain ground
 _MIN_SHAPE = 0.6  # correlation of 16 x 16 pixels as they lie, above which most crops are
 _MAX_COLOUR = 16  # grey levels between mean colours
+_GREY = 2  # grey levels between the channels of a mean colour
 _MAX_ASPECT = 0.12  # natural logarithm of the ratio
 _BLUR = 1.5  # pixels
 _SHARES = (1.0, 0.985, 0.97, 0.955, 0.94, 0.925, 0.91, 0.895)
 _PARTS = tuple(np.geomspace(1, 0.5, 12).round(3).tolist())
 _FLAT, _DARK = 2.5, 12  # grey levels
-_ROWS = 4096  # pictures at once
 
 Image = NDArray[np.uint8]
 
@@ -68,13 +68,8 @@ class Pair(NamedTuple):
 
 
 def is_blank(facts: Facts) -> NDArray[np.bool_]:
-    """Return which pictures show nothing: one colour, or nearly black all over, (N,)."""
-    flat = facts.grey.reshape(len(facts.grey), facts.grey.shape[1] * facts.grey.shape[2])
-    shows_nothing = np.zeros(len(flat), bool)
-    for first in range(0, len(flat), _ROWS):  # a deviation takes eight times the bytes of its pictures
-        some = flat[first : first + _ROWS]
-        shows_nothing[first : first + _ROWS] = (some.std(axis=1) < _FLAT) | (np.percentile(some, 99, axis=1) < _DARK)
-    return facts.is_readable & shows_nothing
+    """Return which pictures show nothing: one colour, or nearly black all over, (N,). Each channel is judged."""
+    return facts.is_readable & ((facts.contrast < _FLAT) | (facts.brightest < _DARK))
 
 
 def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
@@ -87,7 +82,8 @@ def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
     for is_mirrored, others in ((False, plain), (True, mirrored)):
         i, j = near_pairs(plain, others, RADIUS, _NUM_LIKE)
         distance = np.bitwise_count(plain[i] ^ others[j])
-        keep = (distance <= _SURE) | _are_alike(facts, chosen[i], chosen[j])
+        keep = (distance <= _SURE) & _have_like_hues(facts, chosen[i], chosen[j])
+        keep |= _are_alike(facts, chosen[i], chosen[j])
         keep &= has_detail[i] & has_detail[j]
         i, j, distance = i[keep], j[keep], distance[keep]
         keep = _correlation(shapes, i, j, is_mirrored) > _MIN_SHAPE
@@ -195,6 +191,17 @@ def _are_alike(facts: Facts, i: np.ndarray, j: np.ndarray) -> NDArray[np.bool_]:
     """Return whether pictures have nearly the same proportions and mean colours, as crops of 5 % do, (P,)."""
     aspects = np.abs(np.log(facts.aspects[i] / facts.aspects[j])) < _MAX_ASPECT
     return aspects & (np.abs(facts.colours[i] - facts.colours[j]).max(axis=1, initial=0) < _MAX_COLOUR)
+
+
+def _have_like_hues(facts: Facts, i: np.ndarray, j: np.ndarray) -> NDArray[np.bool_]:
+    """Return whether the mean colours of pictures differ in no more than brightness, or one picture is grey, (P,).
+
+    All else here compares grey copies, in which a red shirt is a green one.
+    """
+    hues = facts.colours - facts.colours.mean(axis=1, keepdims=True)
+    is_grey = np.abs(hues).max(axis=1, initial=0) < _GREY
+    differences = np.abs(hues[i] - hues[j]).max(axis=1, initial=0)
+    return (differences < _MAX_COLOUR) | is_grey[i] | is_grey[j]
 
 
 def connected(edges: Sequence[tuple[int, int]], num: int) -> list[list[int]]:
