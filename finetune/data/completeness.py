@@ -3,6 +3,9 @@
 Pillow raises an error where a file ends too early, but not where an end marker follows, or where a valid header states
 more rows or strips than there are. libjpeg and libtiff only warn then, and Pillow drops their warnings. GIF, WebP and
 BMP need no check here: Pillow refuses them if pixels are missing.
+
+Not recognised are short fax strips of a TIFF (CCITT groups 3 and 4), old-style JPEG strips (compression 6) and short
+scans of arithmetic-coded JPEGs, of which libtiff and libjpeg give no sign.
 """
 
 import io
