@@ -58,7 +58,7 @@ def _read_text(path: jsonargparse.Path) -> str:
     return Path(path.absolute).read_text("utf-8") if is_file else _read_by_locale(path)
 
 
-jsonargparse.Path.read_text = _read_text  # type: ignore[method-assign]
+jsonargparse.Path.read_text = _read_text  # type: ignore[method-assign, assignment]
 
 
 class OneLineErrorParser(ArgumentParser):

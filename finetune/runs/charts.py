@@ -95,8 +95,10 @@ def curves(
             )
         if len(lines) > 1 and has_legend:
             rows = math.ceil(len(lines) / 2)
-            axes.figure.set_figheight(_HEIGHT + _ROW * rows)
-            axes.figure.legend(loc="outside lower left", ncols=2)  # inside it would cover lines
+            figure = axes.get_figure(root=True)
+            assert figure is not None
+            figure.set_figheight(_HEIGHT + _ROW * rows)
+            figure.legend(loc="outside lower left", ncols=2)  # inside it would cover lines
     return made[0]
 
 

@@ -25,7 +25,7 @@ READABLE = (".onnx", ".safetensors")
 _MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size", "members")
 _DATA = (*PREPARATION, "eval_image_size", "split_seed", "val_fraction", "test_fraction")
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
-_SEEN = {"names": np.int64, "sizes": np.int32, "digests": np.int64}
+_SEEN: dict[str, type[np.generic]] = {"names": np.int64, "sizes": np.int32, "digests": np.int64}
 
 InputSize = Literal["network_size", "any_size"]  # of the pictures that a file takes
 
