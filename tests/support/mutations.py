@@ -248,6 +248,20 @@ MUTATIONS = [
         "tests/data/test_seen.py",
     ),
     Mutation(
+        "test measures no copy of what was trained on",
+        "data/seen.py",
+        "return np.isin(digests, among[among != UNKNOWN])",
+        "return np.zeros(len(digests), bool)",
+        "tests/data/test_seen.py",
+    ),
+    Mutation(
+        "probabilities are finite or an error",
+        "training/calibration.py",
+        "is_finite = probabilities.isfinite().all(dim=1)",
+        "is_finite = torch.ones(len(probabilities), dtype=torch.bool)",
+        "tests/inference/test_predictor.py",
+    ),
+    Mutation(
         "a run that fails ends: workers obey the main process",
         "data/loader.py",
         "if signum is not None and signum.si_pid == main.pid:",
