@@ -20,6 +20,7 @@ from pytorch_lightning.utilities.enums import LightningEnum
 from finetune.commands import config_files, logger_names
 from finetune.commands.command_line import with_pictures
 from finetune.commands.default_rates import settle_rate
+from finetune.commands.early_values import check_values
 from finetune.commands.fit import fit
 from finetune.commands.lightning_flags import add_flags
 from finetune.commands.minutes import settle_minutes
@@ -115,7 +116,10 @@ class FinetuneCLI(LightningCLI):
         check_root(self.config[subcommand], self.checkpoint, args)
         if type(seed := self.config[subcommand].get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
-        self.told = [settle_rate(self.config, args), settle_preparation(self.config, args)]
+        self.told = [settle_rate(self.config, args)]
+        if subcommand == "fit":
+            check_values(self.config["fit"])
+        self.told.append(settle_preparation(self.config, args))
 
     def _parse_ckpt_path(self) -> None:
         # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from finetune.system.messages import WrongUsage
 
+MOST_PIXELS = 8192  # a side: of a larger one, a batch would not fit into any memory
+
 
 def check_sizes(
     batch_size: int,
@@ -23,6 +25,9 @@ def check_sizes(
     """
     if batch_size < 1 or image_size < 8:
         raise WrongUsage(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
+    if max(image_size, eval_image_size or 0, *schedule) > MOST_PIXELS:
+        largest = max(image_size, eval_image_size or 0, *schedule)
+        raise WrongUsage(f"image_size must be at most {MOST_PIXELS}, got {largest}; most networks take 224")
     if eval_image_size is not None and eval_image_size < 8:
         raise WrongUsage(f"eval_image_size must be at least 8, got {eval_image_size}")
     sizes = {"image_size": image_size, "eval_image_size": eval_image_size or 0}

@@ -59,7 +59,7 @@ def test_options_have_full_names_and_any_plain_value():
 WRONG = [
     ({"epochs": "many"}, ValueError, "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'many'"),
     ({"epochs": 2.5}, ValueError, "trainer.max_epochs (--epochs): 2.5 is not valid; expected int or null"),
-    ({"epochs": 0}, ValueError, "nothing to train: trainer.max_epochs is 0"),
+    ({"epochs": 0}, ValueError, "nothing to train: --epochs (--trainer.max_epochs) is 0"),
     ({"folder": "nowhere"}, FileNotFoundError, "the data folder 'nowhere' does not exist"),
     ({"folder": 3}, TypeError, "the folder of pictures is a path, not 3"),
     ({"folder": None}, ValueError, "no data: give the folder of your pictures"),
@@ -75,7 +75,10 @@ WRONG = [
     ({"options": [1]}, TypeError, "options maps full names to values"),
     ({"options": {3: 1}}, TypeError, "options has the name 3"),
     ({"seed": -1}, ValueError, "--seed_everything must be from 0 to"),
-    ({"devices": "two"}, ValueError, "`devices` selected with `CPUAccelerator` should be an int > 0"),
+    ({"devices": "two"}, ValueError, "--devices (--trainer.devices) two: there is no GPU to name here; on a CPU give"),
+    ({"devices": [0, 1]}, ValueError, "--devices (--trainer.devices) [0, 1]: there is no GPU to name here"),
+    ({"lr": -1, "weights": ...}, ValueError, "--lr (--model.optimizer.lr): Invalid learning rate: -1.0"),
+    ({"size": 1_000_000}, ValueError, "image_size must be at most 8192, got 1000000"),
 ]
 
 

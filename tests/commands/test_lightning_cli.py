@@ -34,7 +34,7 @@ def test_a_run_that_goes_on_needs_no_weights_and_every_process_knows_its_checkpo
 
 
 def test_nothing_to_train_is_told(colours, cli):
-    with pytest.raises(ValueError, match="nothing to train: trainer.max_epochs is 0"):
+    with pytest.raises(ValueError, match=r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"):
         cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 0)
 
 
@@ -138,7 +138,7 @@ def test_another_optimizer_than_the_config_s_learns_at_its_own_rate(colours, cli
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--model.optimizer.lr", "-1", r"^model\.optimizer: Invalid learning rate: -1\.0$"),
+        ("--model.optimizer.lr", "-1", r"^--lr \(--model\.optimizer\.lr\): Invalid learning rate: -1\.0$"),
         ("--trainer.strategy", "foo", r"^trainer: You selected an invalid strategy name"),
         ("--seed_everything", "-1", r"^--seed_everything must be from 0 to 4,294,967,295, not -1$"),
     ],
