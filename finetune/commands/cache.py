@@ -7,9 +7,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from finetune.data.memmap import opened
-from finetune.system.cache_dir import FEATURES, FORMER, PICTURES, cache_dir
+from finetune.system.cache_dir import FEATURES, FORMER, PICTURES, cache_dir, has_mark
 from finetune.system.files import unfinished_of
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, shown
+
+_MOST_NAMED = 5  # files, in a message
 
 
 def cache(remove: str | None = None) -> None:
@@ -19,7 +21,7 @@ def cache(remove: str | None = None) -> None:
     that the variable FINETUNE_CACHE names, else in the user's own for caches, ~/.cache/finetune on Linux.
 
     Args:
-        remove: Name of the cache to remove, or `all`.
+        remove: Name of the cache to remove, or `all`, which leaves files that finetune did not write.
     """
     folder = cache_dir()
     found = {path.stem: path for kind in (PICTURES, FEATURES) for path in sorted(folder.glob(f"*{kind}"))}
@@ -29,7 +31,9 @@ def cache(remove: str | None = None) -> None:
         table = Table(*columns, title=Text(f"caches in {folder}"))
         for name, path in found.items():
             status, about = path.stat(), "features"
-            if path.suffix == PICTURES:
+            if not has_mark(path):
+                about = "not written by this version of finetune: --remove all leaves it"
+            elif path.suffix == PICTURES:
                 packed = opened(path)
                 about = f"{len(packed):,} pictures of {packed.about['root']}" if packed else "damaged pictures"
             last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
@@ -39,9 +43,16 @@ def cache(remove: str | None = None) -> None:
     if remove != "all" and remove not in found:
         raise WrongUsage(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
     chosen = [found[remove]] if remove != "all" else list(found.values())
+    left = []
     if remove == "all":
-        chosen += [path for kind in (PICTURES, FEATURES, FORMER) for path in unfinished_of(folder, f"*{kind}")]
+        left = [path.name for path in chosen if not has_mark(path)]
+        chosen = [path for path in chosen if has_mark(path)]
+        unfinished = [path for kind in (PICTURES, FEATURES) for path in unfinished_of(folder, f"*{kind}")]
+        chosen += [path for path in unfinished if has_mark(path) or path.stat().st_size == 0]
     num_bytes = sum(path.stat().st_size for path in chosen)
     for path in chosen:
         path.unlink()
     print(f"removed {len(chosen)} from {folder}: {num_bytes / 1e9:.2f} GB")
+    if left:
+        names = ", ".join(map(shown, left[:_MOST_NAMED])) + (", ..." if len(left) > _MOST_NAMED else "")
+        print(f"left {len(left)} that this version of finetune did not write: {names}; to remove one, give its name")

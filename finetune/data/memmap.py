@@ -1,6 +1,7 @@
 """Many pictures in one file that is mapped into memory, so that all processes of a machine share one copy.
 
-The file begins with the pixels of each picture in turn, (H, W, 3) uint8; behind them stand where each begins and its
+The file begins with a header that marks it as ours; then come the pixels of each picture in turn, (H, W, 3) uint8;
+behind them stand where each begins and its
 height and width, as arrays; then JSON that says what the pictures are; last the trailer. It is written under another
 name, brought to the disk and renamed, so it is whole or absent.
 
@@ -23,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from finetune.system.cache_dir import HEADER_BYTES, MARK
 from finetune.system.files import replacing, unfinished
 
 _TRAILER = struct.Struct("<16sQQ32s")  # what this is, N, where the arrays begin, SHA-256 of what is from there to here
-_MAGIC = b"finetune packed1"
+_MAGIC = b"finetune packed2"
 _SYNC_BYTES = 2**28  # so much is sent to the disk while the next pictures come, instead of all at the end
 
 
@@ -55,9 +57,10 @@ class MemmapImages:
         self.about: dict[str, Any] = json.loads(self._map[start + 16 * num : end])
         self._offsets = np.frombuffer(self._map, np.int64, num, start)
         self._shapes = np.frombuffer(self._map, np.int32, 2 * num, start + 8 * num).reshape(num, 2)
-        self._pixels = np.frombuffer(self._map, np.uint8, start)
+        self._pixels = np.frombuffer(self._map, np.uint8, max(0, start - HEADER_BYTES), HEADER_BYTES)
         sizes = 3 * self._shapes.astype(np.int64).prod(axis=1)
-        if not np.array_equal(self._offsets, np.cumsum(sizes) - sizes) or start != _aligned(int(sizes.sum())):
+        end_of_pixels = HEADER_BYTES + int(sizes.sum())
+        if not np.array_equal(self._offsets, np.cumsum(sizes) - sizes) or start != _aligned(end_of_pixels):
             raise ValueError(f"{path} is damaged: it holds more or fewer pixels than its index says")
 
     def __len__(self) -> int:
@@ -105,6 +108,7 @@ def write_memmap(path: Path, pictures: Iterable[np.ndarray | None], about: dict[
     for old in unfinished(path):
         old.unlink(missing_ok=True)
     with replacing(path) as temporary, open(temporary, "wb") as file, ThreadPoolExecutor(1) as pool:
+        file.write(MARK.ljust(HEADER_BYTES, b"\0"))
         for picture in pictures:
             offsets.append(position)
             shapes.extend((0, 0) if picture is None else picture.shape[:2])
@@ -116,8 +120,8 @@ def write_memmap(path: Path, pictures: Iterable[np.ndarray | None], about: dict[
                 synced = position
                 syncs.append(pool.submit(os.fsync, file.fileno()))
         index = offsets.tobytes() + shapes.tobytes() + json.dumps(about).encode()
-        start = _aligned(position)
-        file.write(bytes(start - position) + index)
+        start = _aligned(HEADER_BYTES + position)
+        file.write(bytes(start - HEADER_BYTES - position) + index)
         file.write(_TRAILER.pack(_MAGIC, len(offsets), start, hashlib.sha256(index).digest()))
         for sync in syncs:
             sync.result()  # an error of the disk is told to one call only

@@ -27,7 +27,17 @@ from finetune.data.samplers import num_reads, share
 from finetune.models.ensemble import members
 from finetune.models.fx import fuse_batch_norm, split_frozen
 from finetune.models.timm_backbones import is_timm
-from finetune.system.cache_dir import FEATURES, cache_dir, mark_used, room
+from finetune.system.cache_dir import (
+    FEATURES,
+    HEADER_BYTES,
+    MARK,
+    cache_dir,
+    has_mark,
+    is_sealed,
+    mark_used,
+    room,
+    seal,
+)
 from finetune.system.files import put_in_place, remove_dead, unfinished_of
 from finetune.system.messages import reason
 
@@ -115,7 +125,10 @@ def _rows(trainer: pl.Trainer, part: Part, data: ImageDataModule, split: str) ->
         first = _features(trainer, part, next(iter(data.row_loader(split, range(1), 1, is_look=True))))
         shape = (data.num_rows(split), *first.shape[1:])
         path = cache_dir() / f"{Path(data.root or '').resolve().name}-{_key(trainer, part, data, split)}{FEATURES}"
-        is_there = path.exists() and path.stat().st_size == math.prod(shape) * first.dtype.itemsize
+        is_there = path.exists()
+        if is_there and trainer.local_rank == 0 and not is_sealed(path, math.prod(shape) * first.dtype.itemsize):
+            log.warning("the features in %s are damaged: they are computed anew", path)
+            is_there = False
         return path, shape, first.dtype, is_there
 
     path, shape, dtype, is_there = _in_step(trainer, look)
@@ -142,7 +155,9 @@ def _rows(trainer: pl.Trainer, part: Part, data: ImageDataModule, split: str) ->
 def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype, shared: bool) -> Tensor:
     """Return a map of a file, which takes memory only as long as there is some to spare; `shared` to write to it."""
     try:
-        return torch.from_file(str(path), shared=shared, size=math.prod(shape), dtype=dtype).view(shape)
+        num_bytes = HEADER_BYTES + math.prod(shape) * dtype.itemsize
+        content = torch.from_file(str(path), shared=shared, size=num_bytes, dtype=torch.uint8)
+        return content[HEADER_BYTES:].view(dtype).view(shape)
     except RuntimeError as error:  # torch's word for a file that is gone, or may not be read
         raise Unavailable(reason(error)) from error
 
@@ -166,7 +181,7 @@ def _in_step(trainer: pl.Trainer, act: Callable[[], _T]) -> _T:
 def _reserve(trainer: pl.Trainer, path: Path, num_bytes: int, limit_gb: float) -> None:
     if trainer.local_rank != 0:
         return
-    remove_dead(unfinished_of(path.parent, f"*{FEATURES}"))
+    remove_dead(filter(has_mark, unfinished_of(path.parent, f"*{FEATURES}")))
     limit = min(limit_gb * 1e9, room(path.parent))
     if num_bytes > limit:
         words = f"{num_bytes / 1e9:.2g} GB of features would be above --data.cache_limit_gb or half the free disk"
@@ -174,12 +189,14 @@ def _reserve(trainer: pl.Trainer, path: Path, num_bytes: int, limit_gb: float) -
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb") as file:
         if hasattr(os, "posix_fallocate"):  # a disk that is full then says so here: at a write to the map it would kill
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
-        file.truncate(num_bytes)
+            os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + num_bytes)
+        file.truncate(HEADER_BYTES + num_bytes)
+        file.write(MARK)
 
 
 def _finish(trainer: pl.Trainer, temporary: Path, path: Path) -> None:
     if trainer.local_rank == 0:
+        seal(temporary)
         put_in_place(temporary, path)
 
 

@@ -9,6 +9,7 @@ from finetune.data import image_cache
 from finetune.data.datasets.folders import scan
 from finetune.data.image_cache import cached_readers
 from finetune.data.readers import FileReader
+from finetune.system.cache_dir import MARK
 
 
 def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
@@ -21,28 +22,37 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     paths = scan(colours)[1]["test"].paths
     for shorter_side in (None, 30):
         cached_readers({"train": FileReader(paths, shorter_side)}, colours, 1, build=True)
-    (folder / "other.txt").write_text("not ours")
-    (folder / ".x.pictures.1234.tmp").write_text("half a cache")
-    (folder / ".x.features.1234-0.tmp").write_text("half a cache")
-    (folder / "kept.features").write_text("some")
-    (folder / ".hidden-1234.features").write_text("of a folder whose name begins with a dot")
-    (folder / "kept.activations").write_text("what an earlier version called them")
-    (folder / ".x.activations.1234-0.tmp").write_text("half a cache")
     first, second = (path.stem for path in sorted(folder.glob("*.pictures")))
+    (folder / "other.txt").write_text("not ours")
+    (folder / ".x.pictures.1234.tmp").write_bytes(MARK + b"half a cache")
+    (folder / ".x.features.1234-0.tmp").write_bytes(MARK + b"half a cache")
+    (folder / ".x.pictures.stopped.tmp").touch()
+    (folder / "kept.features").write_bytes(MARK + b"some")
+    (folder / ".hidden-1234.features").write_bytes(MARK + b"of a folder whose name begins with a dot")
+    users = ["my.pictures", "my.features", "my.activations", ".my.pictures.1234.tmp", "empty.pictures"]
+    for name in users:
+        (folder / name).write_text("" if name.startswith("empty") else "of the user")
     os.utime(folder / f"{first}.pictures", (0, time.mktime((2020, 2, 3, 4, 5, 0, 0, 0, -1))))
     os.truncate(folder / f"{second}.pictures", 1000)
     cli("cache")
     shown = [line.split("│") for line in capsys.readouterr().out.splitlines()]
     rows = {row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in shown if len(row) > 2}
     assert rows[first] == [f"30 pictures of {colours}", "0.00 GB", "2020-02-03 04:05"]
-    assert rows[second][0] == "damaged pictures" and rows["kept"][0] == rows["kept.activations"][0] == "features"
+    assert rows[second][0] == "damaged pictures" and rows["kept"][0] == "features"
+    # Of two files with one stem the later kind is listed.
+    for name in ("my", "my.activations", "empty"):
+        assert rows[name][0] == "not written by this version of finetune: --remove all leaves it"
     assert rows[".hidden-1234"][0] == "features"
     with pytest.raises(ValueError, match="there is no cache 'third'"):
         cli("cache", "--remove", "third")
     cli("cache", "--remove", first)
-    assert [path.stem for path in folder.glob("*.pictures")] == [second]
+    assert not (folder / f"{first}.pictures").exists() and (folder / f"{second}.pictures").exists()
     cli("cache", "--remove", "all")
-    assert os.listdir(folder) == ["other.txt"]
+    assert sorted(os.listdir(folder)) == sorted(["other.txt", *users])
+    told = capsys.readouterr().out
+    assert told.splitlines()[-1].startswith("left 3 that this version of finetune did not write: ")
+    cli("cache", "--remove", "my")  # a name is a wish
+    assert sorted(os.listdir(folder)) == sorted(["other.txt", *users[:1], *users[2:]])
 
 
 def test_names_are_shown_as_they_are(cli, tmp_path, capsys, monkeypatch):

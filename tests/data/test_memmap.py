@@ -10,6 +10,7 @@ import pytest
 
 from finetune.data import memmap as module
 from finetune.data.memmap import MemmapImages, TooLarge, write_memmap
+from finetune.system.cache_dir import HEADER_BYTES
 from finetune.system.files import unfinished
 
 SIZES = [(3, 5), (1, 1), None, (40, 7), (8, 8)]
@@ -85,7 +86,7 @@ def test_a_file_that_was_cut_off_or_holds_too_much_is_damaged(path):
 
 def test_every_bit_behind_the_pixels_counts(path):
     content = path.read_bytes()
-    start = 3 * sum(size[0] * size[1] for size in SIZES if size)
+    start = HEADER_BYTES + 3 * sum(size[0] * size[1] for size in SIZES if size)
     start += -start % 64
     for position in range(start, len(content)):
         damaged = bytearray(content)
@@ -98,7 +99,7 @@ def test_every_bit_behind_the_pixels_counts(path):
 def test_control_a_bit_of_a_pixel_is_not_noticed(path):
     # Said in the docstring: all pixels would have to be read for it.
     content = bytearray(path.read_bytes())
-    content[2] ^= 1
+    content[HEADER_BYTES + 2] ^= 1
     path.write_bytes(content)
     assert MemmapImages(path)[0][0, 0, 2] ^ 1 == next(pictures())[0, 0, 2]
 

@@ -19,7 +19,7 @@ from ddp_scenarios import calibrated_network, sgd, small_normalised
 from finetune import Classifier, ImageFolderData
 from finetune.data.dataset import FeatureDataset
 from finetune.features import feature_cache
-from finetune.system.cache_dir import FEATURES, cache_dir
+from finetune.system.cache_dir import FEATURES, HEADER_BYTES, MARK, cache_dir
 
 FROZEN = {"backbone": "resnet18", "weights": None, "optimizer": sgd, "freeze_batch_norm": True}
 
@@ -247,6 +247,23 @@ def test_a_file_of_the_right_size_is_needed_and_only_read(colours, monkeypatch):
     assert opened == [False, False, True, False, True, False]
 
 
+@pytest.mark.parametrize("position", [0, 20, HEADER_BYTES + 5, -1])
+def test_a_file_that_was_changed_is_named_and_made_anew(colours, usual, caplog, position):
+    assert distance(fit(data(colours)), usual) == 0
+    path = caches()[0]
+    written = path.read_bytes()
+    content = bytearray(written)
+    content[position] ^= 0x40
+    path.write_bytes(content)  # as many bytes as before
+    assert distance(fit(data(colours)), usual) == 0
+    assert caplog.text.count(f"the features in {path} are damaged: they are computed anew") == 1
+    assert path.read_bytes() == written
+    caplog.clear()
+    with patch.object(feature_cache, "_fill", side_effect=AssertionError):  # the control
+        fit(data(colours))
+    assert "damaged" not in caplog.text
+
+
 def test_one_that_is_removed_meanwhile_is_told_and_not_made_of_zeros(colours, usual, caplog):
     pictures = data(colours)
     with patch.object(feature_cache, "mark_used", lambda path: path.unlink()):
@@ -259,7 +276,7 @@ def test_what_a_killed_run_left_is_removed_after_a_day(colours):
     cache_dir().mkdir()
     old, new = (cache_dir() / f".x{i}{FEATURES}.aa-0.tmp" for i in range(2))
     for path, age in ((old, 90_000), (new, 80_000)):
-        path.write_bytes(b"x")
+        path.write_bytes(MARK + b"x")
         os.utime(path, (time.time() - age,) * 2)
     fit(data(colours))
     assert new.exists() and not old.exists()
