@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from finetune.models.checkpoint_values import LEAST_CROP_SHARE, MOST_IN_A_BATCH, MOST_PIXELS, MOST_RESIZED
 from finetune.system.messages import WrongUsage
-
-MOST_PIXELS = 8192  # a side: of a larger one, a batch would not fit into any memory
 
 
 def check_sizes(
@@ -17,6 +16,7 @@ def check_sizes(
     num_workers: int | str,
     schedule: Sequence[int] = (),
     eval_image_size: int | None = None,
+    crop_share: float = 1.0,
 ) -> None:
     """Make sure that sizes and numbers are possible.
 
@@ -25,11 +25,17 @@ def check_sizes(
     """
     if batch_size < 1 or image_size < 8:
         raise WrongUsage(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
+    if batch_size > MOST_IN_A_BATCH:
+        raise WrongUsage(f"batch_size must be at most {MOST_IN_A_BATCH:,}, got {batch_size:,}")
     if max(image_size, eval_image_size or 0, *schedule) > MOST_PIXELS:
         largest = max(image_size, eval_image_size or 0, *schedule)
         raise WrongUsage(f"image_size must be at most {MOST_PIXELS}, got {largest}; most networks take 224")
     if eval_image_size is not None and eval_image_size < 8:
         raise WrongUsage(f"eval_image_size must be at least 8, got {eval_image_size}")
+    if not LEAST_CROP_SHARE <= crop_share <= 1:
+        raise WrongUsage(f"crop_share must be from {LEAST_CROP_SHARE} to 1, got {crop_share}")
+    if (side := (eval_image_size or image_size) / crop_share) > MOST_RESIZED:
+        raise WrongUsage(f"crop_share {crop_share} would resize images to {side:,.0f} pixels, at most {MOST_RESIZED:,}")
     sizes = {"image_size": image_size, "eval_image_size": eval_image_size or 0}
     sizes["image_size_schedule"] = max(schedule, default=0)
     name = max(sizes, key=lambda name: sizes[name])
@@ -39,9 +45,7 @@ def check_sizes(
         raise WrongUsage(f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative")
 
 
-def check_shares(
-    val_fraction: float, test_fraction: float, min_crop: float, num_views: int | None, crop_share: float = 1.0
-) -> None:
+def check_shares(val_fraction: float, test_fraction: float, min_crop: float, num_views: int | None) -> None:
     """Make sure that shares of the pictures, and of a picture, leave something.
 
     Raises:
@@ -49,8 +53,6 @@ def check_shares(
     """
     if not 0 < min_crop <= 1:
         raise WrongUsage(f"min_crop must be above 0 and at most 1, got {min_crop}")
-    if not 0 < crop_share <= 1:
-        raise WrongUsage(f"crop_share must be above 0 and at most 1, got {crop_share}")
     if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
         given = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
         raise WrongUsage(f"{given} must leave some training data")

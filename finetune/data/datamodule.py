@@ -40,7 +40,7 @@ class ImageDataModule(pl.LightningDataModule):
         resize: How evaluation brings a picture to size: `shorter_side` keeps its proportions, `squash` does not (the
             book); the centre is then cropped. `whole` squashes and crops nothing.
         interpolation: How pictures are brought to size: `bilinear`, or `bicubic` as for many of timm's weights.
-        crop_share: Share of the resized side that evaluation's crop has, in (0, 1].
+        crop_share: Share of the resized side that evaluation's crop has, from 0.1 to 1.
         crop_and_flip: Crops and flips at random in training; without it pictures are prepared as in evaluation.
         min_crop: Smallest share of a picture's area that a random crop in training keeps, in (0, 1].
         augmentations: Training transforms after crop and flip by class_path and init_args, also `TrivialAugment`.
@@ -95,8 +95,8 @@ class ImageDataModule(pl.LightningDataModule):
         root = root and os.path.expanduser(root)
         super().__init__()
         sizes = self.sizes = parse_sizes(image_size_schedule, image_size, num_views)
-        check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers, sizes, eval_image_size)
-        check_shares(val_fraction, test_fraction, min_crop, num_views, crop_share)
+        check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers, sizes, eval_image_size, crop_share)
+        check_shares(val_fraction, test_fraction, min_crop, num_views)
         check_mixing(mixup, cutmix, num_views)
         self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
         self.root, self.exclude = root or self.default_root, [exclude] if isinstance(exclude, str) else exclude or []

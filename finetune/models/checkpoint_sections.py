@@ -16,13 +16,17 @@ from torch import Tensor
 from finetune.models.checkpoint_values import (
     DATA_CLASSES,
     EARLIER_DATA_CLASSES,
+    LEAST_CROP_SHARE,
     LEAST_PIXELS,
+    MOST_IN_A_BATCH,
     MOST_PIXELS,
+    MOST_RESIZED,
     Rule,
     are_class_names,
     are_dicts,
     are_limits,
     are_loops,
+    are_names,
     are_optimizer_states,
     are_train_metrics,
     check_section,
@@ -46,8 +50,6 @@ from finetune.models.ensemble import MOST
 from finetune.system.messages import shown
 
 REQUIRED_SECTIONS = frozenset({"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"})
-_MOST_RESIZED = 2**14  # of a side before the centre is cropped
-_LEAST_CROP_SHARE = 0.1
 _RESIZE_MODES = ("shorter_side", "squash", "whole")
 _INTERPOLATIONS = ("bilinear", "bicubic")
 _PRECISIONS = ("32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed")
@@ -89,14 +91,17 @@ HYPER_PARAMETERS = MappingProxyType(
 DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
     {
         "root": _OPTIONAL_TEXT,
-        "batch_size": Rule(f"a whole number from 1 to {2**20}", lambda value: is_count(value, 1, 2**20)),
+        "exclude": Rule("names of class folders", are_names),
+        "batch_size": Rule(
+            f"a whole number from 1 to {MOST_IN_A_BATCH}", lambda value: is_count(value, 1, MOST_IN_A_BATCH)
+        ),
         "image_size": Rule(_SIDE, is_side, True),
         "eval_image_size": _OPTIONAL_SIDE,
         "image_size_schedule": Rule("a list of image sizes, text or null", is_schedule),
         "resize": one_of(*_RESIZE_MODES),
         "interpolation": one_of(*_INTERPOLATIONS),
         "crop_share": Rule(
-            f"a number from {_LEAST_CROP_SHARE} to 1", lambda value: is_number(value, _LEAST_CROP_SHARE, 1)
+            f"a number from {LEAST_CROP_SHARE} to 1", lambda value: is_number(value, LEAST_CROP_SHARE, 1)
         ),
         "crop_and_flip": _BOOL,
         "min_crop": _SHARE,
@@ -212,9 +217,9 @@ def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
 
 def _check_resized_side(data: Mapping[str, Any], file: object) -> None:
     side = data.get("eval_image_size") or data["image_size"]
-    if side / data.get("crop_share", 1.0) > _MOST_RESIZED:
+    if side / data.get("crop_share", 1.0) > MOST_RESIZED:
         told = f"datamodule_hyper_parameters.crop_share is {data['crop_share']} of {side} pixels"
-        refuse(file, f"{told}: images would be resized to more than {_MOST_RESIZED}")
+        refuse(file, f"{told}: images would be resized to more than {MOST_RESIZED}")
 
 
 def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:

@@ -16,7 +16,10 @@ from finetune.system.messages import fault_of_names, shown
 # Our data classes. Another one is imported only if the user names it, and has arguments of its own.
 DATA_CLASSES = ("finetune.FashionMNIST", "finetune.Hotdog", "finetune.ImageFolderData", "finetune.SampleData")
 EARLIER_DATA_CLASSES = tuple(name.replace("finetune.", "finetune.datamodules.") for name in DATA_CLASSES)
-LEAST_PIXELS, MOST_PIXELS = 8, 8192  # of a side of the images that a network takes
+LEAST_PIXELS, MOST_PIXELS = 8, 8192  # of a side of the images that a network takes: of larger ones no batch has room
+MOST_RESIZED = 2**14  # of a side before the centre is cropped
+LEAST_CROP_SHARE = 0.1
+MOST_IN_A_BATCH = 2**20
 _MOST_CHARACTERS = 4096
 _MOST_VALUES, _MOST_DEPTH = 1_000_000, 30  # of a nested value: a list may hold another one twice, and that a third one
 _PROGRESS = {"ready", "started", "processed", "completed"}
@@ -73,6 +76,11 @@ def is_plain(value: Any) -> bool:
 def are_class_names(value: Any) -> bool:
     """Return whether a value is what a classifier's classes may be called."""
     return type(value) in (list, tuple) and all(type(name) is str for name in value) and not fault_of_names(value)
+
+
+def are_names(value: Any) -> bool:
+    """Return whether a value is text, a list of texts, or None."""
+    return is_optional_text(value) or (type(value) is list and all(map(is_text, value)))
 
 
 def is_text(value: Any) -> bool:
