@@ -89,7 +89,7 @@ ACCEPTED = [
     ["--data.init_args.batch_size", "3"],
     ["--data.class_path", "finetune.FashionMNIST"],
     ["--trainer", '{"max_epochs": 3}'],
-    ["--trainer.devices=-1"],
+    ["--trainer.max_steps=-1"],
     ["--model.class_mapping", '{"a": "b"}'],
     ["-c", "x.yaml"],
     ["-cx.yaml"],

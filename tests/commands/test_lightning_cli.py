@@ -139,7 +139,7 @@ def test_another_optimizer_than_the_config_s_learns_at_its_own_rate(colours, cli
     ("option", "value", "message"),
     [
         ("--model.optimizer.lr", "-1", r"^--lr \(--model\.optimizer\.lr\): Invalid learning rate: -1\.0$"),
-        ("--trainer.strategy", "foo", r"^trainer: You selected an invalid strategy name"),
+        ("--trainer.accelerator", "foo", r"^trainer: You selected an invalid accelerator name"),
         ("--seed_everything", "-1", r"^--seed_everything must be from 0 to 4,294,967,295, not -1$"),
     ],
 )

@@ -62,6 +62,7 @@ def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch
     pictures.splits["train"] = type(split)(
         lambda i: split.read(int(rare[i])), split.labels[rare], [split.paths[int(i)] for i in rare]
     )
+    pictures.seen = None  # the record of all of them
     model = Classifier(pictures.class_names, **SMALL, head_init="probe", class_weights=weights)
     fit(model, pictures, max_steps=0)
     counts = np.bincount(split.labels[rare])

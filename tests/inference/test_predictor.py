@@ -12,10 +12,10 @@ from tiers import sweep
 from torchvision.models import vision_transformer
 
 from finetune import Classifier
+from finetune.api.loaded_model import load
 from finetune.data.decode import decode
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.exporters import WRITERS
-from finetune.inference.loaded_model import load
 from finetune.inference.predictor import Predictor, device_named
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import packed

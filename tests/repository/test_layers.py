@@ -21,9 +21,8 @@ def test_a_package_is_a_docstring_that_names_what_is_in_it():
         assert inside - {"__init__"} <= named, folder
 
 
-def test_no_two_modules_bear_one_name_and_none_is_long():
+def test_no_two_modules_bear_one_name():
     assert [name for name, num in Counter(path.stem for path in MODULES).items() if num > 1] == []
-    assert {path.name: num for path in MODULES if (num := len(path.read_text("utf-8").splitlines())) > 250} == {}
 
 
 def test_every_package_has_its_floor():
