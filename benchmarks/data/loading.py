@@ -60,6 +60,7 @@ def decoder_road(root: Path) -> Road:
 def our_road(root: Path, image_size: int, cache_size: int | None, limit_gb: float) -> Road:
     def batches() -> DataLoader:
         options: dict[str, Any] = {"cache_size": cache_size, "cache_limit_gb": limit_gb, "image_size": image_size}
+        options |= {"min_crop": 0.08, "augmentations": None}  # as torchvision's road
         data = ImageFolderData(str(root), batch_size=_BATCH, val_fraction=0, num_workers=0, **options)
         data.trainer = pl.Trainer(accelerator="cpu", max_epochs=5, logger=False, enable_checkpointing=False)
         data.trainer.state.fn = TrainerFn.FITTING

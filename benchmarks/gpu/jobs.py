@@ -52,6 +52,8 @@ class Road:
             str(setup.root),
             batch_size=self.batch_size,
             image_size=setup.image_size,
+            min_crop=0.08,
+            augmentations=None,
             val_fraction=0,
             num_workers=self.num_workers,
             cache_limit_gb=_NO_LIMIT if self.cached else 0,
@@ -143,6 +145,7 @@ class Job:
             program = [sys.executable, "-m", "finetune", "fit"]
             options = {"--data.root": setup.root, "--data.image_size": setup.image_size, "--data.val_fraction": 0}
             options |= {"--data.batch_size": self.batch_size, "--data.num_workers": num_workers}
+            options |= {"--data.min_crop": 0.08, "--data.augmentations": "null"}  # as the other roads
             options |= {"--data.cache_limit_gb": _NO_LIMIT if self.road == CACHED else 0}
             options |= {"--model.weights": setup.weights or "null", "--trainer.precision": "bf16-mixed"}
             options |= {"--trainer.accelerator": setup.device, "--trainer.devices": 1}

@@ -34,7 +34,6 @@ _PATHS = {
 }
 _PATHS |= {"data.init_args.root", "model.weights", "trainer.default_root_dir"}
 _WEIGHTS = {"weights", "model.weights"}
-_DEFAULT_CONFIG = "image_folder.yaml"  # of `finetune fit FOLDER`
 _OF_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _PICTURES = {"predict": "data.predict", "sheet": "pictures"}
 
@@ -109,7 +108,7 @@ def _is_first_process() -> bool:
 
 
 def _take_folder(command: str, given: Given) -> None:
-    """`fit FOLDER`: on any folder of pictures with the config for that, or as the root of a config's data."""
+    """`fit FOLDER`: train on any folder of pictures; next to a config, FOLDER is the root of its data."""
     is_told = given.has("config", "data", "data.class_path")
     if not given.positionals:
         if not is_told and not given.has("data.root", "data.init_args", "data.init_args.root", "print_config"):
@@ -122,7 +121,6 @@ def _take_folder(command: str, given: Given) -> None:
         raise WrongUsage(f"{folder} is no folder of pictures but a config: finetune {command} --config {folder}")
     if not is_told:
         _check_folder(folder)
-        given.flags.insert(0, ("config", str(names[_DEFAULT_CONFIG])))
     _put(command, given, "data.root", folder)
     given.positionals = []
 

@@ -13,7 +13,7 @@ _COMMAND_LINE = "the command line"
 # Rates to start from. Those of Adam and its kin are steps in the weights themselves, not multiples of a gradient: at
 # SGD's rate the first steps throw a pretrained network away. Of others none is usual for fine-tuning.
 USUAL = {
-    "SGD": 5e-3,  # our default
+    "SGD": 3e-2,  # our default, chosen by measurements (docs/benchmarks.md)
     "Adam": 1e-3,  # arXiv:1412.6980, algorithm 1; torch's default
     "AdamW": 1e-4,  # the scale of what large networks are fine-tuned at: 5e-5 in ConvNeXt (arXiv:2201.03545, A.2)
     "Adamax": 2e-3,  # arXiv:1412.6980, section 7.1; torch's default

@@ -66,7 +66,7 @@ PAGES: dict[str, tuple[str, str, Sequence[str], dict[str, Sequence[Option]]]] = 
     "fit": (
         "FOLDER [options]",
         """Trains a classifier on a folder of pictures, then tests the best checkpoint. FOLDER holds a folder for each
-class, or train, val and test that hold them. FOLDER alone takes image_folder.yaml; its defaults are shown.""",
+class, or train, val and test that hold them. The defaults are shown.""",
         (
             "finetune fit pictures",
             "finetune fit pictures --epochs 20 --size 128 --backbone resnet50",

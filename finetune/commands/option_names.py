@@ -14,7 +14,7 @@ root split_seed test_fraction val_fraction
 _MODEL = """
 backbone class_mapping class_weights compile decay_norm_and_bias freeze freeze_batch_norm head_init head_lr_multiplier
 label_smoothing layer_decay members optimizer optimizer.lr optimizer.momentum optimizer.weight_decay scheduler
-scheduler_interval source_classes weights
+scheduler.warmup scheduler_interval source_classes weights
 """
 _TRAINER = """
 accelerator accumulate_grad_batches barebones benchmark callbacks check_val_every_n_epoch default_root_dir

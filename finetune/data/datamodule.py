@@ -23,7 +23,7 @@ from finetune.data.seen_record import Seen
 from finetune.data.size_schedule import parse_sizes, scheduled
 from finetune.data.splits import Split, unlabelled
 from finetune.data.train_loader import TrainLoader
-from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, pipelines
+from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.signals import is_first_process
 
 
@@ -68,7 +68,7 @@ class ImageDataModule(pl.LightningDataModule):
     def __init__(
         self,
         root: str | None = None,
-        batch_size: int = 64,
+        batch_size: int = 32,
         image_size: int = 224,
         eval_image_size: int | None = None,
         image_size_schedule: list[int] | str | None = None,
@@ -76,8 +76,8 @@ class ImageDataModule(pl.LightningDataModule):
         interpolation: Interpolation = "bilinear",
         crop_share: float = CROP_SHARE,
         crop_and_flip: bool = True,
-        min_crop: float = 0.08,
-        augmentations: list[dict[str, Any]] | None = None,
+        min_crop: float = 0.35,
+        augmentations: list[dict[str, Any]] | None = COLOUR_JITTER,
         mixup: float = 0.0,
         cutmix: float = 0.0,
         num_views: int | None = None,

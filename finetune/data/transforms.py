@@ -22,6 +22,13 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 # The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same share at any size.
 CROP_SHARE = 224 / 256
+# The default augmentation; the shares were chosen with the other defaults of `finetune fit` (docs/benchmarks.md).
+COLOUR_JITTER: list[dict[str, Any]] = [
+    {
+        "class_path": "albumentations.ColorJitter",
+        "init_args": {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.02},
+    }
+]
 # What decides how pictures are prepared, by the names of `ImageDataModule`; evaluation's size may be another.
 PREPARATION = ("image_size", "resize", "interpolation", "crop_share")
 _KERNELS: dict[Interpolation, Any] = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}

@@ -72,7 +72,11 @@ def by_lightning(network: str, job: Job) -> Trained:
             "head_init": "source",  # the head is a part of these weights
             "source_classes": str(folder / "classes.txt"),
             "head_lr_multiplier": 1,
-            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": LR, "momentum": 0}},
+            "optimizer": {
+                "class_path": "torch.optim.SGD",
+                "init_args": {"lr": LR, "momentum": 0, "nesterov": False, "weight_decay": 0},
+            },
+            "scheduler": None,
         },
         "trainer": {
             "accelerator": "gpu" if job.is_cuda else "cpu",

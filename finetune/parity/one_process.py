@@ -40,7 +40,7 @@ class Job:
     @property
     def data(self) -> dict[str, Any]:
         """Arguments of the data module: pictures as they are, all of them for training."""
-        as_they_are = {"image_size": 28, "resize": "whole", "crop_and_flip": False}
+        as_they_are = {"image_size": 28, "resize": "whole", "crop_and_flip": False, "augmentations": None}
         return {"root": str(self.folder / "data"), "batch_size": self.batch_size, "val_fraction": 0, **as_they_are}
 
 

@@ -6,11 +6,11 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import Optimizer
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.samplers import run_seed, total_steps
+from finetune.data.samplers import run_seed
 from finetune.data.seen import hold_against
 from finetune.distributed.collectives import all_sum
 from finetune.distributed.empty_shares import own_buffers, zero_loss
@@ -28,10 +28,8 @@ from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
 from finetune.training.loss import Target, balanced_weights, loss_sum, target_of
-from finetune.training.lr_schedulers import StepOnPlateau, scheduler_config
+from finetune.training.lr_schedulers import StepOnPlateau, WarmupCosine, scheduler_config
 from finetune.training.metrics import SplitMetrics, TrainMetrics, reset_metrics
-
-# Shapes: B pictures of this device's share, h and w pixels, K classes.
 
 
 class Classifier(ClipsEach):
@@ -62,6 +60,7 @@ class Classifier(ClipsEach):
         members: How many networks learn, each by itself from a head of its own, and answer as one (`Ensemble`).
     """
 
+    # Shapes: B pictures of this device's share, h and w pixels, K classes.
     mean: Tensor
     std: Tensor
     class_weight: Tensor
@@ -76,11 +75,13 @@ class Classifier(ClipsEach):
         class_mapping: dict[str, str | list[str]] | None = None,
         freeze: str | None = None,
         freeze_batch_norm: bool = False,
-        head_lr_multiplier: float = 10.0,
+        head_lr_multiplier: float = 1.0,
         layer_decay: float = 1.0,
-        decay_norm_and_bias: bool = True,
-        optimizer: Callable[[Any], Optimizer] = lambda params: torch.optim.SGD(params, lr=0.005, momentum=0.9),
-        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        decay_norm_and_bias: bool = False,
+        optimizer: Callable[[Any], Optimizer] = lambda params: SGD(
+            params, lr=0.03, momentum=0.9, nesterov=True, weight_decay=2e-3
+        ),
+        scheduler: Callable[[Optimizer], LRScheduler] | None = lambda optimizer: WarmupCosine(optimizer, warmup=0.2),
         scheduler_interval: Literal["step", "epoch"] = "step",
         label_smoothing: float = 0.0,
         class_weights: Literal["balanced"] | None = None,
@@ -222,8 +223,7 @@ class Classifier(ClipsEach):
         shares = param_groups.scale_learning_rates(fuse(optimizer))
         if self.scheduler is None:
             return optimizer
-        steps = total_steps(self.trainer, self._data.num_batches, self.scheduler_interval)
-        return [optimizer], [scheduler_config(self.scheduler, optimizer, steps, shares, self.scheduler_interval)]
+        return [optimizer], [scheduler_config(self.scheduler, optimizer, self.trainer, shares, self.scheduler_interval)]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The metrics of the epoch so far: a checkpoint may lie inside it.

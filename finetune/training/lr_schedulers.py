@@ -11,7 +11,11 @@ import pytorch_lightning as pl
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from finetune.data.samplers import total_steps
 from finetune.system.messages import WrongUsage
+
+# Attribute of an optimizer: the scheduler's steps in the whole run. It is not in the optimizer's state.
+_RUN_STEPS = "finetune_run_steps"
 
 
 class WarmupCosine(LambdaLR):
@@ -25,7 +29,7 @@ class WarmupCosine(LambdaLR):
 
     Args:
         optimizer: Its groups' learning rates are the full rates.
-        total_steps: Optimizer steps of the whole run; `finetune fit` fills them in.
+        total_steps: Optimizer steps of the whole run; in a fit, those of the fit.
         warmup: Share of the steps in which the rate rises, in [0, 1).
         final: Share of the rate at the end, in [0, 1].
 
@@ -35,6 +39,8 @@ class WarmupCosine(LambdaLR):
     def __init__(
         self, optimizer: Optimizer, total_steps: int | None = None, warmup: float = 0.1, final: float = 0.0
     ) -> None:
+        if total_steps is None:
+            total_steps = getattr(optimizer, _RUN_STEPS, None)
         if total_steps is None or total_steps < 1:
             raise WrongUsage(f"total_steps must be at least 1, not {total_steps}")
         if not 0 <= warmup < 1:
@@ -53,18 +59,34 @@ class WarmupCosine(LambdaLR):
         super().__init__(optimizer, factor)
 
 
+def run_steps(trainer: pl.Trainer, interval: str) -> int:
+    """Return a scheduler's steps in the whole run: optimizer steps or, with the interval `epoch`, epochs."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    if data is not None:
+        return total_steps(trainer, data.num_batches, interval)
+    steps = trainer.estimated_stepping_batches  # which makes the training loader: here not one of ours, that may wait
+    if interval == "epoch":
+        steps = -1 if trainer.max_epochs is None else trainer.max_epochs
+    if not 0 < steps < math.inf:
+        raise ValueError("the scheduler needs total_steps in a run without trainer.max_epochs and max_steps")
+    return int(steps)
+
+
 def scheduler_config(
-    make: Callable[..., LRScheduler], optimizer: Optimizer, steps: int, shares: Sequence[float], interval: str
+    make: Callable[..., LRScheduler], optimizer: Optimizer, trainer: pl.Trainer, shares: Sequence[float], interval: str
 ) -> dict[str, Any]:
     """Make a scheduler, and say when Lightning is to step it.
 
     Args:
         make: Makes it.
         optimizer: Its groups' rates are the full ones.
-        steps: Of the scheduler, in the whole run.
+        trainer: Its limits end the run.
         shares: Of the groups' rates in the one that the optimizer was given.
         interval: After which it is stepped, `step` or `epoch`.
     """
+    steps = run_steps(trainer, interval)
+    # The default of `Classifier` is a lambda, whose class jsonargparse reads from the source: it takes no steps.
+    setattr(optimizer, _RUN_STEPS, steps)
     return as_lightning_wants(at_each_rate(with_total_steps(make, steps), shares)(optimizer), interval)
 
 

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from finetune.commands.command_line import in_full_spelling, with_pictures
-from finetune.commands.config_files import shipped
 from finetune.system.messages import WrongUsage
 
-CONFIG = str(shipped()["image_folder.yaml"])
 BEST = "run/checkpoints/best.ckpt"
 
 
@@ -31,31 +29,29 @@ IN_FULL = {
     "validate --ckpt_path run pictures": f"validate --ckpt_path {BEST} --data.root pictures",
     "predict run pictures/*/*.jpg": f"predict --ckpt_path {BEST} -- pictures/*/*.jpg",
     "sheet --ckpt_path run --pictures pictures": f"sheet --ckpt_path {BEST} --pictures pictures",
-    "fit pictures": f"fit --config {CONFIG} --data.root pictures",
-    "fit --epochs 3 pictures": f"fit --config {CONFIG} --trainer.max_epochs 3 --data.root pictures",
-    "fit --resume pictures": f"fit --config {CONFIG} --resume --data.root pictures",
+    "fit pictures": "fit --data.root pictures",
+    "fit --epochs 3 pictures": "fit --trainer.max_epochs 3 --data.root pictures",
+    "fit --resume pictures": "fit --resume --data.root pictures",
     "fit pictures --config hotdog.yaml": "fit --config hotdog.yaml --data.root pictures",
     "fit absent -c hotdog.yaml": "fit --config hotdog.yaml --data.root absent",  # which it makes
     "fit pictures --data finetune.SampleData": "fit --data finetune.SampleData --data.root pictures",
     "fit --data.root pictures": "fit --data.root pictures",
-    "fit pictures --data.root pictures": f"fit --config {CONFIG} --data.root pictures",
+    "fit pictures --data.root pictures": "fit --data.root pictures",
     "fit pictures --lr 1 --model.optimizer.lr 2": (
-        f"fit --config {CONFIG} --model.optimizer.lr 1 --model.optimizer.lr 2 --data.root pictures"
+        "fit --model.optimizer.lr 1 --model.optimizer.lr 2 --data.root pictures"
     ),
     "fit pictures --weights ./run --ckpt_path run": (
-        f"fit --config {CONFIG} --model.weights {BEST} --ckpt_path {BEST} --data.root pictures"
+        f"fit --model.weights {BEST} --ckpt_path {BEST} --data.root pictures"
     ),
-    "fit pictures --weights DEFAULT": f"fit --config {CONFIG} --model.weights DEFAULT --data.root pictures",
+    "fit pictures --weights DEFAULT": "fit --model.weights DEFAULT --data.root pictures",
     "fit --out=~/runs --data.root ~/pictures": "fit --trainer.default_root_dir HOME/runs --data.root HOME/pictures",
-    "fit pictures --resume --ckpt_path x": f"fit --config {CONFIG} --resume --ckpt_path x --data.root pictures",
+    "fit pictures --resume --ckpt_path x": "fit --resume --ckpt_path x --data.root pictures",
     "fit pictures --ckpt_path null --weights ./gone.pt": (
-        f"fit --config {CONFIG} --ckpt_path null --model.weights ./gone.pt --data.root pictures"
+        "fit --ckpt_path null --model.weights ./gone.pt --data.root pictures"
     ),
     "fit --print_config": "fit --print_config",
     "fit --trainer.callbacks.help EarlyStopping": "fit --trainer.callbacks.help EarlyStopping",
-    "benchmark pictures --devices 1,2 --out x.json": (
-        f"benchmark --config {CONFIG} --devices 1,2 --output x.json --data.root pictures"
-    ),
+    "benchmark pictures --devices 1,2 --out x.json": ("benchmark --devices 1,2 --output x.json --data.root pictures"),
     "test run pictures --batch 3": f"test --ckpt_path {BEST} --data.batch_size 3 --data.root pictures",
     "test run/checkpoints": f"test --ckpt_path {BEST}",
     f"predict {BEST} pictures": f"predict --ckpt_path {BEST} -- pictures",
@@ -69,7 +65,7 @@ IN_FULL = {
     "sheet run pictures --out s.png": f"sheet --ckpt_path {BEST} --output s.png -- pictures",
     "export run --out s.onnx": f"export --ckpt_path {BEST} --output s.onnx",
     "export --config e.yaml": "export --config e.yaml",
-    "fit pictures --weights run": f"fit --config {CONFIG} --model.weights {BEST} --data.root pictures",
+    "fit pictures --weights run": f"fit --model.weights {BEST} --data.root pictures",
     "check pictures --size 3": "check --image_size 3 -- pictures",
     "check": "check",
     "fit --help all": "fit --help",

@@ -28,7 +28,7 @@ def optimizer(tmp_path, monkeypatch):
 
 HOTDOG = ("--config", "hotdog.yaml")  # SGD at 0.01
 TAKEN = {  # the rate is the usual one, and is told
-    ("--model.optimizer", "Adam"): ("Adam", "0.005 is for SGD"),
+    ("--model.optimizer", "Adam"): ("Adam", "0.03 is for SGD"),
     (*HOTDOG, "--model.optimizer", "Adam"): ("Adam", "0.01 is for SGD"),
     (*HOTDOG, "--model.optimizer.class_path", "RAdam"): ("RAdam", "0.01 is for SGD"),
     (*HOTDOG, "--config", "adam.yaml"): ("Adam", "0.01 is for SGD"),
@@ -40,7 +40,7 @@ TAKEN = {  # the rate is the usual one, and is told
     ("--config", "rate.yaml", "--model.optimizer", "Adam"): ("Adam", "0.4 is for SGD"),
 }
 LEFT = {  # it is the optimizer's own, or the user's
-    (): 0.005,
+    (): 0.03,
     HOTDOG: 0.01,
     ("--config", "adam_rate.yaml"): 0.3,
     (*HOTDOG, "--config", "adam_rate.yaml"): 0.3,

@@ -8,7 +8,6 @@ import yaml
 from command_lines import parse
 
 from finetune.commands.check import check
-from finetune.commands.config_files import shipped
 from finetune.commands.export import export
 from finetune.commands.help_pages import options
 from finetune.commands.help_texts import OWN_PAGES, PAGES
@@ -55,7 +54,7 @@ def found(settings: Any, full: str) -> Any:
 @pytest.fixture(scope="module")
 def settings() -> Any:
     """What `finetune fit FOLDER` comes to."""
-    return parse(["fit", "--config", str(shipped()["image_folder.yaml"]), "--data.root", "x"])
+    return parse(["fit", "--data.root", "x"])
 
 
 @pytest.mark.parametrize("command", LIGHTNING)
@@ -69,9 +68,10 @@ def test_the_default_of_benchmark_s_own():
     assert [option.default for option in options("benchmark") if option.full == "repeats"] == ["5"]
 
 
-def test_control_another_default_would_be_noticed(settings):
-    assert found(settings, "data.batch_size") == 32 != signature(ImageDataModule).parameters["batch_size"].default
-    assert found(settings, "model.optimizer.lr") != 0.005
+def test_control_another_default_would_be_noticed():
+    settings = parse(["fit", "--config", "fashion_mnist_lenet.yaml"])
+    assert found(settings, "data.batch_size") == 256 != signature(ImageDataModule).parameters["batch_size"].default
+    assert found(settings, "model.optimizer.lr") != 0.03
 
 
 @pytest.mark.parametrize(

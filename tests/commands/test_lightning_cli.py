@@ -64,7 +64,7 @@ def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
     assert "changed: trainer.max_epochs 2 (was 1)" in caplog.text
     assert rate_in(folder / "config.yaml") == 0.02
     last = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
-    assert [group["lr"] for group in last["optimizer_states"][0]["param_groups"]] == [0.02, 0.2]
+    assert [group["lr"] for group in last["optimizer_states"][0]["param_groups"]] == [0.02] * 4
     cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 3, "--data.batch_size", 8, "--allow_changes", "true")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["data"]["init_args"]["batch_size"] == 8 and config["allow_changes"] is False

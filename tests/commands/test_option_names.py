@@ -17,7 +17,8 @@ from finetune.commands.parser import valid_keys
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.backbones import OWN
 
-_PATHS = {"optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"}  # of a class that may be another
+# Of classes that may be others.
+_PATHS = {"optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "scheduler.warmup"}
 
 
 def real(command: str) -> set[str]:
@@ -27,7 +28,8 @@ def real(command: str) -> set[str]:
         cli.__init__([command])  # type: ignore[misc]
     keys = {key.rstrip("+") for key in valid_keys(cli._subcommand_parsers["fit" if kind is BenchmarkCLI else command])}
     keys = {key for key in keys if not key.endswith(".help") and key not in ("h", "c")}
-    return {key for key in keys if not key.startswith("model.optimizer.") or key.removeprefix("model.") in _PATHS}
+    of_classes = ("model.optimizer.", "model.scheduler.")
+    return {key for key in keys if not key.startswith(of_classes) or key.removeprefix("model.") in _PATHS}
 
 
 @pytest.mark.parametrize("command", ["fit", "benchmark", "validate", "test", "predict"])

@@ -273,7 +273,7 @@ def test_views_take_turns_by_epoch_and_differ(colours):
 
 
 def test_without_random_transforms_there_is_one_view(colours):
-    assert viewed(colours, crop_and_flip=False).num_views == 1
+    assert viewed(colours, crop_and_flip=False, augmentations=None).num_views == 1
     jitter = [{"class_path": "albumentations.ColorJitter"}]
     assert viewed(colours, crop_and_flip=False, augmentations=jitter).num_views is None
     with pytest.raises(ValueError, match="num_views must be at least 1, got 0"):

@@ -225,6 +225,6 @@ def test_what_needs_the_same_pictures_again_is_refused_and_what_would_take_them_
     with pytest.raises(WrongUsage, match="mixup mixes anew in each epoch, num_views repeats pictures"):
         data(colours, num_views=2)
     assert data(colours, crop_and_flip=False).num_views is None  # no one view: an epoch is not like the last
-    assert ImageFolderData(str(colours), val_fraction=0, crop_and_flip=False).num_views == 1
+    assert ImageFolderData(str(colours), val_fraction=0, crop_and_flip=False, augmentations=None).num_views == 1
     plain = next(iter(data(colours).loader("train")))  # what a probe sees
     assert "share" not in plain

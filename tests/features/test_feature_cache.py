@@ -21,7 +21,7 @@ from finetune.data.dataset import FeatureDataset
 from finetune.features import feature_cache
 from finetune.system.cache_dir import FEATURES, HEADER_BYTES, MARK, cache_dir
 
-FROZEN = {"backbone": "resnet18", "weights": None, "optimizer": sgd, "freeze_batch_norm": True}
+FROZEN = {"backbone": "resnet18", "weights": None, "optimizer": sgd, "scheduler": None, "freeze_batch_norm": True}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def own_caches_and_seed(tmp_path, monkeypatch):
 
 
 def data(root: Path, **options) -> ImageFolderData:
-    options = {"image_size": 32, "batch_size": 16, "num_workers": 0, "num_views": 2, **options}
+    options = {"image_size": 32, "batch_size": 16, "num_workers": 0, "num_views": 2, "augmentations": None, **options}
     return ImageFolderData(str(root), **options)
 
 

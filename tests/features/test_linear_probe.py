@@ -14,7 +14,7 @@ from finetune import Classifier
 from finetune.features import linear_probe
 from finetune.models.stages import head
 
-SMALL = {"backbone": "small_cnn", "weights": None}
+SMALL = {"backbone": "small_cnn", "weights": None, "scheduler": None}
 data = partial(data, image_size=28)
 
 

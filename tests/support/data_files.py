@@ -45,7 +45,8 @@ def write_unpacked(root: Path, num_train: int = 200, num_test: int = 50) -> Path
 
 
 def small(root: Path, **options: Any) -> ImageFolderData:
-    return ImageFolderData(str(root), **{"image_size": 24, "num_workers": 0, **options})
+    plain = {"image_size": 24, "num_workers": 0, "min_crop": 0.08, "augmentations": None}
+    return ImageFolderData(str(root), **{**plain, **options})
 
 
 def paths(data: ImageDataModule, split: str) -> list[str]:

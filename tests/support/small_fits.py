@@ -9,11 +9,13 @@ import torch
 
 from finetune import Classifier, ImageFolderData
 
-SMALL = {"backbone": "mobilenet_v3_small", "weights": None}
+# One rate: a run of two epochs is one of one epoch that goes on.
+SMALL = {"backbone": "mobilenet_v3_small", "weights": None, "scheduler": None}
 
 
 def data(root: Path, **options: Any) -> ImageFolderData:
-    return ImageFolderData(str(root), **{"image_size": 32, "batch_size": 12, "num_workers": 0, **options})
+    quick = {"image_size": 32, "batch_size": 12, "num_workers": 0, "augmentations": None}
+    return ImageFolderData(str(root), **{**quick, **options})
 
 
 def fit(model: Classifier, pictures: ImageFolderData, ckpt_path: Path | None = None, **options: Any) -> pl.Trainer:

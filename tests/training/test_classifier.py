@@ -155,6 +155,7 @@ def test_groups_have_names_and_their_rates(colours):
         pictures.class_names,
         **TINY,
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4, weight_decay=0.1),
+        scheduler=None,
         head_lr_multiplier=20,
         decay_norm_and_bias=False,
     )
@@ -211,7 +212,9 @@ def test_source_head_is_the_source_classifier_restricted(tmp_path):
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.symlink_to(tmp_path / "source" / split / name)
     pictures = data(tmp_path / "some", **TINY_SIZE)
-    model = Classifier(pictures.class_names, "small_cnn", str(tmp_path / "source.ckpt"), head_init="source")
+    model = Classifier(
+        pictures.class_names, "small_cnn", str(tmp_path / "source.ckpt"), head_init="source", scheduler=None
+    )
     fit(model, pictures, max_steps=0)
     (batch,) = pictures.loader("test")
     rows = [source_data.class_names.index(name.replace(" ", "_").lower()) for name in pictures.class_names]
@@ -221,14 +224,14 @@ def test_source_head_is_the_source_classifier_restricted(tmp_path):
     torch.testing.assert_close(own, restricted)
     accuracy = (own.argmax(1) == batch["label"]).float().mean()
     assert accuracy == (restricted.argmax(1) == batch["label"]).float().mean()
-    control = Classifier(pictures.class_names, "small_cnn", str(tmp_path / "source.ckpt"))
+    control = Classifier(pictures.class_names, "small_cnn", str(tmp_path / "source.ckpt"), scheduler=None)
     fit(control, pictures, max_steps=0)
     assert not torch.allclose(head(control.network).weight, head(model.network).weight)
 
 
 def test_a_checkpoint_is_complete_and_plain(colours, tmp_path):
     pictures = data(colours, augmentations=[{"class_path": "albumentations.RandomRotate90", "init_args": {"p": 0.5}}])
-    model = Classifier(pictures.class_names, **SMALL, scheduler=WarmupCosine)
+    model = Classifier(pictures.class_names, **{**SMALL, "scheduler": WarmupCosine})
     trainer = fit(model, pictures)
     trainer.save_checkpoint(tmp_path / "some.ckpt")
     checkpoint = torch.load(tmp_path / "some.ckpt", weights_only=True)

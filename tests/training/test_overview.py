@@ -42,7 +42,7 @@ def test_three_lines_before_training(colours, cli, caplog):
         "split_seed 0), test 30 (its test folder); 3 classes in train: "
         f"blue {train[0]}, green {train[1]}, red {train[2]}",
         "network: small_cnn, random weights; 0.30 of 0.30 million numbers learn, frozen: nothing; "
-        "SGD at 0.005 (backbone), 0.05 (head)",
+        "SGD at 0.03 (backbone), 0.03 (head)",
         "training: 1 x cpu, precision 32-true, 4 batches of 16 an epoch, max_epochs 1",
         few(val),
     ]
@@ -58,13 +58,15 @@ def test_where_the_splits_come_from(tmp_path, caplog):
 
 def test_what_is_frozen_and_the_rates(colours, caplog):
     pictures = data(colours)
-    frozen = Classifier(pictures.class_names, "resnet18", None, freeze="layer3", freeze_batch_norm=True)
+    frozen = Classifier(
+        pictures.class_names, "resnet18", None, freeze="layer3", freeze_batch_norm=True, head_lr_multiplier=10
+    )
     assert told(caplog, pictures, frozen)[1] == (
         "network: resnet18, random weights; 8.40 of 11.18 million numbers learn, "
-        "frozen: all up to layer3 and batch norm's statistics; SGD at 0.005 (backbone), 0.05 (head)"
+        "frozen: all up to layer3 and batch norm's statistics; SGD at 0.03 (backbone), 0.3 (head)"
     )
-    decayed = Classifier(pictures.class_names, "resnet18", None, layer_decay=0.5, decay_norm_and_bias=False)
-    assert told(caplog, pictures, decayed)[1].endswith("SGD at 0.000156 (conv1), 0.0025 (layer4), 0.05 (head)")
+    decayed = Classifier(pictures.class_names, "resnet18", None, layer_decay=0.5)
+    assert told(caplog, pictures, decayed)[1].endswith("SGD at 0.000937 (conv1), 0.015 (layer4), 0.03 (head)")
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1.0, "5 batches"), (2, "2 batches"), (0.5, "2 batches")])
@@ -180,7 +182,7 @@ def test_pictures_that_cannot_be_read_do_not_stop_it(tmp_path):
 
 def test_predict_says_how_many(colours, cli, tmp_path, caplog):
     pictures = data(colours, image_size=28)
-    trainer = fit(Classifier(pictures.class_names, "small_cnn", weights=None), pictures, max_steps=0)
+    trainer = fit(Classifier(pictures.class_names, "small_cnn", weights=None, scheduler=None), pictures, max_steps=0)
     trainer.save_checkpoint(tmp_path / "some.ckpt")
     cli("predict", "--ckpt_path", "some.ckpt", "--data.predict", Path(colours, "test"), "--trainer.accelerator", "cpu")
     assert "predicting 30 pictures" in [record.getMessage() for record in caplog.records]
