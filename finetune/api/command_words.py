@@ -37,7 +37,7 @@ def command_line(
             if name not in switches:
                 given.flags.append((name, _text(value, f"{place}[{name!r}]" if place else name)))
             elif value:
-                given.flags.append((name, None))
+                given.flags.append((name, None if value is True else _text(value, name)))
     arguments = put_together(command, given)
     if folder is None:
         return arguments

@@ -51,7 +51,7 @@ def fit(
     seed: int | None = None,
     out: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
-    resume: bool = False,
+    resume: bool | str | os.PathLike[str] = False,
     options: Mapping[str, Any] | None = None,
 ) -> FittedRun:
     """Train a classifier on a folder of labelled pictures, then test the best checkpoint: `finetune fit` in Python.
@@ -82,7 +82,8 @@ def fit(
         seed: Of order, augmentation and new weights.
         out: Folder of runs; this one is in `fit/version_N` below it.
         config: A .yaml file, or the name of one that is shipped.
-        resume: Go on in the newest run beneath `out`, or start if there is none.
+        resume: Go on in the newest run of the same data and network beneath `out`, or start if there is none; or the
+            folder of the run to go on in. A run keeps the settings that are not given.
         options: Full names of the command's other options (`finetune fit --help all`) and their values, such as
             `{"data.val_fraction": 0.2, "threshold": "recall:0.95"}`.
 

@@ -22,6 +22,8 @@ from finetune.system.messages import WrongUsage
 class BenchmarkCLI(FinetuneCLI):
     """Takes what `finetune fit` takes; the fit is measured, then given up, and leaves no more than its caches."""
 
+    may_resume = False
+
     def __init__(self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None) -> None:
         with tempfile.TemporaryDirectory(prefix="finetune-benchmark-") as folder:
             self.folder = folder

@@ -17,7 +17,7 @@ from finetune.commands.given_arguments import Given, put_together, taken_apart
 from finetune.commands.known_flags import check_flags
 from finetune.commands.plain_meanings import put_plainly
 from finetune.commands.short_words import both, in_full
-from finetune.runs.run_checkpoint import checkpoint_of
+from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
 
 _PATHS = {
@@ -26,6 +26,7 @@ _PATHS = {
     "output",
     "lists",
     "pictures",
+    "resume",
     "weights",
     "verify_on",
     "root",
@@ -109,9 +110,13 @@ def _is_first_process() -> bool:
 
 def _take_folder(command: str, given: Given) -> None:
     """`fit FOLDER`: train on any folder of pictures; next to a config, FOLDER is the root of its data."""
+    if given.has("resume"):
+        _take_run(given)
     is_told = given.has("config", "data", "data.class_path")
     if not given.positionals:
-        if not is_told and not given.has("data.root", "data.init_args", "data.init_args.root", "print_config"):
+        if not is_told and not given.has(
+            "data.root", "data.init_args", "data.init_args.root", "print_config", "resume"
+        ):
             hint = f"finetune {command} FOLDER, or one of those shipped: --config hotdog.yaml"
             raise WrongUsage(f"no data: give the folder of your pictures: {hint}")
         return
@@ -123,6 +128,22 @@ def _take_folder(command: str, given: Given) -> None:
         _check_folder(folder)
     _put(command, given, "data.root", folder)
     given.positionals = []
+
+
+def _take_run(given: Given) -> None:
+    """`fit --resume RUN`: of what is named by position, a run's folder, or what lies in it, is the run to go on in."""
+    runs = [path for path in given.positionals if run_of(path)]
+    if runs:
+        run = _only_one("finetune fit --resume RUN", runs)
+        given.positionals.remove(run)
+        given.flags = [(name, value) for name, value in given.flags if name != "resume"]
+        given.flags.append(("resume", run))
+    named = given.last("resume")
+    if named and named.lower() not in ("true", "false"):
+        run = run_of(named)
+        if not run:
+            raise NotFound(f"--resume {named}: that is not the folder of a run{_nearest(named)}")
+        given.flags = [(name, run if name == "resume" else value) for name, value in given.flags]
 
 
 def _take_checkpoint_and_folder(command: str, given: Given) -> None:

@@ -24,7 +24,7 @@ from finetune.runs.lightning_callbacks import check_averaging
 from finetune.runs.live_report import end_page
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
-from finetune.runs.resume import beginning, go_on, take_up
+from finetune.runs.resume import Changes, beginning, check_changes, go_on, take_up
 from finetune.runs.run_lock import hold
 from finetune.training import overview
 from finetune.training.calibration import Calibration, read_calibration
@@ -43,6 +43,7 @@ def fit(
     options: Namespace,
     typed: str,
     told: Sequence[str] = (),
+    changes: Changes | None = None,
     **kwargs: Any,
 ) -> None:
     """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint.
@@ -56,14 +57,21 @@ def fit(
         options: The flags of `fit`.
         typed: The command, for about.json.
         told: What was decided for the user, each in words; "" where nothing was.
+        changes: What the run to go on in was, and the command is; None for a new run.
         kwargs: The others of `Trainer.fit`.
     """
     check_averaging(trainer, model, model.backbone)
     is_try = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-    resumed, first, finished, why_anew = beginning(trainer, run.root, options.resume and not is_try, ckpt_path)
+    resumed = Path(options.resume) if options.resume else None
+    first, finished = beginning(trainer, resumed, ckpt_path)
     run.path = resumed
+    changed = ""
+    if changes is not None:
+        changed = check_changes(run, datamodule, changes, options.allow_changes, bool(finished))
+    for text in filter(None, told if trainer.is_global_zero else ()):
+        log.info(text)
     if finished:
-        return _finish(trainer, model, datamodule, run, options, finished)
+        return _finish(trainer, model, datamodule, run, options, "; ".join(filter(None, [finished, changed])))
     known = None
     if first is None and model.weights is not None:
         if is_timm(model.backbone) and model.weights == "DEFAULT" and trainer.is_global_zero:
@@ -71,7 +79,7 @@ def fit(
         # It fails here, before other processes are started.
         known = read_weights(model.weights, model.backbone, model.network_size).licence
     if resumed:
-        go_on(trainer, run, datamodule, options)
+        go_on(trainer, run, changed)
     else:
         if first is not None:
             check_begun_from(first, model)
@@ -80,8 +88,6 @@ def fit(
         file = Path(model.weights or "")
         weights, is_file = (file.name, True) if file.is_file() else (model.weights, False)
         run.licence = licence(weights, model.backbone, run.began_from and Path(run.began_from).name, is_file, known)
-        for text in filter(None, (why_anew, *told) if trainer.is_global_zero else ()):
-            log.info(text)
         if trainer.is_global_zero and (is_timm(model.backbone) or is_restricted(run.licence)):
             log.log(logging.WARNING if is_restricted(run.licence) else logging.INFO, "weights: %s", run.licence)
     if options.patience is not None:
@@ -89,8 +95,8 @@ def fit(
     if options.threshold is not None:
         model.calibrator.aim = parse_aim(options.threshold, model.class_names)
         check_has_both_classes(trainer, datamodule)
-    terms = {"licence_of_the_weights": run.licence}
-    run.about = {"command": typed, "folder": os.getcwd(), **terms, **overview.tell(trainer, model, datamodule, first)}
+    start = {"began_from": run.began_from, "licence_of_the_weights": run.licence}
+    run.about = {"command": typed, "folder": os.getcwd(), **start, **overview.tell(trainer, model, datamodule, first)}
     datamodule.is_fitted = True
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.fit(model, datamodule=datamodule, **kwargs)

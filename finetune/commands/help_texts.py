@@ -49,7 +49,7 @@ _MACHINE = (
 _OUT = Option("trainer.default_root_dir", "FOLDER", "runs", "where runs go: FOLDER/{command}/version_N")
 _RUN = (
     _OUT,
-    Option("resume", "", None, "go on in the newest run there, else begin one"),
+    Option("resume", "", None, "go on in the newest run of these data there, or --resume RUN; else begin"),
     Option("minutes", "M", None, "end after about M minutes: chooses epochs, size, --members"),
     Option("patience", "N", None, "end after N validations without a higher accuracy"),
     Option("threshold", "AIM", None, "of two classes: recall:0.95, precision:0.95, accuracy or f1"),

@@ -26,6 +26,7 @@ from finetune.commands.lightning_flags import add_flags
 from finetune.commands.minutes import settle_minutes
 from finetune.commands.parser import OneLineErrorParser, last_value
 from finetune.commands.preparation import settle_preparation
+from finetune.commands.resumption import Plan, apply_plan, plan_fit
 from finetune.commands.short_words import both
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
@@ -36,6 +37,7 @@ from finetune.distributed.signals import install_stop_at_once, is_first_process,
 from finetune.inference.onnx_network import put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
+from finetune.runs.resume import Changes
 from finetune.runs.run_logger import ours
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
 from finetune.training.checkpoint_settings import model_settings
@@ -62,6 +64,7 @@ class FinetuneCLI(LightningCLI):
     """LightningCLI with run folders, `--resume`, and checkpoints that say what the model is."""
 
     kind_of_parser: type[LightningArgumentParser] = OneLineErrorLightningParser
+    may_resume = True
 
     def __init__(self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None) -> None:
         self.run: Run
@@ -69,6 +72,7 @@ class FinetuneCLI(LightningCLI):
         self.typed = typed or arguments
         self.began = time.monotonic() if began is None else began
         self.checkpoint: dict[str, Any] | None = None
+        self.changes: Changes | None = None
         super().__init__(
             Classifier,
             ImageDataModule,
@@ -109,6 +113,10 @@ class FinetuneCLI(LightningCLI):
                 parser.error(f"finetune {subcommand} needs a checkpoint: {both(subcommand, 'ckpt_path')}")
             self.checkpoint = read_checkpoint(ckpt_path)
             self._subcommand_parsers[subcommand].set_defaults({"data": data_settings(self.checkpoint, args)})
+        plan = Plan(args)
+        if subcommand == "fit" and self.may_resume and not asks_for_help:
+            plan = plan_fit(parser, args)
+            args = plan.arguments
         self.given = args
         super().parse_arguments(parser, args)
         if subcommand != "predict" and self.config[subcommand].data.init_args.get("predict") is not None:
@@ -116,10 +124,12 @@ class FinetuneCLI(LightningCLI):
         check_root(self.config[subcommand], self.checkpoint, args)
         if type(seed := self.config[subcommand].get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
-        self.told = [settle_rate(self.config, args)]
+        if subcommand == "fit":
+            self.changes = apply_plan(plan, self._parser("fit"), self.config["fit"])
+        rate = settle_rate(self.config, args) if plan.run is None else ""  # a run keeps its own
         if subcommand == "fit":
             check_values(self.config["fit"])
-        self.told.append(settle_preparation(self.config, args))
+        self.told = [rate, settle_preparation(self.config, args), plan.message]
 
     def _parse_ckpt_path(self) -> None:
         # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.
@@ -185,7 +195,8 @@ class FinetuneCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
         typed = shlex.join(["finetune", *self.typed])
-        fit(self.trainer, run=self.run, options=self.config["fit"], typed=typed, told=self.told, **kwargs)
+        options = self.config["fit"]
+        fit(self.trainer, run=self.run, options=options, typed=typed, told=self.told, changes=self.changes, **kwargs)
 
 
 def _put(place: Any, settings: dict[str, Any], kind: type, group: str, args: Sequence[str]) -> list[str]:

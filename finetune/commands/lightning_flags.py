@@ -34,8 +34,12 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
 def _add_fit_flags(parser: LightningArgumentParser) -> None:
     parser.add_argument(
         "--resume",
-        action="store_true",
-        help="Go on in the newest run beneath trainer.default_root_dir; start afresh if there is none.",
+        type=bool | str,
+        nargs="?",
+        const=True,
+        default=False,
+        help="Go on in the newest run of the same data and network beneath trainer.default_root_dir, or in the run "
+        "whose folder is given, with its settings; start afresh if there is none.",
     )
     parser.add_argument(
         "--allow_changes",

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,15 +16,11 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.parser import is_given
 from finetune.commands.short_words import both
-from finetune.commands.trainer import check_allowed, patience
+from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_first_process
 from finetune.models.timm_backbones import is_timm
 from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Length, Make
-from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import newest_but_tries, newest_with_checkpoint
-from finetune.runs.lightning_callbacks import ended_by
-from finetune.runs.run_lock import check_free
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
 from finetune.training.first_pass import check_first_pass
@@ -124,7 +119,10 @@ def _is_of_memory(error: Exception) -> bool:
 def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
     if not 0 < minutes < math.inf:
         raise WrongUsage(f"--minutes must be a number and more than 0, got {minutes}")
-    given = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
+    if config.resume:  # the limits of the run that goes on are no others
+        given = [name for name in _LIMITS if is_given(arguments, name, "trainer")]
+    else:
+        given = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
     given += [name for name in _CHOSEN if is_given(arguments, name, "trainer")]
     if given:
         flag = both("fit", f"trainer.{given[0]}")
@@ -163,8 +161,7 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
         if _CHOICE not in os.environ:
             raise WrongUsage("--minutes needs to start the other devices' processes itself: give --epochs to these")
         return json.loads(os.environ[_CHOICE])
-    newest = newest_with_checkpoint(config.trainer.default_root_dir) if config.resume else None
-    if newest is None or not (file := newest / "config.yaml").is_file():
+    if not config.resume or not (file := Path(config.resume, "config.yaml")).is_file():
         return None
     try:
         before = yaml.safe_load(file.read_text("utf-8"))
@@ -176,30 +173,13 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on") from error
-    if (later := _begun_after(newest, chosen, config)) is not None:
-        config.resume = False  # whatever is chosen for it, the run before is not prolonged
-        log.info("%s is finished, and %s ended before its first checkpoint: a new run begins", newest, later)
-        return None
     if given := [f"{name} {other[name]}" for name, unset in _LIMITS.items() if other[name] != unset]:
-        raise WrongUsage(f"{newest} ends by trainer.{given[0]}: give that instead of --minutes to go on")
+        raise WrongUsage(f"{config.resume} ends by trainer.{given[0]}: give that instead of --minutes to go on")
     # What is given all the same is for resuming to refuse or allow, as without --minutes.
     now = {"image_size": config.data.init_args.image_size, "members": config.model.members}
-    log.info("--minutes is for new runs: %s goes on to its %s epochs", newest, chosen["max_epochs"])
+    log.info("--minutes is for new runs: %s goes on to its %s epochs", config.resume, chosen["max_epochs"])
     groups = {"image_size": "data", "members": "model"}
     return chosen | {name: value for name, value in now.items() if is_given(arguments, name, groups[name])}
-
-
-def _begun_after(run: Path, chosen: Mapping[str, Any], config: Any) -> Path | None:
-    """Return the run that was begun after one that has reached its end, and has not come to a checkpoint."""
-    if (later := newest_but_tries(run.parents[1])) in (None, run):
-        return None
-    limits: Any = SimpleNamespace(callbacks=[], max_epochs=chosen["max_epochs"], max_steps=-1)
-    limits.callbacks += [] if config.patience is None else [patience(config.patience)]
-    limits.min_epochs, limits.min_steps = config.trainer.min_epochs, config.trainer.min_steps
-    if not ended_by(read_checkpoint(run / "checkpoints/last.ckpt"), limits):
-        return None
-    check_free(later)
-    return later
 
 
 def _put(config: Any, chosen: Mapping[str, Any]) -> None:

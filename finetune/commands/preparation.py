@@ -8,7 +8,6 @@ from finetune.commands.parser import last_value, settings_in
 from finetune.data.transforms import PREPARATION
 from finetune.models.timm_backbones import describe, is_timm
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import newest_with_checkpoint
 
 
 def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
@@ -46,8 +45,7 @@ def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
 
 def _meant(options: Any, backbone: str) -> tuple[str, dict[str, Any]]:
     """Return who says how pictures are prepared, and the values of `PREPARATION`."""
-    newest = newest_with_checkpoint(options.trainer.default_root_dir) if options.resume else None
-    path = newest / "checkpoints/last.ckpt" if newest else options.ckpt_path
+    path = os.path.join(options.resume, "checkpoints/last.ckpt") if options.resume else options.ckpt_path
     if path and (checkpoint := read_checkpoint(path))["hyper_parameters"].get("backbone") == backbone:
         before = checkpoint["datamodule_hyper_parameters"]
         return str(path), {name: before[name] for name in PREPARATION if name in before}

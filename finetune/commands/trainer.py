@@ -2,12 +2,11 @@
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
+from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from pytorch_lightning.utilities import rank_zero_only
@@ -25,7 +24,6 @@ from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import PredictionWriter
 from finetune.runs.results import Results, Skipped
-from finetune.runs.resume import beginning
 from finetune.runs.run_logger import LoggedConfig, attach
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage
@@ -64,9 +62,9 @@ def complete(
         raise WrongUsage("leave trainer.enable_checkpointing out: a fit is tested, and goes on, from its checkpoints")
     plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
-        goes_on = run.command == "fit"
-        resume = goes_on and options.resume and not config["fast_dev_run"]
-        path = beginning(_limits(config), run.root, resume, options.ckpt_path).checkpoint if goes_on else None
+        goes_on, path = run.command == "fit", None
+        if goes_on:
+            path = Path(options.resume, "checkpoints/last.ckpt") if options.resume else options.ckpt_path
         checkpoint = read_checkpoint(path) if path and Path(path).is_file() else known
         precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
         config["precision"] = options.trainer.precision = precision
@@ -168,13 +166,6 @@ def make_ready(trainer: Trainer) -> Trainer:
         # All devices would wait at every step for word of a SIGTERM, which SignalFlag hands on.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = bool  # type: ignore  # does nothing
     return trainer
-
-
-def _limits(config: Any) -> Any:
-    """Return what can end a run, as the Trainer that is not made yet will have it."""
-    timers = [] if config["max_time"] is None else [Timer(config["max_time"])]
-    names = ("max_epochs", "max_steps", "min_epochs", "min_steps")
-    return SimpleNamespace(callbacks=[*_listed(config["callbacks"]), *timers], **{name: config[name] for name in names})
 
 
 def _listed(value: Any) -> list[Any]:

@@ -5,9 +5,9 @@ writes metrics.csv and steps.csv; `model_checkpoint` says when last.ckpt and bes
 `deferred_checkpoints` which wait for a while, `divergence` that a step is none to write, `best_epoch` which is the
 best, `checkpoint_io` how they are written, and reads them, `exported_files` what `finetune export` made of them;
 `results` writes test.json or val.json, and skipped.txt, `predictions` predictions.csv and test_predictions.csv
-(`parquet` another kind of file), `clock` seconds.json. `resume` goes on in a run, one process at a time (`run_lock`),
-and tells what has changed since (`changes`); `side_files` sets damaged files aside that this does not need;
-`lightning_callbacks` sees to it that Lightning's own, such as early stopping, go on too.
+(`parquet` another kind of file), `clock` seconds.json. `newest_run` finds the run to go on in, `resume` goes on in it,
+one process at a time (`run_lock`), and tells what has changed since (`changes`); `side_files` sets damaged files aside
+that this does not need; `lightning_callbacks` sees to it that Lightning's own, such as early stopping, go on too.
 
 What logs elsewhere besides, if it is asked to, is a `run_logger`: `tensorboard_logger`, `wandb_logger`,
 `mlflow_logger`.

@@ -31,7 +31,11 @@ _FREE = (
 
 
 def compared(
-    before: Mapping[str, Any], now: Mapping[str, Any], has_other_pictures: bool, allow: bool
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    has_other_pictures: bool,
+    allow: bool,
+    is_finished: bool = False,
 ) -> tuple[str, dict[str, Any]]:
     """Return what to tell of the differences, "" for nothing, and the values that hold instead of those given now.
 
@@ -40,6 +44,7 @@ def compared(
         now: The same of this command.
         has_other_pictures: Whether the training pictures are others.
         allow: Whether the order of the pictures may change.
+        is_finished: Whether the run has nothing left to do, so that no other setting of data or model can be applied.
 
     Raises:
         ValueError: Something differs that can't, or that nobody asked for.
@@ -76,6 +81,12 @@ def compared(
     }
     stay = {_flag(key): values[_flag(key)] for key in held}
     changed = {k: v for k, v in values.items() if k not in stay and (k in order or not k.startswith(_FREE))}
+    of_the_model = {k: v for k, v in changed.items() if k.startswith(("data.", "model.")) and k not in order}
+    if is_finished and of_the_model:
+        raise ValueError(
+            f"the run is finished, and was not trained with {_told(of_the_model)}: leave that as it was, or begin a "
+            "new run without --resume"
+        )
     told = [f"changed: {_told(changed)}"] if changed else []
     if is_shape and not changed.keys().isdisjoint(_LENGTH):
         told.append("the learning rate goes on where WarmupCosine of the new length is by now, not as if begun with it")

@@ -51,7 +51,7 @@ def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size"
 
 def begun_with(checkpoint: Mapping[str, Any]) -> str | None:
     """Return the name of the weights that training began with, of a file without its folder."""
-    weights = checkpoint["hyper_parameters"]["weights"]
+    weights = checkpoint["finetune"].get("began_from") or checkpoint["hyper_parameters"]["weights"]
     return weights and PurePath(weights).name
 
 

@@ -62,23 +62,12 @@ def versions(root: str | Path, command: str) -> list[Path]:
     return sorted((f for f in folders if f.is_dir() and re.fullmatch(r"version_\d+", f.name)), key=_version)
 
 
-def newest_with_checkpoint(root: str | Path) -> Path | None:
-    """Return the newest fit run beneath `root` that has a `last.ckpt` and is no try; None where there is none."""
-    runs = (run for run in reversed(versions(root, "fit")) if (run / "checkpoints/last.ckpt").is_file())
-    return next((run for run in runs if not is_try(run)), None)
-
-
 def is_try(run: Path) -> bool:
     """Return whether a run was one of `--trainer.fast_dev_run`; killed, it leaves a checkpoint."""
     try:
         return bool(yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["fast_dev_run"])
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # it ended before, or is of another version
         return False
-
-
-def newest_but_tries(root: str | Path) -> Path | None:
-    """Return the newest fit run beneath `root` that is no try; None where there is none."""
-    return next((run for run in reversed(versions(root, "fit")) if not is_try(run)), None)
 
 
 def not_looked_at(root: str | Path) -> list[Path]:
@@ -128,8 +117,13 @@ class RunFolder(pl.Callback):
 
     def text(self) -> str:
         """Return what goes into config.yaml."""
-        config = self.config.clone()
-        for key, value in {"resume": False, "allow_changes": False, "ckpt_path": None}.items():
-            if self.run.command == "fit" and key in config:
-                config[key] = value  # given to `fit` again, it starts a run of its own
-        return self.parser.dump(config, skip_unset=False, format="yaml")
+        return config_text(self.parser, self.config, self.run.command)
+
+
+def config_text(parser: ArgumentParser, config: Namespace, command: str) -> str:
+    """Return the settings of a command as config.yaml has them; given to `fit` again, they start a run of its own."""
+    config = config.clone()
+    for key, value in {"resume": False, "allow_changes": False, "ckpt_path": None}.items():
+        if command == "fit" and key in config:
+            config[key] = value
+    return parser.dump(config, skip_unset=False, format="yaml")

@@ -1,107 +1,116 @@
-"""What `--resume` goes on with: which run, whether anything is left to do, and what may have changed since."""
+"""How a fit begins: with the checkpoint of the run that `--resume` goes on with, or with that of `--ckpt_path`."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
-import yaml
-from jsonargparse import Namespace
 
-from finetune import public_paths
 from finetune.data.datamodule import ImageDataModule
 from finetune.runs.best_epoch import highest_of
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
-from finetune.runs.folder import Run, RunFolder, newest_but_tries, newest_with_checkpoint, not_looked_at
+from finetune.runs.folder import Run, not_looked_at
 from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.metrics_csv import MetricsCSV
-from finetune.runs.run_lock import check_free, hold
+from finetune.runs.run_lock import hold
 from finetune.runs.run_logger import RunLogger
 from finetune.system.files import link
-from finetune.system.messages import WrongUsage, reason
+from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
+
+
+def is_of_data(run: Path, data: ImageDataModule, allow_changes: bool) -> bool:
+    """Return whether a run's training pictures are these, or others of the same classes where changes are allowed."""
+    checkpoint = read_checkpoint(_last(run))
+    if checkpoint["hyper_parameters"]["class_names"] != data.class_names:
+        return False
+    return allow_changes or not _has_other_pictures(checkpoint, data)
+
+
+class Changes(NamedTuple):
+    """What a run is resumed with.
+
+    Attributes:
+        before: What its config.yaml says.
+        now: The same of this command, before the checkpoint decides.
+    """
+
+    before: dict[str, Any]
+    now: dict[str, Any]
 
 
 class Beginning(NamedTuple):
     """How a fit begins.
 
     Attributes:
-        run: The run to go on in; None for a new one.
         checkpoint: What it begins with.
-        finished: The limit that the run has reached, "" for none.
-        told: Why `--resume` begins a new run, in words; "" where it goes on in one.
+        finished: The limit that the run to go on in has reached, "" for none.
     """
 
-    run: Path | None
     checkpoint: Path | str | None
     finished: str = ""
-    told: str = ""
 
 
-def beginning(trainer: pl.Trainer, root: Path, resume: bool, ckpt_path: str | None) -> Beginning:
+def beginning(trainer: pl.Trainer, resumed: Path | None, ckpt_path: str | None) -> Beginning:
     """Return how a fit begins.
 
     Args:
         trainer: Its limits and callbacks count alone.
-        root: Where runs are.
-        resume: Whether to go on in the newest run that has a `last.ckpt`, if there is one.
-        ckpt_path: What to begin with otherwise, if anything.
+        resumed: The run to go on in; None for a new one.
+        ckpt_path: What a new one begins with, if anything.
 
     Raises:
-        ValueError: `ckpt_path` leaves nothing to do, or another process has begun a run that `resume` would go on in.
+        ValueError: `ckpt_path` leaves nothing to do.
     """
-    newest = newest_with_checkpoint(root) if resume else None
-    begun = newest_but_tries(root) if resume else None  # perhaps on its way to its first checkpoint
-    if begun and begun != newest:
-        # Of a run's own processes the first makes its folder when all of them have come past this line.
-        check_free(begun)
-    first = newest / "checkpoints/last.ckpt" if newest else ckpt_path
-    checkpoint = None if first is None else read_checkpoint(first)
+    first = _last(resumed) if resumed else ckpt_path
+    if first is None:
+        return Beginning(None)
+    checkpoint = read_checkpoint(first)
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(f"{first} is an exported file, from which nothing can go on: give the checkpoint")
-    finished = ended_by(checkpoint, trainer) if checkpoint else ""
-    if newest and finished and newest != begun:
-        # That later one is meant, not the one finished before it.
-        told = f"{newest} is finished, with {finished}, and {begun} ended before its first checkpoint: a new run begins"
-        return beginning(trainer, root, resume=False, ckpt_path=ckpt_path)._replace(told=told)
-    if finished and not newest:
+    finished = ended_by(checkpoint, trainer)
+    if finished and not resumed:
         raise ValueError(
             f"{first} leaves nothing to train, with {finished}: raise that limit, or measure the checkpoint by "
             f"finetune test {first}"
         )
-    return Beginning(newest, first, finished, _not_found(root) if resume and not newest else "")
+    return Beginning(first, finished)
 
 
-def go_on(trainer: pl.Trainer, run: Run, data: ImageDataModule, options: Namespace) -> None:
+def check_changes(run: Run, data: ImageDataModule, changes: Changes, allow_changes: bool, is_finished: bool) -> str:
+    """Return what has changed since a run began, in words; "" for nothing.
+
+    Raises:
+        ValueError: Something has changed that can't.
+    """
+    checkpoint = read_checkpoint(run.checkpoint("last"))
+    names = checkpoint["hyper_parameters"]["class_names"]
+    if names != data.class_names:
+        raise ValueError(
+            f"{run.path} is of the classes {', '.join(names)}, and {data.root} holds {', '.join(data.class_names)}: "
+            "begin a new run without --resume"
+        )
+    has_other_pictures = _has_other_pictures(checkpoint, data)
+    told, _ = compared(changes.before, changes.now, has_other_pictures, allow_changes, is_finished)
+    return told
+
+
+def go_on(trainer: pl.Trainer, run: Run, told: str) -> None:
     """Make a run's folder ready for its next steps, and say what has changed.
 
     Args:
         trainer: Its callbacks and loggers are those of the run.
         run: The run, whose folder is known.
-        data: The pictures of this command.
-        options: What `fit` was given; what the checkpoint decides is put in its place.
-
-    Raises:
-        ValueError: Something has changed that can't.
+        told: What has changed, in words.
     """
     if trainer.is_global_zero:
         hold(run.checkpoint("last").parents[1])
-    folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder))  # type: ignore[attr-defined]
-    path, checkpoint = run.file("config.yaml"), read_checkpoint(run.checkpoint("last"))
-    try:
-        before = public_paths(yaml.safe_load(path.read_text("utf-8"))) if path.exists() else {}
-    except (ValueError, yaml.YAMLError) as error:
-        told = f"{path} is damaged: {reason(error)}; move it away, and --resume goes on without it"
-        raise ValueError(told) from error
+    checkpoint = read_checkpoint(run.checkpoint("last"))
     known = checkpoint["finetune"]
-    # An older version's checkpoint has a fingerprint of another kind, and no record; that is told where it is read.
-    has_other_pictures = bool(known.get("seen")) and known["data_fingerprint"] != data.fingerprint
-    told, held = compared(before, yaml.safe_load(folder.text()), has_other_pictures, options.allow_changes)
-    for key, value in held.items():
-        options[key] = value
     run.began_from, run.licence = known.get("began_from"), known.get("licence_of_the_weights")
     if trainer.is_global_zero:
         others = [other for other in not_looked_at(run.root) if _written(other) > _written(run.path or other)]
@@ -128,11 +137,15 @@ def take_up(trainer: pl.Trainer, run: Run) -> None:
         link(last, best)
 
 
-def _not_found(root: Path) -> str:
-    others = "".join(f"; {run} is not called version_N" for run in not_looked_at(root))
-    where = (root / "fit").resolve()
-    return f"--resume found nothing to go on with in {where}/version_N/checkpoints/last.ckpt: a new run begins{others}"
+def _has_other_pictures(checkpoint: Mapping[str, Any], data: ImageDataModule) -> bool:
+    known = checkpoint["finetune"]
+    # An older version's checkpoint has a fingerprint of another kind, and no record; that is told where it is read.
+    return bool(known.get("seen")) and known["data_fingerprint"] != data.fingerprint
+
+
+def _last(run: Path) -> Path:
+    return run / "checkpoints/last.ckpt"
 
 
 def _written(run: Path) -> float:
-    return (run / "checkpoints/last.ckpt").stat().st_mtime
+    return _last(run).stat().st_mtime

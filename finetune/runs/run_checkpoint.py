@@ -29,3 +29,14 @@ def checkpoint_of(path: str) -> tuple[str, str]:
     newest = max(runs, key=os.path.getmtime, default=None)
     hint = f"; did you mean {newest.parents[1]}?" if newest else ""
     raise WrongUsage(f"the folder {path} is no run: it holds no checkpoints/best.ckpt{hint}")
+
+
+def run_of(path: str) -> str:
+    """Return the folder of the run that a path is, or that it lies in as checkpoints do; "" where it is none."""
+    place = Path(path)
+    if place.is_file():
+        place = place.parent
+    if place.name == "checkpoints":
+        place = place.parent
+    is_run = (place / "checkpoints/last.ckpt").is_file() or (place / "config.yaml").is_file()
+    return str(place) if is_run else ""

@@ -49,6 +49,10 @@ IN_FULL = {
     "fit pictures --ckpt_path null --weights ./gone.pt": (
         "fit --ckpt_path null --model.weights ./gone.pt --data.root pictures"
     ),
+    "fit --resume": "fit --resume",
+    "fit --resume early": "fit --resume=early",
+    "fit --resume early/checkpoints/last.ckpt": "fit --resume=early",
+    "fit pictures --epochs 2 --resume early": "fit --trainer.max_epochs 2 --resume=early --data.root pictures",
     "fit --print_config": "fit --print_config",
     "fit --trainer.callbacks.help EarlyStopping": "fit --trainer.callbacks.help EarlyStopping",
     "benchmark pictures --devices 1,2 --out x.json": ("benchmark --devices 1,2 --output x.json --data.root pictures"),
@@ -88,6 +92,8 @@ WRONG = {
     "predict run/checkpoints": "finetune predict needs pictures, folders, globs or a LIST.txt",
     "sheet run": "finetune sheet needs pictures",
     "fit": "no data: give the folder of your pictures: finetune fit FOLDER, or one of those",
+    "fit --resume=pictures": "--resume pictures: that is not the folder of a run",
+    "fit early early --resume": "one folder is needed, not 2 ('early' 'early'): finetune fit --resume RUN",
     "fit pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
     "fit -- -x.jpg": "'-x.jpg' is a file: give a folder of pictures",
     "fit hotdog.yaml": "hotdog.yaml is no folder of pictures but a config: finetune fit --config hotdog.yaml",

@@ -73,7 +73,9 @@ def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path, run_to_go_o
         assert (tried / "test.json").exists() and not (tried / "checkpoints/last.ckpt").exists()
         assert not (real / "test.json").exists()  # it would be of one batch
     shutil.copy(real / "checkpoints/last.ckpt", tried / "checkpoints")  # as if it had been killed, too
-    cli(*fit, "--resume")  # finished: the tries after it are none that "ended before its first checkpoint"
+    cli(
+        *fit, "--resume", "--test_after_fit", "true"
+    )  # finished: the tries after it are none that "ended before its first checkpoint"
     assert (real / "test.json").exists() and not (tmp_path / "runs/fit/version_3").exists()
     cli(*fit, "--resume", "--trainer.max_epochs", 2, "--test_after_fit", "false")
     assert read_checkpoint(real / "checkpoints/last.ckpt")["global_step"] == 8
@@ -93,7 +95,7 @@ def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tm
 
 @pytest.mark.slow
 def test_a_prolonged_run_is_tested_again_and_keeps_no_result_of_the_shorter_one(colours, cli, run_to_go_on):
-    fit = ["fit", "--resume", "--data.root", colours, *QUICKEST]
+    fit = ["fit", "--resume", "--data.root", colours, *QUICKEST, "--test_after_fit", "true"]
     cli(*fit)  # finished, but not tested
     results, predictions = run_to_go_on / "test.json", run_to_go_on / "test_predictions.csv"
     assert "test/accuracy" in results.read_text() and predictions.exists()
@@ -112,7 +114,7 @@ def test_a_prolonged_run_is_tested_again_and_keeps_no_result_of_the_shorter_one(
 
 @pytest.mark.slow
 def test_a_finished_run_that_another_process_tests_is_left_to_it(colours, cli, run_to_go_on):
-    fit = ["fit", "--data.root", colours, *QUICKEST]
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "true"]
     first = another(run_to_go_on)
     assert first.stdout.readline() == "held\n"
     with pytest.raises(ValueError, match=f"another process, {first.pid}, goes on in"):
@@ -141,13 +143,13 @@ def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, c
     cli(*fit[:-1], 1, *other, "--test_after_fit", "false")
     best.write_bytes((tmp_path / "other/fit/version_0/checkpoints/best.ckpt").read_bytes())
     os.utime(best, (last.stat().st_mtime - 9,) * 2)
-    cli(*fit, "--resume")
+    cli(*fit, "--resume", "--test_after_fit", "true")
     assert read_checkpoint(best)["global_step"] == read_checkpoint(last)["global_step"]
     (row,) = [row for row in read_metrics(run / "steps.csv") if row.get("test/loss")]
     cli(*fit, *other)
     (whole,) = [row for row in read_metrics("other/fit/version_1/steps.csv") if row.get("test/loss")]
     assert (row["step"], row["epoch"], row["test/loss"]) == (whole["step"], whole["epoch"], whole["test/loss"])
-    cli(*fit[:-1], 3, "--resume")
+    cli(*fit[:-1], 3, "--resume", "--test_after_fit", "true")
     (row,) = [row for row in read_metrics(run / "steps.csv") if row.get("test/loss")]  # that of before is gone
     assert int(row["step"]) == read_checkpoint(last)["global_step"]
 

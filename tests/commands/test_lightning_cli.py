@@ -4,7 +4,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,8 +13,6 @@ from colours import QUICKEST
 
 from finetune.commands.option_names import OPTIONS
 from finetune.models.backbones import build
-from finetune.runs.folder import not_looked_at
-from finetune.runs.resume import beginning
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
 
@@ -70,16 +68,6 @@ def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
     assert config["data"]["init_args"]["batch_size"] == 8 and config["allow_changes"] is False
 
 
-def test_runs_with_another_name_are_told_of(tmp_path):
-    for name in ("fit/mine", "fit/version_3", "moved"):
-        (tmp_path / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / name / "checkpoints/last.ckpt").touch()
-    assert not_looked_at(tmp_path) == [tmp_path / "fit/mine", tmp_path / "moved"]
-    (tmp_path / "fit/version_3/checkpoints/last.ckpt").unlink()
-    told = beginning(Mock(), tmp_path, resume=True, ckpt_path=None).told
-    assert f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N" in told
-
-
 @pytest.mark.slow
 def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, run_to_go_on, caplog):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false", "--resume"]
@@ -113,7 +101,6 @@ def test_resume_in_another_order_is_refused_and_leaves_the_run_as_it_is(colours,
     for what, line in (
         (r"seed_everything 1 \(was 0\)", [colours, *more, "--seed", 1]),
         (r"data\.batch_size 9 \(was 8\)", [colours, *more, "--batch", 9]),
-        (r"data\.root .*other", [other, *more]),
     ):
         with pytest.raises(ValueError, match=f"would train in another order with {what}.*--allow_changes true"):
             cli("fit", *line)

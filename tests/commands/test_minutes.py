@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ from jsonargparse import Namespace
 
 from finetune.commands import minutes
 from finetune.commands.minutes import settle_minutes
-from finetune.commands.trainer import patience as patience_of
 from finetune.profiling import fit_length
 from finetune.profiling.stopwatch import Costs
 from finetune.system.messages import WrongUsage
@@ -138,11 +136,11 @@ def settle(monkeypatch, tried):
     """What is chosen for 2,000 pictures of a network that takes 40 half-seconds a batch at 224 pixels."""
 
     def choose(
-        budget, *arguments, num=2000, image_size=224, eval_image_size=None, is_resumed=False, strategy="auto", **given
+        budget, *arguments, num=2000, image_size=224, eval_image_size=None, resumed=False, strategy="auto", **given
     ):
         data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size, num_views=given.pop("num_views", None)))
         data.init_args.cache_limit_gb = given.pop("cache_limit_gb", 8.0)
-        config = SimpleNamespace(minutes=budget, data=data, test_after_fit=True, resume=is_resumed)
+        config = SimpleNamespace(minutes=budget, data=data, test_after_fit=True, resume=resumed)
         config.ckpt_path, config.patience = given.pop("ckpt_path", None), given.pop("patience", None)
         trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
         trainer.strategy = strategy
@@ -222,61 +220,22 @@ def test_the_processes_of_other_devices_take_what_the_first_has_chosen(settle, t
 
 def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(settle, tried, monkeypatch, tmp_path):
     (tmp_path / "config.yaml").write_text(WHOLE)
-    monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: tmp_path)
-    config, told = settle(18.0, is_resumed=True)
+    config, told = settle(18.0, resumed=str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "1")
-    other, _ = settle(18.0, is_resumed=True)
+    other, _ = settle(18.0, resumed=str(tmp_path))
     for one in (config, other):
         assert (one.trainer.max_epochs, one.trainer.limit_train_batches, told) == (7, 3, "")
         assert one.data.init_args.image_size == 160
     monkeypatch.setenv("LOCAL_RANK", "0")
-    other, _ = settle(18.0, "--data.image_size", "96", image_size=96, is_resumed=True)
+    other, _ = settle(18.0, "--data.image_size", "96", image_size=96, resumed=str(tmp_path))
     assert other.data.init_args.image_size == 96  # which resuming refuses or allows, as without --minutes
     assert other.data.init_args.cache_limit_gb == 8.0
     kept = (tmp_path / "config.yaml").read_text().replace("image_size: 160", "image_size: 160, cache_limit_gb: 0.0")
     (tmp_path / "config.yaml").write_text(kept)
-    other, _ = settle(18.0, is_resumed=True)
+    other, _ = settle(18.0, resumed=str(tmp_path))
     assert (other.data.init_args.image_size, other.data.init_args.cache_limit_gb) == (160, 0.0)
-    other, _ = settle(18.0, "--model.members", "3", members=3, is_resumed=True)
+    other, _ = settle(18.0, "--model.members", "3", members=3, resumed=str(tmp_path))
     assert other.model.members == 3
-    assert not tried
-
-
-def test_a_run_that_is_done_says_nothing_of_the_one_after_it(settle, tried, monkeypatch, tmp_path):
-    """Which came to no checkpoint, and is the one that is begun again."""
-    first, later = (tmp_path / f"fit/version_{i}" for i in range(2))
-    (first / "checkpoints").mkdir(parents=True)
-    later.mkdir()
-    (first / "config.yaml").write_text(WHOLE)
-    (first / "checkpoints/last.ckpt").touch()
-    for processed, is_tried in ((7, True), (6, False)):
-        progress = {"epoch_progress": {"current": {"processed": processed}}}
-        checkpoint = {"loops": {"fit_loop": progress}, "global_step": 1}
-        monkeypatch.setattr(minutes, "read_checkpoint", lambda path, known=checkpoint: known)
-        monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: first)
-        tried.clear()
-        config, _ = settle(18.0, is_resumed=True)
-        assert bool(tried) == is_tried == (not config.resume)  # or the longer one would prolong the run before
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    settle(18.0, is_resumed=True)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    progress["epoch_progress"]["current"]["processed"] = 6  # ended by --patience
-    waited = {"wait_count": 2, "stopped_epoch": 6}
-    checkpoint["callbacks"] = {"Checkpoints": {"is_stopped": True}, patience_of(2).state_key: waited}
-    for least, is_tried in ((2, True), (3, False)):
-        tried.clear()
-        config, _ = settle(18.0, is_resumed=True, patience=least)
-        assert bool(tried) == is_tried == (not config.resume)
-    del checkpoint["callbacks"]
-    (later / "config.yaml").write_text("trainer: {fast_dev_run: true}")  # no run to speak of
-    progress["epoch_progress"]["current"]["processed"] = 7
-    tried.clear()
-    settle(18.0, is_resumed=True)
-    assert not tried
-    shutil.rmtree(later)  # the control: it is the newest, and goes on or is told to be finished
-    progress["epoch_progress"]["current"]["processed"] = 7
-    tried.clear()
-    settle(18.0, is_resumed=True)
     assert not tried
 
 
@@ -305,9 +264,8 @@ def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(settle
 )
 def test_a_resumed_run_whose_length_can_not_be_read_is_told(settle, monkeypatch, tmp_path, text, words):
     (tmp_path / "config.yaml").write_text(text)
-    monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: tmp_path)
     with pytest.raises(ValueError, match=words) as told:
-        settle(18.0, is_resumed=True)
+        settle(18.0, resumed=str(tmp_path))
     assert isinstance(told.value, WrongUsage) == (words is not DAMAGED)
 
 
@@ -452,7 +410,6 @@ def test_other_processes_and_a_resumed_run_take_as_many_networks(settle, tried, 
     other, _ = settle(204, num=320)
     assert first.model.members == other.model.members == 3
     monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setattr(minutes, "newest_with_checkpoint", lambda root: tmp_path)
     tried.clear()
     for model, num in (
         ("model: {members: 4}", 4),
@@ -461,7 +418,7 @@ def test_other_processes_and_a_resumed_run_take_as_many_networks(settle, tried, 
         ("", 1),
     ):  # the others of earlier versions
         (tmp_path / "config.yaml").write_text(WHOLE + model)
-        assert settle(2000, num=320, is_resumed=True)[0].model.members == num
+        assert settle(2000, num=320, resumed=str(tmp_path))[0].model.members == num
     assert not tried
 
 

@@ -8,6 +8,7 @@ from command_lines import ParseOnly
 from jsonargparse import Namespace
 
 from finetune.commands import preparation
+from finetune.runs import newest_run
 
 CONVNEXT = ("--model.backbone", "timm/convnext_nano.in12k_ft_in1k")
 TOLD = {"image_size": 224, "resize": "shorter_side", "interpolation": "bicubic", "crop_share": 0.95}
@@ -69,10 +70,11 @@ def test_a_run_that_goes_on_prepares_them_as_before_whatever_became_of_the_folde
     monkeypatch.setattr(preparation, "read_checkpoint", lambda path: checkpoint)
     Path("runs/fit/version_0/checkpoints").mkdir(parents=True)
     Path("runs/fit/version_0/checkpoints/last.ckpt").touch()
+    monkeypatch.setattr(newest_run, "read_checkpoint", lambda path: checkpoint)
     goes_on = ("--model.backbone", "timm/resnet18", "--model.weights", "./gone", *how)
     assert prepared(*goes_on)[0] == {name: before[name] for name in TOLD}
     assert prepared(*goes_on, "--data.image_size", "160")[0]["image_size"] == 160
-    assert prepared(*CONVNEXT, *how)[0] == TOLD  # of another network
+    assert prepared(*CONVNEXT, *how, "--data.root", ".")[0] == TOLD  # of another network
 
 
 def test_other_networks_are_as_they_were(prepared):

@@ -90,6 +90,7 @@ def test_killed_and_resumed_a_run_ends_bit_for_bit_as_a_whole_one(tmp_path):
 def test_ctrl_c_stops_all_processes_after_the_step_and_saves(colours, tmp_path, devices):
     """In full, for every failure, phase and way of starting: test_ends.py; that it resumes: test_resume.py."""
     fit = ["fit", colours, *QUICKEST, "--trainer.max_epochs", 5000, "--trainer.log_every_n_steps", 1]
+    fit += ["--model.scheduler", "finetune.WarmupCosine"]  # whose rates are logged with each step
     process = start(*fit, "--devices", devices, "--data.cache_limit_gb", 0, cwd=tmp_path)
     try:
         while not list(tmp_path.rglob("last.ckpt")):

@@ -52,7 +52,7 @@ def test_finetune_commands(line):
 @pytest.mark.parametrize("line", TORCHRUN)
 def test_torchrun_commands(line):
     flags, settings = parse_torchrun(words_after(line, "finetune"))
-    assert settings.resume, "torchrun starts it again after a crash"
+    assert "--resume" in line, "torchrun starts it again after a crash"
     assert str(settings.trainer.devices) == flags.nproc_per_node
     assert str(settings.trainer.num_nodes) == flags.nnodes.removeprefix("1:")  # 1:1 is torchrun's default
     assert settings.trainer.default_root_dir != "runs"
@@ -97,7 +97,7 @@ def test_slurm_starts_a_run_of_the_jobs_own(cluster):
     assert (code, scontrol) == (0, [])
     assert srun[:2] == ["--cpus-per-task=8", "finetune"]
     settings = parse(srun[2:])
-    assert settings.resume and settings.trainer.default_root_dir == "runs/finetune-7"
+    assert "--resume" in srun and settings.trainer.default_root_dir == "runs/finetune-7"
     assert (settings.trainer.num_nodes, int(settings.trainer.devices)) == (2, 4)
     assert (settings.data.init_args.num_workers, settings.data.init_args.root) == (8, "a b")
 
@@ -138,7 +138,7 @@ def test_kubernetes_job(kind, rank, monkeypatch):
     flags, settings = parse_torchrun(container["command"][1:] + container["args"])
     assert (flags.nnodes, flags.nproc_per_node, int(flags.node_rank)) == (str(nodes), per_node, rank)
     assert (flags.master_addr, int(flags.master_port), flags.rdzv_backend) == ("finetune-master-0", 23456, "static")
-    assert settings.resume and settings.trainer.num_nodes == nodes
+    assert "--resume" in container["args"] and settings.trainer.num_nodes == nodes
     assert str(settings.trainer.devices) == per_node == str(container["resources"]["limits"]["nvidia.com/gpu"])
 
     volumes = {volume["name"]: volume for volume in pod["volumes"]}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from finetune.commands.parser import OneLineErrorParser
-from finetune.runs.folder import Run, RunFolder, is_try, newest_with_checkpoint, versions
+from finetune.runs.folder import Run, RunFolder, is_try, versions
 
 
 def test_each_run_is_a_new_version(tmp_path):
@@ -63,20 +63,6 @@ def test_a_name_that_is_taken_by_no_folder_is_passed_over(tmp_path):
     (tmp_path / "fit/version_1").write_text("a file")
     (tmp_path / "fit/version_2").symlink_to(tmp_path / "gone")
     assert Run(tmp_path, "fit").choose().name == "version_3"
-
-
-def test_resume_finds_the_newest_run_that_has_a_checkpoint(tmp_path):
-    assert newest_with_checkpoint(tmp_path) is None
-    for _ in range(11):
-        Run(tmp_path, "fit").choose()
-    assert newest_with_checkpoint(tmp_path) is None
-    for i in 2, 10, 9:  # the number counts, not the time of writing
-        path = tmp_path / f"fit/version_{i}/checkpoints/last.ckpt"
-        path.parent.mkdir()
-        path.write_bytes(b"x")
-    assert newest_with_checkpoint(tmp_path) == tmp_path / "fit/version_10"
-    (tmp_path / "fit/version_10/checkpoints/last.ckpt").rename(tmp_path / "fit/version_10/checkpoints/best.ckpt")
-    assert newest_with_checkpoint(tmp_path) == tmp_path / "fit/version_9"
 
 
 # The run's folder, chosen once for all ranks

@@ -1,15 +1,12 @@
 """One process at a time goes on in a run."""
 
 import os
-from functools import partial
-from unittest.mock import Mock
 
 import pytest
 from colours import QUICKEST
 from run_holders import another
 
 from finetune.runs import run_lock
-from finetune.runs.resume import beginning
 
 
 @pytest.fixture(autouse=True)
@@ -52,27 +49,6 @@ def test_whether_another_is_there_can_be_seen_without_taking_its_place(tmp_path)
     run_lock.hold(tmp_path)
     run_lock.check_free(tmp_path)  # one's own
     assert another(tmp_path).communicate(timeout=60)[0] != "held\n"  # and it is held as before
-
-
-def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoint(tmp_path):
-    """Its folder is not there before all of its processes have looked, so that none refuses the others."""
-    (tmp_path / "fit/version_0/checkpoints").mkdir(parents=True)
-    (begun := tmp_path / "fit/version_1").mkdir()
-    begin = partial(beginning, Mock(), tmp_path, ckpt_path=None)
-    other = another(begun)
-    assert other.stdout.readline() == "held\n"
-    assert begin(resume=False).run is None  # a run of its own
-    for has_checkpoint in (False, True):
-        if has_checkpoint:
-            (tmp_path / "fit/version_0/checkpoints/last.ckpt").touch()
-        with pytest.raises(ValueError, match=f"another process, {other.pid}, goes on in {begun}"):
-            begin(resume=True)
-    (tmp_path / "fit/version_0/checkpoints/last.ckpt").unlink()
-    (begun / "config.yaml").write_text("trainer: {fast_dev_run: true}")
-    assert begin(resume=True).run is None  # a try has nothing to go on with
-    (begun / "config.yaml").unlink()
-    other.communicate(timeout=60)
-    assert begin(resume=True).run is None  # the control
 
 
 def test_a_run_that_another_process_writes_into_is_not_resumed(colours, cli, tmp_path):

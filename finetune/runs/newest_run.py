@@ -1,0 +1,148 @@
+"""Which run `--resume` goes on with: the newest one of the same data and network."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from finetune import public_paths
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.folder import is_try, not_looked_at, versions
+from finetune.runs.run_lock import check_free
+from finetune.system.messages import reason
+
+# What a checkpoint knows of its network, and what it began with.
+_NETWORK = ("backbone", "weights", "members", "freeze")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The data and the network that a command names; None for what it does not name, which may then be any.
+
+    Attributes:
+        root: Folder of the data.
+        data_class: Class path of the data module.
+        backbone: Name of the network.
+        has_data_of: Whether the data are those of a run, given its folder and settings. It reads the data, and is
+            asked only where the folders differ: data may have moved.
+    """
+
+    root: str | None
+    data_class: str | None
+    backbone: str | None
+    has_data_of: Callable[[Path, Mapping[str, Any]], bool]
+
+    def difference(self, run: Path, settings: Mapping[str, Any]) -> str:
+        """Return how a run differs in data or network, "" where it does not or nothing is known of it."""
+        data, model = settings.get("data") or {}, settings.get("model") or {}
+        if self.backbone not in (None, model.get("backbone", self.backbone)):
+            return f"of another network (model.backbone {model['backbone']}, not {self.backbone})"
+        if self.data_class not in (None, data.get("class_path", self.data_class)):
+            return f"of other data ({data['class_path']}, not {self.data_class})"
+        if self.root is None or not data:
+            return ""
+        root = (data.get("init_args") or {}).get("root")
+        is_same_folder = root is not None and Path(_begun_in(run), root).resolve() == Path(self.root).resolve()
+        if is_same_folder or (_last(run).is_file() and self.has_data_of(run, settings)):
+            return ""
+        return f"of other data (data.root {root}, not {self.root})"
+
+
+class Found(NamedTuple):
+    """The newest run of a data set and network.
+
+    Attributes:
+        run: Its folder; None where there is none that has a `last.ckpt`.
+        settings: What its config.yaml says, or its checkpoint where that is gone.
+        begun: A newer one that ended before its first checkpoint.
+        passed: Newer runs of other data or another network, and how they differ.
+    """
+
+    run: Path | None
+    settings: dict[str, Any]
+    begun: Path | None
+    passed: list[tuple[Path, str]]
+
+
+def find_run(root: Path, wanted: Wanted) -> Found:
+    """Return the newest run beneath `root` that is of the wanted data and network; tries do not count.
+
+    Raises:
+        ValueError: Another process has begun a newer one, or a config.yaml is damaged.
+    """
+    begun: Path | None = None
+    passed: list[tuple[Path, str]] = []
+    for run in reversed(versions(root, "fit")):
+        if is_try(run):
+            continue
+        if begun is None and not _last(run).is_file():
+            settings = settings_of(run)
+            if wanted.difference(run, settings):
+                continue
+            # Of a run's own processes the first makes its folder when all of them have come past this line.
+            check_free(run)
+            begun = run
+        elif _last(run).is_file():
+            settings = settings_of(run)
+            if difference := wanted.difference(run, settings):
+                passed.append((run, difference))
+                continue
+            return Found(run, settings, begun, passed)
+    return Found(None, {}, begun, passed)
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """Return what a run's config.yaml says; where that is gone, what its checkpoint says of its network.
+
+    Raises:
+        ValueError: config.yaml is damaged.
+    """
+    path = run / "config.yaml"
+    if not path.exists():
+        if not _last(run).is_file():
+            return {}
+        known = read_checkpoint(_last(run))["hyper_parameters"]
+        # Plain values alone: a parser would import what others name.
+        plain = {name: known[name] for name in _NETWORK if type(known.get(name)) in (str, int)}
+        return {"model": {**plain, "weights": plain.get("weights")}}
+    try:
+        settings = public_paths(yaml.safe_load(path.read_text("utf-8")))
+        if not isinstance(settings, dict):
+            raise ValueError("it holds no settings")
+    except (ValueError, yaml.YAMLError) as error:
+        told = f"{path} is damaged: {reason(error)}; move it away, and --resume goes on without it"
+        raise ValueError(told) from error
+    return settings
+
+
+def not_found(root: Path, passed: list[tuple[Path, str]]) -> str:
+    """Return what to say where `--resume` begins a new run."""
+    others = "".join(f"; {run} is not called version_N" for run in not_looked_at(root))
+    where = (root / "fit").resolve()
+    told = f"--resume found nothing to go on with in {where}/version_N/checkpoints/last.ckpt"
+    if passed:
+        told += f", since {passed_over(passed)}"
+    return f"{told}: a new run begins{others}"
+
+
+def passed_over(passed: list[tuple[Path, str]]) -> str:
+    """Return in words which newer runs are of other data or another network; at least one is."""
+    run, difference = passed[0]
+    more = f", and {len(passed) - 1} before it of others, too" if len(passed) > 1 else ""
+    return f"{run} is {difference}{more}"
+
+
+def _begun_in(run: Path) -> str:
+    """Return the folder in which a run was begun, to which its paths are relative; "" where that is not known."""
+    try:
+        folder = json.loads((run / "about.json").read_text("utf-8"))["folder"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return folder if isinstance(folder, str) else ""
+
+
+def _last(run: Path) -> Path:
+    return run / "checkpoints/last.ckpt"

@@ -1,0 +1,236 @@
+"""`--resume` goes on with the newest run of the same data and network, with that run's settings."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from colours import QUICKEST, draw_colours
+
+from finetune import fit
+from finetune.models.backbones import build
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.system.messages import NotFound, WrongUsage
+
+pytestmark = pytest.mark.slow
+
+UNTESTED = ("--test_after_fit", "false")
+FINISHED = ("--trainer.max_epochs", 1)
+UNFINISHED = ("--trainer.max_epochs", 2)
+# Of a network that takes pictures of any size.
+ANY_SIZE = [*QUICKEST, "--model.backbone", "timm/test_efficientnet", *UNTESTED]
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text("utf-8"))
+
+
+def epochs_of(run: Path) -> int:
+    return read_checkpoint(run / "checkpoints/last.ckpt")["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Pictures of other classes than those of `colours`."""
+    folder = draw_colours(tmp_path / "other", train=12)
+    (folder / "train/blue").rename(folder / "train/sky")
+    return folder
+
+
+@pytest.mark.parametrize("limit", [FINISHED, UNFINISHED], ids=["finished", "unfinished"])
+def test_a_run_of_other_data_is_passed_over(other, cli, run_to_go_on, limit, caplog):
+    before = (run_to_go_on / "checkpoints/last.ckpt").read_bytes()
+    with caplog.at_level("INFO", "finetune"):
+        cli("fit", other, *QUICKEST, *limit, *UNTESTED, "--resume")
+    new = run_to_go_on.with_name("version_1")
+    checkpoint = read_checkpoint(new / "checkpoints/last.ckpt")
+    assert checkpoint["hyper_parameters"]["class_names"] == ["green", "red", "sky"]
+    assert (run_to_go_on / "checkpoints/last.ckpt").read_bytes() == before
+    (line,) = [line for line in caplog.messages if "a new run begins" in line]
+    assert "since runs/fit/version_0 is of other data (data.root " in line
+
+
+@pytest.mark.parametrize("limit", [FINISHED, UNFINISHED], ids=["finished", "unfinished"])
+def test_a_run_of_another_network_is_passed_over(colours, cli, run_to_go_on, limit, caplog):
+    with caplog.at_level("INFO", "finetune"):
+        cli("fit", colours, *QUICKEST, *limit, *UNTESTED, "--resume", "--backbone", "lenet")
+    new = run_to_go_on.with_name("version_1")
+    assert read_checkpoint(new / "checkpoints/last.ckpt")["hyper_parameters"]["backbone"] == "lenet"
+    assert "version_0 is of another network (model.backbone small_cnn, not lenet)" in caplog.text
+    assert epochs_of(run_to_go_on) == 1
+
+
+@pytest.mark.parametrize("limit", [FINISHED, UNFINISHED], ids=["finished", "unfinished"])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--seed", 1), r"in another order with seed_everything 1 \(was 0\)"),
+        (("--batch", 9), r"in another order with data\.batch_size 9 \(was 16\)"),
+        (("--members", 2), r"can't go on with model\.members 2 \(was 1\)"),
+        (("--optimizer", "Adam"), r"can't go on with model\.optimizer\.class_path"),
+    ],
+)
+def test_other_settings_are_refused_whether_or_not_the_run_is_finished(
+    colours, cli, run_to_go_on, limit, changed, message
+):
+    with pytest.raises(ValueError, match=message):
+        cli("fit", colours, *limit, "--resume", *changed)
+    assert not run_to_go_on.with_name("version_1").exists() and epochs_of(run_to_go_on) == 1
+
+
+def test_what_a_finished_run_can_no_longer_follow_is_refused(colours, cli, run_to_go_on):
+    with pytest.raises(
+        ValueError, match=r"finished, and was not trained with model\.label_smoothing 0\.1 \(was 0\.0\)"
+    ):
+        cli("fit", colours, "--resume", "--model.label_smoothing", 0.1)
+    cli("fit", colours, "--resume", "--model.label_smoothing", 0.1, *UNFINISHED)  # the control: it is applied
+    assert config_of(run_to_go_on)["model"]["label_smoothing"] == 0.1 and epochs_of(run_to_go_on) == 2
+
+
+@pytest.mark.parametrize("limit", [FINISHED, UNFINISHED], ids=["finished", "unfinished"])
+def test_other_classes_in_the_same_folder_are_refused(colours, cli, tmp_path, limit):
+    folder = Path(shutil.copytree(colours, tmp_path / "folder"))
+    cli("fit", folder, *QUICKEST, *UNTESTED)
+    shutil.copytree(folder / "train/red", folder / "train/wine")
+    with pytest.raises(
+        ValueError, match=r"is of the classes blue, green, red, and .* holds blue, green, red, wine: be"
+    ):
+        cli("fit", folder, *limit, "--resume")
+
+
+def test_the_newest_run_of_these_data_goes_on(colours, other, cli, run_to_go_on, caplog):
+    cli("fit", other, *QUICKEST, *UNTESTED)
+    with caplog.at_level("INFO", "finetune"):
+        cli("fit", colours, "--resume", *UNFINISHED)
+    assert epochs_of(run_to_go_on) == 2 and epochs_of(run_to_go_on.with_name("version_1")) == 1
+    assert "passed over: runs/fit/version_1 is of other data" in caplog.text
+    assert "going on in runs/fit/version_0 from step 4" in caplog.text
+
+
+def test_data_that_moved_are_the_same(colours, cli, tmp_path, run_to_go_on):
+    moved, less = (Path(shutil.copytree(colours, tmp_path / name)) for name in ("moved", "less"))
+    cli("fit", moved, *UNTESTED, *UNFINISHED, "--resume")
+    assert epochs_of(run_to_go_on) == 2 and not run_to_go_on.with_name("version_1").exists()
+    for folder in (moved, less):
+        next((folder / "train/blue").iterdir()).unlink()
+    with pytest.raises(ValueError, match="in another order with other training pictures"):  # in the run's own folder
+        cli("fit", moved, *UNTESTED, "--trainer.max_epochs", 3, "--resume")
+    cli("fit", less, *QUICKEST, *UNTESTED, "--trainer.max_epochs", 3, "--resume")
+    assert epochs_of(run_to_go_on) == 2 and epochs_of(run_to_go_on.with_name("version_1")) == 3
+
+
+@pytest.mark.parametrize("how", ["FOLDER", "alone", "RUN", "CKPT"])
+def test_a_run_goes_on_with_its_own_settings(colours, cli, tmp_path, how):
+    own = [*ANY_SIZE, "--size", 40, "--lr", 0.02, "--model.label_smoothing", 0.1, "--batch", 8]
+    cli("fit", colours, *own)
+    run = tmp_path / "runs/fit/version_0"
+    before = config_of(run)
+    if how in ("RUN", "CKPT"):  # a newer one, to which that which is named is preferred
+        cli("fit", colours, *own, "--backbone", "small_cnn", "--size", 28)
+    words = {"FOLDER": [colours], "alone": [], "RUN": [run], "CKPT": [run / "checkpoints/last.ckpt"]}[how]
+    cli("fit", *words, "--resume", "--epochs", 2)
+    after = config_of(run)
+    assert after["trainer"].pop("max_epochs") == 2 and before["trainer"].pop("max_epochs") == 1
+    assert Path(after["trainer"].pop("default_root_dir")).resolve() == tmp_path / "runs"
+    before["trainer"].pop("default_root_dir")
+    assert after == before and epochs_of(run) == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_finished"),
+    [
+        (("--patience", 2), True),
+        (("--patience", 9), False),
+        (("--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "val/loss"), True),
+    ],
+)
+def test_what_ended_before_its_first_checkpoint_begins_again_if_the_run_before_it_is_finished(
+    colours, cli, tmp_path, limit, is_finished, caplog
+):
+    fit = ["fit", colours, *QUICKEST, *UNTESTED, "--lr", "1e-12", "--trainer.max_epochs"]  # nothing is learned
+    cli(*fit, 9, "--patience", 2)
+    (tmp_path / "runs/fit/version_1").mkdir()
+    assert epochs_of(tmp_path / "runs/fit/version_0") == 3
+    with caplog.at_level("INFO", "finetune"):
+        cli(*fit, 4, *limit, "--resume")
+    assert (tmp_path / "runs/fit/version_2").exists() == is_finished
+    assert ("is finished, with early stopping, patience 2, and runs/fit/version_1" in caplog.text) == is_finished
+
+
+def test_a_run_that_is_named_is_refused_for_other_data(other, cli, run_to_go_on):
+    with pytest.raises(WrongUsage, match="--resume runs/fit/version_0: the run is of other data"):
+        cli("fit", other, "--resume", "runs/fit/version_0")
+    shutil.rmtree(run_to_go_on / "checkpoints")
+    with pytest.raises(NotFound, match="there is no runs/fit/version_0/checkpoints/last.ckpt to go on with"):
+        cli("fit", "--resume", "runs/fit/version_0")
+    with pytest.raises(NotFound, match="--resume runs/fit/version_9: that is not the folder of a run"):
+        cli("fit", "--resume=runs/fit/version_9")
+
+
+def test_nothing_to_go_on_with_and_no_data_is_an_error(cli):
+    with pytest.raises(NotFound, match="--resume found no run beneath runs, and there is no data: finetune fit FOLDER"):
+        cli("fit", "--resume")
+
+
+def test_the_same_command_line_says_the_same_again(colours, cli, tmp_path):
+    callback = {"class_path": "pytorch_lightning.callbacks.Timer", "init_args": {"duration": "01:00:00:00"}}
+    line = ["fit", colours, *QUICKEST, *UNTESTED, "--resume", "--trainer.callbacks+", json.dumps(callback)]
+    line += ["--optimizer", "AdamW"]  # whose rate is settled by us
+    cli(*line)
+    before = config_of(tmp_path / "runs/fit/version_0")
+    assert before["model"]["optimizer"]["init_args"]["lr"] == 1e-4
+    cli(*line, *UNFINISHED)
+    after = config_of(tmp_path / "runs/fit/version_0")
+    assert len(after["trainer"]["callbacks"]) == 1
+    assert after["trainer"].pop("max_epochs") == 2 and before["trainer"].pop("max_epochs") == 1
+    assert after == before
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_what_a_run_began_with_is_said_by_all_that_it_leaves(colours, cli, tmp_path, has_config):
+    weights = tmp_path / "weights.pt"
+    torch.save(build("small_cnn", 3).state_dict(), weights)
+    fit = ["fit", colours, *QUICKEST, *UNTESTED]
+    cli(*fit, "--weights", weights)
+    run = tmp_path / "runs/fit/version_0"
+    licence = read_checkpoint(run / "checkpoints/last.ckpt")["finetune"]["licence_of_the_weights"]
+    weights.unlink()
+    if not has_config:
+        (run / "config.yaml").unlink()
+        cli(*fit, *UNFINISHED, "--trainer.max_steps", 5, "--resume")  # with no weights
+        (run / "config.yaml").unlink()
+    at = fit.index("--model.weights")
+    assert fit[at + 1] == "null"
+    cli(*fit[:at], *fit[at + 2 :], *UNFINISHED, "--resume")
+    cli(*fit, "--trainer.max_epochs", 3, "--resume")  # which would be other weights
+    checkpoint = read_checkpoint(run / "checkpoints/last.ckpt")
+    assert epochs_of(run) == 3 and checkpoint["hyper_parameters"]["weights"] == str(weights)
+    assert checkpoint["finetune"]["licence_of_the_weights"] == licence
+    assert config_of(run)["model"]["weights"] == str(weights)
+    about = json.loads((run / "about.json").read_text("utf-8"))
+    assert about["licence_of_the_weights"] == licence and about["began_from"] is None
+    cli("export", run, "--format", "safetensors", "--out", "model.safetensors")
+    exported = read_checkpoint("model.safetensors")
+    assert exported["hyper_parameters"]["weights"] == "weights.pt"
+    cli("report", run)
+    assert "the file weights.pt: licence unknown" in (run / "report.html").read_text("utf-8")
+
+
+def test_an_export_of_a_run_that_began_from_a_checkpoint_names_that(colours, cli, run_to_go_on):
+    last = run_to_go_on / "checkpoints/last.ckpt"
+    cli("fit", colours, *QUICKEST, *UNTESTED, *UNFINISHED, "--ckpt_path", last, "--weights", "DEFAULT")
+    cli("export", "runs/fit/version_1", "--format", "safetensors", "--out", "model.safetensors")
+    assert read_checkpoint("model.safetensors")["hyper_parameters"]["weights"] == "last.ckpt"
+
+
+def test_python_goes_on_with_no_run_of_other_data(other, run_to_go_on):
+    quick = {"size": 28, "backbone": "small_cnn", "weights": None, "epochs": 1, "workers": 0}
+    options = {"trainer.accelerator": "cpu", "report": False, "trainer.enable_progress_bar": False}
+    run = fit(other, **quick, resume=True, options=options)
+    assert run.path == run_to_go_on.with_name("version_1")
+    assert read_checkpoint(run.best)["hyper_parameters"]["class_names"] == ["green", "red", "sky"]
+    again = fit(resume=run_to_go_on, epochs=2, options=options)
+    assert again.path == run_to_go_on and epochs_of(run_to_go_on) == 2

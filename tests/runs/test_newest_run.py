@@ -1,0 +1,91 @@
+"""Which run `--resume` goes on with."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from run_holders import another
+
+from finetune.runs.folder import Run, not_looked_at
+from finetune.runs.newest_run import Found, Wanted, find_run, not_found
+
+ANY = Wanted(None, None, None, lambda run, settings: False)
+
+
+def write_run(folder: Path, root: str, backbone: str = "resnet18", begun_in: Path | None = None) -> Path:
+    """Write a run with an empty checkpoint, which a test must not read."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints/last.ckpt").touch()
+    data = {"class_path": "finetune.ImageFolderData", "init_args": {"root": root}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"data": data, "model": {"backbone": backbone}}))
+    (folder / "about.json").write_text(json.dumps({"folder": str(begun_in or "")}))
+    return folder
+
+
+def test_it_is_the_newest_that_has_a_checkpoint(tmp_path):
+    assert find_run(tmp_path, ANY) == Found(None, {}, None, [])
+    for _ in range(11):
+        Run(tmp_path, "fit").choose()
+    assert find_run(tmp_path, ANY).run is None
+    for i in 2, 10, 9:  # the number counts, not the time of writing
+        write_run(tmp_path / f"fit/version_{i}/run", "a")
+        for part in (tmp_path / f"fit/version_{i}/run").iterdir():
+            part.rename(tmp_path / f"fit/version_{i}" / part.name)
+    assert find_run(tmp_path, ANY).run == tmp_path / "fit/version_10"
+    (tmp_path / "fit/version_10/checkpoints/last.ckpt").rename(tmp_path / "fit/version_10/checkpoints/best.ckpt")
+    found = find_run(tmp_path, ANY)
+    assert (found.run, found.begun) == (tmp_path / "fit/version_9", tmp_path / "fit/version_10")
+
+
+def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
+    here = tmp_path / "here"
+    write_run(tmp_path / "fit/version_0", "photos", begun_in=here)
+    write_run(tmp_path / "fit/version_1", "photos", "resnet50", here)
+    write_run(tmp_path / "fit/version_2", "photos", begun_in=tmp_path)  # the same name in another folder
+    (tmp_path / "fit/version_3").mkdir()
+    wanted = Wanted(str(here / "photos"), None, "resnet18", lambda run, settings: False)
+    run, settings, begun, passed = find_run(tmp_path, wanted)
+    assert (run, begun) == (tmp_path / "fit/version_0", tmp_path / "fit/version_3")
+    assert settings["model"] == {"backbone": "resnet18"}
+    assert [run.name for run, _ in passed] == ["version_2", "version_1"]
+    assert "of other data (data.root photos, not " in passed[0][1]
+    assert passed[1][1] == "of another network (model.backbone resnet50, not resnet18)"
+    told = not_found(tmp_path, passed)
+    assert f"since {passed[0][0]} is {passed[0][1]}, and 1 before it of others, too: a new run begins" in told
+    moved = Wanted(wanted.root, None, None, lambda run, settings: run.name == "version_2")
+    assert find_run(tmp_path, moved).run == tmp_path / "fit/version_2"  # by what it holds
+    data_class = Wanted(wanted.root, "finetune.Hotdog", None, moved.has_data_of)
+    assert find_run(tmp_path, data_class).run is None
+
+
+def test_runs_with_another_name_are_told_of(tmp_path):
+    for name in ("fit/mine", "fit/version_3", "moved"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "checkpoints/last.ckpt").touch()
+    assert not_looked_at(tmp_path) == [tmp_path / "fit/mine", tmp_path / "moved"]
+    told = not_found(tmp_path, [])
+    assert f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N" in told
+
+
+def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoint(tmp_path):
+    """Its folder is not there before all of its processes have looked, so that none refuses the others."""
+    (begun := tmp_path / "fit/version_1").mkdir(parents=True)
+    find = partial(find_run, tmp_path)
+    other = another(begun)
+    assert other.stdout.readline() == "held\n"
+    for has_checkpoint in (False, True):
+        if has_checkpoint:
+            write_run(tmp_path / "fit/version_0", "photos")
+        with pytest.raises(ValueError, match=f"another process, {other.pid}, goes on in {begun}"):
+            find(ANY)
+    write_run(tmp_path / "fit/version_2", "trash")
+    (tmp_path / "fit/version_2/config.yaml").rename(begun / "config.yaml")
+    (tmp_path / "fit/version_2/checkpoints/last.ckpt").unlink()
+    (tmp_path / "fit/version_2/config.yaml").write_text("trainer: {fast_dev_run: true}")
+    assert find(Wanted("photos", None, None, ANY.has_data_of)).run == tmp_path / "fit/version_0"  # it is of other data
+    with pytest.raises(ValueError, match="another process"):
+        find(Wanted("trash", None, None, ANY.has_data_of))
+    other.communicate(timeout=60)
+    assert find(Wanted("trash", None, None, ANY.has_data_of)).begun == begun  # the control
