@@ -355,7 +355,7 @@ def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
     """On two devices, whose processes are started with the words in full."""
     short = ["--size", 32, "--batch", 16, "--workers", 0, "--weights", "null", "--backbone", "mobilenet_v3_small"]
     short += ["--epochs", 1, "--precision", "32-true", "--devices", 2, "--out", "short", "--seed", 3]
-    rest = ["--trainer.accelerator", "cpu", "--report", "false"]
+    rest = ["--trainer.accelerator", "cpu", "--report", "false", "--model.scheduler", "null"]
     typed = ["fit", colours, *short, *rest]
     result = finetune(*typed, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
