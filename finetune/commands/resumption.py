@@ -13,6 +13,7 @@ from pytorch_lightning.callbacks import Callback, Timer
 from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.trainer import DEFAULTS, patience
 from finetune.data.datamodule import ImageDataModule
+from finetune.distributed.launch import starts_processes
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import config_text
@@ -140,6 +141,9 @@ def _beneath(found: Found, said: Namespace, arguments: Sequence[str]) -> dict[st
         settings.pop(name, None)
     trainer = dict(settings.get("trainer") or {})
     trainer["default_root_dir"] = str(found.run.parents[1])
+    if starts_processes():  # torchrun or srun says how many; the run may have begun on another number
+        trainer.pop("devices", None)
+        trainer.pop("num_nodes", None)
     settings["trainer"] = trainer
     for argument in arguments[1:]:
         # A list that the command gives, or appends to, is not the run's and that again.

@@ -37,7 +37,7 @@ def test_what_is_plainly_meant_is_done(tmp_path, monkeypatch, typed, full):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     arguments = in_full_spelling(["fit", *typed, "photos"])
-    assert arguments[3:] == [*full, "--data.root", "photos"]  # behind the config of a folder
+    assert arguments[1:] == [*full, "--data.root", "photos"]
     assert in_full_spelling(arguments) == arguments
 
 

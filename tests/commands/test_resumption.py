@@ -9,10 +9,13 @@ import pytest
 import torch
 import yaml
 from colours import QUICKEST, draw_colours
+from jsonargparse import Namespace
 
 from finetune import fit
+from finetune.commands.resumption import _beneath
 from finetune.models.backbones import build
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.newest_run import Found
 from finetune.system.messages import NotFound, WrongUsage
 
 pytestmark = pytest.mark.slow
@@ -99,6 +102,16 @@ def test_other_classes_in_the_same_folder_are_refused(colours, cli, tmp_path, li
         ValueError, match=r"is of the classes blue, green, red, and .* holds blue, green, red, wine: be"
     ):
         cli("fit", folder, *limit, "--resume")
+
+
+@pytest.mark.parametrize(("launched", "devices"), [(False, 2), (True, None)])
+def test_a_launcher_says_the_number_of_devices_not_the_run(monkeypatch, launched, devices):
+    if launched:
+        for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+    found = Found(Path("runs/fit/version_0"), {"trainer": {"devices": 2, "max_epochs": 3}}, None, [])
+    settings = _beneath(found, Namespace(), ["fit", "--resume"])
+    assert settings["trainer"].get("devices") == devices and settings["trainer"]["max_epochs"] == 3
 
 
 def test_the_newest_run_of_these_data_goes_on(colours, other, cli, run_to_go_on, caplog):
