@@ -60,9 +60,9 @@ def ended_by(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> str:
     # One pass more is due after the last epoch, for the statistics of batch norm.
     epochs -= any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks)  # type: ignore[attr-defined]
     if trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs:
-        return f"trainer.max_epochs {trainer.max_epochs}"
+        return _reached(epochs, "epochs", f"trainer.max_epochs {trainer.max_epochs}", trainer.max_epochs)
     if 0 <= trainer.max_steps <= checkpoint["global_step"]:
-        return f"trainer.max_steps {trainer.max_steps}"
+        return _reached(checkpoint["global_step"], "steps", f"trainer.max_steps {trainer.max_steps}", trainer.max_steps)
     states = checkpoint.get("callbacks", {})
     own = states.get("Checkpoints", {})
     if not own.get("is_stopped"):
@@ -74,6 +74,11 @@ def ended_by(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> str:
         if isinstance(callback, EarlyStopping) and state and state["wait_count"] >= callback.patience:
             return f"early stopping, patience {callback.patience}"
     return "a callback that stopped it" if own.get("limits") == limits(trainer) else ""
+
+
+def _reached(num: int, what: str, limit: str, most: int | None) -> str:
+    """Return a limit in words, with what a run has trained where that is more."""
+    return limit if num == most else f"{num:,} {what} trained, more than {limit}"
 
 
 def keep_patience(checkpoint: MutableMapping[str, Any], trainer: pl.Trainer, is_new_run: bool = False) -> None:

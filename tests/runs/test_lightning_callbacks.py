@@ -28,6 +28,9 @@ def test_finished_by_epochs_or_by_steps():
         max_epochs, max_steps = given
         trainer = trainer_with(max_epochs=max_epochs, max_steps=max_steps)
         assert bool(ended_by(checkpoint, trainer)) == (given in finished), given
+    assert ended_by(checkpoint, trainer_with(max_epochs=3)) == "trainer.max_epochs 3"
+    assert ended_by(checkpoint, trainer_with(max_epochs=2)) == "3 epochs trained, more than trainer.max_epochs 2"
+    assert ended_by(checkpoint, trainer_with(max_steps=9)) == "30 steps trained, more than trainer.max_steps 9"
 
 
 def checkpoint_of(*callbacks: Any, **own: Any) -> dict[str, Any]:
