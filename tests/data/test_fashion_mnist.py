@@ -7,6 +7,7 @@ from data_files import clothes, real_data
 
 from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.splits import stratified
+from finetune.system.messages import WrongUsage
 
 
 def test_fashion_mnist_from_its_packed_files(packed, tmp_path):
@@ -31,6 +32,12 @@ def test_fashion_mnist_from_its_packed_files(packed, tmp_path):
     (batch,) = data.test_dataloader()
     assert batch["image"].shape == (20, 3, 32, 32) and torch.equal(batch["image"][:, 0], batch["image"][:, 2])
     assert data.fingerprint != FashionMNIST(str(root), val_fraction=0.25, split_seed=1).fingerprint != ""
+
+
+def test_class_folders_to_leave_out_are_refused(tmp_path):
+    with pytest.raises(WrongUsage, match="--data.exclude leaves out class folders, and Fashion-MNIST has none"):
+        FashionMNIST(str(tmp_path), exclude="Bag")
+    assert not list(tmp_path.iterdir())  # nothing was fetched
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, obtain, read
 from finetune.data.readers import GreyReader, PathList
 from finetune.data.seen_record import seen_by
 from finetune.data.splits import SET_APART, Split, stratified
+from finetune.system.messages import WrongUsage
 
 
 class FashionMNIST(ImageDataModule):
@@ -17,6 +18,8 @@ class FashionMNIST(ImageDataModule):
     default_root = "data/fashion-mnist"
 
     def obtain(self, root: Path) -> None:
+        if self.exclude:
+            raise WrongUsage("--data.exclude leaves out class folders, and Fashion-MNIST has none: drop the option")
         obtain(root)
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
