@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from finetune.commands.parser import last_value, settings_in
 from finetune.data.transforms import PREPARATION
 from finetune.models.timm_backbones import describe, is_timm
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.folder import last_checkpoint
 
 
 def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
@@ -45,7 +47,7 @@ def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
 
 def _meant(options: Any, backbone: str) -> tuple[str, dict[str, Any]]:
     """Return who says how pictures are prepared, and the values of `PREPARATION`."""
-    path = os.path.join(options.resume, "checkpoints/last.ckpt") if options.resume else options.ckpt_path
+    path = last_checkpoint(Path(options.resume)) if options.resume else options.ckpt_path
     if path and (checkpoint := read_checkpoint(path))["hyper_parameters"].get("backbone") == backbone:
         before = checkpoint["datamodule_hyper_parameters"]
         return str(path), {name: before[name] for name in PREPARATION if name in before}

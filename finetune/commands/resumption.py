@@ -16,7 +16,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import starts_processes
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import config_text
+from finetune.runs.folder import config_text, last_checkpoint
 from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.newest_run import Found, Wanted, find_run, not_found, passed_over, settings_of
 from finetune.runs.resume import Changes, is_of_data
@@ -65,7 +65,7 @@ def plan_fit(parser: ArgumentParser, arguments: Sequence[str]) -> Plan:
         if said.get("data.class_path") == _ANY_DATA and said.get("data.init_args.root") is None:
             raise NotFound(f"--resume found no run beneath {root}, and there is no data: finetune fit FOLDER --resume")
         return new._replace(message=not_found(root, found.passed))
-    settings = _beneath(found, said, arguments)
+    settings = _beneath(found, arguments)
     plan = Plan([arguments[0], "--config", yaml.safe_dump(settings), *arguments[1:]], found.run, found.settings)
     if found.begun and (limit := _limit_reached(found.run, parser.parse_args(plan.arguments)[arguments[0]])):
         # That later one is meant, not the one finished before it.
@@ -125,15 +125,15 @@ def _named(run: Path, said: Namespace) -> Found:
     """
     if len(run.parts) < 3:  # so that it says where runs are
         run = run.absolute()
-    if not (run / "checkpoints/last.ckpt").is_file():
-        raise NotFound(f"--resume {run}: there is no {run}/checkpoints/last.ckpt to go on with")
+    if not last_checkpoint(run).is_file():
+        raise NotFound(f"--resume {run}: there is no {last_checkpoint(run)} to go on with")
     settings = settings_of(run)
     if difference := _wanted(said).difference(run, settings):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
     return Found(run, settings, None, [])
 
 
-def _beneath(found: Found, said: Namespace, arguments: Sequence[str]) -> dict[str, Any]:
+def _beneath(found: Found, arguments: Sequence[str]) -> dict[str, Any]:
     """Return a run's settings as a config to read before the command line."""
     assert found.run is not None
     settings = dict(found.settings)
@@ -188,4 +188,4 @@ def _limit_reached(run: Path, options: Namespace) -> str:
         callbacks.append(patience(options.patience))
     names = ("max_epochs", "max_steps", "min_epochs", "min_steps")
     limits: Any = SimpleNamespace(callbacks=callbacks, **{name: trainer[name] for name in names})
-    return ended_by(read_checkpoint(run / "checkpoints/last.ckpt"), limits)
+    return ended_by(read_checkpoint(last_checkpoint(run)), limits)

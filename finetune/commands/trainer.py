@@ -17,7 +17,7 @@ from finetune.distributed.signals import StopAtOnce
 from finetune.inference.tta import AverageFlip
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from finetune.runs.clock import Clock
-from finetune.runs.folder import Run, RunFolder
+from finetune.runs.folder import Run, RunFolder, last_checkpoint
 from finetune.runs.lightning_callbacks import Rates
 from finetune.runs.live_report import LiveReport
 from finetune.runs.metrics_csv import MetricsCSV
@@ -64,7 +64,7 @@ def complete(
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
         goes_on, path = run.command == "fit", None
         if goes_on:
-            path = Path(options.resume, "checkpoints/last.ckpt") if options.resume else options.ckpt_path
+            path = last_checkpoint(Path(options.resume)) if options.resume else options.ckpt_path
         checkpoint = read_checkpoint(path) if path and Path(path).is_file() else known
         precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
         config["precision"] = options.trainer.precision = precision

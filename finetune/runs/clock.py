@@ -56,7 +56,7 @@ class Clock(pl.Callback):
         self._enter("")
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        # What has trained were processes of their own, or an earlier command, whose numbers stand there.
+        # An earlier command trained the run: its seconds are in the file.
         if self._phase == "preparing" and (before := self._before(trainer.is_global_zero)):
             self.seconds, self._phase = {phase: before.get(phase, 0.0) for phase in PHASES}, ""
         self._enter("testing")

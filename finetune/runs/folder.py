@@ -62,6 +62,11 @@ def versions(root: str | Path, command: str) -> list[Path]:
     return sorted((f for f in folders if f.is_dir() and re.fullmatch(r"version_\d+", f.name)), key=_version)
 
 
+def last_checkpoint(run: Path) -> Path:
+    """Return where a run writes the checkpoint from which `--resume` continues."""
+    return run / "checkpoints" / "last.ckpt"
+
+
 def is_try(run: Path) -> bool:
     """Return whether a run was one of `--trainer.fast_dev_run`; killed, it leaves a checkpoint."""
     try:

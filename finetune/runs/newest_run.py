@@ -10,7 +10,7 @@ import yaml
 
 from finetune import public_paths
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import is_try, not_looked_at, versions
+from finetune.runs.folder import is_try, last_checkpoint, not_looked_at, versions
 from finetune.runs.run_lock import check_free
 from finetune.system.messages import reason
 
@@ -46,7 +46,7 @@ class Wanted:
             return ""
         root = (data.get("init_args") or {}).get("root")
         is_same_folder = root is not None and Path(_begun_in(run), root).resolve() == Path(self.root).resolve()
-        if is_same_folder or (_last(run).is_file() and self.has_data_of(run, settings)):
+        if is_same_folder or (last_checkpoint(run).is_file() and self.has_data_of(run, settings)):
             return ""
         return f"of other data (data.root {root}, not {self.root})"
 
@@ -78,14 +78,15 @@ def find_run(root: Path, wanted: Wanted) -> Found:
     for run in reversed(versions(root, "fit")):
         if is_try(run):
             continue
-        if begun is None and not _last(run).is_file():
+        has_checkpoint = last_checkpoint(run).is_file()
+        if begun is None and not has_checkpoint:
             settings = settings_of(run)
             if wanted.difference(run, settings):
                 continue
             # Of a run's own processes the first makes its folder when all of them have come past this line.
             check_free(run)
             begun = run
-        elif _last(run).is_file():
+        elif has_checkpoint:
             settings = settings_of(run)
             if difference := wanted.difference(run, settings):
                 passed.append((run, difference))
@@ -102,9 +103,9 @@ def settings_of(run: Path) -> dict[str, Any]:
     """
     path = run / "config.yaml"
     if not path.exists():
-        if not _last(run).is_file():
+        if not last_checkpoint(run).is_file():
             return {}
-        known = read_checkpoint(_last(run))["hyper_parameters"]
+        known = read_checkpoint(last_checkpoint(run))["hyper_parameters"]
         # Plain values alone: a parser would import what others name.
         plain = {name: known[name] for name in _NETWORK if type(known.get(name)) in (str, int)}
         return {"model": {**plain, "weights": plain.get("weights")}}
@@ -142,7 +143,3 @@ def _begun_in(run: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError):
         return ""
     return folder if isinstance(folder, str) else ""
-
-
-def _last(run: Path) -> Path:
-    return run / "checkpoints/last.ckpt"

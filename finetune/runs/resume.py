@@ -12,7 +12,7 @@ from finetune.runs.best_epoch import highest_of
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
-from finetune.runs.folder import Run, not_looked_at
+from finetune.runs.folder import Run, last_checkpoint, not_looked_at
 from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_lock import hold
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def is_of_data(run: Path, data: ImageDataModule, allow_changes: bool) -> bool:
     """Return whether a run's training pictures are these, or others of the same classes where changes are allowed."""
-    checkpoint = read_checkpoint(_last(run))
+    checkpoint = read_checkpoint(last_checkpoint(run))
     if checkpoint["hyper_parameters"]["class_names"] != data.class_names:
         return False
     return allow_changes or not _has_other_pictures(checkpoint, data)
@@ -66,7 +66,7 @@ def beginning(trainer: pl.Trainer, resumed: Path | None, ckpt_path: str | None) 
     Raises:
         ValueError: `ckpt_path` leaves nothing to do.
     """
-    first = _last(resumed) if resumed else ckpt_path
+    first = last_checkpoint(resumed) if resumed else ckpt_path
     if first is None:
         return Beginning(None)
     checkpoint = read_checkpoint(first)
@@ -143,9 +143,5 @@ def _has_other_pictures(checkpoint: Mapping[str, Any], data: ImageDataModule) ->
     return bool(known.get("seen")) and known["data_fingerprint"] != data.fingerprint
 
 
-def _last(run: Path) -> Path:
-    return run / "checkpoints/last.ckpt"
-
-
 def _written(run: Path) -> float:
-    return _last(run).stat().st_mtime
+    return last_checkpoint(run).stat().st_mtime

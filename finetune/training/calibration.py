@@ -214,5 +214,5 @@ def _whole(value: Any, name: str, most: int, least: int = 1) -> int:
 
 
 def _refuse(name: str, value: Any) -> NoReturn:
-    shown = repr(value) if value is None or type(value) in (int, float, str) else type(value).__name__
-    raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its {name} is {shown[:80]}")
+    text = repr(value) if value is None or type(value) in (int, float, str) else type(value).__name__
+    raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its {name} is {text[:80]}")

@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml
 from colours import QUICKEST, draw_colours
-from jsonargparse import Namespace
 
 from finetune import fit
 from finetune.commands.resumption import _beneath
@@ -110,7 +109,7 @@ def test_a_launcher_says_the_number_of_devices_not_the_run(monkeypatch, launched
         for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
             monkeypatch.setenv(name, value)
     found = Found(Path("runs/fit/version_0"), {"trainer": {"devices": 2, "max_epochs": 3}}, None, [])
-    settings = _beneath(found, Namespace(), ["fit", "--resume"])
+    settings = _beneath(found, ["fit", "--resume"])
     assert settings["trainer"].get("devices") == devices and settings["trainer"]["max_epochs"] == 3
 
 

@@ -20,7 +20,7 @@ from finetune.system.messages import WrongUsage, did_you_mean, shown
 log = logging.getLogger(__name__)
 
 # In any case: `Train`, `VAL`.
-_SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_SPLIT_NAMES = {**dict.fromkeys(misplaced.TRAIN_NAMES, "train"), **dict.fromkeys(("test", "testing"), "test")}
 _SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 _MOST_NAMED = 8  # classes, in a message
 
@@ -244,12 +244,11 @@ def _files(
     unknown = [name for name in class_dirs if name not in known]
     if unknown:
         lower = {name.lower(): name for name in class_names}
-        alike = [f"{name!r} is {lower[name.lower()]!r} there" for name in unknown if name.lower() in lower]
-        raise ValueError(
-            f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
-            + "".join(f"; {text}" for text in alike)
-            + f"; {_leave_out(unknown)}" * (not is_known)
-        )
+        hints = [f"{name!r} is {lower[name.lower()]!r} there" for name in unknown if name.lower() in lower]
+        if not is_known:
+            hints.append(_leave_out(unknown))
+        told = f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
+        raise ValueError("; ".join([told, *hints]))
     beside.unread += [f"{link}: a link to nothing" for link in dangling(folder)]
     if loose := num_loose(folder):
         beside.loose[str(folder)] = loose

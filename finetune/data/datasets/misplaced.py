@@ -6,7 +6,7 @@ from pathlib import Path
 
 from finetune.data.walk import is_picture, num_loose
 
-_SPLITS = ("train", "training")  # in any case, the split that every data set has
+TRAIN_NAMES = ("train", "training")  # in any case: folders of the split that every data set has
 
 
 def lower(folder: Path, entries: Sequence[Path], inside: Callable[[Path], Sequence[Path]]) -> str:
@@ -20,7 +20,7 @@ def lower(folder: Path, entries: Sequence[Path], inside: Callable[[Path], Sequen
     if len(entries) != 1 or not _holds_folders(entries[0], inside, least=1):
         return ""
     names = [entry.name for entry in inside(entries[0])]
-    is_data = len(names) > 1 or names[0].lower() in _SPLITS
+    is_data = len(names) > 1 or names[0].lower() in TRAIN_NAMES
     return f"; {entries[0]} holds {_named(names)}: give that folder" if is_data else ""
 
 
