@@ -1,7 +1,7 @@
 """What a user can say: a module for each command of our own, and what all commands share.
 
 Before torch is there, `command_line` brings what is typed to full flags: `given_arguments` takes it apart,
-`plain_meanings` does what is plainly meant, such as `--wandb`, `known_flags` looks whether there are such options
+`plain_meanings` replaces shorthands such as `--wandb`, `known_flags` looks whether there are such options
 (`option_names`) and tells the nearest (`suggestions`), `short_words` has the short forms, `flow_yaml` writes values as
 the parser reads them. `help_pages` is what `--help` shows, by `help_texts`.
 

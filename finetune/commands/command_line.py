@@ -15,7 +15,7 @@ from finetune.commands.config_files import find, shipped
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.given_arguments import Given, put_together, taken_apart
 from finetune.commands.known_flags import check_flags
-from finetune.commands.plain_meanings import put_plainly
+from finetune.commands.plain_meanings import replace_shorthands
 from finetune.commands.short_words import both, in_full
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
@@ -47,7 +47,7 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
     """
     command = arguments[0]
     given = taken_apart(arguments[1:])
-    put_plainly(command, given)
+    replace_shorthands(command, given)
     check_flags(command, given)
     is_needed = not given.has("resume")  # which may go on with another
     given.flags = [_flag_in_full(command, name, value, is_needed) for name, value in given.flags]
@@ -131,7 +131,7 @@ def _take_folder(command: str, given: Given) -> None:
 
 
 def _take_run(given: Given) -> None:
-    """`fit --resume RUN`: of what is named by position, a run's folder, or what lies in it, is the run to go on in."""
+    """`fit --resume RUN`: a positional argument that is a run's folder, or lies in one, is the run to resume."""
     runs = [path for path in given.positionals if run_of(path)]
     if runs:
         run = _only_one("finetune fit --resume RUN", runs)

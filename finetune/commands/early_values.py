@@ -1,4 +1,4 @@
-"""Values of a fit that would be refused only once it has begun: said before data or weights are fetched."""
+"""Checks of a fit's values that need neither data nor weights, so that an error comes before either is fetched."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from finetune.training.param_groups import check_rates
 
 
 def check_values(config: Any) -> None:
-    """Make sure of the values of a fit, as far as that needs no image and no network.
+    """Check the values of a fit, as far as that is possible without images and a network.
 
     Args:
-        config: Of `fit`, as parsed.
+        config: The options of `fit`, as parsed.
 
     Raises:
-        WrongUsage: One of them can't be.
+        WrongUsage: A value is invalid.
     """
     model, trainer = config.model, config.trainer
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
@@ -31,10 +31,8 @@ def check_values(config: Any) -> None:
         trainer.accelerator == "auto" and torch.cuda.is_available()
     )
     if not has_gpu and not _is_number(trainer.devices):
-        option, given = both("fit", "trainer.devices"), trainer.devices
-        raise WrongUsage(
-            f"{option} {given}: there is no GPU to name here; on a CPU give a number of processes, such as 2"
-        )
+        option = f"{both('fit', 'trainer.devices')} {trainer.devices}"
+        raise WrongUsage(f"{option}: there is no GPU to name here; on a CPU give a number of processes, such as 2")
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -48,5 +46,6 @@ def _check_optimizer(optimizer: Any) -> None:
 
 
 def _is_number(devices: Any) -> bool:
+    """Return whether `trainer.devices` is a number of processes or `auto`, not a list of GPUs."""
     text = str(devices)
     return text == "auto" or (text.isdigit() and int(text) > 0)

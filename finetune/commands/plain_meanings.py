@@ -1,4 +1,4 @@
-"""Values and flags whose meaning is plain, though the real parser knows them by another name: `--optimizer adamw`."""
+"""Shorthands for values and flags, replaced before the command line is parsed: `--optimizer adamw`, `--wandb`."""
 
 import importlib.util
 import os
@@ -12,35 +12,36 @@ from finetune.commands.option_names import BACKBONES, OPTIMIZERS, TORCHVISION
 from finetune.commands.short_words import both, in_full
 from finetune.system.messages import WrongUsage
 
-_BARE = re.compile(r"[\w./~-]+")
-_HAVE_NETWORKS = ("model.backbone", "backbone")
+_SIMPLE_NAME = re.compile(r"[\w./~-]+")
+_BACKBONE_OPTIONS = ("model.backbone", "backbone")
 
 
-def put_plainly(command: str, given: Given) -> None:
-    """Replace what is typed by what it plainly means: names in another case, timm's without `timm/`, `--wandb`.
+def replace_shorthands(command: str, given: Given) -> None:
+    """Replace shorthands: names in another case, timm's networks without `timm/`, and flags such as `--wandb`.
 
     Args:
         command: The command.
-        given: What follows it; changed in place.
+        given: The arguments that follow it; changed in place.
 
     Raises:
-        WrongUsage: A group of settings is given a single name; the message says which option takes that.
+        WrongUsage: A name stands where a group of settings is expected; the message suggests the right option.
     """
+    optimizers = {name.lower(): name for name in OPTIMIZERS.split()}
     for i, (name, value) in enumerate(given.flags):
         full = in_full(command, name)
         if value is None:
             continue
         _check_group(command, full, value)
         if full == "model.optimizer":
-            given.flags[i] = name, {one.lower(): one for one in OPTIMIZERS.split()}.get(value.lower(), value)
-        elif full in _HAVE_NETWORKS and version("torchvision").startswith(f"{TORCHVISION}."):
+            given.flags[i] = name, optimizers.get(value.lower(), value)
+        elif full in _BACKBONE_OPTIONS and version("torchvision").startswith(f"{TORCHVISION}."):
             given.flags[i] = name, _network(value)
     if command in ("fit", "benchmark"):
-        _put_loggers(given)
+        _replace_logger_flags(given)
 
 
-def _put_loggers(given: Given) -> None:
-    """Put `--trainer.logger` in the place of flags such as `--wandb`, after loggers that it names."""
+def _replace_logger_flags(given: Given) -> None:
+    """Replace flags such as `--wandb` by `--trainer.logger`; their loggers follow those that it already names."""
     asked = [LOGGERS[name] for name, value in given.flags if name in LOGGERS and value != "false"]
     kept = [i for i, (name, _) in enumerate(given.flags) if name not in LOGGERS]
     given.as_typed = [given.as_typed[i] for i in kept]
@@ -50,10 +51,12 @@ def _put_loggers(given: Given) -> None:
         given.flags.append(("trainer.logger", asked[0] if len(asked) == 1 else f"[{', '.join(asked)}]"))
     elif asked:
         given.flags += [("trainer.logger+", name) for name in asked]
-    given.as_typed += ["--trainer.logger"] * (len(given.flags) - len(given.as_typed))
+    num_added = len(given.flags) - len(given.as_typed)
+    given.as_typed += ["--trainer.logger"] * num_added
 
 
 def _network(name: str) -> str:
+    """Return the full name of a network: torchvision's in lower case, timm's with `timm/`; others as they are."""
     if name in BACKBONES.split() or name.startswith("timm/"):
         return name
     if name.lower() in BACKBONES.split():
@@ -63,7 +66,7 @@ def _network(name: str) -> str:
 
 @cache
 def _names_of_timm() -> frozenset[str]:
-    """Return the networks of timm, read in its source: to import it takes seconds. None where it is not installed."""
+    """Return the names of timm's networks from its source, since its import takes seconds; none if it is missing."""
     spec = importlib.util.find_spec("timm")
     folders = spec.submodule_search_locations if spec else None
     files = [path for folder in folders or () for path in Path(folder, "models").glob("*.py")]
@@ -72,8 +75,8 @@ def _names_of_timm() -> frozenset[str]:
 
 
 def _check_group(command: str, full: str, value: str) -> None:
-    """Refuse a name where a table of settings is wanted."""
-    if full not in ("model", "trainer", "data") or not _BARE.fullmatch(value) or os.path.isfile(value):
+    """Refuse a name where a table of settings is expected."""
+    if full not in ("model", "trainer", "data") or not _SIMPLE_NAME.fullmatch(value) or os.path.isfile(value):
         return
     if full == "data":
         if os.path.isdir(value) or "/" in value or (value[0].islower() and "." not in value):

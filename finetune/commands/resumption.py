@@ -1,4 +1,4 @@
-"""`--resume`: which run a fit goes on with, decided once, and that run's settings below what the command says."""
+"""`--resume`: find the run that a fit continues, once, and put its settings below those of the command line."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ from finetune.runs.newest_run import Found, Wanted, find_run, not_found, passed_
 from finetune.runs.resume import Changes, is_of_data
 from finetune.system.messages import NotFound, WrongUsage
 
-_ANY_DATA = "finetune.ImageFolderData"  # the default, which goes on with a run of any class on its folder
+_ANY_DATA = "finetune.ImageFolderData"  # the default, which continues a run of any data class on its folder
 
 
 class Plan(NamedTuple):
-    """What a fit goes on with.
+    """Whether a fit continues a run, and which.
 
     Attributes:
-        arguments: The command line, after the settings of the run to go on with.
+        arguments: The command line; if the fit continues a run, with that run's settings inserted before it.
         run: That run's folder; None for a new run.
-        settings: What its config.yaml says.
-        message: Why a new run begins, or which newer runs were passed over; "" for nothing to say.
+        settings: The content of its config.yaml.
+        message: Why a new run begins, or which newer runs were passed over; "" if there is nothing to report.
     """
 
     arguments: list[str]
@@ -42,51 +42,54 @@ class Plan(NamedTuple):
 
 
 def plan_fit(parser: ArgumentParser, arguments: Sequence[str]) -> Plan:
-    """Return what a fit goes on with.
+    """Return whether a fit continues a run, and which.
 
     Args:
-        parser: The command's; it reads what is said, without defaults.
-        arguments: The command line in full.
+        parser: The parser of the command; here it reads the explicit options, without defaults.
+        arguments: The complete command line.
 
     Raises:
-        ValueError: The run that is named is of other data or another network, or there is nothing to go on with and no
-            data to begin with.
+        ValueError: The run that `--resume` names is of other data or another network; or there is neither a run to
+            continue nor data for a new one.
     """
     new = Plan(list(arguments))
     if not any(re.match(r"--(resume|config)(=|$)", argument) for argument in arguments):
         return new
-    # The parser demands data, which the run may have.
-    said = parser.parse_args([arguments[0], "--data", _ANY_DATA, *arguments[1:]], defaults=False)[arguments[0]]
-    if not said.get("resume") or said.get("trainer.fast_dev_run"):
+    # The parser requires data, which may be in the settings of the run.
+    explicit = parser.parse_args([arguments[0], "--data", _ANY_DATA, *arguments[1:]], defaults=False)[arguments[0]]
+    if not explicit.get("resume") or explicit.get("trainer.fast_dev_run"):
         return new
-    root = Path(str(said.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
-    found = _named(Path(said.resume), said) if isinstance(said.resume, str) else find_run(root, _wanted(said))
+    root = Path(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
+    if isinstance(explicit.resume, str):
+        found = _run_by_path(Path(explicit.resume), explicit)
+    else:
+        found = find_run(root, _wanted(explicit))
     if found.run is None:
-        if said.get("data.class_path") == _ANY_DATA and said.get("data.init_args.root") is None:
+        if explicit.get("data.class_path") == _ANY_DATA and explicit.get("data.init_args.root") is None:
             raise NotFound(f"--resume found no run beneath {root}, and there is no data: finetune fit FOLDER --resume")
         return new._replace(message=not_found(root, found.passed))
-    settings = _beneath(found, arguments)
+    settings = _settings_below_command_line(found, arguments)
     plan = Plan([arguments[0], "--config", yaml.safe_dump(settings), *arguments[1:]], found.run, found.settings)
     if found.begun and (limit := _limit_reached(found.run, parser.parse_args(plan.arguments)[arguments[0]])):
-        # That later one is meant, not the one finished before it.
+        # The user means the later run, not the finished one before it.
         ended = f"{found.begun} ended before its first checkpoint"
         return new._replace(message=f"{found.run} is finished, with {limit}, and {ended}: a new run begins")
     return plan._replace(message=f"passed over: {passed_over(found.passed)}" if found.passed else "")
 
 
 def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Changes | None:
-    """Write into a fit's options what its run decides, before anything is made of them.
+    """Write the settings that a continued run does not change into a fit's options, before classes are instantiated.
 
     Args:
-        plan: What the fit goes on with.
-        parser: Of the options of `fit`.
+        plan: Whether the fit continues a run, and which.
+        parser: The parser of the options of `fit`.
         options: As parsed; changed in place.
 
     Returns:
-        What the run was and the command is, for `check_changes`; None for a new run.
+        The settings of the run and of the command, for `check_changes`; None for a new run.
 
     Raises:
-        ValueError: The run can't go on with a setting.
+        ValueError: The run cannot continue with a setting.
     """
     if plan.run is None:
         options.resume = False
@@ -94,7 +97,7 @@ def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Change
     options.resume = str(plan.run)
     now = yaml.safe_load(config_text(parser, options, "fit"))
     before = dict(plan.settings)
-    if not (plan.run / "config.yaml").exists():  # the checkpoint knows the network alone
+    if not (plan.run / "config.yaml").exists():  # the checkpoint has the settings of the network only
         before = {**now, "model": {**now["model"], **plan.settings["model"]}}
     changes = Changes(before, now)
     _, held = compared(*changes, has_other_pictures=False, allow=options.allow_changes)
@@ -103,80 +106,81 @@ def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Change
     return changes
 
 
-def _wanted(said: Namespace) -> Wanted:
-    data_class = said.get("data.class_path")
+def _wanted(explicit: Namespace) -> Wanted:
+    data_class = explicit.get("data.class_path")
 
     def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
-        return is_of_data(run, _data(settings, said), said.get("allow_changes", False))
+        return is_of_data(run, _data(settings, explicit), explicit.get("allow_changes", False))
 
     return Wanted(
-        root=said.get("data.init_args.root"),
+        root=explicit.get("data.init_args.root"),
         data_class=None if data_class == _ANY_DATA else data_class,
-        backbone=said.get("model.backbone"),
+        backbone=explicit.get("model.backbone"),
         has_data_of=has_data_of,
     )
 
 
-def _named(run: Path, said: Namespace) -> Found:
-    """Return the run that a command names.
+def _run_by_path(run: Path, explicit: Namespace) -> Found:
+    """Return the run that `--resume` names.
 
     Raises:
         ValueError: It has no checkpoint, or is of other data or another network.
     """
-    if len(run.parts) < 3:  # so that it says where runs are
+    if len(run.parts) < 3:  # the folder of runs is its second parent
         run = run.absolute()
     if not last_checkpoint(run).is_file():
         raise NotFound(f"--resume {run}: there is no {last_checkpoint(run)} to go on with")
     settings = settings_of(run)
-    if difference := _wanted(said).difference(run, settings):
+    if difference := _wanted(explicit).difference(run, settings):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
     return Found(run, settings, None, [])
 
 
-def _beneath(found: Found, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return a run's settings as a config to read before the command line."""
+def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return a run's settings as a config that the parser reads before the command line."""
     assert found.run is not None
     settings = dict(found.settings)
-    for name in ("resume", "allow_changes", "ckpt_path", "minutes"):  # of the command that began it
+    for name in ("resume", "allow_changes", "ckpt_path", "minutes"):  # options of the command that began the run
         settings.pop(name, None)
     trainer = dict(settings.get("trainer") or {})
     trainer["default_root_dir"] = str(found.run.parents[1])
-    if starts_processes():  # torchrun or srun says how many; the run may have begun on another number
+    if starts_processes():  # torchrun or srun decides; the run may have begun with another number
         trainer.pop("devices", None)
         trainer.pop("num_nodes", None)
     settings["trainer"] = trainer
     for argument in arguments[1:]:
-        # A list that the command gives, or appends to, is not the run's and that again.
+        # A list on the command line replaces the list of the run; it does not extend it.
         if match := re.match(r"--([\w.]+)\+?(=|$)", argument):
             _drop_list(settings, match[1].split("."))
     return settings
 
 
 def _drop_list(settings: dict[str, Any], path: list[str]) -> None:
+    """Remove the list at a path of keys, if there is one; flags may omit `init_args` in the path."""
     inner = settings.get(path[0])
     if len(path) == 1 and isinstance(inner, list):
         del settings[path[0]]
     elif isinstance(inner, dict) and len(path) > 1:
         settings[path[0]] = inner = dict(inner)
         _drop_list(inner, path[1:])
-        if isinstance(inner.get("init_args"), dict):  # which a flag may leave out
+        if isinstance(inner.get("init_args"), dict):
             inner["init_args"] = dict(inner["init_args"])
             _drop_list(inner["init_args"], path[1:])
 
 
-def _data(settings: Mapping[str, Any], said: Namespace) -> ImageDataModule:
-    """Return the data of this command, split and chosen as a run did."""
+def _data(settings: Mapping[str, Any], explicit: Namespace) -> ImageDataModule:
+    """Return the data module of this command, with the run's settings for the rest, such as its splits."""
     data = settings["data"]
-    given = said.data.get("init_args") or Namespace()
+    own = explicit.data.get("init_args") or Namespace()
     parser = OneLineErrorParser()
     parser.add_subclass_arguments(ImageDataModule, "data")
-    arguments = {**(data.get("init_args") or {}), **given.as_dict()}
+    arguments = {**(data.get("init_args") or {}), **own.as_dict()}
     config = parser.parse_object({"data": {"class_path": data["class_path"], "init_args": arguments}})
     return parser.instantiate_classes(config).data
 
 
 def _limit_reached(run: Path, options: Namespace) -> str:
-    """Return which limit of a command its run has reached, "" for none."""
+    """Return the limit of a command that its run has reached, in words; "" for none."""
     trainer = options.trainer
     parser = OneLineErrorParser()
     parser.add_argument("--callbacks", type=list[Callback] | Callback | None)

@@ -1,4 +1,4 @@
-"""What a command's Trainer is made of: precision, processes, callbacks, loggers, and the files that they write."""
+"""The arguments of a command's Trainer: precision, processes, callbacks, loggers, and the files that they write."""
 
 import logging
 from pathlib import Path
@@ -32,7 +32,7 @@ from finetune.training.progress_bar import PicturesBar
 
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 
-# What Lightning's flags are where nobody gives them.
+# Our defaults of Lightning's flags.
 DEFAULTS = {
     "default_root_dir": "runs",
     "use_distributed_sampler": False,  # ours shares every batch exactly
@@ -45,17 +45,17 @@ DEFAULTS = {
 def complete(
     config: Any, options: Namespace, run: Run, parser: ArgumentParser, known: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Complete what the user said of the Trainer, and return what is given to it besides.
+    """Complete the user's arguments of the Trainer, and return its other arguments.
 
     Args:
-        config: `options.trainer` with its classes made; what is decided here is put into it.
-        options: The command's flags; the precision is put there too, for config.yaml.
-        run: Where all is written.
-        parser: The command's, for config.yaml.
-        known: The checkpoint that the command begins with; None for `fit`, which looks itself.
+        config: `options.trainer` with its classes instantiated; changed in place.
+        options: The options of the command; the precision is written there, too, for config.yaml.
+        run: The run that the callbacks and loggers write.
+        parser: The parser of the command, for config.yaml.
+        known: The checkpoint that the command reads; None for `fit`, which finds its own.
 
     Raises:
-        WrongUsage: What can't be had.
+        WrongUsage: A setting is not supported.
     """
     check_allowed(config)
     if run.command == "fit" and config["enable_checkpointing"] is False:
@@ -98,13 +98,13 @@ def complete(
 
 
 def check_allowed(config: Any) -> None:
-    """Make sure that what the user said of the Trainer can be had, as far as that needs no pictures or networks.
+    """Check the user's arguments of the Trainer, as far as that is possible without images and a network.
 
     Args:
-        config: `complete`'s, or before its classes are made.
+        config: As for `complete`, or before its classes are instantiated.
 
     Raises:
-        WrongUsage: It can't.
+        WrongUsage: A setting is not supported.
     """
     if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
         raise WrongUsage("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
@@ -114,13 +114,13 @@ def check_allowed(config: Any) -> None:
 
 
 def check_strategy(strategy: Any) -> None:
-    """Make sure that a strategy keeps a whole network in each of its processes, and starts them as new programs.
+    """Check that a strategy has a complete network in each process, and starts processes as new programs.
 
     Args:
-        strategy: `trainer.strategy`: a name, an object, or the settings of one that is not made yet.
+        strategy: `trainer.strategy`: a name, an object, or the settings of one that is not instantiated yet.
 
     Raises:
-        WrongUsage: It does not.
+        WrongUsage: The strategy is not supported.
     """
     if isinstance(strategy, str):
         is_supported = strategy in _STRATEGIES
@@ -128,7 +128,7 @@ def check_strategy(strategy: Any) -> None:
         is_ddp = isinstance(strategy, DDPStrategy) and strategy._start_method == "popen"
         is_supported = is_ddp or isinstance(strategy, SingleDeviceStrategy)
     else:
-        is_supported = True  # settings of a class: checked again once it is made
+        is_supported = True  # settings of a class: checked again once it is instantiated
     if not is_supported:
         name = strategy if isinstance(strategy, str) else type(strategy).__name__
         raise WrongUsage(

@@ -1,4 +1,4 @@
-"""Which run `--resume` goes on with: the newest one of the same data and network."""
+"""Find the run that `--resume` continues: the newest one of the same data and network."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,20 +14,20 @@ from finetune.runs.folder import is_try, last_checkpoint, not_looked_at, version
 from finetune.runs.run_lock import check_free
 from finetune.system.messages import reason
 
-# What a checkpoint knows of its network, and what it began with.
+# Settings of the network in a checkpoint, and the weights that training began with.
 _NETWORK = ("backbone", "weights", "members", "freeze")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The data and the network that a command names; None for what it does not name, which may then be any.
+    """The data and the network that a command names; None where any will do.
 
     Attributes:
         root: Folder of the data.
         data_class: Class path of the data module.
         backbone: Name of the network.
-        has_data_of: Whether the data are those of a run, given its folder and settings. It reads the data, and is
-            asked only where the folders differ: data may have moved.
+        has_data_of: Returns whether the data are those of a run, from its folder and settings. It reads the data, so
+            it is called only if the data folders differ: the data may have been moved.
     """
 
     root: str | None
@@ -36,7 +36,7 @@ class Wanted:
     has_data_of: Callable[[Path, Mapping[str, Any]], bool]
 
     def difference(self, run: Path, settings: Mapping[str, Any]) -> str:
-        """Return how a run differs in data or network, "" where it does not or nothing is known of it."""
+        """Return how a run differs in data or network; "" if it does not, or if its settings are missing."""
         data, model = settings.get("data") or {}, settings.get("model") or {}
         if self.backbone not in (None, model.get("backbone", self.backbone)):
             return f"of another network (model.backbone {model['backbone']}, not {self.backbone})"
@@ -55,9 +55,9 @@ class Found(NamedTuple):
     """The newest run of a data set and network.
 
     Attributes:
-        run: Its folder; None where there is none that has a `last.ckpt`.
-        settings: What its config.yaml says, or its checkpoint where that is gone.
-        begun: A newer one that ended before its first checkpoint.
+        run: Its folder; None if no such run has a `last.ckpt`.
+        settings: The content of its config.yaml; if that is missing, the settings in its checkpoint.
+        begun: A newer run of the same that ended before its first checkpoint.
         passed: Newer runs of other data or another network, and how they differ.
     """
 
@@ -68,7 +68,7 @@ class Found(NamedTuple):
 
 
 def find_run(root: Path, wanted: Wanted) -> Found:
-    """Return the newest run beneath `root` that is of the wanted data and network; tries do not count.
+    """Return the newest run beneath `root` that is of the wanted data and network; runs of `fast_dev_run` do not count.
 
     Raises:
         ValueError: Another process has begun a newer one, or a config.yaml is damaged.
@@ -83,7 +83,7 @@ def find_run(root: Path, wanted: Wanted) -> Found:
             settings = settings_of(run)
             if wanted.difference(run, settings):
                 continue
-            # Of a run's own processes the first makes its folder when all of them have come past this line.
+            # This never finds a run of our own rank 0: that makes its folder after all ranks have passed this line.
             check_free(run)
             begun = run
         elif has_checkpoint:
@@ -96,7 +96,7 @@ def find_run(root: Path, wanted: Wanted) -> Found:
 
 
 def settings_of(run: Path) -> dict[str, Any]:
-    """Return what a run's config.yaml says; where that is gone, what its checkpoint says of its network.
+    """Return the content of a run's config.yaml; if that is missing, the settings of the network in its checkpoint.
 
     Raises:
         ValueError: config.yaml is damaged.
@@ -106,7 +106,7 @@ def settings_of(run: Path) -> dict[str, Any]:
         if not last_checkpoint(run).is_file():
             return {}
         known = read_checkpoint(last_checkpoint(run))["hyper_parameters"]
-        # Plain values alone: a parser would import what others name.
+        # Plain values only: a parser would import the classes that others name.
         plain = {name: known[name] for name in _NETWORK if type(known.get(name)) in (str, int)}
         return {"model": {**plain, "weights": plain.get("weights")}}
     try:
@@ -120,7 +120,7 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 
 def not_found(root: Path, passed: list[tuple[Path, str]]) -> str:
-    """Return what to say where `--resume` begins a new run."""
+    """Return the message for a `--resume` that begins a new run."""
     others = "".join(f"; {run} is not called version_N" for run in not_looked_at(root))
     where = (root / "fit").resolve()
     told = f"--resume found nothing to go on with in {where}/version_N/checkpoints/last.ckpt"
@@ -130,14 +130,14 @@ def not_found(root: Path, passed: list[tuple[Path, str]]) -> str:
 
 
 def passed_over(passed: list[tuple[Path, str]]) -> str:
-    """Return in words which newer runs are of other data or another network; at least one is."""
+    """Return in words which newer runs, of which there is at least one, are of other data or another network."""
     run, difference = passed[0]
     more = f", and {len(passed) - 1} before it of others, too" if len(passed) > 1 else ""
     return f"{run} is {difference}{more}"
 
 
 def _begun_in(run: Path) -> str:
-    """Return the folder in which a run was begun, to which its paths are relative; "" where that is not known."""
+    """Return the working directory in which a run was begun, to which its paths are relative; "" if unknown."""
     try:
         folder = json.loads((run / "about.json").read_text("utf-8"))["folder"]
     except (OSError, ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""How a fit begins: with the checkpoint of the run that `--resume` goes on with, or with that of `--ckpt_path`."""
+"""The checkpoint from which a fit starts: that of the run that `--resume` continues, or that of `--ckpt_path`."""
 
 import logging
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def is_of_data(run: Path, data: ImageDataModule, allow_changes: bool) -> bool:
-    """Return whether a run's training pictures are these, or others of the same classes where changes are allowed."""
+    """Return whether a run was trained on these images; if changes are allowed, on any images of the same classes."""
     checkpoint = read_checkpoint(last_checkpoint(run))
     if checkpoint["hyper_parameters"]["class_names"] != data.class_names:
         return False
@@ -32,11 +32,11 @@ def is_of_data(run: Path, data: ImageDataModule, allow_changes: bool) -> bool:
 
 
 class Changes(NamedTuple):
-    """What a run is resumed with.
+    """The settings of a run that is resumed, and of the command that resumes it.
 
     Attributes:
-        before: What its config.yaml says.
-        now: The same of this command, before the checkpoint decides.
+        before: The content of the run's config.yaml.
+        now: The same of the command, before settings of the run replace some.
     """
 
     before: dict[str, Any]
@@ -44,11 +44,11 @@ class Changes(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """How a fit begins.
+    """Where a fit starts.
 
     Attributes:
-        checkpoint: What it begins with.
-        finished: The limit that the run to go on in has reached, "" for none.
+        checkpoint: Its first checkpoint; None for none.
+        finished: The limit that the resumed run has reached, in words; "" for none.
     """
 
     checkpoint: Path | str | None
@@ -56,15 +56,15 @@ class Beginning(NamedTuple):
 
 
 def beginning(trainer: pl.Trainer, resumed: Path | None, ckpt_path: str | None) -> Beginning:
-    """Return how a fit begins.
+    """Return where a fit starts.
 
     Args:
-        trainer: Its limits and callbacks count alone.
-        resumed: The run to go on in; None for a new one.
-        ckpt_path: What a new one begins with, if anything.
+        trainer: Only its limits and callbacks are read.
+        resumed: The run to resume; None for a new one.
+        ckpt_path: The checkpoint from which a new run starts, if any.
 
     Raises:
-        ValueError: `ckpt_path` leaves nothing to do.
+        ValueError: The checkpoint at `ckpt_path` has reached a limit of the trainer.
     """
     first = last_checkpoint(resumed) if resumed else ckpt_path
     if first is None:
@@ -85,7 +85,7 @@ def check_changes(run: Run, data: ImageDataModule, changes: Changes, allow_chang
     """Return what has changed since a run began, in words; "" for nothing.
 
     Raises:
-        ValueError: Something has changed that can't.
+        ValueError: Something has changed that must not change.
     """
     checkpoint = read_checkpoint(run.checkpoint("last"))
     names = checkpoint["hyper_parameters"]["class_names"]
@@ -105,7 +105,7 @@ def go_on(trainer: pl.Trainer, run: Run, told: str) -> None:
     Args:
         trainer: Its callbacks and loggers are those of the run.
         run: The run, whose folder is known.
-        told: What has changed, in words.
+        told: The message of `check_changes`.
     """
     if trainer.is_global_zero:
         hold(run.checkpoint("last").parents[1])
@@ -123,15 +123,15 @@ def go_on(trainer: pl.Trainer, run: Run, told: str) -> None:
 
 
 def take_up(trainer: pl.Trainer, run: Run) -> None:
-    """Let a trainer stand where a finished run has ended, so that its test is logged there, and see to its best.ckpt.
+    """Set a trainer's progress to that of a finished run, so that its test is logged there, and complete best.ckpt.
 
-    Without validation that is last.ckpt; a process that was killed may not have come to say so.
+    Without validation best.ckpt is last.ckpt. A process that was killed may not have linked it yet.
     """
     last, best = run.checkpoint("last"), run.checkpoint("best")
     checkpoint = read_checkpoint(last)
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     epochs: Any = trainer.fit_loop.epoch_progress.current
-    epochs.completed = epochs.processed  # written at an epoch's end, it lags
+    epochs.completed = epochs.processed  # in a checkpoint of an epoch's end it lags behind
     is_stale = not best.exists() or best.stat().st_mtime < last.stat().st_mtime
     if is_stale and highest_of(checkpoint["callbacks"]["Checkpoints"]) is None and trainer.is_global_zero:
         link(last, best)
@@ -139,7 +139,7 @@ def take_up(trainer: pl.Trainer, run: Run) -> None:
 
 def _has_other_pictures(checkpoint: Mapping[str, Any], data: ImageDataModule) -> bool:
     known = checkpoint["finetune"]
-    # An older version's checkpoint has a fingerprint of another kind, and no record; that is told where it is read.
+    # A checkpoint of an earlier version has a fingerprint of another kind, and no record; `data.seen` warns of that.
     return bool(known.get("seen")) and known["data_fingerprint"] != data.fingerprint
 
 

@@ -11,7 +11,7 @@ import yaml
 from colours import QUICKEST, draw_colours
 
 from finetune import fit
-from finetune.commands.resumption import _beneath
+from finetune.commands.resumption import _settings_below_command_line
 from finetune.models.backbones import build
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.newest_run import Found
@@ -109,7 +109,7 @@ def test_a_launcher_says_the_number_of_devices_not_the_run(monkeypatch, launched
         for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
             monkeypatch.setenv(name, value)
     found = Found(Path("runs/fit/version_0"), {"trainer": {"devices": 2, "max_epochs": 3}}, None, [])
-    settings = _beneath(found, ["fit", "--resume"])
+    settings = _settings_below_command_line(found, ["fit", "--resume"])
     assert settings["trainer"].get("devices") == devices and settings["trainer"]["max_epochs"] == 3
 
 
