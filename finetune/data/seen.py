@@ -1,7 +1,7 @@
-"""Which pictures a checkpoint has seen in training, kept in it, so that none of them is measured as if it were new.
+"""Leave the images that a checkpoint was trained on out of its evaluation, by the record in the checkpoint.
 
-They are recognised by name and, wherever they lie, by content (`contents`); in checkpoints of earlier versions by name
-and size alone. Not recorded: the images that the initial weights were trained on.
+They are recognised by name and, in any folder, by content (`contents`); in checkpoints of earlier versions only by
+name and size. Not recorded: the images that the initial weights were trained on.
 """
 
 import logging
@@ -66,10 +66,14 @@ def hold_against(checkpoint: Mapping[str, Any], trainer: "pl.Trainer") -> None:
 
 
 def keep_unseen(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: bool = True) -> bool:
-    """Leave out of a split what the checkpoint has seen in training; return whether these are its training data.
+    """Leave images that the checkpoint was trained on out of a split, if this is the folder that it was trained on.
+
+    Returns:
+        Whether this is that folder.
 
     Raises:
-        ValueError: They are, and the split is made of pictures that were trained on.
+        ValueError: It is, and images of the split were trained on, but not by a change of the folder alone: all of them
+            were, the split has a folder of its own, or training used other settings of the split.
     """
     known = checkpoint["finetune"].get("seen")
     if not _is_trained_on(data, checkpoint, unpacked(known) if known else None, is_told):
@@ -82,23 +86,26 @@ def keep_unseen(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: b
 def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None, is_told: bool) -> bool:
     """Return whether this is the folder that the checkpoint was trained on, perhaps moved or renamed.
 
-    It is, if it lies where that lay and holds half of its pictures by name or size, for another may be mounted there;
-    or if most of the pictures that have the names have the sizes as well, and the content where that is recorded:
-    numbered pictures of another set have the same names, and may all be of one size.
+    There are two ways to recognise it:
+
+    - By its path, if it also holds half of the recorded images by name or by size. Another disk may be mounted there.
+    - By its images: of those with a recorded name most also have the recorded size and, where it is recorded, the
+      content. Names are not enough, since another set of numbered images has the same; nor are sizes, since
+      uncompressed images may all have one size.
     """
     root = checkpoint.get("datamodule_hyper_parameters", {}).get("root") or data.default_root
     is_there = bool(root) and os.path.realpath(root) == os.path.realpath(data.root)
     if known is None:
         return is_there
-    if is_there:  # also by the names that they had before somebody moved them into the folder of a split
+    if is_there:  # also by the names that images had before they were moved into the folder of a split
         here = [replace(split, tag=tag).hashes() for split in data.splits.values() for tag in {split.tag, ""}]
         if _holds_half(here, known.names):
             return True
-        sizes = {name: file_sizes(split.paths, True) for name, split in data.splits.items()}  # or they have other names
+        sizes = {name: file_sizes(split.paths, True) for name, split in data.splits.items()}  # or they were renamed
         trained = np.concatenate(
             [found for name, found in sizes.items() if name in ("train", "val")] or [*sizes.values()]
         )
-        # Both ways: among very many other files each size comes up.
+        # In both directions: among very many other files every size occurs.
         if _holds_half([*sizes.values()], known.sizes[known.sizes > 0]) and _holds_half([known.sizes], trained):
             return True
     order = np.argsort(known.names)
@@ -126,10 +133,10 @@ def _holds_half(here: Sequence[np.ndarray], known: np.ndarray) -> bool:
 
 
 def leave_out_copies(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: bool = True) -> None:
-    """Leave out of a split of another folder the copies of what the checkpoint has seen in training.
+    """Leave copies of the images that the checkpoint was trained on out of a split of another folder.
 
     Raises:
-        ValueError: All pictures of the split are such copies.
+        ValueError: All images of the split are such copies.
     """
     known = checkpoint["finetune"].get("seen")
     if not known or "digests" not in known or split not in data.splits:
@@ -141,29 +148,27 @@ def leave_out_copies(data: Any, split: str, checkpoint: Mapping[str, Any], is_to
     count, first = _counted(data, split, is_copy)
     if is_copy.all():
         raise ValueError(
-            f"this checkpoint has seen {count} in training: they are copies, {first} for one; give pictures that are "
-            "new to it"
+            f"this checkpoint has seen {count} in training: they are copies, such as {first}. Give pictures that it "
+            "was not trained on"
         )
     if is_told:
-        log.warning(
-            "left out %s: copies of pictures that the checkpoint has seen in training, %s for one", count, first
-        )
+        log.warning("left out %s: copies of pictures that the checkpoint was trained on, such as %s", count, first)
     _keep(data, split, ~is_copy)
 
 
 def _num_seen(known: Seen, split: str) -> int:
-    """Return how many rows of a record must not be measured: validation may be measured again."""
+    """Return how many of the first rows of a record must not be measured; validation images may be measured again."""
     return known.num_train if split == "val" else len(known.names)
 
 
 def _digests(given: Split, known: Seen) -> np.ndarray:
-    """Return digests of the pictures of a split that are as large as one of a record, (N,) uint64."""
+    """Return digests (N,) uint64 of a split's images; only those with a size in the record are read."""
     sizes = file_sizes(given.paths, True)
     return file_digests(given.paths, np.flatnonzero((sizes > 0) & np.isin(sizes, known.sizes)))
 
 
 def _are_among(digests: np.ndarray, known: Seen, num_seen: int, is_gone: np.ndarray | None = None) -> np.ndarray:
-    """Return which digests are those of the first `num_seen` of a record, or of those of them that are gone, (N,)."""
+    """Return which digests are among the first `num_seen` of a record, or those that `is_gone` selects, (N,)."""
     assert known.digests is not None
     among = known.digests[:num_seen] if is_gone is None else known.digests[:num_seen][is_gone]
     return np.isin(digests, among[among != UNKNOWN])
@@ -188,7 +193,7 @@ def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known:
         is_copy = _are_among(digests, known, most) & ~is_seen
         if is_told and is_copy.any():
             count, first = _counted(data, split, is_copy)
-            log.warning("%s are copies of pictures seen in training, %s for one: they are measured, too", count, first)
+            log.warning("%s are copies of pictures seen in training, such as %s: they are measured, too", count, first)
     without = gone if known.digests is None else gone & (known.digests[:most] == UNKNOWN)
     if without.any():
         sizes = file_sizes(given.paths, True)
@@ -211,11 +216,11 @@ def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known:
         or is_seen.all()
     ):
         raise ValueError(
-            f"this checkpoint has seen {count} in training, {first} for one; give pictures that are new to it, or "
-            "leave data.split_seed, val_fraction and test_fraction as it has them"
+            f"this checkpoint has seen {count} in training, such as {first}. Give pictures that it was not trained on, "
+            "or leave data.split_seed, val_fraction and test_fraction as they were in training"
         )
     if is_told:
-        log.warning("left out %s, which the checkpoint has seen in training: %s for one", count, first)
+        log.warning("left out %s, which the checkpoint was trained on, such as %s", count, first)
     _keep(data, split, ~is_seen)
 
 

@@ -30,20 +30,21 @@ class Seen:
     digests: np.ndarray | None = None
 
     def packed(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it."""
+        """Return the record as the content of a checkpoint."""
         packed = {"names": torch.from_numpy(self.names.view(np.int64)), "sizes": torch.from_numpy(self.sizes)}
         if self.digests is not None:
             packed["digests"] = torch.from_numpy(self.digests.view(np.int64))
         return {**packed, "num_train": self.num_train}
 
     def fingerprint(self, labels: np.ndarray) -> str:
-        """Return a hash of names, sizes and labels of the training pictures: another one means other training data."""
+        """Return a hash of names, sizes and labels of the training images: it differs if the training data differ."""
         digest = hashlib.sha256(self.names[: self.num_train].tobytes())
         digest.update(self.sizes[: self.num_train].tobytes() + labels.tobytes())
         return digest.hexdigest()
 
 
 def unpacked(seen: Mapping[str, Any]) -> Seen:
+    """Return the record that `Seen.packed` made the content of a checkpoint of."""
     digests = seen["digests"].numpy().view(np.uint64) if "digests" in seen else None
     return Seen(seen["names"].numpy().view(np.uint64), seen["sizes"].numpy(), seen["num_train"], digests)
 
@@ -52,14 +53,13 @@ def seen_by(train: Split, val: Split | None, skip: bool = False) -> Seen:
     """Return the record of a run with these splits.
 
     Args:
-        train: What it trains on.
-        val: What it is validated on.
-        skip: A file without a size, perhaps gone since it was found, is no error: reading it will tell.
+        train: The images to train on.
+        val: The images to validate on.
+        skip: Give a file that cannot be read the size 0, without an error: reading its image will report it.
     """
-    both = [train, val] if val else [train]
-    names, sizes = (
-        np.concatenate(c) for c in zip(*((s.hashes(), file_sizes(s.paths, skip)) for s in both), strict=True)
-    )
+    splits = [train, val] if val else [train]
+    names = np.concatenate([split.hashes() for split in splits])
+    sizes = np.concatenate([file_sizes(split.paths, skip) for split in splits])
     return Seen(names, sizes, len(train.labels))
 
 
@@ -72,10 +72,15 @@ def with_digests(seen: Seen, train: Split, val: Split | None) -> Seen:
 
 
 def joined(now: Seen, before: Seen) -> Seen:
-    """Return what either has seen."""
+    """Return the union of two records: all of `now`, and the images that only `before` has.
+
+    An image that is trained on in either is one of training in the union. One whose content has changed counts as
+    another image.
+    """
     digests = [np.full(len(s.names), UNKNOWN) if s.digests is None else s.digests for s in (now, before)]
 
     def is_in(part: slice) -> np.ndarray:
+        """Return which images of `before` are among these rows of `now`."""
         has_name = np.isin(before.names, now.names[part])
         if now.digests is None:
             return has_name
@@ -87,6 +92,7 @@ def joined(now: Seen, before: Seen) -> Seen:
         return now
 
     def both(own: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Return a column of the union, training images first."""
         train = own[: now.num_train], other[is_new & is_train]
         rest = own[now.num_train :], other[is_new & ~is_train]
         return np.concatenate([*train, *rest])
@@ -98,13 +104,13 @@ def joined(now: Seen, before: Seen) -> Seen:
 
 
 def file_sizes(paths: Any, skip: bool, indices: np.ndarray | None = None) -> np.ndarray:
-    """Return the bytes of each file modulo 2**31, or of those at `indices`; with `skip`, 0 of one that is gone."""
-    found = []
+    """Return the bytes of each file modulo 2**31, or of those at `indices`; with `skip`, 0 if unreadable."""
+    sizes = []
     for i in range(len(paths)) if indices is None else indices.tolist():
         try:
-            found.append(os.stat(paths[i]).st_size % 2**31)
+            sizes.append(os.stat(paths[i]).st_size % 2**31)
         except OSError:
             if not skip:
                 raise
-            found.append(0)
-    return np.array(found, np.int32)
+            sizes.append(0)
+    return np.array(sizes, np.int32)

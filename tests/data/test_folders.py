@@ -428,7 +428,7 @@ def test_a_folder_one_level_too_high_or_low_is_answered_with_the_right_one(tmp_p
         scan(tmp_path / "sets")
     for find in (scan, list_pictures):
         with pytest.raises(
-            ValueError, match=f"1 pictures lie loose in it, and {tmp_path}/photos/photos holds 'cat', 'dog': give"
+            ValueError, match=f"1 picture lies loose in it, and {tmp_path}/photos/photos holds 'cat', 'dog': give"
         ):
             find(tmp_path / "photos/photos/cat")
     make(tmp_path / "nested", "cat/indoors/1.png", "dog/1.png")

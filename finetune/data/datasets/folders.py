@@ -104,13 +104,13 @@ def scan(
         class_names = list(of_first)
         _check_names(of_first)
         if not class_names:
-            hint = misplaced.upper(first, inside)
+            hint = misplaced.hint_one_level_up(first, inside)
             told = f"{first} holds no class folders; put the pictures of each class in a folder of its name"
             raise ValueError(f"{told}{hint}")
         if len(class_names) == 1:
-            hint = misplaced.lower(first, list(of_first.values()), inside)
+            hint = misplaced.hint_one_level_down(first, list(of_first.values()), inside)
             raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two{hint}")
-        if is_told and (text := misplaced.too_high(first, list(of_first.values()), inside)):
+        if is_told and (text := misplaced.warning_of_data_sets(first, list(of_first.values()), inside)):
             log.warning("%s", text)
     else:
         _check_given_names(class_names)
@@ -135,7 +135,7 @@ def class_folders(folder: Path, exclude: Sequence[str] = ()) -> list[Path]:
 
 
 def _check_excluded(folders: Iterable[Path], exclude: Sequence[str]) -> None:
-    """Make sure that what is left out is there: a misspelt name would be trained on."""
+    """Make sure that each excluded folder exists: otherwise a misspelt one would be trained on."""
     names = {class_name(entry) for folder in folders for entry in folder.iterdir()} if exclude else set()
     for name in exclude:
         if composed(name) not in names:
@@ -145,8 +145,8 @@ def _check_excluded(folders: Iterable[Path], exclude: Sequence[str]) -> None:
 def named_folders(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
     """Return the class folders in a folder by the names of their classes, sorted, without excluded ones.
 
-    Of two folders whose names are equal in composed Unicode, one keeps its decomposed name: that is for the caller to
-    refuse.
+    Of two folders whose names are equal in composed Unicode, one keeps its decomposed name: the caller must refuse
+    them.
     """
     by_name: dict[str, Path] = {}
     for path in sorted(class_folders(folder, exclude), key=lambda path: text_of(path) != class_name(path)):
@@ -163,7 +163,7 @@ def _check_names(class_dirs: Mapping[str, Path]) -> None:
 
 
 def _check_composed(class_dirs: Mapping[str, Path]) -> None:
-    """Refuse two folders of one class."""
+    """Refuse two folders of one class, which differ only in Unicode composition."""
     for name, folder in class_dirs.items():
         if name != composed(name):
             both = " and ".join(repr(os.fsencode(path.name)) for path in (class_dirs[composed(name)], folder))
@@ -186,14 +186,14 @@ def _tell_decomposed(folders: Sequence[Path]) -> None:
 
 
 def _check_given_names(class_names: Sequence[str]) -> None:
-    """Refuse names from a command line or a checkpoint that no class folder has: they also lead to its pictures."""
+    """Refuse names of a command line or checkpoint that no class folder can have: they become part of paths."""
     for name in class_names:
         if not name or fault_of_name(name) or Path(name).is_absolute() or ".." in Path(name).parts:
             raise WrongUsage(f"data.class_names: '{shown(name)}' is not the name of a class folder")
 
 
 def fault_of_name(name: str) -> str:
-    """Return why a class can't have this name, or nothing."""
+    """Return why a class cannot have this name; "" if it can."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -10,7 +10,7 @@ from finetune.data.datasets import misplaced
 from finetune.data.datasets.folders import class_folders, named_folders, split_folders
 from finetune.data.readers import PathList
 from finetune.data.walk import Beside, dangling, find_pictures, num_loose
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, counted
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ def list_pictures(root: str | Path) -> Listing:
     inside = {split: named_folders(split_dirs[split]) for split in splits}
     class_names = sorted({name for folders in inside.values() for name in folders})
     if not class_names:
-        found = f"; {num} pictures lie loose in it" if (num := num_loose(root)) else ""
-        found = misplaced.upper(root, class_folders) or found
-        raise WrongUsage(
-            f"{root} holds no class folders: put the pictures of each class in a folder of its name{found}"
-        )
+        hint = misplaced.hint_one_level_up(root, class_folders)
+        num = num_loose(root)
+        if num and not hint:
+            hint = f"; {counted(num, 'picture lies', 'pictures lie')} loose in it"
+        raise WrongUsage(f"{root} holds no class folders: put the pictures of each class in a folder of its name{hint}")
     split_of: list[int] = []
     class_of: list[int] = []
 
