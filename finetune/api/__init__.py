@@ -1,9 +1,9 @@
-"""What a program can say, as `commands` is what a user can: `finetune.fit` and `finetune.load`.
+"""The Python interface, as `commands` is that of the command line: `finetune.fit` and `finetune.load`.
 
-`fitting` makes a command line of its arguments (`command_words`, with the hints of `argument_hints`), checks it as the
-command does and runs it: in this process, of which `borrowed_process` puts everything back as it was, or on several
-devices in processes of their own (`child_process`). `fitted_run` is what comes back.
+`fitting` turns its arguments into a command line (`command_words`, with the hints of `argument_hints`), checks it as
+the command does and runs it: in this process, which `borrowed_process` restores afterwards, or on several devices in
+subprocesses (`child_process`). It returns a `fitted_run`.
 
-`loaded_model` is a checkpoint in a program: it predicts `pictures` of any kind, a `prediction` for each, computes their
+`loaded_model` is a checkpoint in a program: it makes a `prediction` for each of `pictures` of any kind, computes their
 features, and runs `finetune test` and `finetune export`.
 """

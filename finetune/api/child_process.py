@@ -1,4 +1,4 @@
-"""`finetune fit` in processes of its own, where a fit takes several: their output here, and their end together.
+"""`finetune fit` in a subprocess, for a fit on several devices: its output is shown, and it ends with this process.
 
 Lightning starts the processes of other devices with the script that the first one runs, or forks them. From a notebook,
 or a script without `if __name__ == "__main__"`, that would run the user's own code again, or wait for threads that a
@@ -41,16 +41,16 @@ def needs_processes(devices: object, num_nodes: int, accelerator: object, strate
 
 
 def run_command(arguments: Sequence[str]) -> Path:
-    """Run `finetune` with these arguments, tell what it tells, and return the folder of its run.
+    """Run `finetune` with these arguments, forward its output, and return the folder of its run.
 
-    Ctrl-C, and what would end this process otherwise, lets it save and stop; a second Ctrl-C ends it at once. It ends
-    with this process.
+    Ctrl-C and the other signals that would end this process let it save and stop; a second Ctrl-C ends it at once. It
+    ends with this process.
 
     Raises:
-        ValueError: It has failed, and told why in one line.
-        RuntimeError: It has failed in another way.
-        KeyboardInterrupt: As it was raised here.
-        Interrupted: By another signal.
+        ValueError: It failed with an error message of one line.
+        RuntimeError: It failed in another way.
+        KeyboardInterrupt: Ctrl-C was pressed.
+        Interrupted: Another signal came.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", *arguments],
@@ -95,7 +95,7 @@ def run_command(arguments: Sequence[str]) -> Path:
 
 
 def _run_of(code: int, told: list[str]) -> Path:
-    """Return the run's folder by what the command has told, or raise what has ended it."""
+    """Return the run's folder from the output of the command, or raise the error that ended it."""
     if code:
         reason = next((line.removeprefix(_ERROR) for line in reversed(told) if line.startswith(_ERROR)), None)
         if reason is None:
@@ -108,7 +108,7 @@ def _run_of(code: int, told: list[str]) -> Path:
 
 
 def _tell(source: IO[str], target: IO[str] | None, told: list[str]) -> None:
-    """Hand lines on as they come, and keep them."""
+    """Forward lines as they come, and append them to `told`."""
     for line in source:
         told.append(line.rstrip("\n"))
         if target is None:
@@ -118,5 +118,5 @@ def _tell(source: IO[str], target: IO[str] | None, told: list[str]) -> None:
         try:
             target.write(shown.encode(encoding, "replace").decode(encoding))
             target.flush()
-        except (OSError, ValueError):  # nobody reads it any more: the child would wait for us
+        except (OSError, ValueError):  # nothing reads it any more; without this the child would wait for us
             target = None

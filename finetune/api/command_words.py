@@ -1,4 +1,4 @@
-"""The arguments of a call as a command line: what one would type to the same effect."""
+"""The arguments of a call as an equivalent command line."""
 
 import numbers
 import os
@@ -16,11 +16,11 @@ from finetune.system.messages import WrongUsage
 def command_line(
     folder: object, words: Mapping[str, Any], options: Mapping[str, Any], command: str = "fit"
 ) -> list[str]:
-    """Return what one would type after `finetune` to the same effect.
+    """Return the equivalent arguments of `finetune`.
 
     Raises:
-        TypeError: A value can't be said on a command line.
-        WrongUsage: Something is said twice, or is for a person at a terminal.
+        TypeError: A value cannot be written on a command line.
+        WrongUsage: An option is passed twice, or only prints.
     """
     if not isinstance(options, Mapping):
         raise TypeError(f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}")
@@ -48,7 +48,7 @@ def command_line(
 
 
 def _text(value: Any, name: str) -> str:
-    """Return a value as one would type it."""
+    """Return a value as text of a command line."""
     if isinstance(value, str):
         return value
     try:

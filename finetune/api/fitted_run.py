@@ -1,4 +1,4 @@
-"""What `finetune.fit` gives back: a run's folder, its best checkpoint and what came out."""
+"""What `finetune.fit` returns: the run's folder, its best checkpoint and its results."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ from finetune.runs.statistics import wilson
 from finetune.system.html_page import thumbnail
 from finetune.system.messages import shown
 
-_NUM_SHOWN, _COLUMNS = 16, 8  # pictures on the sheet
+_NUM_SHOWN, _COLUMNS = 16, 8  # images on the contact sheet
 
 
 def _number(name: str, text: str | None) -> float | int | None:
@@ -29,15 +29,15 @@ def _number(name: str, text: str | None) -> float | int | None:
 
 
 class FittedRun:
-    """A run that has ended; where a path is wanted, its folder.
+    """A finished run; it can be passed as the path of its folder.
 
     Args:
         path: The run's folder.
 
     Attributes:
-        path: The same, wherever the program goes.
+        path: The same as an absolute path.
         best: The checkpoint of the best epoch.
-        record: All that the folder holds: config, metrics, what was said of each test picture.
+        record: The content of the folder: config, metrics, the prediction for each test image.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -47,14 +47,14 @@ class FittedRun:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What test.json has, by the same names: `test/accuracy`, `confusion_matrix`; empty if nothing was tested."""
+        """The content of test.json, such as `test/accuracy` and `confusion_matrix`; empty if nothing was tested."""
         return self.record.result
 
     @property
     def history(self) -> list[dict[str, float | int | None]]:
         """The rows of metrics.csv, one dict per epoch, such as `{"epoch": 1, "val/accuracy": 0.9, …}`.
 
-        `epoch` and `step` are int, all else is float; a value that was not logged in an epoch is None.
+        `epoch` and `step` are int, all others float; a value that was not logged in an epoch is None.
         `pandas.DataFrame(run.history)` makes a table of it.
         """
         rows = read_metrics(self.path / "metrics.csv")
@@ -62,7 +62,7 @@ class FittedRun:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of the test pictures that are named rightly; None if nothing was tested."""
+        """The share of the test images that are classified correctly; None if nothing was tested."""
         num, right = self._counts()
         return right / num if num else None
 
@@ -83,11 +83,11 @@ class FittedRun:
         return f"<run in {shown(self.path)}: {headline(self.record)}>"
 
     def _repr_html_(self) -> str:
-        """Return the result, how it learned, and a sheet of test pictures with what is said of them."""
+        """Return the result, the learning curves, and a contact sheet of test images with their predictions."""
         return inline_report(self.record, *self._sheet())
 
     def _sheet(self) -> tuple[str, str]:
-        """Return a picture of test pictures as an address that holds it, and a sentence; "" where there is none."""
+        """Return a contact sheet of test images as a data URL, and a sentence about it; both "" if there is none."""
         answers = self.record.answers
         if answers is None or not answers.paths or not self.best.is_file():
             return "", ""

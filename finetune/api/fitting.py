@@ -1,4 +1,4 @@
-"""`finetune.fit`: the command for programs and notebooks, with its words, defaults, files, checks and messages."""
+"""`finetune.fit`: the command for programs and notebooks, with the same words, defaults, files, checks and messages."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
 
 _PID = os.getpid()
-_ONE_AT_A_TIME = threading.Lock()  # random numbers and signals are the process's: two fits would mix theirs
+_ONE_AT_A_TIME = threading.Lock()  # random numbers and signal handlers belong to the process
 
 
 @with_hints
@@ -56,41 +56,41 @@ def fit(
 ) -> FittedRun:
     """Train a classifier on a folder of labelled pictures, then test the best checkpoint: `finetune fit` in Python.
 
-    What is left out is as the command has it, or the config. The run is the same that the command would leave, and its
-    about.json says by which command. The process is left as it was found: random numbers, signal handlers, logging,
-    warnings, environment. Fits in several threads take turns.
+    Arguments that are not passed have the value of the config, or else the default of the command. The run is the same
+    as that of the command, which its about.json states. The process is restored afterwards: random numbers, signal
+    handlers, logging, warnings, environment. Fits in several threads take turns.
 
-    With several devices the fit runs in processes of its own, as `finetune fit`, and shows what these print.
+    With several devices the fit runs in subprocesses, as `finetune fit`, and their output is shown.
 
     Args:
         folder: Pictures in `train/CLASS/*`, or class folders alone; None if a config or `options` names the data.
-        epochs: How often training sees each picture; without it 5 to 50 times, more often where there are fewer.
+        epochs: How often training sees each image; without it 5 to 50 times, more often if there are fewer images.
         minutes: Instead of `epochs`: train for about this many minutes, testing included.
         patience: Stop after this many validations without a higher accuracy.
-        lr: Learning rate; a config's `head_lr_multiplier` makes the head's another.
-        optimizer: One of torch's, by its name.
-        size: Side in pixels of what the network sees.
-        batch: Pictures in a batch, over all devices together.
-        workers: Processes that read pictures for each device, or `auto`.
+        lr: Learning rate; a config's `head_lr_multiplier` multiplies it for the head.
+        optimizer: The name of one of torch's.
+        size: Side in pixels of the network's input.
+        batch: Images per batch, over all devices together.
+        workers: Processes per device that read images, or `auto`.
         backbone: A torchvision network, such as resnet50, or timm's, such as timm/convnext_nano.
-        weights: Where training starts: a name of torchvision's, a file, a run, or a folder of timm's; None for random
+        weights: Initial weights: a name of torchvision's, a file, a run, or a folder of timm's; None for random
             weights.
         freeze: The last frozen stage, such as layer2, or `backbone` for all but the head; None for nothing.
-        members: How many networks learn, each by itself, and answer as one.
-        devices: How many, or which.
+        members: Number of networks that are trained independently and predict as an ensemble.
+        devices: Their number, or which ones.
         precision: Such as bf16-mixed or 32-true.
-        seed: Of order, augmentation and new weights.
+        seed: Seed of order, augmentation and new weights.
         out: Folder of runs; this one is in `fit/version_N` below it.
         config: A .yaml file, or the name of one that is shipped.
-        resume: Go on in the newest run of the same data and network beneath `out`, or start if there is none; or the
-            folder of the run to go on in. A run keeps the settings that are not given.
+        resume: Continue the newest run of the same data and network beneath `out`, or start a new one if there is none;
+            or the folder of the run to continue. A run keeps the settings that are not passed.
         options: Full names of the command's other options (`finetune fit --help all`) and their values, such as
             `{"data.val_fraction": 0.2, "threshold": "recall:0.95"}`.
 
     Raises:
-        ValueError: In one line, what the command would say.
-        FileNotFoundError: The same of a file or folder that is not there.
-        KeyboardInterrupt: Ctrl-C; training has saved before, and `resume=True` goes on. A second one stops at once.
+        ValueError: The error message of the command, in one line.
+        FileNotFoundError: The same, about a file or folder that does not exist.
+        KeyboardInterrupt: Ctrl-C, after a checkpoint is saved: `resume=True` continues. A second one stops at once.
     """
     check_not_forked(_PID)
     words: dict[str, Any] = {
@@ -123,10 +123,10 @@ def run_test(
     """Run `finetune test` in this process: see `LoadedModel.test`.
 
     Args:
-        checkpoint: Of `finetune fit`, or an exported file.
-        folder: Of the data; None for that of the checkpoint.
-        device: Where it computes.
-        words: Short words of the command and their values; None is left out.
+        checkpoint: A checkpoint of `finetune fit`, or an exported file.
+        folder: Folder of the data; None for that of the checkpoint.
+        device: The device to compute on.
+        words: Short words of the command and their values; those that are None are omitted.
 
     Returns:
         The content of test.json.
@@ -142,7 +142,7 @@ def run_test(
 
 
 def _run_here(arguments: list[str], after_stop: str = "") -> Path:
-    """Run a command in this process, which is left as it was, and return the folder of its run."""
+    """Run a command in this process, restore the process, and return the folder of its run."""
     with _ONE_AT_A_TIME, borrowed():
         try:
             return Path(_run(arguments))
@@ -150,10 +150,10 @@ def _run_here(arguments: list[str], after_stop: str = "") -> Path:
             if isinstance(stop := stop_behind(error), Interrupted):
                 interrupted = stop.exit_code - 128
             elif isinstance(error, Exception):
-                _tell(error)
+                _raise_in_one_line(error)
             else:
                 raise
-    # Outside, where the program's own handlers are in place again.
+    # Outside of the block above, so that the program's own handlers are restored.
     if interrupted != signal.SIGINT:
         signal.raise_signal(interrupted)  # ends a program that has no handler, as it would have at once
         raise SystemExit(128 + interrupted)
@@ -161,7 +161,7 @@ def _run_here(arguments: list[str], after_stop: str = "") -> Path:
 
 
 class _Refused(SystemExit):
-    """What the parser says: an exit, since jsonargparse takes other exceptions for values that don't fit."""
+    """An error of the parser: an exit, since jsonargparse takes other exceptions for values of a wrong type."""
 
 
 class _Parser(OneLineErrorLightningParser):
@@ -173,8 +173,8 @@ class _NeedsProcesses(Exception):
     pass
 
 
-class _Guest(FinetuneCLI):
-    """The command in somebody else's process."""
+class _InProcessCLI(FinetuneCLI):
+    """The command line interface in the process of a program."""
 
     kind_of_parser = _Parser
 
@@ -194,7 +194,7 @@ class _Guest(FinetuneCLI):
 def _run(arguments: list[str]) -> str | os.PathLike[str]:
     try:
         with torch.inference_mode(False):
-            path = run_lightning(in_full_spelling(arguments), _Guest, typed=arguments).run.path
+            path = run_lightning(in_full_spelling(arguments), _InProcessCLI, typed=arguments).run.path
         assert path is not None, "a fit that has ended has a folder"
         return path
     except _NeedsProcesses:
@@ -203,8 +203,8 @@ def _run(arguments: list[str]) -> str | os.PathLike[str]:
         raise WrongUsage(str(refused)) from None
 
 
-def _tell(error: Exception) -> NoReturn:
-    """Raise an error in the one line that the command has for it."""
+def _raise_in_one_line(error: Exception) -> NoReturn:
+    """Raise an error with the message of one line that the command would print."""
     chain: list[BaseException] = [error]
     line, error = one_line(error), raised(error)  # type: ignore[assignment]
     kinds: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, OSError, WrongUsage, ValueError)

@@ -1,4 +1,4 @@
-"""A checkpoint in a program of one's own: `load` it, then `predict`, `embed`, `test` or `export`."""
+"""A checkpoint in a Python program: `load` it, then `predict`, `embed`, `test` or `export`."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -29,17 +29,17 @@ _NUM_SHOWN = 8  # classes
 
 
 class LoadedModel:
-    """A classifier ready to be asked; several threads may ask it at once.
+    """A classifier that predicts; several threads may use it at the same time.
 
     Args:
-        path: A checkpoint, a run's folder (its best one), or a file of `finetune export`.
-        device: Where it computes: auto, cpu, cuda or cuda:1.
+        path: A checkpoint, a run's folder (its best checkpoint), or a file of `finetune export`.
+        device: The device to compute on: auto, cpu, cuda or cuda:1.
 
     Attributes:
         path: The checkpoint, or the file.
-        class_names: The classes, in the order of the network's answers.
-        image_size: Side in pixels of what the network sees.
-        predictor: What computes: the network, how pictures are prepared and how its logits are read.
+        class_names: The classes, in the order of the network's outputs.
+        image_size: Side in pixels of the network's input.
+        predictor: The network with its preprocessing and calibration.
     """
 
     def __init__(self, path: str | os.PathLike[str], device: str = "auto") -> None:
@@ -55,31 +55,31 @@ class LoadedModel:
         on_bad_image: Literal["error", "skip"] = "error",
         abstain_below: float = 0.0,
     ) -> list[Prediction]:
-        """Say what is in each picture, as `finetune predict` does.
+        """Predict the class of each image, as `finetune predict` does.
 
-        On a GPU the command multiplies float32 in TF32; this does so where the program has called
-        `torch.set_float32_matmul_precision("high")`, and else in full.
+        On a GPU the command multiplies float32 in TF32. This does so only after the program has called
+        `torch.set_float32_matmul_precision("high")`.
 
         Args:
-            pictures: One or several of: the path of a picture, a folder, a glob or a .txt file with a path on each
-                line; the bytes of a picture's file; a PIL image; an array (H, W, 3) or, in grey, (H, W) uint8, RGB.
-            on_bad_image: `error` raises at one that can't be decoded; `skip` leaves it out: the `index` of the others
-                says which they are.
-            abstain_below: Say `unsure` where the class is less probable than that, from 0 to 1.
+            pictures: One or several of: the path of an image, a folder, a glob or a .txt file with a path on each
+                line; the bytes of an image file; a PIL image; an RGB array (H, W, 3) or a grey one (H, W), uint8.
+            on_bad_image: `error` raises at an image that cannot be decoded; `skip` leaves it out, and the `index` of
+                the others tells which they are.
+            abstain_below: Predict `unsure` where the class has a lower probability than this, from 0 to 1.
 
         Returns:
-            One for each picture, in order; of one picture a list, too.
+            A list with a prediction for each image, in order, also for a single image.
 
         Raises:
-            FileNotFoundError: There is no such picture, or none in a folder.
-            TypeError: Something is no picture.
-            ValueError: A picture can't be decoded, an array is none, or a probability is not a finite number.
-            RuntimeError: The process was forked from the one that has loaded it, and would wait for ever.
+            FileNotFoundError: An image does not exist, or a folder has none.
+            TypeError: An item is not an image.
+            ValueError: An image cannot be decoded, an array is not an image, or a probability is not a finite number.
+            RuntimeError: The process was forked from the one that loaded the model, where torch would wait forever.
         """
         if not 0 <= abstain_below <= 1:
             raise ValueError(f"abstain_below must be from 0 to 1, not {abstain_below}")
         if abstain_below and UNSURE in self.class_names:
-            raise ValueError(f"abstain_below would say {UNSURE}, which is one of the classes: leave it out")
+            raise ValueError(f"abstain_below would predict {UNSURE}, which is one of the classes: leave it out")
         said: list[Prediction] = []
         for batch in self._batches(pictures, on_bad_image):
             said += self._said(batch, abstain_below)
@@ -237,11 +237,11 @@ def load(path: str | os.PathLike[str], device: str = "auto") -> LoadedModel:
     Args:
         path: A checkpoint, a run or its folder (its best checkpoint), or an .onnx or .safetensors file of
             `finetune export`.
-        device: Where it computes: a GPU if there is one (`auto`), or `cpu`, `cuda`, `cuda:1`.
+        device: The device to compute on: a GPU if there is one (`auto`), or `cpu`, `cuda`, `cuda:1`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint of ours, or a folder without one.
-        WrongUsage: There is no such device.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is not a checkpoint of finetune, or the folder has none.
+        WrongUsage: The device does not exist.
     """
     return LoadedModel(path, device)

@@ -1,4 +1,4 @@
-"""What a program may give as a picture: a path, the bytes of a file, a PIL image or an array."""
+"""The kinds of images that a program may pass: a path, the bytes of a file, a PIL image or an array."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ Picture: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 
 
 def each_of(pictures: object) -> Iterator[tuple[str, Picture]]:
-    """Yield what errors call each picture, and the picture, its file's path as text."""
+    """Yield the name of each image for error messages, and the image; a path as text."""
     is_one = isinstance(pictures, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray))
     several: Iterable[object] = [pictures] if is_one or not isinstance(pictures, Iterable) else pictures
     for i, picture in enumerate(several):

@@ -1,18 +1,18 @@
-"""What is said of one picture."""
+"""The prediction for one image."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is said of one picture.
+    """The prediction for one image.
 
     Attributes:
-        label: The class that is said; `unsure` where it is less probable than `abstain_below`.
-        probability: Of that class; where it is unsure, of the one that would have been said.
-        probabilities: Of each class, by name, in the order of `class_names`.
-        path: The picture's file, where it came from one.
-        index: The picture's place among those that were asked for, a folder's or glob's files counted each.
+        label: The predicted class; `unsure` if its probability is below `abstain_below`.
+        probability: Probability of the predicted class, also where the label is `unsure`.
+        probabilities: Probability of each class, by name, in the order of `class_names`.
+        path: The image's file, if it was read from one.
+        index: The image's position among those passed; each file of a folder or glob counts.
     """
 
     label: str
@@ -23,5 +23,5 @@ class Prediction:
 
     @property
     def unsure(self) -> bool:
-        """Whether no class is said."""
+        """Whether the label is `unsure`."""
         return self.label not in self.probabilities

@@ -92,7 +92,7 @@ class PredictionWriter(pl.Callback):
         if self.top_k is not None and self.top_k > len(names):
             raise WrongUsage(f"--top_k {self.top_k}: there are only {len(names)} classes")
         if self.abstain_below and UNSURE in names:
-            raise ValueError(f"--abstain_below would say {UNSURE}, which is one of the classes: leave it out")
+            raise ValueError(f"--abstain_below would predict {UNSURE}, which is one of the classes: leave it out")
         if trainer.is_global_zero:
             num = len(trainer.datamodule.splits["predict"].paths)  # type: ignore[attr-defined]
             log.info("predicting %d picture%s", num, "s" * (num != 1))
