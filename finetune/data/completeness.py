@@ -168,10 +168,10 @@ def _check_png(image: ImageFile, file: BinaryIO) -> None:
     passes = _ADAM7 if header[12] else ((0, 0, 1, 1),)
     needed = 0
     for left, top, across, down in passes:
-        num_columns = max(0, -(-(width - left) // across))
-        num_rows = max(0, -(-(height - top) // down))
+        num_columns = max(0, _divided_up(width - left, across))
+        num_rows = max(0, _divided_up(height - top, down))
         if num_columns:
-            needed += num_rows * (1 + -(-num_columns * bits // 8))  # a byte of each row names its filter
+            needed += num_rows * (1 + _divided_up(num_columns * bits, 8))  # a byte of each row names its filter
     num_bytes = _num_inflated(file, needed)
     if num_bytes < needed:
         raise IncompleteError(f"the file is truncated: it has {num_bytes:,} of {needed:,} bytes of pixels")
@@ -208,13 +208,18 @@ def _check_strip_bytes(image: TiffImageFile) -> None:
     bits = tags.get(_BITS_PER_SAMPLE, (1,))
     num_samples = 1 if tags.get(_PLANAR) == 2 else tags.get(_SAMPLES_PER_PIXEL, 1)
     bits_per_pixel = sum(bits) if len(bits) == num_samples else bits[0] * num_samples
-    row = -(-tags[_WIDTH] * bits_per_pixel // 8)
+    row_bytes = _divided_up(tags[_WIDTH] * bits_per_pixel, 8)
     num_rows = min(tags.get(_ROWS_PER_STRIP, tags[_HEIGHT]), tags[_HEIGHT])
-    num_strips = -(-tags[_HEIGHT] // num_rows)  # of a layer
+    num_strips = _divided_up(tags[_HEIGHT], num_rows)  # of a layer
     for i, count in enumerate(counts):
         rows = min(num_rows, tags[_HEIGHT] - i % num_strips * num_rows)
-        if count < rows * row:
-            raise IncompleteError(f"the file is truncated: strip {i + 1} has {count:,} of {rows * row:,} bytes")
+        if count < rows * row_bytes:
+            raise IncompleteError(f"the file is truncated: strip {i + 1} has {count:,} of {rows * row_bytes:,} bytes")
+
+
+def _divided_up(number: int, by: int) -> int:
+    """Return a quotient, rounded up."""
+    return -(-number // by)
 
 
 def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:

@@ -1,8 +1,8 @@
 """What a checkpoint of ours may hold: the keys of each section, and the type and range of each value.
 
-A checkpoint may come from anybody. `check_checkpoint` is called wherever one is read, so that every command refuses the
+A checkpoint may be untrusted. `check_checkpoint` is called wherever one is read, so that every command refuses the
 same values. Nothing about this machine or process is here (`num_workers`, `cache_limit_gb`, devices): a checkpoint
-never decides it. Who adds a value to checkpoints adds a row to a table.
+never decides it. To add a value to checkpoints, add a row to a table.
 """
 
 import math
@@ -65,7 +65,7 @@ _SHARE = Rule("a number above 0 and at most 1", lambda value: is_number(value, 0
 _FRACTION = Rule("a number at least 0 and below 1", lambda value: is_number(value, 0, 1) and value < 1)
 _NOT_NEGATIVE = Rule("a finite number, at least 0", lambda value: is_number(value, 0, math.inf))
 
-# The arguments of `Classifier` but those that only config.yaml keeps.
+# The arguments of `Classifier`, except those that only config.yaml has.
 HYPER_PARAMETERS = MappingProxyType(
     {
         "class_names": Rule("at least two different names without control characters", are_class_names, True),
@@ -87,7 +87,7 @@ HYPER_PARAMETERS = MappingProxyType(
     }
 )
 
-# The arguments of `ImageDataModule` but those of the machine and of one command.
+# The arguments of `ImageDataModule`, except those of the machine and of a single command.
 DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
     {
         "root": _OPTIONAL_TEXT,
@@ -105,7 +105,7 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         ),
         "crop_and_flip": _BOOL,
         "min_crop": _SHARE,
-        # Which classes it names is checked where they would be imported (`commands.trust`).
+        # `commands.trust` checks the classes that it names before they are imported.
         "augmentations": Rule("a list of transforms, or null", lambda v: v is None or (are_dicts(v) and is_plain(v))),
         "mixup": _NOT_NEGATIVE,
         "cutmix": _NOT_NEGATIVE,
@@ -135,7 +135,7 @@ FINETUNE = MappingProxyType(
     }
 )
 
-# What callbacks of ours save, by class; those of Lightning and of others, of which we read these keys, have more.
+# The states of our callbacks, by class. States of other callbacks may have more keys than these, which we read.
 CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
     {
         "Checkpoints": {
@@ -171,7 +171,7 @@ _OTHERS_CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
     }
 )
 
-# What Lightning itself writes, and we or a Trainer read. Of the rest of the top level nothing is read.
+# Top-level keys of Lightning that we or a Trainer read; others are not read.
 LIGHTNING = MappingProxyType(
     {
         "epoch": _COUNT,
@@ -233,7 +233,7 @@ def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:
 
 
 def _check_buffers(checkpoint: Mapping[str, Any], file: object) -> None:
-    """Check what the classifier holds beside its network: normalisation, and a weight for each class."""
+    """Check the buffers of the classifier: normalisation, and a weight for each class."""
     state, num_classes = checkpoint["state_dict"], len(checkpoint["hyper_parameters"]["class_names"])
     shapes = {"mean": (3, 1, 1), "std": (3, 1, 1), "class_weight": (num_classes,)}
     for name, shape in shapes.items():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from finetune.system.messages import WrongUsage
 
-MOST = 32  # members: a file, perhaps a stranger's, says how many are to be made
+MOST = 32  # members: an untrusted file may state their number
 
 # Shapes: M members, B pictures, K classes.
 

@@ -1,4 +1,4 @@
-"""Files of torch from anybody, read without running what they hold, or told in one line why not."""
+"""Read untrusted files of torch without running code from them, or say in one line why they are refused."""
 
 import pickle
 import re
@@ -92,20 +92,20 @@ def load_safely(path: str | Path) -> Any:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no file of torch's, is damaged, or holds something else.
+        ValueError: It is not a file of torch, is damaged, or holds other objects.
     """
     if not Path(path).is_file():
         hint = ": it is a folder; give the file in it, such as checkpoints/best.ckpt" if Path(path).is_dir() else ""
         raise FileNotFoundError(f"there is no checkpoint {str(path)!r}{hint}")
     with open(path, "rb") as file:
         head = file.read(8)
-    # torch takes all but a zip archive for a pickle of its first years; checkpoints never were that.
+    # torch reads a file that is not a zip archive as a pickle of its first versions; our checkpoints are archives.
     reason = f"it begins with {head!r}, unlike what torch writes" if head else "it is empty"
     if head.startswith(b"PK"):
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # half a dozen types for a file that is not torch's
+        except Exception as error:  # of many types, for a file that is not one of torch
             reason = "it is damaged, or an archive of something else"
-            if isinstance(error, pickle.UnpicklingError):  # torch's own line advises to run what the file holds
+            if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to run the code in the file
                 reason = f"it holds {named_object(error) or 'objects'}, which is neither a tensor nor a plain value"
     raise ValueError(f"{str(path)!r} is not a checkpoint that can be loaded safely: {reason}")

@@ -128,7 +128,7 @@ def check_finite_rows(probabilities: Tensor, name_of: Callable[[int], object], s
         probabilities: Of a batch.
         name_of: Returns what to call the image in a row, such as its path.
         source: The checkpoint or exported file that computed them.
-        precision: In which it did.
+        precision: The precision in which it did.
 
     Raises:
         NotFinite: Some are not; the error names the checkpoint and the first such image.
@@ -147,7 +147,7 @@ def check_finite_rows(probabilities: Tensor, name_of: Callable[[int], object], s
 
 
 def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
-    """Return the probabilities (B, K) of a batch of `validate`, `test` or `predict`, all of them finite.
+    """Return probabilities (B, K) of a batch, after a check in `validate`, `test` and `predict` that all are finite.
 
     In `fit` the loss is checked instead (`finetune.runs.divergence`).
 
@@ -167,10 +167,10 @@ def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
 
 
 def read_calibration(checkpoint: Mapping[str, Any]) -> Calibration:
-    """Return what a checkpoint, perhaps a stranger's, says of its logits: in those of earlier versions nothing.
+    """Return the calibration of a checkpoint, which may be untrusted; checkpoints of earlier versions have none.
 
     Raises:
-        ValueError: It says what no fit of ours has written.
+        ValueError: A value is not one that a fit writes.
     """
     found = checkpoint["finetune"].get("calibration")
     if found is None:
