@@ -272,9 +272,11 @@ def _files(
 
 
 def _leave_out(names: Sequence[str]) -> str:
+    """Return the advice to delete the folders of these classes or to exclude them."""
+    if len(names) == 1:
+        return f"delete the folder, or leave out with --data.exclude {names[0]}"
     more = ", …" if len(names) > _MOST_NAMED else ""
-    listed = names[0] if len(names) == 1 else f"'[{', '.join(names[:_MOST_NAMED])}{more}]'"
-    return f"delete the folder{'s' * (len(names) > 1)}, or leave out with --data.exclude {listed}"
+    return f"delete the folders, or leave out with --data.exclude '[{', '.join(names[:_MOST_NAMED])}{more}]'"
 
 
 def _classes(names: Sequence[str]) -> str:
