@@ -21,7 +21,7 @@ def cache(remove: str | None = None) -> None:
     that the variable FINETUNE_CACHE names, else in the user's own for caches, ~/.cache/finetune on Linux.
 
     Args:
-        remove: Name of the cache to remove, or `all`, which leaves files that finetune did not write.
+        remove: Name of the cache to remove, or `all`, which leaves files that this version did not write.
     """
     folder = cache_dir()
     found = {path.stem: path for kind in (PICTURES, FEATURES) for path in sorted(folder.glob(f"*{kind}"))}

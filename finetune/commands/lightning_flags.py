@@ -38,8 +38,8 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         nargs="?",
         const=True,
         default=False,
-        help="Go on in the newest run of the same data and network beneath trainer.default_root_dir, or in the run "
-        "whose folder is given, with its settings; start afresh if there is none.",
+        help="Go on in the newest run of the same data and network beneath trainer.default_root_dir, or begin a new "
+        "one if there is none; with a folder, go on in that run. A run keeps the settings that are not given.",
     )
     parser.add_argument(
         "--allow_changes",

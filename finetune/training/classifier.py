@@ -39,7 +39,8 @@ class Classifier(ClipsEach):
         class_names: The K classes, in the order of the logits.
         backbone: A torchvision classification network but squeezenet's, timm/NAME, lenet, resnet18_small or small_cnn.
         weights: Where training starts: a torchvision weights name or DEFAULT, the path of a state dict (.pt, .pth,
-            .safetensors), one of our checkpoints or a folder of timm's, or null for random weights.
+            .safetensors) or of a checkpoint (ours, timm's, torchvision's or Lightning's), a folder of timm's, or null
+            for random weights.
         head_init: Start of the new head: `xavier` (random), `source` (the source classifier's rows of the same names),
             `probe` (logistic regression on the features of the training pictures).
         source_classes: Text file with the source classifier's class names, one a line, where its weights carry none.
