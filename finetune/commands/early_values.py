@@ -28,7 +28,7 @@ def check_values(config: Any) -> None:
     check(model.members, model.head_init)
     _check_optimizer(model.optimizer)
     has_gpu = trainer.accelerator not in ("cpu", "auto") or (
-        trainer.accelerator == "auto" and torch.cuda.is_available()
+        trainer.accelerator == "auto" and torch.accelerator.is_available()
     )
     if not has_gpu and not _is_number(trainer.devices):
         option = f"{both('fit', 'trainer.devices')} {trainer.devices}"

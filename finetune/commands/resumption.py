@@ -1,6 +1,9 @@
 """`--resume`: find the run that a fit continues, once, and put its settings below those of the command line."""
 
+import json
+import os
 import re
+from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.trainer import DEFAULTS, patience
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import starts_processes
+from finetune.models.checkpoint_values import DATA_CLASSES
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import config_text, last_checkpoint
@@ -54,6 +58,8 @@ def plan_fit(parser: ArgumentParser, arguments: Sequence[str]) -> Plan:
     """
     new = Plan(list(arguments))
     if not any(re.match(r"--(resume|config)(=|$)", argument) for argument in arguments):
+        return new
+    if any(argument.startswith("--print_config") for argument in arguments):  # with defaults, which are left out below
         return new
     # The parser requires data, which may be in the settings of the run.
     explicit = parser.parse_args([arguments[0], "--data", _ANY_DATA, *arguments[1:]], defaults=False)[arguments[0]]
@@ -108,9 +114,21 @@ def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Change
 
 def _wanted(explicit: Namespace) -> Wanted:
     data_class = explicit.get("data.class_path")
+    made: dict[str, ImageDataModule] = {}  # each scans the folder
 
     def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
-        return is_of_data(run, _data(settings, explicit), explicit.get("allow_changes", False))
+        class_path = settings["data"].get("class_path")
+        if class_path not in (*DATA_CLASSES, data_class):  # nothing that only a run names is imported
+            return False
+        own = explicit.data.get("init_args") or Namespace()
+        arguments = {**(settings["data"].get("init_args") or {}), **own.as_dict()}
+        key = json.dumps([class_path, arguments], sort_keys=True, default=str)
+        try:
+            if key not in made:
+                made[key] = _data(class_path, arguments)
+            return is_of_data(run, made[key], explicit.get("allow_changes", False))
+        except (ArgumentError, ValueError, OSError):  # its settings or its checkpoint cannot be read
+            return False
 
     return Wanted(
         root=explicit.get("data.init_args.root"),
@@ -126,8 +144,8 @@ def _run_by_path(run: Path, explicit: Namespace) -> Found:
     Raises:
         ValueError: It has no checkpoint, or is of other data or another network.
     """
-    if len(run.parts) < 3:  # the folder of runs is its second parent
-        run = run.absolute()
+    if len(run.parts) < 3 or ".." in run.parts:  # the folder of runs is its second parent
+        run = Path(os.path.abspath(run))
     if not last_checkpoint(run).is_file():
         raise NotFound(f"--resume {run}: there is no {last_checkpoint(run)} to go on with")
     settings = settings_of(run)
@@ -168,14 +186,15 @@ def _drop_list(settings: dict[str, Any], path: list[str]) -> None:
             _drop_list(inner["init_args"], path[1:])
 
 
-def _data(settings: Mapping[str, Any], explicit: Namespace) -> ImageDataModule:
-    """Return the data module of this command, with the run's settings for the rest, such as its splits."""
-    data = settings["data"]
-    own = explicit.data.get("init_args") or Namespace()
-    parser = OneLineErrorParser()
+def _data(class_path: str, arguments: Mapping[str, Any]) -> ImageDataModule:
+    """Return a data module.
+
+    Raises:
+        ArgumentError: The class does not take these arguments.
+    """
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(ImageDataModule, "data")
-    arguments = {**(data.get("init_args") or {}), **own.as_dict()}
-    config = parser.parse_object({"data": {"class_path": data["class_path"], "init_args": arguments}})
+    config = parser.parse_object({"data": {"class_path": class_path, "init_args": dict(arguments)}})
     return parser.instantiate_classes(config).data
 
 

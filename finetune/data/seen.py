@@ -123,6 +123,8 @@ def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None,
             num_compared += len(some)
             num_copies += int(np.count_nonzero(digests == known.digests[rows[some]]))
     is_same = 2 * num_equal > num and 2 * num_copies >= num_compared
+    if known.digests is not None:  # else a few copies under their old names would make a folder of new images the same
+        is_same &= 2 * num >= min(len(known.names), sum(len(split.labels) for split in data.splits.values()))
     if is_there and not is_same and is_told:
         log.warning("%s holds few of the pictures that this checkpoint was trained on: taken for new ones", data.root)
     return is_same

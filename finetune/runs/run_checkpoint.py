@@ -1,6 +1,7 @@
 """A run's folder in the place of a checkpoint: its best one."""
 
 import os
+import re
 from pathlib import Path
 
 from finetune.system.messages import WrongUsage
@@ -38,5 +39,6 @@ def run_of(path: str) -> str:
         place = place.parent
     if place.name == "checkpoints":
         place = place.parent
-    is_run = (place / "checkpoints/last.ckpt").is_file() or (place / "config.yaml").is_file()
+    has_begun = (place / "checkpoints").is_dir() or re.fullmatch(r"version_\d+", place.name)  # or it is a data folder
+    is_run = (place / "checkpoints/last.ckpt").is_file() or ((place / "config.yaml").is_file() and has_begun)
     return str(place) if is_run else ""

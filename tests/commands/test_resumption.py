@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,50 @@ def test_a_run_that_is_named_is_refused_for_other_data(other, cli, run_to_go_on)
         cli("fit", "--resume", "runs/fit/version_0")
     with pytest.raises(NotFound, match="--resume runs/fit/version_9: that is not the folder of a run"):
         cli("fit", "--resume=runs/fit/version_9")
+
+
+@pytest.mark.parametrize("damage", ["data class", "data argument", "checkpoint"])
+def test_a_run_of_another_folder_that_cannot_be_read_blocks_no_other_data(
+    other, cli, run_to_go_on, monkeypatch, damage
+):
+    monkeypatch.setitem(sys.modules, "elsewhere", None)  # an import of it would raise
+    config = config_of(run_to_go_on)
+    if damage == "data class":
+        config["data"]["class_path"] = "elsewhere.Data"
+    elif damage == "data argument":
+        config["data"]["init_args"]["unknown"] = 3
+    else:
+        (run_to_go_on / "checkpoints/last.ckpt").write_bytes(b"no checkpoint")
+    (run_to_go_on / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    cli("fit", other, *QUICKEST, *UNTESTED, "--resume")
+    assert read_checkpoint(run_to_go_on.with_name("version_1") / "checkpoints/last.ckpt")
+    with pytest.raises((ValueError, SystemExit)):  # the control: named, its fault is an error
+        cli("fit", "--resume", run_to_go_on, *UNFINISHED)
+
+
+def test_a_data_folder_with_a_config_is_no_run(colours, cli, tmp_path):
+    folder = Path(shutil.copytree(colours, tmp_path / "photos"))
+    (folder / "config.yaml").write_text("about: my photographs", "utf-8")
+    cli("fit", folder, "--resume", *QUICKEST, *UNTESTED)
+    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").is_file()
+
+
+def test_a_run_named_from_within_another_goes_on_in_its_own_place(cli, run_to_go_on, monkeypatch):
+    other_run = run_to_go_on.with_name("version_1")
+    other_run.mkdir()
+    run = run_to_go_on.absolute()
+    monkeypatch.chdir(other_run)
+    cli("fit", "--resume", "../version_0", *UNFINISHED)
+    assert epochs_of(run) == 2 and config_of(run)["trainer"]["default_root_dir"] == str(run.parents[1])
+
+
+@pytest.mark.parametrize("beside", [["--resume"], ["--config", "only_data.yaml"]])
+def test_the_whole_config_is_printed(colours, cli, run_to_go_on, capsys, beside):
+    Path("only_data.yaml").write_text("seed_everything: 3", "utf-8")
+    with pytest.raises(SystemExit):
+        cli("fit", colours, *beside, "--print_config")
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["data"]["init_args"]["batch_size"] == 32 and "max_epochs" in printed["trainer"]
 
 
 def test_nothing_to_go_on_with_and_no_data_is_an_error(cli):

@@ -358,6 +358,20 @@ def test_copies_among_new_pictures_are_left_out(tmp_path, lines):
     assert held(checkpoint, data(other), rank=1) == left and not lines.messages
 
 
+def test_a_few_copies_under_their_old_names_make_no_training_folder(tmp_path, lines):
+    fitted = data(plain(tmp_path / "a"))
+    checkpoint = checkpoint_of(fitted)
+    other = write(tmp_path / "b", *(f"{c}/new_{i}.png" for c in ("cat", "dog") for i in range(20)))
+    for path in fitted.splits["train"].paths[:3]:
+        shutil.copy(path, other / Path(path).parent.name)
+    left = held(checkpoint, data(other))
+    assert len(left) == 40 and all("new" in name for name in left)  # measured whole, without the copies
+    assert f"left out 3 of the 43 test pictures of {other}: copies of " in lines.text
+    lines.clear()
+    moved = (tmp_path / "a").rename(tmp_path / "moved")  # the control
+    assert len(held(checkpoint, data(moved))) == len(fitted.splits["test"].labels)
+
+
 def test_copies_within_the_folder_trained_on_are_counted(tmp_path, lines):
     root = plain(tmp_path / "a/train").parent
     write(root, *(f"test/{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(100, 105)))
