@@ -17,7 +17,6 @@ from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.trainer import DEFAULTS, patience
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import starts_processes
-from finetune.models.checkpoint_values import DATA_CLASSES
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import config_text, last_checkpoint
@@ -118,7 +117,7 @@ def _wanted(explicit: Namespace) -> Wanted:
 
     def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
         class_path = settings["data"].get("class_path")
-        if class_path not in (*DATA_CLASSES, data_class):  # nothing that only a run names is imported
+        if class_path != (data_class or _ANY_DATA):  # which the command does not name: it is not imported, nor fetched
             return False
         own = explicit.data.get("init_args") or Namespace()
         arguments = {**(settings["data"].get("init_args") or {}), **own.as_dict()}
@@ -166,11 +165,26 @@ def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict
         trainer.pop("devices", None)
         trainer.pop("num_nodes", None)
     settings["trainer"] = trainer
+    _drop_missing_excluded(settings)
     for argument in arguments[1:]:
         # A list on the command line replaces the list of the run; it does not extend it.
         if match := re.match(r"--([\w.]+)\+?(=|$)", argument):
             _drop_list(settings, match[1].split("."))
     return settings
+
+
+def _drop_missing_excluded(settings: dict[str, Any]) -> None:
+    """Drop excluded class folders that no longer exist: only a name that the user types may be misspelt."""
+    data = settings.get("data") or {}
+    arguments = data.get("init_args") or {}
+    exclude = arguments.get("exclude")
+    if not exclude or not arguments.get("root") or not os.path.isdir(arguments["root"]):
+        return
+    root = Path(arguments["root"])
+    folders = [root, *(entry for entry in root.iterdir() if entry.is_dir())]
+    names = [exclude] if isinstance(exclude, str) else exclude
+    present = [name for name in names if any((folder / name).exists() for folder in folders)]
+    settings["data"] = {**data, "init_args": {**arguments, "exclude": present}}
 
 
 def _drop_list(settings: dict[str, Any], path: list[str]) -> None:

@@ -157,7 +157,8 @@ def _check_tiles(image: ImageFile) -> None:
 
 
 def _check_png(image: ImageFile, file: BinaryIO) -> None:
-    """Make sure that a loaded PNG has all rows. Pillow leaves missing ones zero, without an error."""
+    """Make sure that a loaded PNG has all rows. Pillow leaves missing ones zero, and ignores checksums of pixels."""
+    _check_png_checksums(file)
     last_row = image.crop((0, image.height - 1, image.width, image.height))
     if not image.info.get("interlace") and np.asarray(last_row).any():
         return
@@ -175,6 +176,26 @@ def _check_png(image: ImageFile, file: BinaryIO) -> None:
     num_bytes = _num_inflated(file, needed)
     if num_bytes < needed:
         raise IncompleteError(f"the file is truncated: it has {num_bytes:,} of {needed:,} bytes of pixels")
+
+
+def _check_png_checksums(file: BinaryIO) -> None:
+    """Make sure of the checksums of the IDAT chunks of a PNG: zeros in place of lost data may decode to pixels."""
+    file.seek(8)
+    while len(start := file.read(8)) == 8:
+        num_bytes, kind = int.from_bytes(start[:4], "big"), start[4:]
+        if kind != b"IDAT":
+            if kind == b"IEND":
+                return
+            file.seek(num_bytes + 4, io.SEEK_CUR)
+            continue
+        checksum = zlib.crc32(kind)
+        remaining = num_bytes
+        while remaining and (piece := file.read(min(remaining, _PIECE))):
+            remaining -= len(piece)
+            checksum = zlib.crc32(piece, checksum)
+        stated = file.read(4)
+        if len(stated) == 4 and int.from_bytes(stated, "big") != checksum:
+            raise IncompleteError("the file is damaged: a checksum of its pixels is wrong")
 
 
 def _num_inflated(file: BinaryIO, most: int) -> int:

@@ -193,6 +193,12 @@ def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known:
         digests = _digests(given, known)
         is_seen |= _are_among(digests, known, most, gone)  # renamed or moved
         is_copy = _are_among(digests, known, most) & ~is_seen
+        if is_copy.all() and not data.is_fitted:
+            count, first = _counted(data, split, is_copy)
+            raise ValueError(
+                f"this checkpoint has seen {count} in training: they are copies, such as {first}; give images that are "
+                "new to it"
+            )
         if is_told and is_copy.any():
             count, first = _counted(data, split, is_copy)
             log.warning("%s are copies of pictures seen in training, such as %s: they are measured, too", count, first)

@@ -111,7 +111,8 @@ def _read_torch(path: Path) -> Pretrained:
     if isinstance(content, dict) and content.keys() >= REQUIRED_SECTIONS:
         check_checkpoint(content, path)
     state, averaged = _state_dict(content)
-    if not (isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())):
+    are_named = isinstance(state, dict) and state and all(isinstance(name, str) for name in state)
+    if not are_named or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path} is not a state dict: it holds something else than named tensors. {_SAVE}")
     if not _is_own(content, state):
         if "pytorch-lightning_version" in content:  # the module may hold more, such as a loss with weights
@@ -133,7 +134,8 @@ def _state_dict(content: Any) -> tuple[Any, str | None]:
     """Return the state dict in what a trainer has saved, and the entry's name where that holds averaged weights."""
     averaged = None
     for _ in range(_MOST_NESTED):
-        name = next((n for n in _STATES if isinstance(content, dict) and isinstance(content.get(n), dict)), None)
+        entries = content if isinstance(content, dict) else {}
+        name = next((n for n in _STATES if isinstance(entries.get(n), dict) and entries[n]), None)
         if name is None:
             break
         averaged = name if name in _AVERAGED else averaged

@@ -109,9 +109,13 @@ class MetricsCSV(Logger):
                 self._epoch |= {name: value for name, value in row.items() if value and name != "step"}
 
 
-def is_defined(name: str, value: float) -> bool:
-    """Return whether a metric has a value: NaN is 0 / 0, except for a loss, where training has diverged."""
-    return name.partition("/")[2].startswith("loss") or not math.isnan(value)
+def is_defined(name: str, value: Any) -> bool:
+    """Return whether a metric has a value: NaN is 0 / 0, except for a loss, where training has diverged.
+
+    Loggers are also given images under such names.
+    """
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return name.partition("/")[2].startswith("loss") or not is_nan
 
 
 def read_metrics(path: str | Path) -> list[dict[str, str]]:

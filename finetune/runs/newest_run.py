@@ -87,7 +87,13 @@ def find_run(root: Path, wanted: Wanted) -> Found:
             check_free(run)
             begun = run
         elif has_checkpoint:
-            settings = settings_of(run)
+            try:
+                settings = settings_of(run)
+            except ValueError:
+                if not _has_other_root(run, wanted.root):
+                    raise
+                passed.append((run, "of other data, and its config.yaml is damaged"))
+                continue
             if difference := wanted.difference(run, settings):
                 passed.append((run, difference))
                 continue
@@ -119,6 +125,17 @@ def settings_of(run: Path) -> dict[str, Any]:
     return settings
 
 
+def _has_other_root(run: Path, root: str | None) -> bool:
+    """Return whether the checkpoint of a run says that its data lie elsewhere."""
+    if root is None:
+        return False
+    try:
+        known = read_checkpoint(last_checkpoint(run))["datamodule_hyper_parameters"].get("root")
+    except (ValueError, OSError, LookupError):
+        return False
+    return known is not None and Path(_begun_in(run), known).resolve() != Path(root).resolve()
+
+
 def not_found(root: Path, passed: list[tuple[Path, str]]) -> str:
     """Return the message for a `--resume` that begins a new run."""
     others = "".join(f"; {run} is not called version_N" for run in not_looked_at(root))
@@ -140,6 +157,6 @@ def _begun_in(run: Path) -> str:
     """Return the working directory in which a run was begun, to which its paths are relative; "" if unknown."""
     try:
         folder = json.loads((run / "about.json").read_text("utf-8"))["folder"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return ""
     return folder if isinstance(folder, str) else ""

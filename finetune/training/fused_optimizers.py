@@ -28,6 +28,8 @@ def fuse(optimizer: Optimizer) -> Optimizer:
         for group, fused in zip(loaded.param_groups, chosen, strict=True):
             if "fused" in group:
                 group["fused"] = fused
+        if type(loaded) in _FUSED:
+            _check_state(loaded)
         _lay_out_state(loaded)
 
     optimizer.register_load_state_dict_post_hook(adapt)
@@ -62,6 +64,23 @@ def _lay_out_gradients(optimizer: Optimizer) -> None:
         for p in group["params"]:
             if p.grad is not None and p.grad.stride() != p.stride():
                 p.grad = torch.empty_like(p).copy_(p.grad)
+
+
+def _check_state(optimizer: Optimizer) -> None:
+    """Make sure that loaded state has the shapes of the weights: the fused way would read other memory.
+
+    Raises:
+        ValueError: It has not.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            for name, value in optimizer.state.get(p, {}).items():
+                expected = () if name == "step" else tuple(p.shape)
+                if torch.is_tensor(value) and tuple(value.shape) != expected:
+                    raise ValueError(
+                        f"the optimizer state of the checkpoint is damaged: {name} has the shape {tuple(value.shape)}, "
+                        f"expected {expected}"
+                    )
 
 
 def _lay_out_state(optimizer: Optimizer) -> None:

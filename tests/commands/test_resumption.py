@@ -202,6 +202,38 @@ def test_a_run_of_another_folder_that_cannot_be_read_blocks_no_other_data(
         cli("fit", "--resume", run_to_go_on, *UNFINISHED)
 
 
+def test_a_run_of_another_kind_of_data_fetches_nothing_into_this_folder(other, cli, run_to_go_on, monkeypatch):
+    config = config_of(run_to_go_on)
+    config["data"] = {"class_path": "finetune.FashionMNIST", "init_args": {"root": "fashion"}}
+    (run_to_go_on / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    fetched = []
+    monkeypatch.setattr("finetune.data.datasets.fashion_mnist.obtain", fetched.append)
+    cli("fit", other, *QUICKEST, *UNTESTED, "--resume")
+    assert not fetched and run_to_go_on.with_name("version_1").exists()
+
+
+def test_a_damaged_config_of_other_data_is_passed_over(colours, other, cli, run_to_go_on, caplog):
+    (run_to_go_on / "config.yaml").write_text("data: [", "utf-8")
+    with caplog.at_level("INFO", "finetune"):
+        cli("fit", other, *QUICKEST, *UNTESTED, "--resume")
+    assert "version_0 is of other data, and its config.yaml is damaged: a new run begins" in caplog.text
+    with pytest.raises(ValueError, match=r"version_0/config\.yaml is damaged"):  # the control: of these data
+        shutil.rmtree(run_to_go_on.with_name("version_1"))
+        cli("fit", colours, *QUICKEST, *UNTESTED, "--resume")
+
+
+def test_an_excluded_folder_that_is_gone_stops_no_run(colours, cli, tmp_path):
+    folder = Path(shutil.copytree(colours, tmp_path / "photos"))
+    (folder / "train/results").mkdir()
+    fit = ["fit", folder, *QUICKEST, *UNTESTED]
+    cli(*fit, "--data.exclude", "results")
+    (folder / "train/results").rmdir()
+    cli(*fit, *UNFINISHED, "--resume")
+    assert epochs_of(tmp_path / "runs/fit/version_0") == 2
+    with pytest.raises((ValueError, SystemExit)):  # the control: typed
+        cli(*fit, *UNFINISHED, "--resume", "--data.exclude", "results")
+
+
 def test_a_data_folder_with_a_config_is_no_run(colours, cli, tmp_path):
     folder = Path(shutil.copytree(colours, tmp_path / "photos"))
     (folder / "config.yaml").write_text("about: my photographs", "utf-8")

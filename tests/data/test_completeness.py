@@ -82,3 +82,14 @@ def test_black_rows_that_a_png_states_are_not_missing():
         np.testing.assert_array_equal(decode(encode(pixels, "PNG")), pixels)
     clear = np.zeros((5, 7, 4), np.uint8)
     assert (decode(encode(clear, "PNG")) == 255).all()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB"])
+def test_a_png_whose_rest_is_zeros_is_refused(mode, share):
+    """As a disk leaves a file that was not written to its end."""
+    content = encode(np.asarray(Image.fromarray(RGB).convert(mode)), "PNG")
+    decode(content)  # the control
+    num = int(share * len(content))
+    with pytest.raises(DecodeError, match="is damaged|truncated"):
+        decode(content[:num] + bytes(len(content) - num))

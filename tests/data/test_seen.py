@@ -358,6 +358,19 @@ def test_copies_among_new_pictures_are_left_out(tmp_path, lines):
     assert held(checkpoint, data(other), rank=1) == left and not lines.messages
 
 
+def test_a_test_folder_of_nothing_but_training_pictures_is_refused(tmp_path):
+    fitted = data(
+        write(tmp_path / "a", *(f"{s}/{c}/{i}.png" for s in ("train", "test") for c in "xy" for i in range(20)))
+    )
+    checkpoint = checkpoint_of(fitted)
+    assert len(held(checkpoint, data(tmp_path / "a"))) == 40  # the control
+    same = Path(shutil.copytree(tmp_path / "a", tmp_path / "same"))
+    shutil.rmtree(same / "test")
+    shutil.copytree(same / "train", same / "test")
+    with pytest.raises(ValueError, match="has seen 40 of the 40 test pictures of .* in training: they are copies"):
+        held(checkpoint, data(same))
+
+
 def test_a_few_copies_under_their_old_names_make_no_training_folder(tmp_path, lines):
     fitted = data(plain(tmp_path / "a"))
     checkpoint = checkpoint_of(fitted)

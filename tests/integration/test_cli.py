@@ -441,7 +441,7 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
     assert result.stdout.count("test/accuracy") == 1
     assert " of 30 test pictures are named rightly" in result.stdout  # each counts once
-    told = "".join(rf"{what}: .*\n" for what in ("pictures", "network", "training"))  # by one process alone
+    told = "".join(rf"{what}.*\n" for what in ("pictures: ", "network: ", "training: ", "val has "))  # by one process
     assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), result.stderr
     assert "training: 2 x cpu, " in result.stderr
 
@@ -487,7 +487,7 @@ def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
-    told = ("pictures: ", "network: ", "training: ", "epoch ")
+    told = ("pictures: ", "network: ", "training: ", "epoch ", "val has ")
     lines = [line for line in err.splitlines() if line and not line.startswith(told)]
     assert lines == [
         "stopping after this step; Ctrl-C again ends it at once",

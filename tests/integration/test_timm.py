@@ -46,7 +46,7 @@ def test_forgotten_statistics_or_draws_are_seen(results):
 
 def network_of(pictures, backbone, **options):
     torch.manual_seed(0)
-    optimizer = {"optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9)}
+    optimizer = {"optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9), "scheduler": None}
     return Classifier(pictures.class_names, backbone, None, network_size=pictures.image_size, **(optimizer | options))
 
 

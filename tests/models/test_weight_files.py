@@ -253,3 +253,11 @@ def test_files_that_are_no_weights(tmp_path, capsys):
         assert str(caught.value).startswith(f"{tmp_path / name} {message}")
         assert "\n" not in str(caught.value)
     assert "unpickled" not in capsys.readouterr().out
+
+
+def test_numbers_for_names_and_an_empty_average_are_told_apart(tmp_path):
+    torch.save({"state_dict": {1: torch.ones(2), 2: torch.ones(2)}}, tmp_path / "numbers.pt")
+    with pytest.raises(ValueError, match="it holds something else than named tensors"):
+        read_file(tmp_path / "numbers.pt")
+    torch.save({"state_dict": {"a": torch.ones(2)}, "state_dict_ema": {}}, tmp_path / "empty.pt")
+    assert read_file(tmp_path / "empty.pt").averaged is None

@@ -53,7 +53,7 @@ STEPS |= {"only_validate": "validation_step", "only_test": "test_step"}
 SPLITS = {"decode": "train", "train": "train", "validate": "val", "test": "test", "predict": "test"}
 SPLITS |= {"only_validate": "val", "only_test": "test"}
 LINES = re.compile(  # what a run may say
-    r"|(pictures|network|training): .*|predicting \d.*|test has \d+ pictures only: .*"
+    r"|(pictures|network|training): .*|predicting \d.*|(val|test) has \d+ pictures only: .*"
     r"|epoch \d.*|decoded \d.*|the pictures of .* are decoded anew .*|finetune: error: .*|stopp(ed by|ing after) .*"
     r"|(test|run in|predictions|probabilities at|no temperature|best.ckpt is|next)\b.*|\d+ ((of \d+ )?\w+ )?pictures.*"
 )

@@ -152,3 +152,18 @@ def test_weights_spread_over_devices_are_left_alone():
     optimizer = SGD([Spread(torch.zeros(3))], lr=0.1)
     fuse(optimizer)
     assert not optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_loaded_state_of_another_shape_is_refused(kind):
+    options = {"lr": 0.1, "momentum": 0.9} if kind is SGD else {"lr": 0.1}
+    weight = nn.Parameter(torch.ones(3, 4))
+    optimizer = fuse(kind([weight], **options))
+    weight.grad = torch.ones(3, 4)
+    optimizer.step()
+    state = optimizer.state_dict()
+    fuse(kind([weight], **options)).load_state_dict(state)  # the control
+    name = "momentum_buffer" if kind is SGD else "exp_avg"
+    state["state"][0][name] = torch.zeros(2)
+    with pytest.raises(ValueError, match=rf"is damaged: {name} has the shape \(2,\), expected \(3, 4\)"):
+        fuse(kind([weight], **options)).load_state_dict(state)
