@@ -10,6 +10,7 @@ import sys
 from finetune.system.killed_worker import is_of_killed_worker
 
 _OF_A_WORKER = "Caught .* in (DataLoader worker|pin memory thread)"  # such an error carries its traceback as text
+_LONGEST_REASON = 200  # of torch's, which may name thousands of keys
 _LEFT = "remote|clos|abort|timeout|timed out|premature"  # what NCCL says where another process has ended
 
 
@@ -49,6 +50,9 @@ def one_line(error: BaseException) -> str | None:
         return f"torch can't use this GPU: {reason}; --trainer.accelerator cpu does without it"
     if gpus := re.match(r"You requested gpu: \[(.*?)\]\s+But your machine only has: \[(.*)\]", text):
         return f"--devices: GPUs {gpus[1]} are asked for, and here are only {gpus[2]}; auto takes all there are"
+    if text.startswith("Error(s) in loading state_dict"):  # torch's, with a line for each key
+        reason = " ".join(text.partition("\n")[2].partition("\n")[0].split())[:_LONGEST_REASON].rstrip(".,: ")
+        return f"the weights in the checkpoint do not fit the network that it names, it is damaged: {reason}"
     if re.search(_OF_A_WORKER, text):
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif " does not have a deterministic implementation" in text:

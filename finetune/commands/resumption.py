@@ -71,7 +71,9 @@ def plan_fit(parser: ArgumentParser, arguments: Sequence[str]) -> Plan:
         found = find_run(root, _wanted(explicit))
     if found.run is None:
         if explicit.get("data.class_path") == _ANY_DATA and explicit.get("data.init_args.root") is None:
-            raise NotFound(f"--resume found no run beneath {root}, and there is no data: finetune fit FOLDER --resume")
+            why = f", since {passed_over(found.passed)}" if found.passed else ""
+            hint = "and there is no data for a new one: finetune fit FOLDER --resume"
+            raise NotFound(f"--resume found no run beneath {root} to go on with{why}, {hint}")
         return new._replace(message=not_found(root, found.passed))
     settings = _settings_below_command_line(found, arguments)
     plan = Plan([arguments[0], "--config", yaml.safe_dump(settings), *arguments[1:]], found.run, found.settings)

@@ -24,6 +24,13 @@ from finetune.system.messages import WrongUsage
             MisconfigurationException("You requested gpu: [0, 1]\n But your machine only has: [0]"),
             "--devices: GPUs 0, 1 are asked for, and here are only 0; auto takes all there are",
         ),
+        (
+            RuntimeError(
+                'Error(s) in loading state_dict for Classifier:\n\tUnexpected key(s) in state_dict: "x". \n\tsize mis'
+            ),
+            "the weights in the checkpoint do not fit the network that it names, it is damaged: Unexpected key(s) in "
+            'state_dict: "x"',
+        ),
         (RuntimeError("Found more than one stateful callback of type `Timer`.\n HINT"), "Found more than one stateful"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "out of GPU memory: a smaller --batch"),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), "out of GPU memory: a smaller --batch"),

@@ -260,8 +260,15 @@ def test_the_whole_config_is_printed(colours, cli, run_to_go_on, capsys, beside)
 
 
 def test_nothing_to_go_on_with_and_no_data_is_an_error(cli):
-    with pytest.raises(NotFound, match="--resume found no run beneath runs, and there is no data: finetune fit FOLDER"):
+    with pytest.raises(
+        NotFound, match="no run beneath runs to go on with, and there is no data for a new one: finetune"
+    ):
         cli("fit", "--resume")
+
+
+def test_why_no_run_goes_on_is_said_where_there_is_no_data_either(cli, run_to_go_on):
+    with pytest.raises(NotFound, match="to go on with, since runs/fit/version_0 is of another network .model.backbone"):
+        cli("fit", "--resume", "--backbone", "resnet18")
 
 
 def test_the_same_command_line_says_the_same_again(colours, cli, tmp_path):
