@@ -21,7 +21,7 @@ from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import config_text, last_checkpoint
 from finetune.runs.lightning_callbacks import ended_by
-from finetune.runs.newest_run import Found, Wanted, find_run, not_found, passed_over, settings_of
+from finetune.runs.newest_run import Found, Wanted, begun_in, find_run, not_found, passed_over, settings_of
 from finetune.runs.resume import Changes, is_of_data
 from finetune.system.messages import NotFound, WrongUsage
 
@@ -167,12 +167,23 @@ def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict
         trainer.pop("devices", None)
         trainer.pop("num_nodes", None)
     settings["trainer"] = trainer
+    _locate_data(settings, begun_in(found.run))
     _drop_missing_excluded(settings)
     for argument in arguments[1:]:
         # A list on the command line replaces the list of the run; it does not extend it.
         if match := re.match(r"--([\w.]+)\+?(=|$)", argument):
             _drop_list(settings, match[1].split("."))
     return settings
+
+
+def _locate_data(settings: dict[str, Any], folder: str) -> None:
+    """Make a relative data folder one of the folder in which the run began, which may not be this one."""
+    data = settings.get("data") or {}
+    arguments = data.get("init_args") or {}
+    root = arguments.get("root")
+    if not root or not os.path.isdir(folder) or os.path.samefile(folder, os.curdir):
+        return
+    settings["data"] = {**data, "init_args": {**arguments, "root": os.path.join(folder, root)}}
 
 
 def _drop_missing_excluded(settings: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ class Wanted:
         if self.root is None or not data:
             return ""
         root = (data.get("init_args") or {}).get("root")
-        is_same_folder = root is not None and Path(_begun_in(run), root).resolve() == Path(self.root).resolve()
+        is_same_folder = root is not None and Path(begun_in(run), root).resolve() == Path(self.root).resolve()
         if is_same_folder or (last_checkpoint(run).is_file() and self.has_data_of(run, settings)):
             return ""
         return f"of other data (data.root {root}, not {self.root})"
@@ -133,7 +133,7 @@ def _has_other_root(run: Path, root: str | None) -> bool:
         known = read_checkpoint(last_checkpoint(run))["datamodule_hyper_parameters"].get("root")
     except (ValueError, OSError, LookupError):
         return False
-    return known is not None and Path(_begun_in(run), known).resolve() != Path(root).resolve()
+    return known is not None and Path(begun_in(run), known).resolve() != Path(root).resolve()
 
 
 def not_found(root: Path, passed: list[tuple[Path, str]]) -> str:
@@ -153,7 +153,7 @@ def passed_over(passed: list[tuple[Path, str]]) -> str:
     return f"{run} is {difference}{more}"
 
 
-def _begun_in(run: Path) -> str:
+def begun_in(run: Path) -> str:
     """Return the working directory in which a run was begun, to which its paths are relative; "" if unknown."""
     try:
         folder = json.loads((run / "about.json").read_text("utf-8"))["folder"]

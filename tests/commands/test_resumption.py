@@ -250,6 +250,16 @@ def test_a_run_named_from_within_another_goes_on_in_its_own_place(cli, run_to_go
     assert epochs_of(run) == 2 and config_of(run)["trainer"]["default_root_dir"] == str(run.parents[1])
 
 
+def test_a_run_named_from_another_folder_finds_its_data(colours, cli, tmp_path, monkeypatch):
+    shutil.copytree(colours, tmp_path / "photos")
+    cli("fit", "photos", *QUICKEST, *UNTESTED)
+    run, elsewhere = tmp_path / "runs/fit/version_0", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    cli("fit", "--resume", run, *UNFINISHED)
+    assert epochs_of(run) == 2 and not list(elsewhere.iterdir())
+
+
 @pytest.mark.parametrize("beside", [["--resume"], ["--config", "only_data.yaml"]])
 def test_the_whole_config_is_printed(colours, cli, run_to_go_on, capsys, beside):
     Path("only_data.yaml").write_text("seed_everything: 3", "utf-8")
