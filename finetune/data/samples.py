@@ -17,7 +17,11 @@ _AT_ONCE = 2**24  # pixels converted at once: the conversions of large images wo
 _FULL_SCALES = (1, 2**8 - 1, 2**16 - 1, 2**32 - 1)
 _MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}  # full scales that a TIFF of 16-bit samples may state
 
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _SAMPLE_FORMAT = 258, 262, 281, 339  # tags of a TIFF
+# Tags of a TIFF.
+_BITS_PER_SAMPLE = 258
+_PHOTOMETRIC = 262
+_MAX_SAMPLE_VALUE = 281
+_SAMPLE_FORMAT = 339
 _UNSIGNED, _SIGNED = 1, 2  # sample formats
 _WHITE_IS_ZERO = 0
 

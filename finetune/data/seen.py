@@ -148,14 +148,24 @@ def leave_out_copies(data: Any, split: str, checkpoint: Mapping[str, Any], is_to
     if not is_copy.any():
         return
     count, first = _counted(data, split, is_copy)
+    _check_not_all_copies(data, split, is_copy)
+    if is_told:
+        log.warning("left out %s: copies of pictures that the checkpoint was trained on, such as %s", count, first)
+    _keep(data, split, ~is_copy)
+
+
+def _check_not_all_copies(data: Any, split: str, is_copy: np.ndarray) -> None:
+    """Make sure that some images of a split are no copies of training images.
+
+    Raises:
+        ValueError: All of them are.
+    """
     if is_copy.all():
+        count, first = _counted(data, split, is_copy)
         raise ValueError(
             f"this checkpoint has seen {count} in training: they are copies, such as {first}. Give pictures that it "
             "was not trained on"
         )
-    if is_told:
-        log.warning("left out %s: copies of pictures that the checkpoint was trained on, such as %s", count, first)
-    _keep(data, split, ~is_copy)
 
 
 def _num_seen(known: Seen, split: str) -> int:
@@ -189,16 +199,12 @@ def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known:
     here = np.concatenate([part.hashes() for part in data.splits.values()])
     gone = ~np.isin(known.names[:most], here)
     is_seen = np.isin(names, known.names[:most])
-    if known.digests is not None and (gone.any() or not data.is_fitted):  # at the end of a fit the first look told
+    if known.digests is not None and (gone.any() or not data.is_fitted):  # a fit has warned at its start
         digests = _digests(given, known)
         is_seen |= _are_among(digests, known, most, gone)  # renamed or moved
         is_copy = _are_among(digests, known, most) & ~is_seen
-        if is_copy.all() and not data.is_fitted:
-            count, first = _counted(data, split, is_copy)
-            raise ValueError(
-                f"this checkpoint has seen {count} in training: they are copies, such as {first}; give images that are "
-                "new to it"
-            )
+        if not data.is_fitted:
+            _check_not_all_copies(data, split, is_copy)
         if is_told and is_copy.any():
             count, first = _counted(data, split, is_copy)
             log.warning("%s are copies of pictures seen in training, such as %s: they are measured, too", count, first)

@@ -143,7 +143,7 @@ class Predictor:
         check_finite_rows(torch.from_numpy(probabilities), name_of, self.path, self.precision)
 
     def decide(self, probabilities: np.ndarray, names: Sequence[object] | None = None) -> np.ndarray:
-        """Return the index of the class that is said (N,), by the checkpoint's threshold if it has one.
+        """Return the index of the predicted class (N,), by the checkpoint's threshold if it has one.
 
         Args:
             probabilities: Of N pictures, (N, K).

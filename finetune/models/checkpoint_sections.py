@@ -218,8 +218,8 @@ def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
 def _check_resized_side(data: Mapping[str, Any], file: object) -> None:
     side = data.get("eval_image_size") or data["image_size"]
     if side / data.get("crop_share", 1.0) > MOST_RESIZED:
-        told = f"datamodule_hyper_parameters.crop_share is {data['crop_share']} of {side} pixels"
-        refuse(file, f"{told}: images would be resized to more than {MOST_RESIZED}")
+        value = f"datamodule_hyper_parameters.crop_share is {data['crop_share']} of {side} pixels"
+        refuse(file, f"{value}: images would be resized to more than {MOST_RESIZED}")
 
 
 def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:

@@ -91,7 +91,9 @@ def class_metrics(confusion: Tensor) -> dict[str, Tensor]:
     What divides by zero is NaN: the recall of a class without images, and the precision of one that is never predicted.
     torchmetrics reports 0 for both. The macro F1 is the mean over the classes that have images.
     """
-    right, actual, predicted = confusion.diag().float(), confusion.sum(dim=1), confusion.sum(dim=0)
+    right = confusion.diag().float()
+    actual = confusion.sum(dim=1)
+    predicted = confusion.sum(dim=0)
     f1 = 2 * right / (actual + predicted)
     return {"precision": right / predicted, "recall": right / actual, "f1": f1[actual > 0].mean()}
 

@@ -417,7 +417,9 @@ def test_a_second_look_at_a_large_picture_takes_little_more_memory(kind):
 
 def second_look_fits(kind: str) -> bool:
     """Whether decoding a large picture of a kind that is read twice takes at most 9 bytes a pixel."""
-    side, most, more = 2500, 9, 2**24
+    side = 2500
+    most = 9
+    more = 2**24
     grey = np.tile(np.arange(side, dtype=np.uint8), (side, 1))
     pixels = np.stack([grey, grey.T, grey], axis=-1)
     if kind == "JPEG with a warning":

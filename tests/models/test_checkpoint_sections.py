@@ -62,7 +62,9 @@ def _is_data_class(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, ImageDataModule)
 
 
-MODEL, DATA, OURS = "hyper_parameters", "datamodule_hyper_parameters", "finetune"
+MODEL = "hyper_parameters"
+DATA = "datamodule_hyper_parameters"
+OURS = "finetune"
 NAMES, SIZES = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int32)
 LOOPS = {"fit_loop": {"epoch_progress": {"current": {"processed": -1}}}}
 BOMB: list[Any] = ["x"]

@@ -10,7 +10,9 @@ from finetune.models.misfits import advice
 from finetune.models.weight_files import Pretrained
 from finetune.models.weights import load_weights, read_weights
 
-LITE, TORCHVISION, TIMM = "timm/tf_efficientnet_lite0", "efficientnet_b0", "timm/efficientnet_b0"
+LITE = "timm/tf_efficientnet_lite0"
+TORCHVISION = "efficientnet_b0"
+TIMM = "timm/efficientnet_b0"
 
 
 def names(backbone: str) -> list[str]:

@@ -140,7 +140,9 @@ def cropped(root: Path, sizes: list[tuple[int, int]], **options) -> str:
     return overview.crop_line(data(root, val_fraction=0, **options))
 
 
-WIDE, TALL, SQUARE = (90, 30), (30, 90), (40, 40)  # at 7/8 of the side 74 and 23 % of the area are cut away
+WIDE = (90, 30)
+TALL = (30, 90)
+SQUARE = (40, 40)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,10 @@ def gathered(looks: Iterable[Look], num: int) -> Facts:
         errors.append(seen.error)
         kinds.append(seen.kind)
         modes.append(seen.mode)
-        sizes[i], num_bytes[i], changed[i], colours[i] = seen.size, seen.num_bytes, seen.changed, seen.colour
+        sizes[i] = seen.size
+        num_bytes[i] = seen.num_bytes
+        changed[i] = seen.changed
+        colours[i] = seen.colour
         found_warnings.append(seen.warning)
         contrast[i] = seen.contrast
         brightest[i] = seen.brightest
