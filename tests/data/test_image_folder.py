@@ -131,7 +131,7 @@ def test_the_real_hotdog_folder(caplog):
     assert counts["test"] == [400, 400] and np.abs(np.subtract(counts["train"], 900)).max() <= 2
     assert np.add(counts["train"], counts["val"]).tolist() == [1000, 1000]
     batch = next(iter(data.train_dataloader()))
-    assert batch["image"].shape == (64, 3, 64, 64) and batch["bad"] == []
+    assert batch["image"].shape == (32, 3, 64, 64) and batch["bad"] == []
     assert batch["image"].float().mean(dim=(0, 2, 3)).argmax() == 0  # food is red
 
 
