@@ -55,6 +55,8 @@ _WRITTEN = {
     "finetune.datamodules.SampleData": "finetune.SampleData",
     "finetune.schedules.WarmupCosine": "finetune.WarmupCosine",
 }
+# Arguments of the data that their config.yaml and checkpoints may have, and that are ignored.
+REMOVED = ("num_views",)
 __all__ = [
     *("Classifier", "FashionMNIST", "FittedRun", "Hotdog", "ImageFolderData", "LoadedModel"),
     *("MLFlowLogger", "Prediction", "SampleData", "TensorBoardLogger", "WandbLogger", "WarmupCosine"),
@@ -72,13 +74,20 @@ def __getattr__(name: str) -> object:
 def public_paths(value: Any) -> Any:
     """Return a checkpoint's or a config's values with our classes by their public names.
 
-    What was written before a class had one says its module, which may have another name by now.
+    What was written before a class had one says its module, which may have another name by now. Arguments that no class
+    takes any more are left out.
     """
     if isinstance(value, dict):
-        return {key: public_paths(inner) for key, inner in value.items()}
+        has_arguments = isinstance(value.get("init_args"), dict)
+        kept = {**value, "init_args": _without_removed(value["init_args"])} if has_arguments else value
+        return {key: public_paths(inner) for key, inner in kept.items()}
     if isinstance(value, list):
         return [public_paths(inner) for inner in value]
     return _WRITTEN.get(value, value) if isinstance(value, str) else value
+
+
+def _without_removed(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in REMOVED}
 
 
 def __dir__() -> list[str]:

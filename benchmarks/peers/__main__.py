@@ -33,12 +33,11 @@ RECORDS = ROOT / "benchmarks/peers/compare.json"
 EXPERIMENTS = {
     "throughput": (5, 2, 200, 50),
     "job": (3, 5, None, None),
-    "fast": (3, 4, None, None),  # the epochs are those of hotdog_fast.yaml
     "head": (3, 5, None, None),
     "predict": (3, 1, 50, 50),  # what is trained first is not measured
 }
 _OF_ALL = 2  # whole jobs of every tool; ours and the two fastest peers' are more
-_SEEDED = ("job", "fast")  # repeat k has seed k, so that the spread is of accuracies, too
+_SEEDED = ("job",)  # repeat k has seed k, so that the spread is of accuracies, too
 
 
 class Run(NamedTuple):
@@ -65,11 +64,6 @@ def fastest_peers(records: Sequence[dict]) -> list[tuple[str, str]]:
     return [(r["tool"], r["setting"]) for r in sorted(theirs, key=lambda r: r["seconds"])]
 
 
-def best_peer(records: Sequence[dict]) -> tuple[str, str] | None:
-    """Return the fastest of all peers."""
-    return next(iter(fastest_peers(records)), None)
-
-
 def plan(records: Sequence[dict]) -> Iterator[Run]:
     """Yield all runs in their order: in each repeat all take turns, so that a slow hour is everybody's."""
     everybody = [(tool, setting) for tool, (_, settings) in tools.TOOLS.items() for setting in settings]
@@ -78,8 +72,6 @@ def plan(records: Sequence[dict]) -> Iterator[Run]:
     for repeat in range(EXPERIMENTS["job"][0]):
         for who in everybody if repeat < _OF_ALL else [("finetune", "default"), *fastest_peers(records)[:2]]:
             yield Run("job", *who, repeat)
-            if who[0] == "finetune":
-                yield Run("fast", *who, repeat)
     for repeat in range(EXPERIMENTS["head"][0]):
         for who in everybody:
             if (repeat == 0 or who[0] == "finetune") and ("head", who[0]) not in tools.CANNOT:
@@ -97,10 +89,6 @@ def train(run: Run, place: tools.Place) -> dict:
     num_pictures = sum(1 for _ in place.data.glob("train/*/*"))
     result = {name: round(done[name], 2) for name in ("seconds", "memory_mb")}
     result["accuracy"] = round(tools.accuracy(run.tool, place.out, done["output"]), 5)
-    if run.experiment == "fast":  # when it was how good
-        ends = measure.evaluated(done["stamps"], epochs, done["seconds"])
-        accuracies = tools.accuracies(place.out)
-        result["epochs"] = [[round(end, 2), round(a, 5)] for end, a in zip(ends, accuracies, strict=True)]
     steps = measure.rates(done["stamps"], epochs, num_pictures, tools.BATCH_SIZE)
     return {**result, **{name: round(value, 3) for name, value in steps.items()}, "command": shlex.join(command)}
 
@@ -159,7 +147,7 @@ class Bench:
 def document() -> None:
     """Write the tables and the chart of what is recorded."""
     records = load(RECORDS)
-    fill(ROOT / "docs/benchmarks.md", tables(records, best_peer(records)))
+    fill(ROOT / "docs/benchmarks.md", tables(records))
     if has_chart(records):
         draw(records, ROOT / "docs/compare.png")
 

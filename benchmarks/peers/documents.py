@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.documents import spread
-from benchmarks.peers.tools import CANNOT, PEERS, PREDICTING, TOOLS
+from benchmarks.peers.tools import CANNOT, PREDICTING, TOOLS
 
 Records = Sequence[dict]
 
@@ -85,45 +85,6 @@ def table(records: Records, experiment: str, columns: Sequence[tuple[str, str, i
     return "\n".join(lines)
 
 
-def fast_table(records: Records, best: tuple[str, str] | None) -> str:
-    """Return the recipe on kept features beside our default and the peer whose whole job is the fastest.
-
-    And when it had been as accurate as that peer is at its end, at the latest.
-    """
-    lines = [
-        "| | seconds, whole job | accuracy | hotdog_fast.yaml's time to it, seconds | this ÷ that | n | measured |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    fast = [r for r in found(records, "fast", "finetune") if "seconds" in r]
-    shown = [
-        ("finetune fit, hotdog_fast.yaml", fast),
-        ("finetune fit, image_folder.yaml", found(records, "job", "finetune")),
-    ]
-    if best:
-        shown.append((f"fastest peer: {TOOLS[best[0]][0]}, {best[1]}", found(records, "job", *best)))
-    defaults = [r for tool in PEERS for r in found(records, "job", tool)[:1] if "seconds" in r]
-    if defaults:
-        tool = min(defaults, key=lambda r: r["seconds"])["tool"]
-        name = f"fastest peer with its defaults: {TOOLS[tool][0]}"
-        shown.append((name, found(records, "job", tool)))
-    for name, results in shown:
-        good = [r for r in results if "seconds" in r]
-        until = until_as_good(fast, statistics.median(values(good, "accuracy"))) if good else []
-        times = ["–", "–"]
-        if until:
-            ratio_of_times = statistics.median(values(good, "seconds")) / statistics.median(until)
-            times = [spread(until, 0), f"{ratio_of_times:.1f}"]
-        cells = [cell(good, "seconds", 0), cell(good, "accuracy", 3), *times, str(len(good)), when(good)]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def until_as_good(fast: Records, accuracy: float) -> list[float]:
-    """Return after how many seconds each run had at least this accuracy; nothing if one never had."""
-    ends = [next((end for end, reached in r["epochs"] if reached >= accuracy), None) for r in fast if "epochs" in r]
-    return [end for end in ends if end is not None] if None not in ends else []
-
-
 def predict_table(records: Records) -> str:
     """Return how fast the tools that predict do so."""
     lines = [
@@ -160,7 +121,7 @@ def about(records: Records) -> str:
     return f"{ours}{', '.join(sorted(versions))}."
 
 
-def tables(records: Records, best: tuple[str, str] | None) -> dict[str, str]:
+def tables(records: Records) -> dict[str, str]:
     """Return the blocks of docs/benchmarks.md."""
     start = [("s to the first step", "first_step", 1), ("peak memory, MB", "memory_mb", 0)]
     speed = [("pictures/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *start]
@@ -173,7 +134,6 @@ def tables(records: Records, best: tuple[str, str] | None) -> dict[str, str]:
         "compare_about": about(records),
         "compare_throughput": throughput,
         "compare_job": table(records, "job", job, "seconds"),
-        "compare_fast": fast_table(records, best),
         "compare_head": table(records, "head", head, "seconds"),
         "compare_predict": predict_table(records),
     }

@@ -116,9 +116,3 @@ def rates(stamps: Sequence[float], num_epochs: int, num_pictures: int, batch_siz
         found["later_seconds"] = statistics.median(end - start for start, end in itertools.pairwise(ends))
         found["later_rate"] = pictures / found["later_seconds"]
     return found
-
-
-def evaluated(stamps: Sequence[float], num_epochs: int, seconds: float) -> list[float]:
-    """Return when each epoch had been evaluated, at the latest: at the next one's first step, or at the end."""
-    steps = len(stamps) // num_epochs
-    return [*stamps[steps::steps], seconds]

@@ -42,7 +42,6 @@ _CONFIGS = {
     "throughput": "--config image_folder.yaml",
     "job": "--config image_folder.yaml",
     "head": "--config hotdog_frozen.yaml --data.crop_and_flip false",
-    "fast": "--config hotdog_fast.yaml",
 }
 
 
@@ -94,8 +93,7 @@ def fit(tool: str, setting: str, experiment: str, epochs: int, place: Place, see
     if tool == "finetune":
         program = [str(Path(sys.executable).with_name("finetune")), "fit", *_CONFIGS[experiment].split()]
         common = f"--data.image_size {IMAGE_SIZE} --data.batch_size {BATCH_SIZE} --test_after_fit false"
-        if experiment != "fast":  # which says its own number
-            common += f" --trainer.max_epochs {epochs}"
+        common += f" --trainer.max_epochs {epochs}"
         places = ["--data.root", place.data, "--model.weights", place.weights, "--trainer.default_root_dir", place.out]
         return [*program, *common.split(), *more, *map(str, places)]
     more += _BEST[tool].split() if setting == "best" else []
@@ -148,11 +146,6 @@ def accuracy(tool: str, out: Path, output: str) -> float:
     file = {"finetune": "fit/version_0/metrics.csv", "timm": "run/summary.csv", "ultralytics": "run/results.csv"}[tool]
     last = _column(out / file, column)[-1]
     return last / 100 if tool == "timm" else last
-
-
-def accuracies(out: Path) -> list[float]:
-    """Return what a run of ours reached after each epoch."""
-    return _column(out / "fit/version_0/metrics.csv", "val/accuracy")
 
 
 def _column(file: Path, name: str) -> list[float]:

@@ -1,1 +1,1 @@
-"""How good the shipped recipes are, and how long they take; `frozen` and `fashion_mnist` are scripts of their own."""
+"""How good the shipped recipes are, and how long they take; `fashion_mnist` is a script of its own."""

@@ -72,7 +72,7 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-CONFIGS = ("hotdog", "image_folder", "hotdog_probe", "hotdog_fast", "hotdog_frozen", "hotdog_book", "hotdog_scratch")
+CONFIGS = ("hotdog", "image_folder", "hotdog_probe", "hotdog_frozen", "hotdog_book", "hotdog_scratch")
 PLAIN = ("plain_one_rate", "plain_book", "plain_scratch")
 # Each group goes through all its recipes before the next seed: what is measured side by side is compared.
 GROUPS = (

@@ -7,7 +7,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from finetune.data.memmap import opened
-from finetune.system.cache_dir import FEATURES, FORMER, PICTURES, cache_dir, has_mark
+from finetune.system.cache_dir import FORMER, PICTURES, cache_dir, has_mark
 from finetune.system.files import unfinished_of
 from finetune.system.messages import WrongUsage, shown
 
@@ -17,20 +17,21 @@ _MOST_NAMED = 5  # files, in a message
 def cache(remove: str | None = None) -> None:
     """List what earlier runs have kept, or remove some; a run that uses it has it until its end.
 
-    That is decoded pictures, and features: what a frozen part of a network made of pictures. They lie in the folder
-    that the variable FINETUNE_CACHE names, else in the user's own for caches, ~/.cache/finetune on Linux.
+    That is decoded pictures; earlier versions kept features, too. They lie in the folder that the variable
+    FINETUNE_CACHE names, else in the user's own for caches, ~/.cache/finetune on Linux.
 
     Args:
         remove: Name of the cache to remove, or `all`, which leaves files that this version did not write.
     """
     folder = cache_dir()
-    found = {path.stem: path for kind in (PICTURES, FEATURES) for path in sorted(folder.glob(f"*{kind}"))}
-    found |= {path.name: path for path in sorted(folder.glob(f"*{FORMER}"))}  # one of now may have the same stem
+    found = {path.stem: path for path in sorted(folder.glob(f"*{PICTURES}"))}
+    for kind in FORMER:
+        found |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}  # one of now may have the same stem
     if remove is None:
         columns = (Column("name", no_wrap=True), Column("what", overflow="fold"), "size", "last used")
         table = Table(*columns, title=Text(f"caches in {folder}"))
         for name, path in found.items():
-            status, about = path.stat(), "features"
+            status, about = path.stat(), "features, of an earlier version: no run uses them"
             if not has_mark(path):
                 about = "not written by this version of finetune: --remove all leaves it"
             elif path.suffix == PICTURES:
@@ -47,7 +48,7 @@ def cache(remove: str | None = None) -> None:
     if remove == "all":
         left = [path.name for path in chosen if not has_mark(path)]
         chosen = [path for path in chosen if has_mark(path)]
-        unfinished = [path for kind in (PICTURES, FEATURES) for path in unfinished_of(folder, f"*{kind}")]
+        unfinished = [path for kind in (PICTURES, *FORMER) for path in unfinished_of(folder, f"*{kind}")]
         chosen += [path for path in unfinished if has_mark(path) or path.stat().st_size == 0]
     num_bytes = sum(path.stat().st_size for path in chosen)
     for path in chosen:

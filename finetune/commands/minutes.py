@@ -196,8 +196,7 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
 def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
     """Return whether nobody has said how many networks, and several would not be one: that differ by their heads."""
     model, is_said = config.model, is_given(arguments, "members", "model")
-    has_views = getattr(config.data.init_args, "num_views", None) is not None  # of which features are kept
-    return model.members == 1 and model.head_init == "xavier" and model.freeze is None and not (is_said or has_views)
+    return model.members == 1 and model.head_init == "xavier" and model.freeze is None and not is_said
 
 
 def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ LIGHTNING = "2.6"
 
 DATA = """
 augmentations batch_size cache_limit_gb cache_size class_names crop_and_flip crop_share cutmix eval_image_size
-exclude image_size image_size_schedule interpolation min_crop mixup num_views num_workers on_bad_image predict resize
+exclude image_size image_size_schedule interpolation min_crop mixup num_workers on_bad_image predict resize
 root split_seed test_fraction val_fraction
 """
 _MODEL = """

@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from finetune import public_paths
+from finetune import REMOVED, public_paths
 from finetune.commands.parser import last_value, settings_in
 from finetune.commands.short_words import both
 from finetune.training.checkpoint_settings import class_paths, plain
@@ -38,7 +38,7 @@ def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[st
         ValueError: It names a module that is neither ours nor the user's.
     """
     settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
-    for name in _OF_THE_MACHINE:  # which a data class of the user's own may have saved
+    for name in (*_OF_THE_MACHINE, *REMOVED):  # which a data class of the user's own, or an earlier version, saved
         settings.pop(name, None)
     text = last_value(args, "--data") or ""  # a class, or a file or text with one
     own = last_value(args, "--data.class_path") or (settings_in(text) or {"class_path": text}).get("class_path", "")

@@ -45,7 +45,7 @@ def check_sizes(
         raise WrongUsage(f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative")
 
 
-def check_shares(val_fraction: float, test_fraction: float, min_crop: float, num_views: int | None) -> None:
+def check_shares(val_fraction: float, test_fraction: float, min_crop: float) -> None:
     """Make sure that shares of the pictures, and of a picture, leave something.
 
     Raises:
@@ -56,11 +56,9 @@ def check_shares(val_fraction: float, test_fraction: float, min_crop: float, num
     if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
         given = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
         raise WrongUsage(f"{given} must leave some training data")
-    if num_views is not None and num_views < 1:
-        raise WrongUsage(f"num_views must be at least 1, got {num_views}")
 
 
-def check_mixing(mixup: float, cutmix: float, num_views: int | None) -> None:
+def check_mixing(mixup: float, cutmix: float) -> None:
     """Make sure that pictures can be mixed so.
 
     Raises:
@@ -69,9 +67,6 @@ def check_mixing(mixup: float, cutmix: float, num_views: int | None) -> None:
     for name, value in (("mixup", mixup), ("cutmix", cutmix)):
         if not 0 <= value < math.inf:
             raise WrongUsage(f"{name} must be at least 0 and finite, got {value}")
-        if value and num_views is not None:
-            hint = "leave it out, or say --data.num_views null"
-            raise WrongUsage(f"{name} mixes anew in each epoch, num_views repeats pictures: {hint}")
 
 
 def folder_of(root: str | None) -> Path:

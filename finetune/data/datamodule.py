@@ -12,11 +12,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from finetune.data.data_settings import check_mixing, check_shares, check_sizes, folder_of, is_without
-from finetune.data.dataset import Collate, FeatureDataset, ImageDataset
+from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
-from finetune.data.identity import code_of, identity
 from finetune.data.image_cache import CacheOfSplits
-from finetune.data.loader import BATCHES_AHEAD, BatchesAhead, Loader, end_workers, is_pinned, loader_options
+from finetune.data.loader import BATCHES_AHEAD, BatchesAhead, Loader, end_workers, loader_options
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed, spread
 from finetune.data.seen_record import Seen
@@ -36,7 +35,7 @@ class ImageDataModule(pl.LightningDataModule):
         image_size: Side in pixels of what the network sees.
         eval_image_size: The same where nothing trains, in validation, test and predictions; null for `image_size`.
         image_size_schedule: Sizes of the training pictures, such as 96,128, each for an equal share of the epochs; the
-            last one is `image_size`. A size depends on the epoch and `trainer.max_epochs` alone; not with `num_views`.
+            last one is `image_size`. A size depends on the epoch and `trainer.max_epochs` alone.
         resize: How evaluation brings a picture to size: `shorter_side` keeps its proportions, `squash` does not (the
             book); the centre is then cropped. `whole` squashes and crops nothing.
         interpolation: How pictures are brought to size: `bilinear`, or `bicubic` as for many of timm's weights.
@@ -47,14 +46,12 @@ class ImageDataModule(pl.LightningDataModule):
         mixup: Blends each training picture with another, in shares of Beta(mixup, mixup), and both classes are the
             target; 0 for none. Train accuracy then counts the class of the larger part.
         cutmix: The same by pasting a box of the other picture. With both, each picture draws which, at even odds.
-        num_views: Versions of each training picture, which take turns by epoch; null draws a new one each time. Where a
-            part of the network is frozen, what it makes of them is then computed once.
         val_fraction: Share of the training pictures set apart for validation where there is no val folder; 0 for none.
         test_fraction: Share set apart for testing where the folder has no splits at all.
         split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
         num_workers: Processes that read pictures for each device, at most 4 for each core; `auto` looks at the machine.
-        cache_limit_gb: Most gigabytes of disk that the decoded pictures of train and val may take, and what a frozen
-            part of the network makes of each of the two; 0 computes all anew in every epoch. The results are the same.
+        cache_limit_gb: Most gigabytes of disk that the decoded pictures of train and val may take; 0 decodes them
+            anew in every epoch. The results are the same.
         cache_size: Shorter side, in pixels, to which larger images of train and val are first resized: they cost less.
             Random crops hold less detail; at 8/7 of image_size val differs by 7 grey levels (mean), else by up to 20.
         on_bad_image: `error` ends the run at a picture or folder that can't be read; `skip` leaves it out and lists it.
@@ -80,7 +77,6 @@ class ImageDataModule(pl.LightningDataModule):
         augmentations: list[dict[str, Any]] | None = COLOUR_JITTER,
         mixup: float = 0.0,
         cutmix: float = 0.0,
-        num_views: int | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
         split_seed: int = 0,
@@ -94,10 +90,10 @@ class ImageDataModule(pl.LightningDataModule):
     ) -> None:
         root = root and os.path.expanduser(root)
         super().__init__()
-        sizes = self.sizes = parse_sizes(image_size_schedule, image_size, num_views)
+        sizes = self.sizes = parse_sizes(image_size_schedule, image_size)
         check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers, sizes, eval_image_size, crop_share)
-        check_shares(val_fraction, test_fraction, min_crop, num_views)
-        check_mixing(mixup, cutmix, num_views)
+        check_shares(val_fraction, test_fraction, min_crop)
+        check_mixing(mixup, cutmix)
         self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
         self.root, self.exclude = root or self.default_root, [exclude] if isinstance(exclude, str) else exclude or []
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
@@ -106,9 +102,7 @@ class ImageDataModule(pl.LightningDataModule):
         how = (resize, interpolation, crop_share, crop_and_flip, augmentations or (), min_crop)
         self.train_transforms, self.eval_transform = pipelines({image_size, *sizes}, self.eval_image_size, *how)
         self.mixing, self.collate = Mixing(mixup, cutmix), Collate(image_size, self.eval_image_size, *sizes)
-        self.num_views = num_views if crop_and_flip or augmentations or mixup or cutmix or sizes else 1
         self.splits: dict[str, Split] = {}
-        self.features: dict[str, FeatureDataset] = {}  # instead of the pictures, where a frozen part made them
         self._cache, self._transfer, self._ahead = CacheOfSplits(), DeviceCopy(), BatchesAhead()
         self.class_names, self.fingerprint, self.is_fitted = class_names or [], "", False
         self.seen: Seen | None = None  # what training sees
@@ -130,7 +124,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         self.is_fitted |= stage == "fit"
-        self.features, self._cache, self._ahead = {}, CacheOfSplits(), BatchesAhead()  # of another fit, perhaps
+        self._cache, self._ahead = CacheOfSplits(), BatchesAhead()  # of another fit, perhaps
 
     def teardown(self, stage: str) -> None:
         end_workers()
@@ -153,18 +147,15 @@ class ImageDataModule(pl.LightningDataModule):
             raise ValueError(is_without(self.root, split))
         trainer = self.trainer
         rank, world_size = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
-        given, num = self.features.get(split), len(self.splits[split].labels) if train else self.num_rows(split)
+        num = len(self.splits[split].labels)
         if train:
             is_same, place = getattr(self.trainer, "overfit_batches", 0) > 0, position(self.trainer)
             batches: Any = TrainBatches(num, self.batch_size, run_seed(), rank, world_size, *place, is_same=is_same)
         else:
             left = limited(self.trainer, split, num, self.batch_size) if is_limited else num
-            key = partial(self.key, split) if given is None and self._has_views(split) else None
-            key = partial(spread, num=left, num_images=num) if left < num and split != "predict" else key
+            key = partial(spread, num=left, num_images=num) if left < num and split != "predict" else None
             batches = EvalBatches(left, math.ceil(self.batch_size / world_size), rank, world_size, key)
-        if given is not None:
-            return given.loader(batches, is_pinned(self.trainer))
-        dataset = self.pictures(split, train or self._has_views(split))
+        dataset = self.pictures(split, train)
         ahead = self._ahead(self.trainer, split, train, "val" in self.splits)
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
         if train and options["num_workers"]:
@@ -187,46 +178,13 @@ class ImageDataModule(pl.LightningDataModule):
         given, on_bad_image = self.splits[split], "skip" if split == "predict" else self.on_bad_image
         transform = self.train_transforms[self.image_size] if train else self.eval_transform
         by_epoch = scheduled(self.train_transforms, self.sizes, self.trainer) if train else None
-        options = run_seed(), on_bad_image, self.num_views, self.mixing, by_epoch
+        options = run_seed(), on_bad_image, self.mixing, by_epoch
         return ImageDataset(given.read, given.labels, transform, *options)
 
     @property
     def num_batches(self) -> int:
         """Batches of an epoch of training, over all devices."""
         return math.ceil(len(self.splits["train"].labels) / self.batch_size)
-
-    def num_rows(self, split: str) -> int:
-        """Return how many pictures a split is to what computes features once: its fixed views count each."""
-        return len(self.splits[split].labels) * (self.num_views or 1 if self._has_views(split) else 1)
-
-    def row_loader(self, split: str, rows: range, num_at_once: int, is_look: bool = False) -> Loader:
-        """Return some of the `num_rows` in order, so many at once; for a mere look no process or cache is made."""
-        keys = [self.key(split, row) for row in rows]
-        batches = [keys[i : i + num_at_once] for i in range(0, len(keys), num_at_once)]
-        pictures = self.pictures(split, train=split == "train", reads=1 if is_look else self.num_views or 1)
-        options = self.worker_options(num_at_once) | ({"num_workers": 0} if is_look else {})
-        return Loader(pictures, batch_sampler=batches, **options)
-
-    def identity(self, split: str) -> str:
-        """Return a hash of all that decides about the pixels of the `num_rows`.
-
-        Raises:
-            ValueError: What reads the split does not say which pictures, or a transform has no source.
-        """
-        is_train = split == "train"
-        transform = self.train_transforms[self.image_size] if is_train else self.eval_transform
-        # A transform's own words may leave out what it was told; evaluation has none but ours.
-        others = {"root": None, "batch_size": None, "eval_image_size": None}
-        settings = {**self.hparams, **others} if is_train else self.cache_size
-        about = (split, run_seed() * is_train, repr(transform), code_of(transform), settings)
-        return identity(self.splits[split].read, self.root or "", about)
-
-    def key(self, split: str, row: int) -> Any:
-        """Return what one of the `num_rows` is asked for by."""
-        return divmod(row, len(self.splits[split].labels)) if self._has_views(split) else row
-
-    def _has_views(self, split: str) -> bool:
-        return split == "train" and self.num_views is not None
 
     def worker_options(self, num_at_once: int, num_ahead: int = BATCHES_AHEAD) -> dict[str, Any]:
         """Return a loader's options for reading this many pictures at once, on this device."""

@@ -1,14 +1,14 @@
-"""What one index gives, a picture or the features of one, and how several become a batch."""
+"""What one index gives, and how several become a batch."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import albumentations as A
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_convert
+from torch.utils.data import Dataset
 
 from finetune.data.decode import DecodeError
 from finetune.data.mixing import Mixing
@@ -33,7 +33,6 @@ class ImageDataset(Dataset[dict[str, Any]]):
         transform: To (h, w, 3) uint8.
         seed: Seed of the random transforms.
         on_bad_image: What a picture that can't be decoded does: end the run, or be left out.
-        num_views: After so many epochs the transforms begin again; None for never.
         mixing: What is done with two pictures in training, which then have `partner_label` and `share`, too.
         by_epoch: The transform of an epoch, where that is not the same for all.
     """
@@ -45,12 +44,11 @@ class ImageDataset(Dataset[dict[str, Any]]):
         transform: A.Compose,
         seed: int = 0,
         on_bad_image: Literal["error", "skip"] = "error",
-        num_views: int | None = None,
         mixing: Mixing = _UNMIXED,
         by_epoch: Callable[[int], A.Compose] | None = None,
     ) -> None:
         self.read, self.labels, self.transform, self.seed = read, labels, transform, seed
-        self.on_bad_image, self.num_views, self.mixing = on_bad_image, num_views, mixing
+        self.on_bad_image, self.mixing = on_bad_image, mixing
         self.by_epoch = by_epoch
 
     def __len__(self) -> int:
@@ -87,35 +85,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
         if epoch is None:
             return self.transform(image=picture)["image"]
         transform = self.transform if self.by_epoch is None else self.by_epoch(epoch)
-        view = epoch % self.num_views if self.num_views else epoch
-        set_random_seed(transform, augmentation_seed(self.seed, view, index))
+        set_random_seed(transform, augmentation_seed(self.seed, epoch, index))
         return transform(image=picture)["image"]
-
-
-class FeatureDataset(Dataset[dict[str, Any]]):
-    """Batches of features by key: (epoch, index) in training, where views take turns, else a row.
-
-    Args:
-        rows: (V x N, D), (V x N, T, D) or maps (V x N, h, w, C), of N pictures in V views with D features, T tokens or
-            C channels; the first view of all pictures comes first.
-        labels: (N,).
-    """
-
-    def __init__(self, rows: Tensor, labels: np.ndarray) -> None:
-        self.rows, self.labels = rows, torch.from_numpy(labels)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Any]:
-        num = len(self.labels)
-        chosen = [(key[0] * num + key[1]) % len(self.rows) if isinstance(key, tuple) else key for key in keys]
-        rows = torch.tensor(chosen, dtype=torch.int64)
-        return {"image": _as_map(self.rows[rows]), "label": self.labels[rows % num], "index": rows % num, "bad": []}
-
-    def loader(self, batches: Sampler, is_pinned: bool) -> DataLoader:
-        """Return what gives these batches, without processes: all is in memory."""
-        return DataLoader(self, batch_sampler=batches, collate_fn=default_convert, pin_memory=is_pinned)
 
 
 class Collate:
@@ -154,7 +125,3 @@ class Collate:
 
 def _int64(values: Iterable[int]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.int64)
-
-
-def _as_map(rows: Tensor) -> Tensor:
-    return rows.permute(0, 3, 1, 2) if rows.ndim == 4 else rows  # (B, C, h, w) in channels_last order

@@ -60,13 +60,12 @@ def scheduled(
     return None if schedule is None else ScheduledTransform(transforms, schedule)
 
 
-def parse_sizes(given: Sequence[int] | str | None, image_size: int, num_views: int | None) -> tuple[int, ...]:
+def parse_sizes(given: Sequence[int] | str | None, image_size: int) -> tuple[int, ...]:
     """Return the sizes of a schedule, which is given as a list or text such as `96,128`; none for None.
 
     Args:
         given: The schedule.
         image_size: Where it has to end: what evaluation and a checkpoint go by must not be another by mistake.
-        num_views: Versions of each picture that take turns; None for none, as it has to be.
 
     Raises:
         WrongUsage: These are no sizes, or they don't go with the others.
@@ -84,9 +83,6 @@ def parse_sizes(given: Sequence[int] | str | None, image_size: int, num_views: i
             f"image_size_schedule {text} ends at {sizes[-1]}, and image_size is {image_size}: say --data.image_size "
             f"{sizes[-1]}; the size of evaluation alone is --data.eval_image_size"
         )
-    if num_views is not None:
-        hint = "leave one out, or say --data.num_views null"
-        raise WrongUsage(f"image_size_schedule changes pictures by epoch, num_views repeats them: {hint}")
     return sizes
 
 

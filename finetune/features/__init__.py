@@ -1,6 +1,5 @@
-"""What a frozen part of a network makes of pictures, computed once.
+"""What a network makes of pictures before its head, computed once.
 
-`feature_cache` computes it on all devices, keeps it on disk and hands it to the data, so that only the rest trains.
 `linear_probe` takes what the head sees of each picture and fits a head on it, by `logistic_regression`.
 Outside of training `picture_features` computes them of files, and `label_errors` ranks doubtful labels by them.
 

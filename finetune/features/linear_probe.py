@@ -35,7 +35,7 @@ def probe_head(
         trainer: Of the devices that share the pictures.
         network: Whose head it is; only that changes.
         forward: From a batch's pictures to the logits through that head, as in evaluation.
-        data: Whose train and, where there is one, val these are; each fixed view of a training picture counts.
+        data: Whose train and, where there is one, val these are.
         class_weight: What classes count in training, (K,).
 
     Raises:
@@ -49,11 +49,7 @@ def probe_head(
     has_val = "val" in data.splits
     val_x, val_y = head_inputs(trainer, forward, linear, data.loader("val")) if has_val else (None, None)
     weights = class_weight.double().cpu().numpy()
-    probe = (
-        fit_probe(x, y, len(weights), val_x, val_y, num_views=data.num_views or 1, class_weights=weights)
-        if trainer.is_global_zero
-        else None
-    )
+    probe = fit_probe(x, y, len(weights), val_x, val_y, class_weights=weights) if trainer.is_global_zero else None
     probe = trainer.strategy.broadcast(probe)
     assert probe is not None
     with torch.no_grad():

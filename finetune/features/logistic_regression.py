@@ -53,7 +53,6 @@ def fit_probe(
     val_features: Array | None = None,
     val_labels: NDArray[np.integer] | None = None,
     strengths: Sequence[float] = STRENGTHS,
-    num_views: int = 1,
     class_weights: Array | None = None,
 ) -> Probe:
     """Fit a head at the strength with the least log loss on held-out pictures; of equal ones the strongest.
@@ -71,8 +70,6 @@ def fit_probe(
         val_features: Like `features`; None or empty for folds.
         val_labels: Like `labels`.
         strengths: All above 0.
-        num_views: The rows are so many views of each picture, the first of all pictures first. Folds are made of these
-            first ones alone: more views of the same pictures say little more of the strength, and cost as much each.
         class_weights: (K,), by which pictures count in the fit and in the log loss on those held out; None for 1 each.
     """
     if min(strengths) <= 0:
@@ -82,15 +79,13 @@ def fit_probe(
     strengths = sorted(map(float, strengths), reverse=True)
     x, y = np.asarray(features, np.float64), np.asarray(labels)
     weights = np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
-    first_x, first_y = x, y
     has_val = val_features is not None and val_labels is not None and len(val_features) > 0
     held_out: list[tuple[Any, Any, Any]] = [(slice(None), val_features, val_labels)]
     if not has_val:
-        first_x, first_y = x[: len(y) // num_views], y[: len(y) // num_views]
-        folds = _folds(first_x, first_y)
-        held_out = [(folds != k, first_x[folds == k], first_y[folds == k]) for k in range(_NUM_FOLDS) if k in folds]
+        folds = _folds(x, y)
+        held_out = [(folds != k, x[folds == k], y[folds == k]) for k in range(_NUM_FOLDS) if k in folds]
     paths = [
-        _path(first_x[rows], first_y[rows], weights, strengths, _TOLERANCE if has_val else _TOLERANCE_OF_FOLDS)
+        _path(x[rows], y[rows], weights, strengths, _TOLERANCE if has_val else _TOLERANCE_OF_FOLDS)
         for rows, _, _ in held_out
     ]
     table: list[tuple[float, float, float]] = []

@@ -109,6 +109,7 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         "augmentations": Rule("a list of transforms, or null", lambda v: v is None or (are_dicts(v) and is_plain(v))),
         "mixup": _NOT_NEGATIVE,
         "cutmix": _NOT_NEGATIVE,
+        # Of earlier versions.
         "num_views": Rule("a whole number, at least 1, or null", lambda v: v is None or is_count(v, 1)),
         "val_fraction": _FRACTION,
         "test_fraction": _FRACTION,

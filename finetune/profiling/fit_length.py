@@ -71,7 +71,7 @@ class Length(NamedTuple):
         """
         enough = patience * max(_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images))
         several = range(most or _MOST_MEMBERS, 1, -1)
-        expected = ((num, self._times(num / tried, "test", "checkpoint", "size", "copying")) for num in several)
+        expected = ((num, self._times(num / tried, "checkpoint", "size", "copying")) for num in several)
         return next((found for found in expected if found[1].times_seen() >= enough), (1, self))
 
     def now(self) -> "Length":
@@ -80,7 +80,7 @@ class Length(NamedTuple):
 
     def at(self, scale: float) -> "Length":
         """Return what to expect at another size."""
-        return self._times(scale**_BY_SIDE, "test")
+        return self._times(scale**_BY_SIDE)
 
     def times_seen(self) -> float:
         """Return how often each picture is trained on."""
@@ -128,7 +128,7 @@ class Aim:
             timed = min(_LONGEST_TRIAL, _TRIED * self.seconds)
             costs = trial(model, data, self.trainer, timed, _MOST_TRIED * self.seconds, self.began + self.seconds)
         sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
-        is_decoded = "val" in sizes and not data.features and isinstance(data.splits["val"].read, FileReader)
+        is_decoded = "val" in sizes and isinstance(data.splits["val"].read, FileReader)
         pictures = _Pictures(sizes, batch_size, int(data.num_workers), data.cache_limit_gb, is_decoded)
         return self._length(costs, pictures)
 
@@ -148,7 +148,7 @@ class Aim:
             return costs.decode / max(1, min(at_once, math.ceil(num * num_devices / batch_size)))
 
         evaluate = costs.evaluate + (decode(num_validated) if pictures.is_decoded else 0.0)
-        others += num_tested * (costs.test + decode(num_tested)) if self.is_tested else 0.0
+        others += num_tested * (costs.evaluate + decode(num_tested)) if self.is_tested else 0.0
         num = sizes["train"]
         batches = num_batches = math.ceil(num / batch_size)
         for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is

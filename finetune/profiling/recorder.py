@@ -75,8 +75,7 @@ class Recorder(pl.Callback):
         # What its processes have read ahead while something else was measured is not to be measured.
         self._warm_up = max(_WARM_UP, 2 * data.worker_options(1)["num_workers"] + 2)
         if trainer.world_size == 1:
-            if "train" not in data.features:
-                self.parts |= step_timing.reading(data, self._batch_size, self.repeats)
+            self.parts |= step_timing.reading(data, self._batch_size, self.repeats)
             if loading := step_timing.loading(data, self._batch_size, self.repeats):
                 self.parts["load"] = loading
 
@@ -187,6 +186,4 @@ class Recorder(pl.Callback):
 
 def _kept(data: Any) -> str:
     """Return what of the training pictures lies ready."""
-    if "train" in data.features:
-        return "features"
     return "pictures" if hasattr(data.splits["train"].read, "packed") else "nothing"

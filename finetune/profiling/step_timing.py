@@ -110,14 +110,13 @@ class PlainLoop:
     def __init__(self, model: Classifier, batch: dict[str, Any]) -> None:
         self.model, self.device = model, model.device
         images, self.labels = batch["image"], batch["label"]
-        self.is_kept = images.is_floating_point()  # what the frozen part made of the pictures
-        self.inputs: Tensor = images if self.is_kept else model.normalized(images)
+        self.inputs: Tensor = model.normalized(images)
         self.optimizer = _idle_optimizer(model)
 
     def forward(self) -> Tensor:
         """Return the loss."""
         with self.model.trainer.precision_plugin.forward_context():
-            logits = (self.model.rest if self.is_kept else self.model.network)(self.inputs)
+            logits = self.model.network(self.inputs)
         each = logits[None] if logits.ndim == 2 else logits  # of an ensemble's members
         losses = [F.cross_entropy(own.to(self.model.mean.dtype), self.labels) for own in each]
         return torch.stack(losses).sum()

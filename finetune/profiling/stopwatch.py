@@ -30,8 +30,7 @@ class Costs(NamedTuple):
         start: From its beginning until its steps take as long as the later ones, but for that time: compiling is in it.
             Making what is kept of the pictures is not: it lies there then.
         batch: Of training on a whole batch.
-        evaluate: Of a picture of val.
-        test: Of a picture of test; another where features of the others are kept.
+        evaluate: Of a picture of val or test.
         decode: Of a picture that is decoded, on one core.
         checkpoint: Of writing a checkpoint.
         size: Bytes of it.
@@ -42,7 +41,6 @@ class Costs(NamedTuple):
     start: float
     batch: float
     evaluate: float
-    test: float
     decode: float
     checkpoint: float
     size: int
@@ -96,7 +94,7 @@ class Stopwatch(pl.Callback):
         timed = slice(warm_up, None)
         seconds, between = _batch_and_between(self.ends[timed], self.sizes[timed], self.is_first[timed])
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        evaluate, test = _evaluating(pl_module, trainer, batch["image"], max(1, *self.sizes), data.eval_image_size)
+        evaluate = _evaluating(pl_module, trainer, max(1, *self.sizes), data.eval_image_size)
         decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
         path = os.path.join(self.folder, "trial.ckpt")
         _, checkpoint = step_timing.clocked(lambda: trainer.save_checkpoint(path), pl_module.device)
@@ -104,7 +102,7 @@ class Stopwatch(pl.Callback):
         start = self.ends[warm_up] - self.began - (warm_up + 1) * seconds - epochs * between
         size = os.path.getsize(path)
         copying = _copying(trainer, pl_module.device) if is_worth_it(checkpoint, size) else 0.0
-        self.costs = Costs(max(0.0, start), seconds, evaluate, test, decode, checkpoint, size, copying, between)
+        self.costs = Costs(max(0.0, start), seconds, evaluate, decode, checkpoint, size, copying, between)
         raise Measured
 
     def _warm_up(self) -> int | None:
@@ -138,29 +136,23 @@ def _batch_and_between(ends: list[float], sizes: list[int], is_first: list[bool]
     return batch, max(0.0, fmean(across) - batch) if across else _BETWEEN
 
 
-def _evaluating(model: Any, trainer: pl.Trainer, batch: Tensor, num: int, side: int) -> tuple[float, float]:
-    """Return the seconds of a picture that is validated, and tested.
+def _evaluating(model: Any, trainer: pl.Trainer, num: int, side: int) -> float:
+    """Return the seconds of a picture that is validated or tested.
 
     Args:
         model: What learns.
         trainer: Its.
-        batch: Of pictures, or of features of them that are kept; there are none of test.
         num: Of a whole batch.
         side: Of pictures in evaluation, in pixels.
     """
+    images = torch.zeros(num, 3, side, side, dtype=torch.uint8, device=model.device)
 
-    def seconds_of(images: Tensor) -> float:
-        def evaluate() -> Tensor:
-            with trainer.precision_plugin.forward_context():
-                return model(images)
-
-        return step_timing.timed(evaluate, model.device, 1)[0] / num
+    def evaluate() -> Tensor:
+        with trainer.precision_plugin.forward_context():
+            return model(images)
 
     model.eval()
     with torch.no_grad():
-        test = seconds_of(torch.zeros(num, 3, side, side, dtype=torch.uint8, device=model.device))
-        is_kept = batch.is_floating_point() and len(batch)
-        kept = batch[torch.arange(num, device=batch.device) % len(batch)] if is_kept else None
-        evaluate = test if kept is None else seconds_of(kept)
+        seconds = step_timing.timed(evaluate, model.device, 1)[0] / num
     model.train()
-    return evaluate, test
+    return seconds

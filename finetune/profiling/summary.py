@@ -16,7 +16,7 @@ _ROWS = {
     "plain": "plain loop, nothing to load",
     "whole": "whole",
 }
-_KEPT = {"features": "features kept", "pictures": "decoded pictures kept", "nothing": "nothing kept"}
+_KEPT = {"pictures": "decoded pictures kept", "nothing": "nothing kept"}
 _WAITS = 0.1  # a greater share of waiting makes the data the bottleneck
 
 
@@ -86,7 +86,7 @@ def advice(result: dict[str, Any]) -> list[str]:
     if seconds["plain"] / seconds["whole"] < 0.97:
         lines.append(f"what is not the network takes {100 * (1 - seconds['plain'] / seconds['whole']):.0f} % of a step")
     if len(lines) == 1:
-        lines.append("would help: a smaller --data.image_size, or --model.freeze with --data.num_views")
+        lines.append("would help: a smaller --data.image_size, or --model.freeze")
     return lines
 
 

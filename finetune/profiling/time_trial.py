@@ -84,7 +84,7 @@ def trial(
         load = data.train_dataloader
 
         def train_dataloader() -> Any:
-            if not data.features and (seconds := decoding(data)) > _SOON:
+            if (seconds := decoding(data)) > _SOON:
                 seen = (end - time.monotonic() - seconds) / _step(model, data) * data.batch_size * num_devices
                 data.cache_limit_gb *= seen >= 2 * len(data.splits["train"].labels)
             return load()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-PICTURES, FEATURES = ".pictures", ".features"
-FORMER = ".activations"  # what features were called before
+PICTURES = ".pictures"
+FORMER = (".features", ".activations")  # what earlier versions kept, too: no run uses it any more
 # Each of our caches begins with a header: this mark, which no other file has, then what the kind of cache needs.
 MARK = b"finetune's cache"
 HEADER_BYTES = 64
@@ -57,29 +57,6 @@ def has_mark(path: Path) -> bool:
             return file.read(len(MARK)) == MARK
     except OSError:
         return False
-
-
-def seal(path: Path) -> None:
-    """Write the checksum of a finished cache into its header."""
-    checksum = _checksum(path)
-    with open(path, "rb+") as file:
-        file.seek(len(MARK))
-        file.write(checksum)
-
-
-def is_sealed(path: Path, num_bytes: int) -> bool:
-    """Return whether a cache has so many bytes behind its header, as `seal` found them; it is read to its end."""
-    if path.stat().st_size != HEADER_BYTES + num_bytes:
-        return False
-    with open(path, "rb") as file:
-        header = file.read(HEADER_BYTES)
-    return header == (MARK + _checksum(path)).ljust(HEADER_BYTES, b"\0")
-
-
-def _checksum(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(HEADER_BYTES)
-        return hashlib.file_digest(file, "sha256").digest()
 
 
 def mark_used(path: Path) -> None:

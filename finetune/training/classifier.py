@@ -15,7 +15,6 @@ from finetune.data.seen import hold_against
 from finetune.distributed.collectives import all_sum
 from finetune.distributed.empty_shares import own_buffers, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
-from finetune.features import feature_cache
 from finetune.models import ensemble, stages
 from finetune.models.backbones import build, normalization
 from finetune.models.weights import class_list, read_weights, source_head, start
@@ -99,7 +98,6 @@ class Classifier(ClipsEach):
         self.head_lr_multiplier, self.layer_decay, self.class_weights = head_lr_multiplier, layer_decay, class_weights
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.decay_norm_and_bias, self.label_smoothing, self.is_compiled = decay_norm_and_bias, label_smoothing, compile
-        self.rest: Callable[[Tensor], Tensor]  # from features to logits, once there are any
         self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
         num_classes = len(self.class_names)
         self.network = ensemble.several(members, head_init, lambda: build(backbone, num_classes, network_size))
@@ -114,10 +112,9 @@ class Classifier(ClipsEach):
         self.calibration = Calibration()  # of the weights as they are
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB, or of features; of members that train (M, B, K)."""
+        """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB; of members that train (M, B, K)."""
         network = self.network if self.training else self.evaluate or self.network
-        logits = self.rest(images) if images.is_floating_point() else network(self.normalized(images))
-        return logits.to(self.mean.dtype)
+        return network(self.normalized(images)).to(self.mean.dtype)
 
     def normalized(self, images: Tensor) -> Tensor:
         """Return what the network sees of pictures (B, 3, h, w) uint8 RGB."""
@@ -152,10 +149,6 @@ class Classifier(ClipsEach):
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning leaves the mode of every module as it finds it
-        if self.frozen and feature_cache.pays(self.trainer, self._data):
-            part = feature_cache.Part(self.backbone, self.normalized, (self.mean, self.std))
-            if rest := feature_cache.use_features(self.trainer, part, self.network, self.frozen, self._data):
-                self.rest = rest.forward  # not the module: its weights are in the network already
         if self.head_init == "probe" and self.trainer.ckpt_path is None:
             from finetune.features.linear_probe import probe_head  # scipy takes a second to import
 

@@ -24,12 +24,10 @@ class HasNetwork(Protocol):
 
     Attributes:
         network: All of it, in training and where nothing else is set.
-        rest: From features to logits, where features are kept.
         evaluate: Instead of the network where nothing trains; None for the network itself.
     """
 
     network: nn.Module
-    rest: Callable[[Tensor], Tensor]
     evaluate: Callable[[Tensor], Tensor] | None
 
 
@@ -60,8 +58,6 @@ class Compile(pl.Callback):
             if isinstance(module, SharedBatchNorm):  # its devices talk: nothing to compile, but each piece of it anew
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         pl_module.network.compile()
-        if hasattr(pl_module, "rest"):
-            pl_module.rest = torch.compile(pl_module.rest)
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = _compile  # type: ignore[assignment]
 

@@ -34,10 +34,6 @@ def one(block: str, module: str, part: str = "", function: str = "table") -> Cal
     return lambda found: {block: getattr(script(module), function)(found[part] if part else found)}
 
 
-def peers(found: list) -> dict[str, str]:
-    return script("peers.documents").tables(found, script("peers.__main__").best_peer(found))
-
-
 def recipes(found: list) -> dict[str, str]:
     module = script("recipes.__main__")
     return module.tables(module.valid(found))
@@ -67,11 +63,10 @@ SOURCES = {
     "data/loading": Source(one("data_road", "data.loading", "pictures_per_second"), ("cpu",)),
     "export/export": Source(one("export", "export.__main__"), ("milliseconds",), ("benchmarks.md", "export.md")),
     "gpu/gpu": Source(one("gpu", "gpu.documents", "measurements", "document"), ("rates",)),
-    "peers/compare": Source(peers, ("seconds", "later_rate", "date")),
+    "peers/compare": Source(many("peers.documents"), ("seconds", "later_rate", "date")),
     "quality/quality": Source(lambda found: script("quality.documents").blocks(found), ("accuracy", "date")),
     "quality/sizes": Source(one("sizes", "quality.sizes"), ("accuracy",)),
     "recipes/fashion_mnist": Source(one("fashion_mnist", "recipes.fashion_mnist"), ("accuracy",)),
-    "recipes/frozen": Source(one("frozen", "recipes.frozen", "seconds"), ("epoch",)),
     "recipes/recipes": Source(recipes, ("accuracy",)),
     "scaling/scaling": Source(scaling, ("seconds",), ("parallelism.md",)),
     "serving/serving": Source(many("serving.__main__"), ("rate", "told")),

@@ -34,16 +34,6 @@ def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsy
     assert "waiting for data" in shown and "bottleneck" in shown
 
 
-@pytest.mark.slow
-def test_kept_activations_are_what_is_trained_on(cli, colours):
-    freeze = ["--model.freeze", "conv2", "--data.crop_and_flip", "false", "--data.batch_size", "4"]
-    freeze += ["--data.augmentations", "null"]
-    cli("benchmark", "--data.root", colours, *SMALL, *freeze, "--repeats", "1", "--out", "new/out.json")
-    found = json.loads(Path("new/out.json").read_text())  # whose folder is made
-    assert found["about"]["cache"] == "features"
-    assert not {"decode", "augment"} & found["seconds"].keys()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

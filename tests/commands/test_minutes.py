@@ -24,9 +24,7 @@ SHORT = [option for option in QUICKEST if option not in LENGTH]
 DAMAGED = "config.yaml is damaged: .*; give --epochs instead of --minutes to go on"
 WHOLE = "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
 MANY = 5000  # pictures of 224 pixels, of which more are not kept
-COSTS = Costs(
-    start=1.0, batch=0.5, evaluate=0.01, test=0.01, decode=0.01, checkpoint=0.1, size=1, copying=0.0, between=0.2
-)
+COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, decode=0.01, checkpoint=0.1, size=1, copying=0.0, between=0.2)
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def tried(monkeypatch):
             data.cache_limit_gb = 0.0
         share = (data.image_size / 224) ** 2 * model.hparams["members"]
         larger = (data.eval_image_size / data.image_size) ** 2
-        return COSTS._replace(batch=40 * COSTS.batch * share, test=COSTS.test * larger)
+        return COSTS._replace(batch=40 * COSTS.batch * share, evaluate=COSTS.evaluate * larger)
 
     monkeypatch.setattr(fit_length, "trial", trial)
     return sizes
@@ -138,7 +136,7 @@ def settle(monkeypatch, tried):
     def choose(
         budget, *arguments, num=2000, image_size=224, eval_image_size=None, resumed=False, strategy="auto", **given
     ):
-        data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size, num_views=given.pop("num_views", None)))
+        data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size))
         data.init_args.cache_limit_gb = given.pop("cache_limit_gb", 8.0)
         config = SimpleNamespace(minutes=budget, data=data, test_after_fit=True, resume=resumed)
         config.ckpt_path, config.patience = given.pop("ckpt_path", None), given.pop("patience", None)
@@ -349,7 +347,6 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(settle, 
         (("--model.members=3",), {"members": 3}, 3),
         ((), {"members": 3}, 3),  # a config's
         ((), {"freeze": "layer2"}, 1),
-        ((), {"num_views": 2}, 1),
         ((), {"head_init": "probe"}, 1),
         ((), {"head_init": "source"}, 1),
         ((), {}, 5),  # the control

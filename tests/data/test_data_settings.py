@@ -8,8 +8,8 @@ from finetune.system.messages import WrongUsage
 
 RIGHT = {
     check_sizes: {"batch_size": 1, "image_size": 8, "cache_size": None, "cache_limit_gb": 0.0, "num_workers": "auto"},
-    check_shares: {"val_fraction": 0.0, "test_fraction": 0.0, "min_crop": 1.0, "num_views": None},
-    check_mixing: {"mixup": 0.0, "cutmix": 1.0, "num_views": None},
+    check_shares: {"val_fraction": 0.0, "test_fraction": 0.0, "min_crop": 1.0},
+    check_mixing: {"mixup": 0.0, "cutmix": 1.0},
 }
 
 
@@ -28,7 +28,6 @@ RIGHT = {
         (check_shares, {"test_fraction": -0.1}, "must leave some training data"),
         (check_shares, {"val_fraction": 0.5, "test_fraction": 0.5}, "must leave some training data"),
         (check_shares, {"min_crop": 0.0}, "min_crop must be above 0"),
-        (check_shares, {"num_views": 0}, "num_views must be at least 1"),
         (check_sizes, {"crop_share": 0.09}, "crop_share must be from 0.1 to 1, got 0.09"),
         (check_sizes, {"crop_share": 1.1}, "crop_share must be from 0.1 to 1"),
         (check_sizes, {"image_size": 4096, "crop_share": 0.1}, "would resize images to 40,960 pixels, at most 16,384"),
@@ -36,17 +35,12 @@ RIGHT = {
         (check_mixing, {"mixup": -0.1}, "mixup must be at least 0 and finite, got -0.1"),
         (check_mixing, {"cutmix": float("inf")}, "cutmix must be at least 0 and finite"),
         (check_mixing, {"cutmix": float("nan")}, "cutmix must be at least 0 and finite"),
-        (check_mixing, {"num_views": 2}, "cutmix mixes anew in each epoch, num_views repeats pictures: leave it out"),
     ],
 )
 def test_settings_that_cannot_be_are_told(check, wrong, told):
     check(**RIGHT[check])
     with pytest.raises(WrongUsage, match=told):
         check(**{**RIGHT[check], **wrong})
-
-
-def test_views_may_be_repeated_where_nothing_is_mixed():
-    check_mixing(mixup=0.0, cutmix=0.0, num_views=2)
 
 
 def test_a_folder_that_nobody_has_named():

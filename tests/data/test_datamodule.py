@@ -15,7 +15,6 @@ from pytorch_lightning.trainer.connectors.data_connector import _parse_num_batch
 from pytorch_lightning.trainer.states import RunningStage
 
 from finetune.data.datamodule import ImageDataModule, position
-from finetune.data.dataset import FeatureDataset
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.decode import DecodeError
 from finetune.data.samplers import train_order
@@ -192,20 +191,6 @@ def test_a_limit_leaves_the_same_images_on_any_number_of_devices(colours, split,
         assert len(steps) == 1
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_limit_leaves_features_of_all_classes_too(colours, world_size):
-    left = []
-    for rank in range(world_size):
-        data = on_device(small(colours, batch_size=9, val_fraction=0), rank, world_size, limit_test_batches=1)
-        labels = data.splits["test"].labels
-        data.features["test"] = FeatureDataset(torch.arange(30.0)[:, None], labels)
-        left += list(data.test_dataloader())
-    assert torch.cat([batch["label"] for batch in left]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    index = [i * 30 // 9 for i in range(9)]
-    assert torch.cat([batch["index"] for batch in left]).tolist() == index
-    assert torch.cat([batch["image"] for batch in left]).flatten().tolist() == index
-
-
 def test_what_is_overfitted_is_validated_on_all_classes(colours):
     data = on_device(small(colours, batch_size=9, val_fraction=0.5), 0, 1, overfit_batches=1)
     (batch,) = data.val_dataloader()
@@ -251,51 +236,9 @@ def test_prediction_without_pictures_says_which_flag(colours):
         small(colours).predict_dataloader()
 
 
-# Fixed views
-
-
-def viewed(root, **options) -> ImageFolderData:
-    options = {"image_size": 24, "batch_size": 16, "num_workers": 0, "val_fraction": 0, **options}
-    return ImageFolderData(str(root), **options)
-
-
-def pixels(pictures: ImageFolderData, epoch: int) -> np.ndarray:
-    shown = pictures.pictures("train", train=True)
-    return np.stack([shown[epoch, index]["image"] for index in range(8)])
-
-
-def test_views_take_turns_by_epoch_and_differ(colours):
-    two = viewed(colours, num_views=2)
-    assert np.array_equal(pixels(two, 0), pixels(two, 2)) and np.array_equal(pixels(two, 1), pixels(two, 5))
-    assert not np.array_equal(pixels(two, 0), pixels(two, 1))
-    anew = viewed(colours)
-    assert np.array_equal(pixels(anew, 1), pixels(two, 1)) and not np.array_equal(pixels(anew, 0), pixels(anew, 2))
-
-
-def test_without_random_transforms_there_is_one_view(colours):
-    assert viewed(colours, crop_and_flip=False, augmentations=None).num_views == 1
-    jitter = [{"class_path": "albumentations.ColorJitter"}]
-    assert viewed(colours, crop_and_flip=False, augmentations=jitter).num_views is None
-    with pytest.raises(ValueError, match="num_views must be at least 1, got 0"):
-        viewed(colours, num_views=0)
-
-
-def test_all_views_of_train_in_order_are_what_features_are_computed_of(colours):
-    two = viewed(colours, num_views=2)
-    num = len(two.splits["train"].labels)
-    assert two.num_rows("train") == 2 * num and two.num_rows("test") == len(two.splits["test"].labels)
-    assert [two.key("train", row) for row in (0, num - 1, num)] == [(0, 0), (0, num - 1), (1, 0)]
-    assert two.key("test", 3) == 3
-    batches = list(two.loader("train"))
-    index = torch.cat([batch["index"] for batch in batches])
-    assert index.tolist() == [*range(num), *range(num)]
-    images = torch.cat([batch["image"] for batch in batches]).permute(0, 2, 3, 1).numpy()
-    assert np.array_equal(images[:8], pixels(two, 0)) and np.array_equal(images[num : num + 8], pixels(two, 1))
-
-
 @pytest.mark.slow
 def test_validation_has_its_processes_before_training_fills_the_memory(colours):
-    pictures = viewed(colours, num_workers=1, val_fraction=0.3, batch_size=4)
+    pictures = ImageFolderData(str(colours), image_size=24, num_workers=1, val_fraction=0.3, batch_size=4)
     num, loader = len(pictures.splits["val"].labels), pictures.loader("val")
     before = {child.pid for child in multiprocessing.active_children()}
     assert len(before) == 1

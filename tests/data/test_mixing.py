@@ -15,7 +15,6 @@ from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.decode import DecodeError
 from finetune.data.mixing import Mix, Mixing
 from finetune.data.transforms import eval_transform, train_transform
-from finetune.system.messages import WrongUsage
 
 NUM = 4000
 LEVEL = 1e-3  # the seeds are fixed, so these tests give the same numbers each time
@@ -221,10 +220,6 @@ def test_any_number_of_workers_gives_the_same_batches(colours):
             assert torch.equal(batch[name], expected[name]), name
 
 
-def test_what_needs_the_same_pictures_again_is_refused_and_what_would_take_them_so_does_not(colours):
-    with pytest.raises(WrongUsage, match="mixup mixes anew in each epoch, num_views repeats pictures"):
-        data(colours, num_views=2)
-    assert data(colours, crop_and_flip=False).num_views is None  # no one view: an epoch is not like the last
-    assert ImageFolderData(str(colours), val_fraction=0, crop_and_flip=False, augmentations=None).num_views == 1
-    plain = next(iter(data(colours).loader("train")))  # what a probe sees
+def test_a_probe_sees_pictures_that_are_not_mixed(colours):
+    plain = next(iter(data(colours).loader("train")))
     assert "share" not in plain

@@ -38,9 +38,9 @@ def test_each_size_has_an_equal_share_of_the_epochs_in_order(num, max_epochs):
 
 @pytest.mark.parametrize("given", ["96,128", "96, 128", [96, 128], (96, 128)])
 def test_sizes_are_given_as_a_list_or_as_text(given):
-    assert parse_sizes(given, 128, None) == (96, 128)
-    assert parse_sizes(None, 128, 4) == ()
-    assert parse_sizes("128", 128, None) == (128,)
+    assert parse_sizes(given, 128) == (96, 128)
+    assert parse_sizes(None, 128) == ()
+    assert parse_sizes("128", 128) == (128,)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,10 @@ def test_sizes_are_given_as_a_list_or_as_text(given):
         ({"given": [-96, 128]}, "takes sizes in pixels"),
         ({"given": "4,128"}, "must be at least 8, got 4,128"),
         ({"image_size": 224}, "ends at 128, and image_size is 224: say --data.image_size 128"),
-        ({"num_views": 2}, "num_views repeats them: leave one out"),
     ],
 )
 def test_what_is_no_schedule_is_told(options, told):
-    right: dict[str, Any] = {"given": "96,128", "image_size": 128, "num_views": None}
+    right: dict[str, Any] = {"given": "96,128", "image_size": 128}
     parse_sizes(**right)
     with pytest.raises(WrongUsage, match=told):
         parse_sizes(**{**right, **options})
@@ -118,7 +117,6 @@ def test_pixels_are_those_of_a_run_that_has_this_size_all_along(colours):
 
 def test_without_random_transforms_the_size_changes_all_the_same(colours):
     data = pictures(colours, crop_and_flip=False)
-    assert data.num_views is None  # nothing that is computed once would fit
     shown = data.pictures("train", train=True)
     picture = shown.read(3)
     for epoch, side in ((0, 16), (2, 40), (5, 24)):

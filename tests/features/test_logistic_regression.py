@@ -245,15 +245,3 @@ def test_one_class_only():
 def test_errors(features, strengths, message):
     with pytest.raises(ValueError, match=message):
         fit_probe(features, np.zeros(len(features), int), 2, strengths=strengths)
-
-
-@pytest.mark.slow
-def test_views_of_a_picture_are_held_out_together():
-    features, labels = pictures(150, 60, 3)
-    alone = fit_probe(features, labels, 3)
-    twice = fit_probe(np.tile(features, (2, 1)), np.tile(labels, 2), 3, num_views=2)
-    np.testing.assert_allclose(twice.table, alone.table, atol=1e-6)
-    np.testing.assert_allclose(twice.weight, alone.weight, atol=1e-6)
-    # The control: a view in each fold, and nothing is really held out.
-    leaking = fit_probe(np.tile(features, (2, 1)), np.tile(labels, 2), 3)
-    assert leaking.val_accuracy > alone.val_accuracy + 0.03

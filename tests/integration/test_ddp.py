@@ -35,7 +35,7 @@ SCENARIOS = [
     ("bad_batches", 1e-10),
     ("balanced", 1e-10),
     ("frozen_backbone", 1e-10),
-    ("activations", 1e-10),
+    ("frozen_part", 1e-10),
     ("members", 1e-10),
     ("probe", 5e-9),  # its head is known to 1e-10 and has weights as large as 40: 1.6e-9 was seen
 ]

@@ -50,7 +50,7 @@ SCENARIOS = [
     ("bad_batches", 1e-10, 1e-10),
     ("balanced", 1e-10, 1e-10),
     ("frozen_backbone", 1e-8, 1e-8),
-    ("activations", 1e-8, 1e-8),
+    ("frozen_part", 1e-8, 1e-8),
     ("members", 1e-10, 1e-10),
     ("probe", 5e-9, 5e-9),
 ]

@@ -50,10 +50,12 @@ def test_an_old_checkpoint_predicts_and_is_tested(old_checkpoint, cli, tmp_path)
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_an_old_config_begins_a_run(monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    assert "num_views" in (OLD / "config.yaml").read_text()
     assert "finetune.schedules.WarmupCosine" in (OLD / "config.yaml").read_text()
     parsed = ParseOnly(["fit", "--config", str(OLD / "config.yaml")]).config["fit"]
     assert parsed.model.scheduler.class_path == "finetune.WarmupCosine"
     assert parsed.model.scheduler.init_args.warmup == 0.25
+    assert "num_views" not in parsed.data.init_args
 
 
 def test_an_old_run_is_gone_on_with():
@@ -67,6 +69,9 @@ def test_an_old_run_is_gone_on_with():
 def test_public_paths_are_ours_and_lead_to_the_classes():
     assert public_paths("finetune.datamodules.Hotdog") == "finetune.Hotdog"
     assert public_paths({"a": ["finetune.datamodules.Hotdog", 1]}) == {"a": ["finetune.Hotdog", 1]}
+    arguments = {"data": {"class_path": "finetune.Hotdog", "init_args": {"num_views": 3, "batch_size": 8}}}
+    assert public_paths(arguments)["data"]["init_args"] == {"batch_size": 8}
+    assert public_paths({"class_mapping": {"num_views": "a"}}) == {"class_mapping": {"num_views": "a"}}
     for path in (
         "finetune.backup.Hotdog",
         "finetune.datamodules.Hotdog/train",

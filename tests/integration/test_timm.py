@@ -14,7 +14,7 @@ from timm_scenarios import FAMILIES
 
 from finetune import Classifier
 from finetune.features import linear_probe
-from finetune.models.stages import head, head_name, stages
+from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import timm_name
 
 pytestmark = pytest.mark.slow
@@ -87,21 +87,3 @@ def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(colours, 
     for name, value in whole.network.state_dict().items():
         assert value.equal(second.network.state_dict()[name]), name
     assert distance(whole.network.state_dict(), first.network.state_dict()) > 1e-6  # what the last step moves
-
-
-@of_each_family
-def test_what_the_frozen_part_of_each_family_gives_is_computed_once_and_is_the_same(
-    colours, backbone, size, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "caches"))
-    *_, last = list(stages(network_of(data(colours, image_size=size), backbone).network))[:-1]
-    results = []
-    for limit in (8, 0):
-        pictures = data(colours, image_size=size, num_views=1, cache_limit_gb=limit)
-        model = network_of(pictures, backbone, freeze=last, freeze_batch_norm=True)
-        fit(model, pictures, max_epochs=3)
-        assert bool(pictures.features) == bool(limit)
-        results.append(model.network.state_dict())
-    start = network_of(pictures, backbone).network.state_dict()
-    moved = max(float((results[1][name] - start[name]).abs().max()) for name in start)
-    assert distance(*results) <= 1e-3 * moved  # float32, in other batches

@@ -125,27 +125,6 @@ def test_preparing_inside_the_file_is_refused_before_anything_is_written(colours
     assert not (tmp_path / "any.onnx").exists()
 
 
-def test_a_frozen_part_is_computed_once_and_ends_where_it_would_without(colours, weights, cli, tmp_path):
-    more = (
-        "--model.freeze",
-        "stages.1",
-        "--data.num_views",
-        "1",
-        "--trainer.max_epochs",
-        "3",
-        "--test_after_fit",
-        "false",
-    )
-    for limit in ("8", "0"):
-        cli("fit", colours, *options(weights, *more, "--data.cache_limit_gb", limit))
-    states = [
-        torch.load(tmp_path / f"runs/fit/version_{i}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for i in (0, 1)
-    ]
-    for name, value in states[0].items():
-        torch.testing.assert_close(value, states[1][name], rtol=0, atol=1e-5)  # float32, of which 9 steps were taken
-
-
 def test_a_run_that_was_stopped_ends_where_one_does_that_was_not(colours, weights, cli, tmp_path):
     for epochs in ((2,), (1, 2)):
         rest = ("--model.scheduler", "null", "--out", f"runs{len(epochs)}", "--resume")

@@ -12,9 +12,7 @@ from finetune.profiling.fit_length import Aim
 from finetune.profiling.stopwatch import Costs
 from finetune.runs.deferred_checkpoints import seconds_of_each
 
-COSTS = Costs(
-    start=1.0, batch=0.5, evaluate=0.01, test=0.02, decode=0.01, checkpoint=0.5, size=10**8, copying=0.0, between=0.25
-)
+COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, decode=0.01, checkpoint=0.5, size=10**8, copying=0.0, between=0.25)
 START = COSTS.start + fit_length._ENDING + 3 * COSTS.checkpoint  # the first and those of the end
 TRAINER = {"accelerator": "cpu", "devices": 1, "strategy": "auto", "accumulate_grad_batches": 1}
 TRAINER |= {"benchmark": None, "deterministic": None}
@@ -32,7 +30,7 @@ def lengths(monkeypatch):
         splits = {"train": range(320), "val": range(100), "test": range(200)}
         splits = {split: SimpleNamespace(labels=labels, read=None) for split, labels in splits.items()}
         sizes = {"image_size": 128, "eval_image_size": 128}
-        kept = {"features": {}, "cache_limit_gb": 8.0, "num_workers": 0}
+        kept = {"cache_limit_gb": 8.0, "num_workers": 0}
         return SimpleNamespace(batch_size=32, splits=splits, **kept, **sizes), None
 
     def length(seconds, every_n_steps=None, is_tested=True, **options):
@@ -45,7 +43,7 @@ def lengths(monkeypatch):
 
 def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
     length = lengths(100)
-    assert length.others == pytest.approx(START + 200 * (0.02 + 0.01))
+    assert length.others == pytest.approx(START + 200 * (0.01 + 0.01))
     assert lengths(100, is_tested=False).others == pytest.approx(START)
     epoch = (10 * 0.5 + 100 * 0.01 + 0.25) * 1.02  # every fourth checkpoint is written
     assert length.plan.epochs == int((100 - length.others) / epoch)
@@ -94,14 +92,14 @@ def test_a_checkpoint_takes_no_more_than_its_share_of_an_epoch(lengths, monkeypa
 
 @pytest.mark.parametrize(("options", "num"), [({"devices": 4}, 50), ({"limit_test_batches": 1}, 32)])
 def test_the_test_takes_as_long_as_one_device_has_pictures(lengths, options, num):
-    assert lengths(100, **options).others == pytest.approx(START + num * 0.03)
+    assert lengths(100, **options).others == pytest.approx(START + num * 0.02)
 
 
 def test_networks_take_so_many_times_the_steps_and_checkpoints_of_one(lengths):
     alone = lengths(290)
     num, together = alone.of_members()
     assert num == 2  # 22 epochs of 12.5 s each, where 20 are enough: 0.8 times what is usual
-    assert together.costs == COSTS._replace(batch=1.0, evaluate=0.02, test=0.04, checkpoint=1.0, size=2 * 10**8)
+    assert together.costs == COSTS._replace(batch=1.0, evaluate=0.02, checkpoint=1.0, size=2 * 10**8)
     assert together.of_members(2, tried=2)[0] == 2
     slower = together.again(together.costs._replace(batch=1.3))  # as a trial of two may find
     fewer, found = slower.of_members(2, tried=2, patience=0.9)

@@ -294,7 +294,7 @@ def test_a_device_has_its_share_of_the_workers(made, monkeypatch, given, num):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"num_views": 2}, {"crop_and_flip": False}])  # nothing is frozen
+@pytest.mark.parametrize("options", [{}, {"crop_and_flip": False}])
 def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(made, advance, monkeypatch, tmp_path, options):
     from finetune.data import image_cache, readers
 

@@ -85,7 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
         "data": {"image_size": 32, "image_size_schedule": [24, 32], "mixup": 0.4},
         "max_epochs": 2,
     },
-    "views": pretrained_like({"backbone": "mobilenet_v3_small", "data": {"num_views": 2}, "freeze": "features"}),
+    "frozen_part": pretrained_like({"backbone": "mobilenet_v3_small", "freeze": "features"}),
 }
 
 

@@ -54,8 +54,8 @@ MUTATIONS = [
     Mutation(
         "a transform is a function of (seed, epoch, picture)",
         "data/dataset.py",
-        "set_random_seed(transform, augmentation_seed(self.seed, view, index))",
-        "set_random_seed(transform, augmentation_seed(self.seed, view, 0))",
+        "set_random_seed(transform, augmentation_seed(self.seed, epoch, index))",
+        "set_random_seed(transform, augmentation_seed(self.seed, epoch, 0))",
         "tests/data/test_dataset.py tests/data/test_datamodule.py",
     ),
     Mutation(
@@ -393,20 +393,6 @@ MUTATIONS = [
         "weight[rows].double().mean(0)",
         "weight[[0]].double().mean(0)",
         "tests/models/test_weights.py -k source_head",
-    ),
-    Mutation(
-        "versions of a picture take turns: pictures",
-        "data/dataset.py",
-        "epoch % self.num_views if self.num_views else epoch",
-        "epoch",
-        "tests/data/test_datamodule.py -k views",
-    ),
-    Mutation(
-        "versions of a picture take turns: features",
-        "data/dataset.py",
-        "(key[0] * num + key[1]) % len(self.rows)",
-        "key[1]",
-        "tests/features/test_feature_cache.py -k 'views or keys'",
     ),
     Mutation(
         "the most probable classes come best first",

@@ -62,7 +62,7 @@ def main() -> None:
     }
     mobilenet, focal = FAMILIES["mobilenetv4"], FAMILIES["focalnet"]
     scenarios["frozen"] = lambda: weights_after(
-        data(image_size=48, num_views=1), mobilenet[0], 6, freeze="blocks.2", freeze_batch_norm=True
+        data(image_size=48), mobilenet[0], 6, freeze="blocks.2", freeze_batch_norm=True
     )
     if world_size == 2:
 

@@ -32,9 +32,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "more", [[], ["--model.freeze", "conv", "--data.num_views", "1", "--model.head_init", "probe"]]
-)
+@pytest.mark.parametrize("more", [[], ["--model.freeze", "conv", "--model.head_init", "probe"]])
 def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(cli, colours, more, caplog):
     options = ["--data.root", colours, *QUICKEST, *more, "--trainer.precision", "64-true"]
     with caplog.at_level(logging.INFO, logger="finetune"):

@@ -62,6 +62,12 @@ def test_a_part_that_can_not_be_followed_comes_back_as_it_is():
     assert fuse_batch_norm(part) is part
 
 
+@pytest.mark.parametrize("backbone", ["timm/nest_tiny", "timm/hiera_tiny_224"])
+def test_batch_norm_is_not_fused_where_a_network_can_not_be_followed(backbone):
+    part = build(backbone, 2).eval()
+    assert fuse_batch_norm(part) is part
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fn", "precision", "is_folded"),
