@@ -1,4 +1,4 @@
-"""The learning rate where a command line names another optimizer than its config: the config's rate is not for it."""
+"""The learning rate where nobody gave one that fits: it depends on the optimizer, and on how the head starts."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from finetune.commands.parser import settings_in
+from finetune.models.heads import resolved_head_init
 from finetune.system.messages import WrongUsage
 
 _COMMAND_LINE = "the command line"
@@ -13,18 +14,22 @@ _COMMAND_LINE = "the command line"
 # Rates to start from. Those of Adam and its kin are steps in the weights themselves, not multiples of a gradient: at
 # SGD's rate the first steps throw a pretrained network away. Of others none is usual for fine-tuning.
 USUAL = {
-    "SGD": 3e-2,  # our default, chosen by measurements (docs/benchmarks.md)
+    "SGD": 3e-2,  # chosen by measurements (docs/benchmarks.md)
     "Adam": 1e-3,  # arXiv:1412.6980, algorithm 1; torch's default
-    "AdamW": 1e-4,  # the scale of what large networks are fine-tuned at: 5e-5 in ConvNeXt (arXiv:2201.03545, A.2)
+    "AdamW": 1e-3,  # torch's default
     "Adamax": 2e-3,  # arXiv:1412.6980, section 7.1; torch's default
     "NAdam": 2e-3,  # torch's default
     "RAdam": 1e-3,  # torch's default
     "RMSprop": 1e-3,  # Hinton's, in lecture 6 of his course of 2012; torch's own, 1e-2, has no source
 }
+# Where the head starts as one that was fitted on the features and batch norm keeps its statistics, less has to change,
+# and more can be lost (docs/benchmarks.md).
+USUAL_OF_FITTED_HEAD = {"AdamW": 3e-4, "Adam": 3e-4, "SGD": 3e-3}
+_DEFAULT = "AdamW"  # of `Classifier`
 
 
 def settle_rate(config: Any, arguments: Sequence[str]) -> str:
-    """Give a fit's optimizer its usual rate if the one that it was left with is another's; return what to tell of it.
+    """Give a fit's optimizer its usual rate if the one that it was left with is for another case; return the message.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
@@ -35,21 +40,28 @@ def settle_rate(config: Any, arguments: Sequence[str]) -> str:
     """
     if config.subcommand != "fit":
         return ""
-    optimizer = config["fit"].model.optimizer
+    model = config["fit"].model
+    optimizer = model.optimizer
     name = optimizer.class_path.rpartition(".")[2]
     rate_is_for = _rate_is_for(arguments)
     if rate_is_for in (name, _COMMAND_LINE) or "lr" not in optimizer.init_args:
         return ""
-    flag, left = "--model.optimizer.lr", optimizer.init_args.lr
-    if name not in USUAL:
-        raise WrongUsage(f"the learning rate {left:g} is for {rate_is_for}, not for {name}: give {flag}")
-    optimizer.init_args.lr = USUAL[name]
-    return f"learning rate {USUAL[name]:g}, as is usual for {name}; {left:g} is for {rate_is_for}; {flag} sets another"
+    flag = "--model.optimizer.lr"
+    before = f"{optimizer.init_args.lr:g} is for {rate_is_for or _DEFAULT}"
+    usual = dict(USUAL)
+    if resolved_head_init(model.head_init, model.weights, model.members) == "probe":
+        usual |= USUAL_OF_FITTED_HEAD
+    if name not in usual:
+        raise WrongUsage(f"the learning rate {before}, not for {name}: give {flag}")
+    optimizer.init_args.lr = usual[name]
+    if rate_is_for is None and name == _DEFAULT:
+        return ""
+    return f"learning rate {usual[name]:g}, as is usual for {name}; {before}; {flag} sets another"
 
 
-def _rate_is_for(arguments: Sequence[str]) -> str:
-    """Return the name of the optimizer that the last rate was given with, or `_COMMAND_LINE`."""
-    name = rate_is_for = "SGD"  # the default
+def _rate_is_for(arguments: Sequence[str]) -> str | None:
+    """Return the name of the optimizer that the last rate was given with, `_COMMAND_LINE`, or None for no rate."""
+    name, rate_is_for = _DEFAULT, None
     for is_flag, said in _said(arguments):
         name = str(said.get("class_path", name)).rpartition(".")[2]
         if "lr" in {**said, **(said.get("init_args") or {})}:

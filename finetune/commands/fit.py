@@ -12,6 +12,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 
 from finetune.commands.fit_checks import check_begun_from, check_has_both_classes, check_validated
+from finetune.commands.kept_weights import is_settled, keep_best_weights
 from finetune.commands.logged_sheet import log_sheet
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.signals import Interrupted
@@ -125,7 +126,7 @@ def _test(
     test, best = run.file("test.json"), run.checkpoint("best")
     is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime  # a prolonged run has another best
     has_test = "test" in data.splits and options.test_after_fit and trainer.limit_test_batches != 0
-    if finished and (is_tested or not has_test):
+    if finished and (is_tested or not has_test) and is_settled(run):
         what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
         log.info(what, run.path, finished)
         if trainer.is_global_zero:
@@ -143,6 +144,7 @@ def _test(
     if is_stopped and trainer.is_global_zero:
         told = "ended after epoch %d: no higher val/accuracy in --patience %d validations"
         log.info(told, trainer.current_epoch, options.patience)
+    keep_best_weights(trainer, model, data, run)
     if has_test:
         if not best.exists():
             raise ValueError(f"nothing was trained in {run.path}: a limit ended it before its first step")

@@ -132,13 +132,16 @@ class ImageDataModule(pl.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         end_workers()
 
-    def loader(self, split: str, train: bool = False, is_limited: bool = False) -> DataLoader:
+    def loader(
+        self, split: str, train: bool = False, is_limited: bool = False, is_alone: bool = False
+    ) -> DataLoader:
         """Return the batches of this device: of one epoch from where the run stands, or of a split in order.
 
         Args:
             split: train, val, test or predict.
             train: Whether to train on it, not to evaluate.
             is_limited: Whether the trainer's limit of batches to evaluate cuts the split.
+            is_alone: Whether this process reads all batches, not its share of them.
 
         Raises:
             ValueError: There is no such split.
@@ -146,7 +149,7 @@ class ImageDataModule(pl.LightningDataModule):
         if split not in self.splits:
             raise ValueError(is_without(self.root, split))
         trainer = self.trainer
-        rank, world_size = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
+        rank, world_size = (0, 1) if trainer is None or is_alone else (trainer.global_rank, trainer.world_size)
         num = len(self.splits[split].labels)
         if train:
             is_same, place = getattr(self.trainer, "overfit_batches", 0) > 0, position(self.trainer)

@@ -35,6 +35,7 @@ from finetune.models.checkpoint_values import (
     is_data_class,
     is_dense,
     is_early_best_score,
+    is_interpolation,
     is_number,
     is_optional_text,
     is_plain,
@@ -71,11 +72,11 @@ HYPER_PARAMETERS = MappingProxyType(
         "class_names": Rule("at least two different names without control characters", are_class_names, True),
         "backbone": Rule("text", is_text, True),
         "weights": _OPTIONAL_TEXT,
-        "head_init": one_of("xavier", "source", "probe"),
+        "head_init": one_of("auto", "xavier", "source", "probe"),
         "source_classes": _OPTIONAL_TEXT,
         "class_mapping": Rule("a class or several for each class, or null", is_class_mapping),
         "freeze": _OPTIONAL_TEXT,
-        "freeze_batch_norm": _BOOL,
+        "freeze_batch_norm": Rule("true, false or null", lambda value: value is None or type(value) is bool),
         "head_lr_multiplier": Rule("a finite number above 0", lambda v: is_number(v, 0, math.inf) and v > 0),
         "layer_decay": _SHARE,
         "decay_norm_and_bias": _BOOL,
@@ -133,6 +134,7 @@ FINETUNE = MappingProxyType(
         "train_metrics": Rule("sums of loss and accuracy", are_train_metrics),
         # Its values are checked by `training.calibration.read_calibration`, which every reader of it calls.
         "calibration": Rule("a temperature, or null", lambda value: value is None or type(value) is dict),
+        "interpolation": Rule("the weights that were chosen, or null", lambda v: v is None or is_interpolation(v)),
     }
 )
 

@@ -18,6 +18,7 @@ DATA_CLASSES = ("finetune.FashionMNIST", "finetune.Hotdog", "finetune.ImageFolde
 EARLIER_DATA_CLASSES = tuple(name.replace("finetune.", "finetune.datamodules.") for name in DATA_CLASSES)
 LEAST_PIXELS, MOST_PIXELS = 8, 8192  # of a side of the images that a network takes: of larger ones no batch has room
 MOST_RESIZED = 2**14  # of a side before the centre is cropped
+_MOST_CANDIDATES = 100  # weights among which a fit chooses
 LEAST_CROP_SHARE = 0.1
 MOST_IN_A_BATCH = 2**20
 _MOST_CHARACTERS = 4096
@@ -155,6 +156,24 @@ def is_early_best_score(value: Any) -> bool:
     return (
         type(value) in (list, tuple) and len(value) == 2 and all(is_number(one, -math.inf, math.inf) for one in value)
     )
+
+
+def is_interpolation(value: Any) -> bool:
+    """Return whether a value is what `training.interpolation.Interpolation.as_plain` returns."""
+    if type(value) is not dict or value.keys() != {"share", "num_images", "candidates"}:
+        return False
+    candidates = value["candidates"]
+    if type(candidates) is not list or not 2 <= len(candidates) <= _MOST_CANDIDATES:
+        return False
+    if not all(type(one) is dict and one.keys() == {"share", "loss", "accuracy"} for one in candidates):
+        return False
+    numbers = all(
+        is_number(one["share"], 0, 1) and is_number(one["accuracy"], 0, 1) and is_number(one["loss"], 0, math.inf)
+        for one in candidates
+    )
+    shares = [one["share"] for one in candidates]
+    has_both_ends = numbers and min(shares) == 0 and max(shares) == 1
+    return has_both_ends and value["share"] in shares and is_count(value["num_images"], 1)
 
 
 def are_limits(value: Any) -> bool:

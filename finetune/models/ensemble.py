@@ -58,7 +58,7 @@ def check(num: int, head_init: str) -> None:
     """
     if type(num) is not int or not 1 <= num <= MOST:
         raise WrongUsage(f"model.members must be a whole number from 1 to {MOST}, not {num!r}")
-    if num > 1 and head_init != "xavier":
+    if num > 1 and head_init not in ("auto", "xavier"):
         raise WrongUsage(f"model.members begin with other heads, which model.head_init {head_init} makes alike")
 
 

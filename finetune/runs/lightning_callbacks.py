@@ -112,8 +112,8 @@ def check_averaging(trainer: pl.Trainer, model: nn.Module, name: str) -> None:
         raise ValueError(f"StochasticWeightAveraging needs batch norm, which {name} has not: leave it out")
     if any(not m.training for m in batch_norms(model.train())):
         raise ValueError(
-            "StochasticWeightAveraging computes the statistics of batch norm anew, the frozen ones too: "
-            "leave it out, or model.freeze and model.freeze_batch_norm"
+            "StochasticWeightAveraging computes the statistics of batch norm anew, the frozen ones too: leave it out, "
+            "or let all of batch norm train with --model.freeze_batch_norm false and without --freeze"
         )
 
 

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 class Checkpoints(Checkpoint):
     """Writes `last.ckpt` at epochs' ends, every n steps and on a signal, `best.ckpt` after validation.
 
-    Where epochs are short not at each one's end (`deferred_checkpoints`).
+    Where epochs are short not at each one's end (`deferred_checkpoints`). A fit that starts from a fitted head keeps
+    that as `start.ckpt`.
 
     Best is the latest validation within a standard error of the highest val/accuracy (`best_epoch`); without a
     validation split best is last.
@@ -73,6 +74,8 @@ class Checkpoints(Checkpoint):
         # A stop that `min_epochs` has put off; where a limit was changed since, callbacks are to want it anew.
         trainer.should_stop |= self.wanted is not None and self.wanted == limits(trainer)
         self._epoch_began = time.monotonic()  # of one that is entered in the middle
+        if trainer.ckpt_path is None and getattr(pl_module, "head_init", "") == "probe":
+            self._save(trainer, "start")
         enter_epoch(trainer)
         self.signal.join(trainer)
         self.signal.install()  # here, since Lightning installs its own just before

@@ -47,6 +47,7 @@ class Results(pl.Callback):
             "class_names": pl_module.class_names,
             "confusion_matrix": pl_module.confusion_matrix,
             "calibration": pl_module.calibration.as_plain(),
+            "interpolation": pl_module.interpolation.as_plain() if pl_module.interpolation else None,
         }
         write_results(file, {**values, **details})
         names = ("accuracy", "loss", "f1", "calibration_error_before_scaling", "calibration_error")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from finetune.system.messages import shown
 from finetune.training.precision import double
-from finetune.training.temperature import HIGHEST, LOWEST, Temperature
+from finetune.training.temperature import HIGHEST, LOWEST, Temperature, fit_temperature
 from finetune.training.threshold import MEASURES, RATES, Aim, Choice, choose
 
 # Shapes: B pictures, K classes.
@@ -113,8 +113,27 @@ class Calibrator(nn.Module):
             dist.all_gather_object(everywhere, kept)
             kept = [part for parts in everywhere for part in parts]
         logits, labels = (np.concatenate(parts) for parts in zip(*kept, strict=True))
-        p = calibration.probabilities(torch.from_numpy(logits))[:, aim.positive].numpy()
-        return calibration._replace(aim=aim, choice=choose(aim, p, labels == aim.positive))
+        return _with_threshold(calibration, aim, torch.from_numpy(logits), labels)
+
+
+def fit_calibration(logits: Tensor, labels: Tensor, aim: Aim | None) -> Calibration:
+    """Return what fits images that one process has, without asking others; nothing where logits are not numbers.
+
+    Args:
+        logits: (B, K), on the CPU.
+        labels: Class indices (B,).
+        aim: What a threshold is chosen for; None for none.
+    """
+    temperature = fit_temperature(logits, labels)
+    if not math.isfinite(temperature):
+        return Calibration()
+    calibration = Calibration(temperature, len(labels))
+    return calibration if aim is None else _with_threshold(calibration, aim, logits, labels.numpy())
+
+
+def _with_threshold(calibration: Calibration, aim: Aim, logits: Tensor, labels: np.ndarray) -> Calibration:
+    p = calibration.probabilities(logits)[:, aim.positive].numpy()
+    return calibration._replace(aim=aim, choice=choose(aim, p, labels == aim.positive))
 
 
 class NotFinite(ValueError):

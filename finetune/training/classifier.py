@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from finetune.data.datamodule import ImageDataModule
@@ -17,6 +17,7 @@ from finetune.distributed.empty_shares import own_buffers, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import ensemble, stages
 from finetune.models.backbones import build, normalization
+from finetune.models.heads import resolved_head_init
 from finetune.models.weights import class_list, read_weights, source_head, start
 from finetune.runs.checkpoint_io import check_model, check_size, origin
 from finetune.system.messages import as_wrong_usage
@@ -26,6 +27,7 @@ from finetune.training.clipping import ClipsEach
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
+from finetune.training.interpolation import Interpolation
 from finetune.training.loss import Target, balanced_weights, loss_sum, target_of
 from finetune.training.lr_schedulers import StepOnPlateau, WarmupCosine, scheduler_config
 from finetune.training.metrics import SplitMetrics, TrainMetrics, reset_metrics
@@ -41,12 +43,13 @@ class Classifier(ClipsEach):
             .safetensors) or of a checkpoint (ours, timm's, torchvision's or Lightning's), a folder of timm's, or null
             for random weights.
         head_init: Start of the new head: `xavier` (random), `source` (the source classifier's rows of the same names),
-            `probe` (logistic regression on the features of the training pictures).
+            `probe` (logistic regression on the features of the training images). `auto` is `probe` where one network
+            starts from pretrained weights, else `xavier`.
         source_classes: Text file with the source classifier's class names, one a line, where its weights carry none.
         class_mapping: For `source`: class to source class, or to several (their mean), where the names do not match.
         freeze: Last frozen stage, such as layer2, or `backbone` for all but the head; null trains everything.
-        freeze_batch_norm: Batch norm keeps and uses its running statistics also where it trains. Without it batch norm
-            takes the statistics of the whole batch, over all devices.
+        freeze_batch_norm: Batch norm keeps and uses its running statistics also where it trains. If false, it takes
+            the statistics of the complete batch, over all devices. Null is true where the head starts as `probe`.
         head_lr_multiplier: Learning rate of the head over that of the backbone.
         layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
         decay_norm_and_bias: Whether biases, norms, layer scales, positions, class tokens and logit scales decay, too.
@@ -70,17 +73,15 @@ class Classifier(ClipsEach):
         class_names: list[str],
         backbone: str = "resnet18",
         weights: str | None = "DEFAULT",
-        head_init: Literal["xavier", "source", "probe"] = "xavier",
+        head_init: Literal["auto", "xavier", "source", "probe"] = "auto",
         source_classes: str | None = None,
         class_mapping: dict[str, str | list[str]] | None = None,
         freeze: str | None = None,
-        freeze_batch_norm: bool = False,
+        freeze_batch_norm: bool | None = None,
         head_lr_multiplier: float = 1.0,
         layer_decay: float = 1.0,
         decay_norm_and_bias: bool = False,
-        optimizer: Callable[[Any], Optimizer] = lambda params: SGD(
-            params, lr=0.03, momentum=0.9, nesterov=True, weight_decay=2e-3
-        ),
+        optimizer: Callable[[Any], Optimizer] = lambda params: AdamW(params, lr=3e-4, weight_decay=0.05),
         scheduler: Callable[[Optimizer], LRScheduler] | None = lambda optimizer: WarmupCosine(optimizer, warmup=0.2),
         scheduler_interval: Literal["step", "epoch"] = "step",
         label_smoothing: float = 0.0,
@@ -92,7 +93,9 @@ class Classifier(ClipsEach):
         super().__init__()
         # What the optimizer was is in config.yaml; a checkpoint holds plain values only (`weights_only=True`).
         self.save_hyperparameters(ignore=["optimizer", "scheduler", "compile"])
-        self.class_names, self.backbone, self.weights, self.head_init = list(class_names), backbone, weights, head_init
+        self.class_names, self.backbone, self.weights = list(class_names), backbone, weights
+        self.head_init = resolved_head_init(head_init, weights, members)
+        self.has_fixed_statistics = self.head_init == "probe" if freeze_batch_norm is None else freeze_batch_norm
         self.source_classes, self.class_mapping, self.network_size = source_classes, class_mapping, network_size
         param_groups.check_rates(head_lr_multiplier, layer_decay, label_smoothing)
         self.head_lr_multiplier, self.layer_decay, self.class_weights = head_lr_multiplier, layer_decay, class_weights
@@ -100,16 +103,17 @@ class Classifier(ClipsEach):
         self.decay_norm_and_bias, self.label_smoothing, self.is_compiled = decay_norm_and_bias, label_smoothing, compile
         self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
         num_classes = len(self.class_names)
-        self.network = ensemble.several(members, head_init, lambda: build(backbone, num_classes, network_size))
+        self.network = ensemble.several(members, self.head_init, lambda: build(backbone, num_classes, network_size))
         # Decided before DDP wraps: it would never average what is unfrozen later.
         self.frozen = stages.freeze(self.network, freeze)
-        self.always_eval = [*self.frozen, *(stages.batch_norms(self.network) if freeze_batch_norm else ())]
+        self.always_eval = [*self.frozen, *(stages.batch_norms(self.network) if self.has_fixed_statistics else ())]
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
         self.val_metrics, self.test_metrics = SplitMetrics(num_classes, "val"), SplitMetrics(num_classes, "test")
         self.train_metrics, self.calibrator = TrainMetrics(num_classes), Calibrator()
         self.calibration = Calibration()  # of the weights as they are
+        self.interpolation: Interpolation | None = None  # of the weights as they are
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB; of members that train (M, B, K)."""
@@ -156,7 +160,7 @@ class Classifier(ClipsEach):
             self.train()
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        self.calibration = Calibration()  # the other was of the weights before this step
+        self.calibration, self.interpolation = Calibration(), None  # those were of the weights before this step
         images, target = batch["image"], target_of(batch)
         total_weight = all_sum(weight := target.weight(self.class_weight), self.trainer.world_size)
         if len(images) == 0 and total_weight == 0:
@@ -228,6 +232,8 @@ class Classifier(ClipsEach):
         check_model(checkpoint, self.hparams)
         check_size(checkpoint, self.network_size, self.network)
         self.calibration = read_calibration(checkpoint)
+        plain = checkpoint["finetune"].get("interpolation")
+        self.interpolation = None if plain is None else Interpolation.from_plain(plain)
         if self._trainer is not None:
             # Lightning does this after it has restored the weights: float64 would be rounded to float32 on its way.
             self.trainer.precision_plugin.convert_module(self)

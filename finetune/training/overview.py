@@ -134,7 +134,7 @@ def _network(model: Classifier, ckpt_path: object) -> str:
     numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.network.parameters()]
     total, learning = sum(num for num, _ in numbers), sum(num for num, learns in numbers if learns)
     frozen = [] if given["freeze"] is None else [f"all up to {given['freeze']}"]
-    frozen += ["batch norm's statistics"] if given["freeze_batch_norm"] else []
+    frozen += ["batch norm's statistics"] if model.has_fixed_statistics else []
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
     weights = f"weights of {ckpt_path}" if ckpt_path else weights
     name = told(model.backbone, given["members"])

@@ -57,6 +57,13 @@ class Temperature(PreciseSums):
         return 1 / _minimum(self.slope.cpu(), self.curvature.cpu())
 
 
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Return the temperature of images that one process has, logits (B, K) and class indices (B,)."""
+    metric = Temperature()
+    metric.update(logits, labels)
+    return float(1 / _minimum(metric.slope, metric.curvature))  # `compute` would ask the other processes
+
+
 def derivatives(logits: Tensor, labels: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first and second derivative of the sum of -log softmax(b * logits)[label] by b, at each b (G,).
 

@@ -28,7 +28,7 @@ def optimizer(tmp_path, monkeypatch):
 
 HOTDOG = ("--config", "hotdog.yaml")  # SGD at 0.01
 TAKEN = {  # the rate is the usual one, and is told
-    ("--model.optimizer", "Adam"): ("Adam", "0.03 is for SGD"),
+    ("--model.optimizer", "Adam"): ("Adam", "0.0003 is for AdamW"),
     (*HOTDOG, "--model.optimizer", "Adam"): ("Adam", "0.01 is for SGD"),
     (*HOTDOG, "--model.optimizer.class_path", "RAdam"): ("RAdam", "0.01 is for SGD"),
     (*HOTDOG, "--config", "adam.yaml"): ("Adam", "0.01 is for SGD"),
@@ -37,10 +37,12 @@ TAKEN = {  # the rate is the usual one, and is told
         "0.01 is for SGD",
     ),
     ("--config", "adam_rate.yaml", "--model.optimizer", "SGD"): ("SGD", "0.3 is for Adam"),
-    ("--config", "rate.yaml", "--model.optimizer", "Adam"): ("Adam", "0.4 is for SGD"),
+    ("--config", "rate.yaml", "--model.optimizer", "Adam"): ("Adam", "0.4 is for AdamW"),
 }
 LEFT = {  # it is the optimizer's own, or the user's
-    (): 0.03,
+    (): 3e-4,
+    ("--model.weights", "null"): 1e-3,
+    ("--model.members", "2"): 1e-3,
     HOTDOG: 0.01,
     ("--config", "adam_rate.yaml"): 0.3,
     (*HOTDOG, "--config", "adam_rate.yaml"): 0.3,

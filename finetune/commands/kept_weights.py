@@ -1,0 +1,65 @@
+"""After training: keep the weights between a fit's start and its best epoch that validate best."""
+
+import logging
+import time
+
+from pytorch_lightning import Trainer
+
+from finetune.data.datamodule import ImageDataModule
+from finetune.models.stages import batch_norms
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.folder import Run
+from finetune.training.classifier import Classifier
+from finetune.training.interpolation import ENDS, SHARES, settle
+
+log = logging.getLogger(__name__)
+
+
+def is_settled(run: Run) -> bool:
+    """Return whether nothing is left to choose: the run did not start from a fitted head, or the choice was made."""
+    start, best = run.checkpoint("start"), run.checkpoint("best")
+    if not start.exists() or not best.exists():
+        return True
+    return read_checkpoint(best)["finetune"].get("interpolation") is not None
+
+
+def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> None:
+    """Replace the weights of best.ckpt by those between start.ckpt and it that validate best.
+
+    Rank 0 measures the candidates alone, whether or not other processes run: a run that was killed before this step
+    takes it up again before they are started.
+
+    Args:
+        trainer: Its device, precision and limit of validation batches are used.
+        model: Its weights change.
+        data: With a validation split.
+        run: The run, trained to its end.
+    """
+    if "val" not in data.splits or trainer.limit_val_batches == 0 or is_settled(run):
+        return
+    if trainer.is_global_zero:
+        _replace(trainer, model, data, run)
+    trainer.strategy.barrier("best.ckpt with the kept weights")
+
+
+def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> None:
+    began = time.monotonic()
+    start, best = read_checkpoint(run.checkpoint("start")), read_checkpoint(run.checkpoint("best"))
+    resting = {id(inner) for module in model.always_eval for inner in module.modules()}
+    has_trained_statistics = any(id(norm) not in resting for norm in batch_norms(model.network))
+    if data.trainer is None:
+        data.trainer = trainer
+    interpolation, weights, calibration = settle(
+        trainer,
+        model,
+        start["state_dict"],
+        best["state_dict"],
+        data.loader("val", is_limited=True, is_alone=True),
+        shares=ENDS if has_trained_statistics else SHARES,
+        aim=model.calibrator.aim,
+    )
+    best["state_dict"] = weights
+    best["finetune"]["calibration"] = calibration.as_plain()
+    best["finetune"]["interpolation"] = interpolation.as_plain()
+    trainer.strategy.checkpoint_io.save_checkpoint(best, run.checkpoint("best"))
+    log.info("%s; measured in %.1f s", interpolation.message(), time.monotonic() - began)

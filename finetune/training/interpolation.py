@@ -1,0 +1,182 @@
+"""How much of what training changed is kept: the weights between a fit's start and its end that validate best.
+
+A fit that starts from pretrained weights and a head fitted on them can end with a worse answer than it started with,
+mostly where images are few. Weights on the straight line from the start to the end often answer better than either,
+and cost nothing in use. The start itself is among the candidates, so a fit ends no worse than the fitted head.
+
+Source: Wortsman et al. 2022, WiSE-FT (arXiv:2109.01903). How the share is chosen is measured in docs/benchmarks.md,
+"How much of training is kept".
+"""
+
+# Shapes: S shares, N validation images, K classes.
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from finetune.training.calibration import Calibration, fit_calibration
+from finetune.training.threshold import Aim
+
+SHARES = (0.0, 0.75, 1.0)  # of the way from the start to the end
+# Where batch norm trains, statistics between those of start and end are of no network that was trained.
+ENDS = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Weights on the line between start and end, measured on the validation images.
+
+    Attributes:
+        share: Of the way from the start, 0, to the end, 1.
+        loss: Mean negative log probability of the labels at the fitted temperature.
+        accuracy: Share of the images that are predicted right.
+    """
+
+    share: float
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """Which candidate was chosen, and all of them.
+
+    Attributes:
+        share: That of the chosen one.
+        candidates: By their share, from the start to the end.
+        num_images: Validation images on which they were measured.
+    """
+
+    share: float
+    candidates: tuple[Candidate, ...]
+    num_images: int
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return what a checkpoint and test.json hold of it."""
+        return {
+            "share": self.share,
+            "num_images": self.num_images,
+            "candidates": [asdict(candidate) for candidate in self.candidates],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Interpolation":
+        """Return what `as_plain` gave; values are checked where a checkpoint is read."""
+        candidates = tuple(Candidate(**candidate) for candidate in plain["candidates"])
+        return cls(plain["share"], candidates, plain["num_images"])
+
+    def message(self) -> str:
+        """Return the candidates' accuracies and the choice in a sentence."""
+        by_share = {candidate.share: candidate for candidate in self.candidates}
+        chosen = by_share[self.share]
+        kept = {0.0: "the frozen features with the fitted head", 1.0: "the fine-tuned weights"}.get(
+            self.share, f"the weights {self.share:.0%} of the way from the one to the other"
+        )
+        return (
+            f"on {self.num_images} validation images: frozen features {by_share[0.0].accuracy:.1%}, fine-tuned "
+            f"{by_share[1.0].accuracy:.1%}; best.ckpt has {kept}, {chosen.accuracy:.1%}"
+        )
+
+
+def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """Return the tensors that lie a share of the way from `start` to `end`; integers are those of `end`.
+
+    At 0 and 1 the result is exactly `start` and `end`.
+    """
+    if share == 1:
+        return dict(end)
+    return {
+        name: torch.lerp(start[name].double(), value.double(), share).to(value.dtype)
+        if value.is_floating_point()
+        else value
+        for name, value in end.items()
+    }
+
+
+def choose(losses: NDArray[np.float64]) -> int:
+    """Return the place of the candidate to keep.
+
+    That is the end where training clearly lowered the loss: then it found what the pretrained features did not have.
+    Else it is the one between, or the start if that is clearly better. A difference is clear if it is larger than its
+    standard error.
+
+    Args:
+        losses: Of each validation image under each candidate, (S, N), from the start to the end.
+    """
+    if _is_clearly_lower(losses[-1], losses[0]):
+        return len(losses) - 1
+    between = 1  # the end itself, where there are only two candidates
+    return 0 if _is_clearly_lower(losses[0], losses[between]) else between
+
+
+def _is_clearly_lower(losses: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
+    """Return whether the mean loss is lower by more than one standard error of the paired difference; both (N,)."""
+    differences = others - losses
+    if len(differences) < 2:
+        return False
+    return bool(differences.mean() > differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
+@torch.no_grad()
+def settle(
+    trainer: pl.Trainer,
+    model: Any,
+    start: Mapping[str, Tensor],
+    end: Mapping[str, Tensor],
+    batches: Iterable[Mapping[str, Any]],
+    shares: Sequence[float],
+    aim: Aim | None,
+) -> tuple[Interpolation, dict[str, Tensor], Calibration]:
+    """Measure the candidates on validation images and return the choice, its weights and its calibration.
+
+    One process does it alone, on all validation images, so that the choice does not depend on the number of devices.
+
+    Args:
+        trainer: Its device and precision are used.
+        model: A `Classifier`; its weights are those of a candidate afterwards.
+        start: The state dict of the start.
+        end: The state dict of the end.
+        batches: The validation images; they are read once for each candidate.
+        shares: The candidates.
+        aim: What a threshold is chosen for; None for none.
+
+    Raises:
+        ValueError: There is no validation image.
+    """
+    trainer.precision_plugin.convert_module(model)
+    model.to(trainer.strategy.root_device).eval()
+    losses, candidates, calibrations = [], [], []
+    for share in shares:
+        model.load_state_dict(interpolate(start, end, share))
+        logits, labels = _evaluate(trainer, model, batches)
+        if len(labels) == 0:
+            raise ValueError("there is no validation image on which to choose between the start and the end of the fit")
+        calibration = fit_calibration(logits, labels, aim)
+        log_probabilities = calibration.probabilities(logits).clamp_min(torch.finfo(torch.float64).tiny).log()
+        loss = -log_probabilities.gather(1, labels[:, None]).squeeze(1)  # (N,)
+        is_right = logits.argmax(dim=1) == labels
+        losses.append(loss.numpy())
+        candidates.append(Candidate(share, float(loss.mean()), float(is_right.double().mean())))
+        calibrations.append(calibration)
+    chosen = choose(np.stack(losses))
+    interpolation = Interpolation(shares[chosen], tuple(candidates), len(losses[0]))
+    return interpolation, interpolate(start, end, shares[chosen]), calibrations[chosen]
+
+
+def _evaluate(trainer: pl.Trainer, model: Any, batches: Iterable[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
+    """Return the logits (N, K) in float64 and the labels (N,) of all images."""
+    logits, labels = [torch.empty(0, len(model.class_names), dtype=torch.float64)], [torch.empty(0, dtype=torch.int64)]
+    for batch in batches:
+        if len(batch["image"]):
+            with trainer.precision_plugin.forward_context():
+                answer = model(batch["image"].to(trainer.strategy.root_device))
+            logits.append(answer.cpu().double())
+            labels.append(batch["label"].cpu())
+    return torch.cat(logits), torch.cat(labels)
