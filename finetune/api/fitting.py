@@ -75,7 +75,8 @@ def fit(
         backbone: A torchvision network, such as resnet50, or timm's, such as timm/convnext_nano.
         weights: Initial weights: a name of torchvision's, a file, a run, or a folder of timm's; None for random
             weights.
-        freeze: The last frozen stage, such as layer2, or `backbone` for all but the head; None for nothing.
+        freeze: The last frozen stage, such as layer2; None for nothing. With `backbone` the head is solved exactly, as
+            a logistic regression: `epochs`, `minutes` and `lr` then have no effect.
         members: Number of networks that are trained independently and predict as an ensemble.
         devices: Their number, or which ones.
         precision: Such as bf16-mixed or 32-true.

@@ -58,6 +58,8 @@ class BenchmarkCLI(FinetuneCLI):
         options.report = False
         if options.repeats < 1:
             self.parser.error(f"repeats must be at least 1, not {options.repeats}")
+        if self.model.is_solved:
+            raise WrongUsage("benchmark measures training steps, and --model.freeze backbone has none: leave it out")
         if self.datamodule.sizes:
             raise WrongUsage("benchmark measures pictures of one size: leave out --data.image_size_schedule")
         self.recorder = Recorder(options.repeats)

@@ -7,6 +7,7 @@ from pytorch_lightning.cli import instantiate_class
 
 from finetune.commands.short_words import both
 from finetune.models.ensemble import check
+from finetune.models.stages import check_solved
 from finetune.system.messages import WrongUsage
 from finetune.training.param_groups import check_rates
 
@@ -26,6 +27,9 @@ def check_values(config: Any) -> None:
             raise WrongUsage(f"nothing to train: {both('fit', f'trainer.{name}')} is 0")
     check_rates(model.head_lr_multiplier, model.layer_decay, model.label_smoothing)
     check(model.members, model.head_init)
+    check_solved(model.freeze, model.head_init, model.members)
+    if model.freeze == "backbone" and config.ckpt_path is not None:
+        raise WrongUsage("--ckpt_path goes on with training, and model.freeze backbone has none: give it as --weights")
     _check_optimizer(model.optimizer)
     has_gpu = trainer.accelerator not in ("cpu", "auto") or (
         trainer.accelerator == "auto" and torch.accelerator.is_available()

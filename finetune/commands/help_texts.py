@@ -31,7 +31,7 @@ _DATA = (
 _NETWORK = (
     Option("model.backbone", "NAME", "resnet18", "of torchvision, as resnet50; of timm, as timm/convnext_nano"),
     Option("model.weights", "FILE", "DEFAULT", "DEFAULT: published ones; a file, a run; null: random ones"),
-    Option("model.freeze", "STAGE", None, "train what follows a stage, as layer2; backbone: the head alone"),
+    Option("model.freeze", "STAGE", None, "train what follows a stage, as layer2; backbone: solve the head"),
     Option("model.members", "N", "1", "networks that learn each by itself and answer together"),
 )
 _TRAINING = (

@@ -43,7 +43,7 @@ from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
-from finetune.training.run_length import settle_length
+from finetune.training.run_length import settle_length, settle_solved_head
 from finetune.training.threshold import parse_aim
 
 log = logging.getLogger(__name__)
@@ -124,6 +124,8 @@ class FinetuneCLI(LightningCLI):
         check_root(self.config[subcommand], self.checkpoint, args)
         if type(seed := self.config[subcommand].get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
+        if subcommand == "fit" and self.config["fit"].model.freeze == "backbone":
+            settle_solved_head(self.config["fit"])
         if subcommand == "fit":
             self.changes = apply_plan(plan, self._parser("fit"), self.config["fit"])
         rate = settle_rate(self.config, args) if plan.run is None else ""  # a run keeps its own

@@ -16,25 +16,14 @@ from numpy.typing import NDArray
 from finetune.data.checking.duplicates import Pair, connected
 from finetune.data.checking.findings import Finding, Row
 from finetune.data.datasets.listing import Listing
-from finetune.features.logistic_regression import fit_head
+from finetune.features.logistic_regression import NUM_FOLDS, deal_folds, fit_head
 from finetune.system.messages import counted
 from finetune.system.progress import watched
 
 NUM_SHOWN = 100
-NUM_FOLDS = 5
 # The ranking hardly depends on it (486 photographs of garments, 30 labels moved to a similar class: AUROC 0.83 at
 # 128 pixels from 3e-4 to 1e-5), and to choose it by folds would take ten times as long.
 STRENGTH = 3e-4
-
-
-def folds_of(labels: NDArray[np.integer], groups: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Deal groups of pictures to folds, evenly for each class, (N,); a group's class is that of its first picture."""
-    ids, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
-    shuffled = np.random.default_rng(0).permutation(len(ids))
-    order = shuffled[np.argsort(labels[first][shuffled], kind="stable")]
-    fold_of_group = np.empty(len(ids), np.int64)
-    fold_of_group[order] = np.arange(len(ids)) % NUM_FOLDS
-    return fold_of_group[group_of]
 
 
 def out_of_fold(
@@ -48,7 +37,7 @@ def out_of_fold(
         groups: Number of each picture's set of copies, (N,).
         num_classes: K.
     """
-    folds = folds_of(labels, groups)
+    folds = deal_folds(labels, groups)
     found = np.zeros((len(labels), num_classes))
     for fold in watched(np.unique(folds), NUM_FOLDS, "labels that are improbable"):
         rest, held_out = folds != fold, folds == fold

@@ -1,6 +1,7 @@
-"""Features of pictures, computed once over all devices, and a head fitted on them before training starts."""
+"""A head fitted on what it sees of the training images, which all devices compute together."""
 
-import logging
+import dataclasses
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,12 +13,36 @@ from torch import Tensor, nn
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.collectives import cpu_group
-from finetune.features.logistic_regression import fit_probe
+from finetune.features.logistic_regression import Probe, fit_probe
 from finetune.models.stages import head
+from finetune.system.messages import counted
 
-log = logging.getLogger(__name__)
+# Shapes: N images of a split, D features, K classes.
 
-# Shapes: N pictures of a split, D features, K classes.
+
+@dataclasses.dataclass(frozen=True)
+class FittedHead:
+    """How a head was fitted.
+
+    Attributes:
+        probe: What was fitted. Only rank 0 has its `out_of_fold`; on other ranks it is empty.
+        logits: Of the training images by this head, (N, K), on rank 0; on other ranks of none.
+        labels: Of the same images.
+        num_images: N.
+        seconds: How long the features and the fit took.
+    """
+
+    probe: Probe
+    logits: Tensor
+    labels: Tensor
+    num_images: int
+    seconds: float
+
+    def told(self) -> str:
+        """Return how the head was fitted, in words."""
+        accuracy = "" if self.probe.accuracy is None else f", cross-validated accuracy {self.probe.accuracy:.4f}"
+        num_images = counted(self.num_images, "image")
+        return f"{num_images}, {self.seconds:.1f} s, strength {self.probe.strength:.1e}{accuracy}"
 
 
 def probe_head(
@@ -26,38 +51,50 @@ def probe_head(
     forward: Callable[[Tensor], Tensor],
     data: ImageDataModule,
     class_weight: Tensor,
-) -> None:
-    """Set the head to a logistic regression on the features of the training pictures, the same for any device count.
+    label_smoothing: float,
+) -> FittedHead:
+    """Set the head to a logistic regression on the features of the training images, the same for any device count.
 
-    Its strength is chosen on the validation split or, without one, by folds of the training pictures.
+    Images are prepared as in evaluation. Validation images have no part in it.
 
     Args:
-        trainer: Of the devices that share the pictures.
+        trainer: Of the devices that share the images.
         network: Whose head it is; only that changes.
-        forward: From a batch's pictures to the logits through that head, as in evaluation.
-        data: Whose train and, where there is one, val these are.
+        forward: From a batch's images to the logits through that head, as in evaluation.
+        data: Whose train these are.
         class_weight: What classes count in training, (K,).
+        label_smoothing: As in training.
 
     Raises:
-        ValueError: There is no training picture, on all devices.
+        ValueError: There is no training image, on all devices.
     """
+    began = time.perf_counter()
     linear = head(network)
     x, y = head_inputs(trainer, forward, linear, data.loader("train"))
-    if not trainer.strategy.broadcast(len(y)):
+    num_images = trainer.strategy.broadcast(len(y))
+    if not num_images:
         root = getattr(trainer.datamodule, "root", None)  # type: ignore[attr-defined]
-        raise ValueError(f"head_init probe: none of the training pictures in {root} can be decoded")
-    has_val = "val" in data.splits
-    val_x, val_y = head_inputs(trainer, forward, linear, data.loader("val")) if has_val else (None, None)
-    weights = class_weight.double().cpu().numpy()
-    probe = fit_probe(x, y, len(weights), val_x, val_y, class_weights=weights) if trainer.is_global_zero else None
-    probe = trainer.strategy.broadcast(probe)
+        raise ValueError(f"none of the training pictures in {root} can be decoded: there is nothing to fit a head on")
+    fitted = None
+    sent = None
+    if trainer.is_global_zero:
+        weights = class_weight.double().cpu().numpy()
+        fitted = fit_probe(x, y, len(weights), class_weights=weights, label_smoothing=label_smoothing)
+        sent = dataclasses.replace(fitted, out_of_fold=fitted.out_of_fold[:0])  # large, and only rank 0 has its labels
+    sent = trainer.strategy.broadcast(sent)
+    probe = sent if fitted is None else fitted
     assert probe is not None
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(probe.weight))
         linear.bias.copy_(torch.from_numpy(probe.bias))
-    if trainer.is_global_zero:
-        accuracy = "" if probe.val_accuracy is None else f", accuracy {probe.val_accuracy:.4f} on pictures held out"
-        log.info("head fitted on the features of %d pictures: strength %.1e%s", len(y), probe.strength, accuracy)
+    num_own = len(y) if trainer.is_global_zero else 0
+    return FittedHead(
+        probe=probe,
+        logits=torch.from_numpy(x[:num_own] @ probe.weight.T + probe.bias),
+        labels=torch.from_numpy(y[:num_own]),
+        num_images=num_images,
+        seconds=time.perf_counter() - began,
+    )
 
 
 @torch.no_grad()

@@ -1,19 +1,18 @@
 """A linear head fitted on fixed features: multinomial logistic regression, solved to convergence in float64.
 
-With features x scaled as said below, weights w (K, D) and biases b (K,), it minimises
+With features x scaled as described below, weights w (K, D) and biases b (K,), it minimises
 
-    weighted mean over the pictures of cross_entropy(w x + b, label) + strength / 2 * sum of w ** 2
+    weighted mean over the images of cross_entropy(w x + b, target) + strength / 2 * sum of w ** 2
 
-where a picture's weight is that of its class, 1 unless they are given. The bias is free. Features are centred and
-divided by one number for all, so that a picture lies at a mean squared distance of 1 from the centre: a strength then
-means the same for any network, and no feature gains weight.
+where the target and an image's weight are those of `torch.nn.functional.cross_entropy` with class weights and label
+smoothing. The bias is free. Features are centred and divided by one number for all, so that an image lies at a mean
+squared distance of 1 from the centre: a strength then means the same for any network, and no feature gains weight.
 """
 
-# Shapes: N pictures, D features, K classes; K' of the classes have pictures.
+# Shapes: N images, D features, K classes; K' of the classes take part in a fit.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 Array = NDArray[np.float64]
 
 STRENGTHS = tuple(10.0 ** np.arange(0, -6.5, -0.5))
+NUM_FOLDS = 5
 
 # Gradient norm at which a fit is taken as solved; the weights are then within norm / strength of the optimum. For the
 # fit that is kept this distance is 1e-10 at any strength, or ten times that where rounding leaves no less, so that runs
@@ -31,170 +31,199 @@ STRENGTHS = tuple(10.0 ** np.arange(0, -6.5, -0.5))
 _TOLERANCE, _TOLERANCE_OF_FOLDS, _MAX_DISTANCE = 1e-12, 1e-8, 1e-10
 
 _MAX_STEPS = 200  # of Newton's method; about five are needed
-_NUM_FOLDS = 5
 _MAX_WORSE = 3
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A fitted head for the features as they were given, and how its strength was chosen."""
+    """A fitted head for the features as they were given, and how its strength was chosen.
 
-    weight: Array  # (K, D)
-    bias: Array  # (K,)
+    Attributes:
+        weight: (K, D).
+        bias: (K,).
+        strength: Of the penalty.
+        accuracy: Cross-validated, on the images that were fitted; None for a single image.
+        loss: The same of the loss.
+        table: Strength, loss and accuracy of each strength that was tried.
+        out_of_fold: Logits (N, K) of each image at the chosen strength, by a head that was fitted without its fold.
+    """
+
+    weight: Array
+    bias: Array
     strength: float
-    val_accuracy: float | None  # on the pictures held out; None where none could be
-    table: list[tuple[float, float, float]]  # strength, log loss and accuracy on the pictures held out
+    accuracy: float | None
+    loss: float | None
+    table: list[tuple[float, float, float]]
+    out_of_fold: Array
 
 
 def fit_probe(
     features: Array,
     labels: NDArray[np.integer],
     num_classes: int,
-    val_features: Array | None = None,
-    val_labels: NDArray[np.integer] | None = None,
     strengths: Sequence[float] = STRENGTHS,
     class_weights: Array | None = None,
+    label_smoothing: float = 0.0,
 ) -> Probe:
-    """Fit a head at the strength with the least log loss on held-out pictures; of equal ones the strongest.
+    """Fit a head at the strength with the least cross-validated loss; of equal ones the strongest.
 
-    Strengths are tried from the strongest on, until three in a row did worse than the best: weak ones cost most.
+    The images are dealt to five stratified folds. Strengths are tried from the strongest on, until three in a row did
+    worse than the best: weak ones cost most. The fit at the chosen strength is then made on all images.
 
-    Held out are the validation pictures, which never enter the fit. Without them, five stratified folds of the training
-    pictures take turns, and the fit at the chosen strength is then made on all. The result depends neither on the order
-    of the pictures nor on chance. A class without pictures gets a zero row and odds of 1 in N at the centre.
+    Without label smoothing a class without images gets a zero row and odds of 1 in N at the centre.
 
     Args:
         features: (N, D).
         labels: (N,), from 0 to K - 1.
         num_classes: K.
-        val_features: Like `features`; None or empty for folds.
-        val_labels: Like `labels`.
         strengths: All above 0.
-        class_weights: (K,), by which pictures count in the fit and in the log loss on those held out; None for 1 each.
+        class_weights: (K,), by which images count, in the fits and in the loss; None for 1 each.
+        label_smoothing: Share of the target spread over all classes, in the fits and in the loss.
     """
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
-    if len(features) == 0 or not np.isfinite(features).all():
-        raise ValueError("the features hold values that are not finite" if len(features) else "there are no features")
+    if len(features) == 0:
+        raise ValueError("there are no features")
+    if not np.isfinite(features).all():
+        raise ValueError("the features hold values that are not finite")
     strengths = sorted(map(float, strengths), reverse=True)
-    x, y = np.asarray(features, np.float64), np.asarray(labels)
+    x = np.asarray(features, np.float64)
+    y = np.asarray(labels)
     weights = np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
-    has_val = val_features is not None and val_labels is not None and len(val_features) > 0
-    held_out: list[tuple[Any, Any, Any]] = [(slice(None), val_features, val_labels)]
-    if not has_val:
-        folds = _folds(x, y)
-        held_out = [(folds != k, x[folds == k], y[folds == k]) for k in range(_NUM_FOLDS) if k in folds]
-    paths = [
-        _path(x[rows], y[rows], weights, strengths, _TOLERANCE if has_val else _TOLERANCE_OF_FOLDS)
-        for rows, _, _ in held_out
-    ]
-    table: list[tuple[float, float, float]] = []
-    best = 0
-    for i, fits in enumerate(zip(*paths, strict=True)):
-        scores = [
-            _score(fit, np.asarray(a, np.float64), np.asarray(b), weights)
-            for fit, (_, a, b) in zip(fits, held_out, strict=True)
-        ]
-        loss, weight, right, total = np.sum(scores, axis=0)
-        table.append((strengths[i], float(loss / (weight or 1)), float(right / max(total, 1))))
-        if i == 0 or table[i][1] < table[best][1] - 1e-9:  # the strongest of those equal up to rounding
-            best = i
-        if i - best == _MAX_WORSE:
-            break
+    cross_entropy = _CrossEntropy(weights, label_smoothing)
+    table, best, out_of_fold = _cross_validate(x, y, cross_entropy, strengths)
     strength = strengths[best]
-    head, bias = next(_path(x, y, weights, [strength], min(_TOLERANCE, _MAX_DISTANCE * strength)))
-    return Probe(head, bias, strength, table[best][2] if table else None, table)
+    tolerance = min(_TOLERANCE, _MAX_DISTANCE * strength)
+    weight, bias = next(_path(x, cross_entropy.targets(y), [strength], tolerance))
+    loss, accuracy = table[best][1:] if table else (None, None)
+    return Probe(weight, bias, strength, accuracy, loss, table, out_of_fold)
 
 
 def fit_head(features: Array, labels: NDArray[np.integer], num_classes: int, strength: float) -> tuple[Array, Array]:
     """Return weight (K, D) and bias (K,) at one strength, solved as far as fits that are only compared."""
-    return next(_path(features, labels, np.ones(num_classes), [strength], _TOLERANCE_OF_FOLDS))
+    targets = _CrossEntropy(np.ones(num_classes), label_smoothing=0.0).targets(np.asarray(labels))
+    return next(_path(features, targets, [strength], _TOLERANCE_OF_FOLDS))
 
 
-def _score(
-    fit: tuple[Array, Array], x: Array, y: NDArray[np.integer], class_weights: Array
-) -> tuple[float, float, int, int]:
-    """Log loss summed by weight, the weights' sum, right answers, pictures."""
-    logits = x @ fit[0].T + fit[1]  # (N, K)
-    loss = -(class_weights[y] * log_softmax(logits, axis=1)[np.arange(len(y)), y]).sum()
-    return float(loss), float(class_weights[y].sum()), int((logits.argmax(axis=1) == y).sum()), len(y)
+def deal_folds(labels: NDArray[np.integer], groups: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Deal groups of images to folds at random, by a fixed seed, evenly for each class, (N,).
 
-
-def _folds(x: Array, y: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Deal the pictures of each class to the folds; -1 for a class's only picture, which is never held out.
-
-    They are dealt in the order of their features, so that the order of the rows has no part in it.
+    Args:
+        labels: (N,); a group's class is that of its first image.
+        groups: Number of each image's group, (N,).
     """
-    folds = np.full(len(y), -1)
-    order = np.lexsort(x.T[::-1])
-    for first, label in enumerate(np.unique(y)):  # each class begins at another fold, so that none gets all the rests
-        rows = order[y[order] == label]
-        if len(rows) > 1:
-            folds[rows] = (first + np.arange(len(rows))) % _NUM_FOLDS
-    return folds
+    ids, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
+    shuffled = np.random.default_rng(0).permutation(len(ids))
+    order = shuffled[np.argsort(labels[first][shuffled], kind="stable")]
+    fold_of_group = np.empty(len(ids), np.int64)
+    fold_of_group[order] = np.arange(len(ids)) % NUM_FOLDS
+    return fold_of_group[group_of]
 
 
-def _path(
-    x: Array, y: NDArray[np.integer], class_weights: Array, strengths: Sequence[float], tolerance: float
-) -> Iterator[tuple[Array, Array]]:
+@dataclass(frozen=True)
+class _CrossEntropy:
+    """What `torch.nn.CrossEntropyLoss` takes besides the labels: class weights (K,) and label smoothing."""
+
+    class_weights: Array
+    label_smoothing: float
+
+    def targets(self, y: NDArray[np.integer]) -> Array:
+        """Return weighted probabilities of each class, (N, K): the loss is the mean of -(targets * log p).sum(1).
+
+        Source: the formula in torch's documentation, where smoothing counts each class by its own weight.
+        """
+        num_classes = len(self.class_weights)
+        targets = np.zeros((len(y), num_classes))
+        targets[np.arange(len(y)), y] = (1 - self.label_smoothing) * self.class_weights[y]
+        targets += self.label_smoothing / num_classes * self.class_weights
+        return targets / self.class_weights[y].mean()
+
+
+def _cross_validate(
+    x: Array, y: NDArray[np.integer], cross_entropy: _CrossEntropy, strengths: Sequence[float]
+) -> tuple[list[tuple[float, float, float]], int, Array]:
+    """Return the table of strengths, the row of the best, and the logits out of fold at that one, as in `Probe`."""
+    targets = cross_entropy.targets(y)
+    folds = deal_folds(y, np.arange(len(y)))
+    held_out = [folds == fold for fold in np.unique(folds)]
+    best = 0
+    best_logits = np.zeros(targets.shape)
+    if len(held_out) == 1:  # of a single image
+        return [], best, best_logits
+    paths = [_path(x[~rows], cross_entropy.targets(y[~rows]), strengths, _TOLERANCE_OF_FOLDS) for rows in held_out]
+    table: list[tuple[float, float, float]] = []
+    for i, fits in enumerate(zip(*paths, strict=True)):
+        logits = np.empty(targets.shape)
+        for rows, (weight, bias) in zip(held_out, fits, strict=True):
+            logits[rows] = _product(x[rows], weight.T) + bias
+        loss = float(-(targets * log_softmax(logits, axis=1)).sum(axis=1).mean())
+        table.append((strengths[i], loss, float((logits.argmax(axis=1) == y).mean())))
+        if i == 0 or loss < table[best][1] - 1e-9:  # the strongest of those equal up to rounding
+            best = i
+            best_logits = logits
+        if i - best == _MAX_WORSE:
+            break
+    return table, best, best_logits
+
+
+def _path(x: Array, targets: Array, strengths: Sequence[float], tolerance: float) -> Iterator[tuple[Array, Array]]:
     """Yield weight (K, D) and bias (K,) for each strength, each solved from where the one before it ended."""
     centre = x.mean(axis=0)
     x = x - centre
-    scale = np.sqrt((x**2).sum(axis=1).mean()) or 1.0  # all pictures alike: nothing to scale
+    scale = np.sqrt((x**2).sum(axis=1).mean()) or 1.0  # all images alike: nothing to scale
     x = np.column_stack([x / scale, np.ones(len(x))])  # (N, D + 1): the bias is the weight of a constant
-    present, targets = np.unique(y, return_inverse=True)
-    importance = class_weights[y] / class_weights[y].mean()  # (N,), 1 on their average
+    present = np.flatnonzero(targets.any(axis=0))
     fitted = np.zeros((len(present), x.shape[1]))
     for strength in strengths:
-        fitted = _solve(x, targets, strength, fitted, tolerance, importance)
-        weight, bias = np.zeros((len(class_weights), x.shape[1] - 1)), np.zeros(len(class_weights))
+        fitted = _solve(x, targets[:, present], strength, fitted, tolerance)
+        weight = np.zeros((targets.shape[1], x.shape[1] - 1))
         weight[present] = fitted[:, :-1] / scale
         # Adding one number to all biases changes no probability: fix it.
         centred = fitted[:, -1] - fitted[:, -1].mean()
-        bias[:] = logsumexp(centred) - np.log(len(x))  # log odds at the centre; for the classes without pictures
+        bias = np.full(targets.shape[1], logsumexp(centred) - np.log(len(x)))  # log odds at the centre: 1 in N
         bias[present] = centred
         yield weight, bias - weight @ centre
 
 
-def _solve(
-    x: Array,
-    y: NDArray[np.integer],
-    strength: float,
-    w: Array,
-    tolerance: float = _TOLERANCE,
-    importance: Array | None = None,
-) -> Array:
-    """Minimise over w (K', D + 1), from the one given, by Newton's method; pictures count by `importance` (N,).
+def _solve(x: Array, targets: Array, strength: float, w: Array, tolerance: float = _TOLERANCE) -> Array:
+    """Minimise over w (K', D + 1), from an initial value, by Newton's method; `targets` (N, K') as of `_CrossEntropy`.
+
+    Twice as fast as scikit-learn's newton-cg, and far more where label smoothing gives each image all classes, which
+    scikit-learn can only take as so many rows. L-BFGS (SciPy's, torch's, scikit-learn's) is as fast, and stops at a
+    gradient norm of 1e-9, where the loss no longer changes in float64 (docs/benchmarks.md).
 
     Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
     """
-    rows, penalty = np.arange(len(x)), np.full(x.shape[1], strength)
+    penalty = np.full(x.shape[1], strength)
     penalty[-1] = 0.0  # the bias is free
-    importance = np.ones(len(x)) if importance is None else importance
+    importance = targets.sum(axis=1)  # (N,)
 
     def loss(logits: Array, w: Array) -> float:
-        losses = importance * (logsumexp(logits, axis=1) - logits[rows, y])
+        losses = importance * logsumexp(logits, axis=1) - (targets * logits).sum(axis=1)
         return float(losses.mean() + (penalty * w**2).sum() / 2)
 
     logits = _product(x, w.T)  # (N, K')
-    value, norm = loss(logits, w), float("inf")
+    value = loss(logits, w)
+    norm = float("inf")
     for _ in range(_MAX_STEPS):
         p = softmax(logits, axis=1)
-        residual = p.copy()
-        residual[rows, y] -= 1
-        residual *= importance[:, None]
+        residual = importance[:, None] * p - targets
         gradient = _product(residual.T, x) / len(x) + penalty * w
-        norm, before = float(np.linalg.norm(gradient)), norm
+        before = norm
+        norm = float(np.linalg.norm(gradient))
         if norm <= tolerance or before / 2 < norm <= 10 * tolerance:  # solved, or as far as rounding lets it
             return w
         step = _newton_step(x, p, importance, penalty, gradient)
-        change, slope = _product(x, step.T), float((gradient * step).sum())
+        change = _product(x, step.T)
+        slope = float((gradient * step).sum())
         # Halved until the loss falls; differences below rounding count as a fall, or the last steps would be refused.
         for t in 0.5 ** np.arange(40):
             trial = loss(logits + t * change, w + t * step)
             if trial <= value + 1e-4 * t * slope + 1e-14 * max(1.0, value):
                 break
-        w, logits, value = w + t * step, logits + t * change, trial
+        w = w + t * step
+        logits = logits + t * change
+        value = trial
     raise RuntimeError(f"no head found at strength {strength}: the gradient is still {norm:.1e}")
 
 

@@ -113,6 +113,22 @@ def _is_norm(stage: nn.Module) -> bool:
     return all(parameter.ndim <= 1 for parameter in stage.parameters())
 
 
+def check_solved(last: str | None, head_init: str, members: int) -> None:
+    """Make sure that a head which is solved exactly, since all else is frozen, is the one that the settings describe.
+
+    Raises:
+        WrongUsage: It is not.
+    """
+    if last != "backbone":
+        return
+    if members > 1:
+        raise WrongUsage("model.freeze backbone solves the head, so model.members would all be alike: leave one out")
+    if head_init == "source":
+        raise WrongUsage(
+            "model.freeze backbone solves the head, so model.head_init source has no effect: leave one out"
+        )
+
+
 def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
     """Take the gradients from the stages up to a named one, with what lies beside them (`stage_parameters`).
 

@@ -1,5 +1,6 @@
 """The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -32,6 +33,8 @@ from finetune.training.loss import Target, balanced_weights, loss_sum, target_of
 from finetune.training.lr_schedulers import StepOnPlateau, WarmupCosine, scheduler_config
 from finetune.training.metrics import SplitMetrics, TrainMetrics, reset_metrics
 
+log = logging.getLogger(__name__)
+
 
 class Classifier(ClipsEach):
     """An image classifier: uint8 RGB pictures in, logits out; normalisation is inside.
@@ -43,11 +46,14 @@ class Classifier(ClipsEach):
             .safetensors) or of a checkpoint (ours, timm's, torchvision's or Lightning's), a folder of timm's, or null
             for random weights.
         head_init: Start of the new head: `xavier` (random), `source` (the source classifier's rows of the same names),
-            `probe` (logistic regression on the features of the training images). `auto` is `probe` where one network
-            starts from pretrained weights, else `xavier`.
+            `probe` (logistic regression on the features of the training images, its strength chosen by
+            cross-validation on them). `auto` is `probe` where one network starts from pretrained weights, else
+            `xavier`.
         source_classes: Text file with the source classifier's class names, one a line, where its weights carry none.
         class_mapping: For `source`: class to source class, or to several (their mean), where the names do not match.
-        freeze: Last frozen stage, such as layer2, or `backbone` for all but the head; null trains everything.
+        freeze: Last frozen stage, such as layer2; null trains everything. `backbone` is all but the head, which is then
+            solved exactly, as the logistic regression of `head_init: probe`: epochs, optimizer and augmentation have no
+            effect.
         freeze_batch_norm: Batch norm keeps and uses its running statistics also where it trains. If false, it takes
             the statistics of the complete batch, over all devices. Null is true where the head starts as `probe`.
         head_lr_multiplier: Learning rate of the head over that of the backbone.
@@ -103,6 +109,8 @@ class Classifier(ClipsEach):
         self.decay_norm_and_bias, self.label_smoothing, self.is_compiled = decay_norm_and_bias, label_smoothing, compile
         self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
         num_classes = len(self.class_names)
+        self.is_solved = freeze == "backbone"  # only the head is fitted, which needs no optimizer
+        self.automatic_optimization = not self.is_solved
         self.network = ensemble.several(members, self.head_init, lambda: build(backbone, num_classes, network_size))
         # Decided before DDP wraps: it would never average what is unfrozen later.
         self.frozen = stages.freeze(self.network, freeze)
@@ -137,6 +145,8 @@ class Classifier(ClipsEach):
     def setup(self, stage: str) -> None:
         own_buffers(self.trainer)
         reset_metrics(self)
+        if stage == "fit":
+            stages.check_solved(self.hparams["freeze"], self.head_init, self.hparams["members"])
         if stage == "fit" and self.trainer.world_size > 1:
             share_statistics(self.network, self.always_eval)
         if stage != "fit" or self.trainer.ckpt_path is not None:
@@ -153,14 +163,35 @@ class Classifier(ClipsEach):
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning leaves the mode of every module as it finds it
-        if self.head_init == "probe" and self.trainer.ckpt_path is None:
-            from finetune.features.linear_probe import probe_head  # scipy takes a second to import
+        if (self.head_init == "probe" or self.is_solved) and self.trainer.ckpt_path is None:
+            self._fit_head()
 
-            probe_head(self.trainer, self.network, self.eval(), self._data, self.class_weight)
-            self.train()
+    def _fit_head(self) -> None:
+        from finetune.features.linear_probe import probe_head  # scipy takes a second to import
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        self.calibration, self.interpolation = Calibration(), None  # those were of the weights before this step
+        evaluated = self.eval()
+        fitted = probe_head(self.trainer, self.network, evaluated, self._data, self.class_weight, self.label_smoothing)
+        self.train()
+        if not self.trainer.is_global_zero:
+            return
+        if not self.is_solved:
+            log.info("the head begins as the logistic regression on its features: %s", fitted.told())
+            return
+        words = "the backbone is frozen, so the head is solved exactly, as the logistic regression on its features: %s"
+        log.info(f"{words}. Epochs, learning rate and augmentation have no effect", fitted.told())
+        target = Target(fitted.labels)
+        class_weight = self.class_weight.double().cpu()
+        summed = loss_sum(fitted.logits, target, class_weight, self.label_smoothing)
+        self.train_metrics.update(
+            fitted.logits.to(self.device), fitted.labels.to(self.device), summed, target.weight(class_weight)
+        )
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor | None:
+        if self.is_solved:  # before the first step: the loop is gone through once, for what comes at its end
+            self.trainer.should_stop = True
+            return None
+        self.calibration = Calibration()  # both were of the weights before this step
+        self.interpolation = None
         images, target = batch["image"], target_of(batch)
         total_weight = all_sum(weight := target.weight(self.class_weight), self.trainer.world_size)
         if len(images) == 0 and total_weight == 0:
@@ -216,6 +247,8 @@ class Classifier(ClipsEach):
 
     @as_wrong_usage("model.optimizer or model.scheduler")
     def configure_optimizers(self) -> Any:
+        if self.is_solved:
+            return []
         rates = self.head_lr_multiplier, self.layer_decay
         optimizer = self.optimizer(param_groups.param_groups(self.network, *rates, self.decay_norm_and_bias))
         shares = param_groups.scale_learning_rates(fuse(optimizer))

@@ -58,6 +58,14 @@ def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]
     return num_values
 
 
+def _check_solved(data: Any) -> None:
+    """Make sure that nothing asks for images that a head which is solved exactly does not see."""
+    for name in ("mixup", "cutmix", "image_size_schedule"):
+        if data.hparams.get(name):
+            told = "the head is solved on images as evaluation has them"
+            raise WrongUsage(f"data.{name} has no effect with model.freeze backbone, since {told}: leave it out")
+
+
 def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = "fit", is_tested: bool = True) -> None:
     """Make sure that there is something to do, and that the network can take the pictures and train on every batch.
 
@@ -78,6 +86,8 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
     unused = [name for name in ("source_classes", "class_mapping") if getattr(model, name) is not None]
     if command == "fit" and unused and model.head_init != "source":
         raise WrongUsage(f"model.{unused[0]} is for --model.head_init source, not {model.head_init}")
+    if command == "fit" and model.is_solved:
+        _check_solved(data)
     split = {"validate": "val", "test": "test", "predict": "predict"}.get(command)
     if split and getattr(trainer, f"limit_{split}_batches") == 0:
         raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")

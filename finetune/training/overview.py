@@ -41,7 +41,7 @@ def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_pat
     """
     if not trainer.is_global_zero:
         return {}
-    lines = [_pictures(data), _network(model, ckpt_path), _machine(trainer, data)]
+    lines = [_pictures(data), _network(model, ckpt_path), _machine(trainer, model, data)]
     doubtful = [*doubts(data), *few_to_choose(trainer, data)]
     look = first_look(data.splits, data.class_names, data.root)
     doubtful += filter(None, [look.line()])
@@ -142,6 +142,8 @@ def _network(model: Classifier, ckpt_path: object) -> str:
         f"network: {name}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "
     )
+    if model.is_solved:
+        return f"{text}the head is solved exactly"
     if ckpt_path:
         return f"{text}rates of the checkpoint"
     groups = param_groups(model.network, model.head_lr_multiplier, model.layer_decay, model.decay_norm_and_bias)
@@ -154,15 +156,18 @@ def _network(model: Classifier, ckpt_path: object) -> str:
     return f"{text}{type(optimizer).__name__} at " + ", ".join(f"{rate} ({name})" for name, rate in rates.items())
 
 
-def _machine(trainer: pl.Trainer, data: ImageDataModule) -> str:
+def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> str:
     kind, num = trainer.strategy.root_device.type, trainer.num_devices * trainer.num_nodes
     kind = torch.cuda.get_device_name(trainer.strategy.root_device) if kind == "cuda" else kind
+    how = [f"{num} x {kind}", f"precision {trainer.precision}"]
+    if model.is_solved:
+        return f"training: {', '.join(how)}"
     num_batches = batches_within(trainer.limit_train_batches, data.num_batches)
     limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
     length = [f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0]
     length += [f"image_size {schedule.told()}"] if (schedule := schedule_of(data.sizes, trainer)) else []
     batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"
-    return f"training: {', '.join([f'{num} x {kind}', f'precision {trainer.precision}', batches, *length])}"
+    return f"training: {', '.join([*how, batches, *length])}"
 
 
 def _counts(data: ImageDataModule, split: str) -> dict[str, int]:

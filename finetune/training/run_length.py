@@ -36,6 +36,33 @@ def usual_epochs(num_images: int) -> int:
     return max(fewest_epochs(num_images), min(_ENOUGH, _MOST_SEEN // max(1, num_images)))
 
 
+# The settings of a Trainer that say how long it trains and how a step is made, and what a solved head leaves of them.
+_OF_A_SOLVED_HEAD = {
+    "max_epochs": 1,
+    "min_epochs": None,
+    "max_steps": -1,
+    "min_steps": None,
+    "limit_train_batches": 1,
+    "overfit_batches": 0.0,
+    "val_check_interval": None,
+    "check_val_every_n_epoch": 1,
+    "accumulate_grad_batches": 1,
+    "gradient_clip_val": None,
+    "gradient_clip_algorithm": None,
+}
+
+
+def settle_solved_head(options: Any) -> None:
+    """Let a fit whose head is solved exactly go once through the loop, in which nothing trains: for what ends it.
+
+    Args:
+        options: Of `fit`, as parsed; changed in place.
+    """
+    options.minutes = None
+    for name, value in _OF_A_SOLVED_HEAD.items():
+        options.trainer[name] = value
+
+
 def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     """Give a fit its usual epochs if no limit was given, and return in words what was chosen.
 

@@ -8,15 +8,13 @@ from finetune.data.checking.duplicates import Pair
 from finetune.data.datasets.listing import list_pictures
 from finetune.features import label_errors
 from finetune.features.label_errors import (
-    NUM_FOLDS,
     STRENGTH,
-    folds_of,
     label_findings,
     neighbours,
     out_of_fold,
     ranked,
 )
-from finetune.features.logistic_regression import fit_head
+from finetune.features.logistic_regression import NUM_FOLDS, deal_folds, fit_head
 
 
 def blobs(num: int = 300, num_classes: int = 3, size: int = 8, spread: float = 1.0):
@@ -29,7 +27,7 @@ def blobs(num: int = 300, num_classes: int = 3, size: int = 8, spread: float = 1
 def test_probabilities_are_scikit_learns_with_the_same_folds():
     features, labels = blobs(spread=3)
     groups = np.arange(300)
-    found, folds = out_of_fold(features, labels, groups, 3), folds_of(labels, groups)
+    found, folds = out_of_fold(features, labels, groups, 3), deal_folds(labels, groups)
     for fold in range(NUM_FOLDS):
         rest, held_out = folds != fold, folds == fold
         x = features - features[rest].mean(axis=0)
@@ -44,8 +42,8 @@ def test_no_picture_teaches_its_own_label(monkeypatch):
     features, labels = blobs()
     changed = labels.copy()
     changed[7] = (labels[7] + 1) % 3
-    folds = folds_of(labels, np.arange(300))
-    monkeypatch.setattr(label_errors, "folds_of", lambda *_: folds)  # which are dealt by class
+    folds = deal_folds(labels, np.arange(300))
+    monkeypatch.setattr(label_errors, "deal_folds", lambda *_: folds)  # which are dealt by class
     before, after = (out_of_fold(features, y, np.arange(300), 3) for y in (labels, changed))
     assert np.array_equal(before[7], after[7]) and not np.array_equal(before, after)
     heads = [fit_head(features, y, 3, STRENGTH) for y in (labels, changed)]  # the control: where it is taught, it shows
@@ -70,9 +68,9 @@ def test_planted_errors_come_first_where_classes_are_apart():
 def test_copies_share_a_fold_and_folds_hold_each_class_evenly():
     rng = np.random.default_rng(0)
     labels, groups = rng.integers(0, 4, 400), rng.integers(0, 150, 400)
-    folds = folds_of(labels, groups)
+    folds = deal_folds(labels, groups)
     assert all(len(np.unique(folds[groups == group])) == 1 for group in np.unique(groups))
-    alone = folds_of(labels, np.arange(400))
+    alone = deal_folds(labels, np.arange(400))
     counts = np.array([np.bincount(alone[labels == label], minlength=NUM_FOLDS) for label in range(4)])
     assert counts.max(axis=1).tolist() <= (counts.min(axis=1) + 1).tolist()
 

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
 
-from finetune.features.logistic_regression import STRENGTHS, Probe, _solve, fit_probe
+from finetune.features.logistic_regression import STRENGTHS, Probe, _solve, deal_folds, fit_probe
 
 
 def pictures(num: int, num_features: int, num_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -76,28 +77,6 @@ def test_class_weights_are_those_of_an_independent_solver(num_classes, strength)
     np.testing.assert_allclose(again.weight, probe.weight, rtol=0, atol=1e-9 * abs(probe.weight).max())
 
 
-@pytest.mark.slow
-def test_without_weights_the_bits_are_those_of_weights_of_one():
-    features, labels = pictures(100, 10, 3)
-    for val in ((), pictures(50, 10, 3, seed=1)):
-        plain = fit_probe(features, labels, 3, *val)
-        ones = fit_probe(features, labels, 3, *val, class_weights=np.ones(3))
-        assert plain.table == ones.table and (plain.weight == ones.weight).all() and (plain.bias == ones.bias).all()
-
-
-@pytest.mark.slow
-def test_the_strength_is_that_of_the_least_weighted_loss():
-    features, labels = pictures(200, 60, 3)
-    val_features, val_labels = pictures(300, 60, 3, seed=1)
-    weights = np.array([5.0, 1.0, 0.2])
-    probe = fit_probe(features, labels, 3, val_features, val_labels, class_weights=weights)
-    for strength, loss, share in probe.table[::4]:
-        single = fit_probe(features, labels, 3, strengths=[strength], class_weights=weights)
-        losses = -log_softmax(val_features @ single.weight.T + single.bias, axis=1)[np.arange(300), val_labels]
-        assert loss == pytest.approx(np.average(losses, weights=weights[val_labels]), abs=1e-9)
-        assert share == accuracy(single, val_features, val_labels)  # every picture counts once
-
-
 def test_minimum_of_the_documented_loss():
     features, labels = pictures(60, 5, 3)
     x = np.column_stack([(features - features.mean(axis=0)) / scale(features), np.ones(60)])
@@ -115,27 +94,96 @@ def test_minimum_of_the_documented_loss():
 def test_the_start_has_no_part_in_the_result():
     features, labels = pictures(200, 20, 3)
     x = np.column_stack([(features - features.mean(axis=0)) / scale(features), np.ones(200)])
-    from_zero = _solve(x, labels, 1e-3, np.zeros((3, 21)))
-    afar = _solve(x, labels, 1e-3, 10 * np.random.default_rng(0).normal(size=(3, 21)))
+    targets = np.eye(3)[labels]
+    from_zero = _solve(x, targets, 1e-3, np.zeros((3, 21)))
+    afar = _solve(x, targets, 1e-3, 10 * np.random.default_rng(0).normal(size=(3, 21)))
     np.testing.assert_allclose(from_zero[:, :-1], afar[:, :-1], atol=1e-9)
     shift = afar[:, -1] - from_zero[:, -1]  # the biases are known up to one number, which fit_probe fixes
     np.testing.assert_allclose(shift, shift[0], atol=1e-9)
 
 
+def test_more_features_than_pictures_separable():
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(20, 200)), np.arange(20) % 4
+    probe = fit_probe(features, labels, 4, strengths=[1e-6])
+    assert accuracy(probe, features, labels) == 1.0
+    assert gradient(probe, features, labels) < 1e-10
+
+
+@pytest.mark.parametrize("class_weights", [None, np.array([2.0, 0.5, 1.0])])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_gradient_of_torch_s_cross_entropy_vanishes(class_weights, label_smoothing):
+    """Torch's own loss is an independent statement of what class weights and label smoothing mean."""
+    features, labels = pictures(200, 12, 3)
+    options = {"class_weights": class_weights, "label_smoothing": label_smoothing}
+    probe = fit_probe(features, labels, 3, strengths=[1e-2], **options)
+
+    def norm(smoothing: float, weights: np.ndarray | None) -> float:
+        weight = torch.tensor(probe.weight * scale(features), requires_grad=True)
+        bias = torch.tensor(probe.bias + probe.weight @ features.mean(axis=0), requires_grad=True)
+        x = torch.tensor((features - features.mean(axis=0)) / scale(features))
+        loss = torch.nn.functional.cross_entropy(
+            x @ weight.T + bias,
+            torch.tensor(labels),
+            weight=None if weights is None else torch.tensor(weights),
+            label_smoothing=smoothing,
+        )
+        (loss + 1e-2 / 2 * (weight**2).sum()).backward()
+        return float(weight.grad.norm() + bias.grad.norm())
+
+    assert norm(label_smoothing, class_weights) < 1e-10
+    assert norm(label_smoothing + 0.05, class_weights) > 1e-3  # the control: another smoothing, other weights
+    assert norm(label_smoothing, np.array([1.0, 1.0, 3.0])) > 1e-3
+
+
+def test_strength_and_answers_out_of_fold_are_those_of_heads_fitted_without_the_fold():
+    features, labels = pictures(100, 12, 3)
+    weights = np.array([3.0, 1.0, 0.5])
+    probe = fit_probe(features, labels, 3, class_weights=weights, label_smoothing=0.05)
+    tried = [row[0] for row in probe.table]
+    assert tried == sorted(STRENGTHS, reverse=True)[: tried.index(probe.strength) + 4]  # three more, all worse
+    assert STRENGTHS[-1] < probe.strength < STRENGTHS[0]  # inside the grid, so both ends were worse
+    folds = deal_folds(labels, np.arange(100))
+    for strength, loss, share in (probe.table[0], probe.table[-4]):  # three worse ones follow the best
+        logits = np.empty((100, 3))
+        for fold in range(5):
+            rest = folds != fold
+            single = fit_probe(features[rest], labels[rest], 3, [strength], class_weights=weights, label_smoothing=0.05)
+            logits[~rest] = features[~rest] @ single.weight.T + single.bias
+        expected = torch.nn.functional.cross_entropy(
+            torch.tensor(logits), torch.tensor(labels), weight=torch.tensor(weights), label_smoothing=0.05
+        )
+        assert loss == pytest.approx(float(expected), abs=1e-6)
+        assert share == (logits.argmax(axis=1) == labels).mean()
+        if strength == probe.strength:
+            np.testing.assert_allclose(probe.out_of_fold, logits, rtol=0, atol=1e-4)
+    best = min(probe.table, key=lambda row: row[1])
+    assert (probe.strength, probe.loss, probe.accuracy) == best
+    assert abs(probe.out_of_fold - (features @ probe.weight.T + probe.bias)).max() > 0.1  # each was held out once
+
+
+def test_folds_have_as_many_of_each_class():
+    labels = np.repeat([0, 1, 2], [100, 33, 7])
+    folds = deal_folds(labels, np.arange(140))
+    counts = np.array([np.bincount(folds[labels == label], minlength=5) for label in range(3)])
+    assert (counts.max(axis=1) - counts.min(axis=1) <= 1).all()
+    assert (folds[:5] != np.arange(5)).any()  # in no order
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("has_val", [True, False])
-def test_the_order_of_the_pictures_has_no_part_in_the_result(has_val):
-    features, labels = pictures(150, 15, 3)
-    val = pictures(100, 15, 3, seed=1) if has_val else ()
-    probe = fit_probe(features, labels, 3, *val)
-    order = np.random.default_rng(5).permutation(150)
-    again = fit_probe(features[order], labels[order], 3, *val)
-    assert probe.strength == again.strength
-    np.testing.assert_allclose(probe.weight, again.weight, atol=1e-6)
-    np.testing.assert_allclose(probe.bias, again.bias, atol=1e-6)
-    np.testing.assert_allclose(probe.table, again.table, atol=1e-6)
-    same = fit_probe(features, labels, 3, *val)
-    assert (probe.weight == same.weight).all() and (probe.bias == same.bias).all()
+def test_cross_validation_finds_about_the_strength_that_fresh_images_want():
+    features, labels = pictures(200, 60, 3)
+    fresh, fresh_labels = pictures(2000, 60, 3, seed=1)
+    losses = {}
+    for strength in STRENGTHS:
+        single = fit_probe(features, labels, 3, strengths=[strength])
+        logits = fresh @ single.weight.T + single.bias
+        losses[strength] = -log_softmax(logits, axis=1)[np.arange(2000), fresh_labels].mean()
+    probe = fit_probe(features, labels, 3)
+    best = min(losses, key=losses.__getitem__)
+    assert abs(np.log10(probe.strength / best)) <= 0.51  # at most a neighbour on the grid
+    assert probe.accuracy == pytest.approx(accuracy(probe, fresh, fresh_labels), abs=0.1)  # of 200: 0.03 a deviation
+    assert gradient(probe, features, labels) < 1e-10  # fitted on all images at the end
 
 
 @pytest.mark.slow
@@ -147,73 +195,35 @@ def test_units_and_origin_of_the_features_have_no_part_in_the_result():
     np.testing.assert_allclose((1000 * features + 7) @ other.weight.T + other.bias, logits, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_strength_is_that_of_the_least_validation_loss():
-    features, labels = pictures(200, 60, 3)
-    val_features, val_labels = pictures(500, 60, 3, seed=1)
-    probe = fit_probe(features, labels, 3, val_features, val_labels)
-    tried = [row[0] for row in probe.table]
-    assert tried == sorted(STRENGTHS, reverse=True)[: tried.index(probe.strength) + 4]  # three more, all worse
-    for strength, loss, share in probe.table:
-        single = fit_probe(features, labels, 3, val_features, val_labels, strengths=[strength])
-        logits = val_features @ single.weight.T + single.bias
-        assert loss == pytest.approx(-log_softmax(logits, axis=1)[np.arange(500), val_labels].mean(), abs=1e-9)
-        assert share == accuracy(single, val_features, val_labels)
-    best = min(probe.table, key=lambda row: row[1])
-    assert (probe.strength, probe.val_accuracy) == (best[0], best[2])
-    assert STRENGTHS[-1] < probe.strength < STRENGTHS[0]  # inside the grid, so both ends were worse
-    assert gradient(probe, features, labels) < 1e-10  # no validation picture entered the fit
-    both = np.vstack([features, val_features]), np.concatenate([labels, val_labels])
-    assert gradient(probe, *both) > 1e-3  # and the check would have seen it
-
-
-@pytest.mark.slow
-def test_folds_find_about_the_strength_that_fresh_pictures_want():
-    features, labels = pictures(200, 60, 3)
-    fresh = pictures(2000, 60, 3, seed=1)
-    by_folds, by_val = fit_probe(features, labels, 3), fit_probe(features, labels, 3, *fresh)
-    assert abs(np.log10(by_folds.strength / by_val.strength)) <= 0.51  # at most a neighbour on the grid
-    assert by_folds.val_accuracy == pytest.approx(by_val.val_accuracy, abs=0.1)  # of 200 pictures: 0.03 a deviation
-    assert gradient(by_folds, features, labels) < 1e-10  # fitted on all pictures at the end
-
-
 def test_of_equal_losses_the_strongest():
     features, labels = np.ones((40, 3)), np.arange(40) % 2
-    probe = fit_probe(features, labels, 2, features, labels, strengths=[0.01, 1.0, 0.1])
+    probe = fit_probe(features, labels, 2, strengths=[0.01, 1.0, 0.1])
     assert probe.strength == 1.0
-    assert (probe.weight == 0).all() and probe.val_accuracy == 0.5
+    assert (probe.weight == 0).all() and probe.accuracy == 0.5
     assert probe.table[0][1] == pytest.approx(np.log(2))
-
-
-def test_more_features_than_pictures_separable():
-    rng = np.random.default_rng(0)
-    features, labels = rng.normal(size=(20, 200)), np.arange(20) % 4
-    probe = fit_probe(features, labels, 4, strengths=[1e-6])
-    assert accuracy(probe, features, labels) == 1.0
-    assert gradient(probe, features, labels) < 1e-10
 
 
 @pytest.mark.slow
 def test_rounding_has_no_part_in_a_head_even_of_the_weakest_strength():
     features, labels = pictures(90, 20, 3, seed=3)
     features[:, 0] += 3 * labels  # separable: the weights grow until the weak strength holds them
-    val = features[::3], labels[::3]
-    probe = fit_probe(features, labels, 3, *val)
-    assert probe.strength == min(STRENGTHS)
+    probe = fit_probe(features, labels, 3, strengths=[1e-6])
     for seed in range(3):
         rounded = features * (1 + 1e-16 * np.random.default_rng(seed).choice([-1, 1], features.shape))
-        again = fit_probe(rounded, labels, 3, *val)
+        again = fit_probe(rounded, labels, 3, strengths=[1e-6])
         np.testing.assert_allclose(again.weight * scale(features), probe.weight * scale(features), rtol=0, atol=1e-9)
 
 
-def test_a_class_with_one_picture():
+def test_classes_with_one_image():
     features, labels = pictures(100, 10, 3)
     features = np.vstack([features, features.max(axis=0) + 1])
     probe = fit_probe(features, np.append(labels, 3), 4)
     assert (probe.weight[3] != 0).any() and np.isfinite(probe.table).all()
     only_ones = fit_probe(features[:3], np.arange(3), 3)
-    assert only_ones.val_accuracy is None and only_ones.table == []
+    assert only_ones.accuracy == 0.0  # no head has seen the class that it is asked for
     assert accuracy(only_ones, features[:3], np.arange(3)) == 1.0
+    single = fit_probe(features[:1], np.array([1]), 3)
+    assert single.accuracy is None and single.table == []
 
 
 @pytest.mark.slow
@@ -226,7 +236,6 @@ def test_classes_without_pictures_get_a_row():
     assert (probe.weight[[0, 3, 5]] == 0).all()
     at_centre = softmax(probe.weight @ features.mean(axis=0) + probe.bias)
     np.testing.assert_allclose(at_centre[[0, 3, 5]], at_centre[names].sum() / 100)
-    assert np.isfinite(fit_probe(features, names[labels], 6, features[:5], np.array([0, 1, 2, 3, 5])).table).all()
 
 
 def test_one_class_only():

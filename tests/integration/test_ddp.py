@@ -34,7 +34,7 @@ SCENARIOS = [
     ("batch_norm_uneven", 1e-10),
     ("bad_batches", 1e-10),
     ("balanced", 1e-10),
-    ("frozen_backbone", 1e-10),
+    ("solved_head", 5e-9),  # as "probe"
     ("frozen_part", 1e-10),
     ("members", 1e-10),
     ("probe", 5e-9),  # its head is known to 1e-10 and has weights as large as 40: 1.6e-9 was seen
@@ -69,6 +69,10 @@ def test_wrong_variants_are_caught(results, control):
 
 def test_statistics_of_each_device_s_own_share_are_caught(results):
     assert distance(load(results[1], "trained_batch_norm"), load(results[2], "control_own_statistics")) > 1e-4
+
+
+def test_a_head_solved_on_the_images_of_one_process_is_caught(results):
+    assert distance(load(results[1], "solved_head"), load(results[2], "control_own_features")) > 1e-4
 
 
 def test_each_member_of_an_ensemble_takes_the_statistics_of_all_devices(results):

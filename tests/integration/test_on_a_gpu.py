@@ -49,7 +49,7 @@ SCENARIOS = [
     ("batch_norm_uneven", 1e-10, 1e-10),
     ("bad_batches", 1e-10, 1e-10),
     ("balanced", 1e-10, 1e-10),
-    ("frozen_backbone", 1e-8, 1e-8),
+    ("solved_head", 5e-9, 5e-9),
     ("frozen_part", 1e-8, 1e-8),
     ("members", 1e-10, 1e-10),
     ("probe", 5e-9, 5e-9),

@@ -188,6 +188,11 @@ def own_statistics() -> Any:
     return patch("finetune.training.classifier.share_statistics", lambda *_: None)
 
 
+def own_features() -> Any:
+    """Control: rank 0 fits the head on the images of its own share, and the others take that."""
+    return patch("finetune.features.linear_probe.dist.gather_object", lambda *_, **__: None)
+
+
 @contextmanager
 def loss_of(step: Callable[[Classifier, dict, int], Tensor]) -> Iterator[None]:
     """Control: another training step, which measures nothing."""
@@ -321,7 +326,7 @@ def main() -> None:
         ),
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
-        "frozen_backbone": lambda: weights_after(data(), "64-true", steps=10, freeze="backbone", **NARROW),
+        "solved_head": lambda: weights_after(data("uneven", 6), "64-true", freeze="backbone", **BALANCED),
         "calibrated": lambda: calibrated(data_root / "two"),
         "frozen_part": lambda: weights_after(data(), "64-true", freeze="layer3", **NARROW),
         "members": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised, members=2),
@@ -341,6 +346,9 @@ def main() -> None:
             "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", steps=10, **NARROW),
             "control_members": lambda: control(
                 own_statistics(), data("uneven", 6), "64-true", build=small_normalised, members=2
+            ),
+            "control_own_features": lambda: control(
+                own_features(), data("uneven", 6), "64-true", freeze="backbone", **BALANCED
             ),
             "control_own_temperature": lambda: own_temperature(data_root / "two"),
             "control_bf16": lambda: step_under_bf16(2, are_shared=False),

@@ -74,7 +74,7 @@ def trainer(**options: Any) -> Any:
 def data(num: int, batch_size: int, image_size: int, **more: Any) -> Any:
     splits = {"train": SimpleNamespace(labels=[0] * num)}
     sizes = {"image_size": image_size, "eval_image_size": image_size, "sizes": (), **more}
-    return SimpleNamespace(splits=splits, batch_size=batch_size, **sizes)
+    return SimpleNamespace(hparams={}, splits=splits, batch_size=batch_size, **sizes)
 
 
 @pytest.mark.parametrize(

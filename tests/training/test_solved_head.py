@@ -1,0 +1,115 @@
+"""`--freeze backbone`: the head is solved exactly, once, and all else goes as for any other run."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from colours import QUICKEST
+from scipy.special import softmax
+from small_fits import data, fit
+
+from finetune import Classifier
+from finetune.data.decode import decode
+from finetune.features import linear_probe
+from finetune.inference.predictor import Predictor
+from finetune.models.stages import head
+from finetune.runs.folder import versions
+from finetune.system.messages import WrongUsage
+
+SOLVED = ("--model.freeze", "backbone", "--trainer.precision", "64-true")
+
+
+def state(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    return torch.load(run / f"checkpoints/{name}.ckpt", weights_only=True)["state_dict"]
+
+
+def test_the_head_is_the_optimum_on_the_training_images(colours, monkeypatch):
+    calls = []
+    fit_probe = linear_probe.fit_probe
+
+    def spy(*arguments, **options):
+        calls.append((arguments, fit_probe(*arguments, **options)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(linear_probe, "fit_probe", spy)
+    pictures = data(colours, image_size=28)
+    model = Classifier(pictures.class_names, "small_cnn", weights=None, freeze="backbone")
+    before = {name: value.clone() for name, value in model.network.state_dict().items()}
+    trainer = fit(model, pictures, max_epochs=5, precision="64-true")
+    assert trainer.current_epoch == 1 and trainer.optimizers == []
+    (((x, y, _), probe),) = calls
+    assert len(y) == len(pictures.splits["train"].labels)  # no validation image is among them
+    assert probe.out_of_fold.shape == (len(y), 3)
+    solved = head(model.network)
+    weight = solved.weight.detach().numpy()
+    residual = softmax(x @ weight.T + solved.bias.detach().numpy(), axis=1) - np.eye(3)[y]
+    variance = ((x - x.mean(axis=0)) ** 2).sum(axis=1).mean()  # what the strength is relative to
+    gradient = residual.T @ x / len(y) + probe.strength * variance * weight
+    assert abs(gradient).max() < 1e-13 and abs(residual.mean(axis=0)).max() < 1e-12
+    assert abs(gradient + probe.strength * variance * weight).max() > 1e-8  # the control: another strength
+    moved = {name for name, value in model.network.state_dict().items() if not value.equal(before[name].to(value))}
+    assert {name.rpartition(".")[2] for name in moved} == {"weight", "bias"} and len(moved) == 2
+    assert float(trainer.callback_metrics["train/accuracy"]) > 0.9
+
+
+@pytest.mark.slow
+def test_length_rate_and_augmentation_have_no_effect_and_a_line_says_so(cli, colours, caplog):
+    others = (
+        *("--trainer.max_epochs", "3", "--model.optimizer.lr", "1", "--data.crop_and_flip", "false"),
+        *("--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1"),
+        *("--trainer.val_check_interval", "2", "--trainer.check_val_every_n_epoch", "2"),
+    )
+    with caplog.at_level("INFO", logger="finetune"):
+        cli("fit", colours, *QUICKEST, *SOLVED)
+    assert re.search(r"the head is solved exactly.*: \d+ images, [\d.]+ s, strength \S+, cross-valid", caplog.text)
+    assert "Epochs, learning rate and augmentation have no effect" in caplog.text
+    cli("fit", colours, *QUICKEST, *SOLVED, *others)
+    first, second = versions(Path("runs"), "fit")
+    for name, value in state(first).items():
+        assert value.equal(state(second)[name]), name
+    rows = (second / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 2  # one epoch
+    assert json.loads((second / "test.json").read_text())["test/accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_resumed_to_nothing_and_exported_as_it_is(cli, colours, caplog):
+    options = (*QUICKEST, *SOLVED, "--test_after_fit", "false")
+    cli("fit", colours, *options)
+    (run,) = versions(Path("runs"), "fit")
+    before = (run / "checkpoints/last.ckpt").read_bytes()
+    with caplog.at_level("INFO", logger="finetune"):
+        cli("fit", colours, *options, "--resume", "--trainer.max_epochs", "7")
+    assert "is finished, with trainer.max_epochs 1" in caplog.text
+    assert versions(Path("runs"), "fit") == [run] and (run / "checkpoints/last.ckpt").read_bytes() == before
+    cli("export", run, "--output", "some.safetensors", "--format", "safetensors")
+    images = [decode(str(path)) for path in sorted((colours / "test").rglob("*.png"))[::10]]
+    own = Predictor(run / "checkpoints/best.ckpt")(images)
+    np.testing.assert_allclose(Predictor("some.safetensors")(images), own, rtol=0, atol=2e-6)
+    assert own.std(axis=0).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--model.members", "2"), "model.members would all be alike"),
+        (("--model.head_init", "source"), "model.head_init source has no effect"),
+        (("--data.mixup", "0.2"), "data.mixup has no effect with model.freeze backbone"),
+        (("--data.cutmix", "1"), "data.cutmix has no effect with model.freeze backbone"),
+        (("--data.image_size_schedule", "24,28"), "data.image_size_schedule has no effect"),
+        (("--ckpt_path", "some.ckpt"), "give it as --weights"),
+    ],
+)
+def test_what_would_be_silently_ignored_is_refused(cli, colours, options, told):
+    Path("some.ckpt").touch()
+    with pytest.raises(WrongUsage, match=told):
+        cli("fit", colours, *QUICKEST, *SOLVED, *options)
+    assert not Path("runs/fit").exists()
+
+
+def test_no_steps_can_be_measured(cli, colours):
+    with pytest.raises(WrongUsage, match="--model.freeze backbone has none"):
+        cli("benchmark", colours, *QUICKEST, *SOLVED)
