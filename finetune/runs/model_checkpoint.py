@@ -74,7 +74,7 @@ class Checkpoints(Checkpoint):
         # A stop that `min_epochs` has put off; where a limit was changed since, callbacks are to want it anew.
         trainer.should_stop |= self.wanted is not None and self.wanted == limits(trainer)
         self._epoch_began = time.monotonic()  # of one that is entered in the middle
-        if trainer.ckpt_path is None and getattr(pl_module, "head_init", "") == "probe":
+        if trainer.ckpt_path is None and getattr(pl_module, "trains_from_fitted_head", False):
             self._save(trainer, "start")
         enter_epoch(trainer)
         self.signal.join(trainer)

@@ -111,6 +111,7 @@ class Classifier(ClipsEach):
         num_classes = len(self.class_names)
         self.is_solved = freeze == "backbone"  # only the head is fitted, which needs no optimizer
         self.automatic_optimization = not self.is_solved
+        self.trains_from_fitted_head = self.head_init == "probe" and not self.is_solved
         self.network = ensemble.several(members, self.head_init, lambda: build(backbone, num_classes, network_size))
         # Decided before DDP wraps: it would never average what is unfrozen later.
         self.frozen = stages.freeze(self.network, freeze)
