@@ -175,6 +175,8 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     if not place or not Path(place).exists():
         gone = "the pictures of the checkpoint's run are not in" if root is None else "there is no folder"
         raise WrongUsage(f"{gone} {place}: --quantize int8 needs them, with --root FOLDER")
+    if not kind.is_in(Path(place)):
+        raise WrongUsage(f"{place} does not hold the data set of the checkpoint, {class_path}: --root FOLDER names it")
     ours = {"class_names": class_names, "root": place, "num_workers": 0}
     with as_wrong_usage("--quantize int8"):
         data: ImageDataModule = kind(**{**settings["init_args"], **ours})

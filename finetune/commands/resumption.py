@@ -18,11 +18,10 @@ from finetune.commands.trainer import DEFAULTS, patience
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import starts_processes
 from finetune.runs.changes import compared
-from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import config_text, last_checkpoint
 from finetune.runs.lightning_callbacks import ended_by
 from finetune.runs.newest_run import Found, Wanted, begun_in, find_run, not_found, passed_over, settings_of
-from finetune.runs.resume import Changes, is_of_data
+from finetune.runs.resume import Changes, is_of_data, read_resumable
 from finetune.system.messages import NotFound, WrongUsage
 
 _ANY_DATA = "finetune.ImageFolderData"  # the default, which continues a run of any data class on its folder
@@ -238,4 +237,4 @@ def _limit_reached(run: Path, options: Namespace) -> str:
         callbacks.append(patience(options.patience))
     names = ("max_epochs", "max_steps", "min_epochs", "min_steps")
     limits: Any = SimpleNamespace(callbacks=callbacks, **{name: trainer[name] for name in names})
-    return ended_by(read_checkpoint(last_checkpoint(run)), limits)
+    return ended_by(read_resumable(last_checkpoint(run)), limits)

@@ -27,7 +27,7 @@ from finetune.runs.results import Results, Skipped
 from finetune.runs.run_logger import LoggedConfig, attach
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage
-from finetune.training.precision import automatic_precision, prepare_arithmetic
+from finetune.training.precision import automatic_precision, check_precision, prepare_arithmetic
 from finetune.training.progress_bar import PicturesBar
 
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
@@ -68,6 +68,7 @@ def complete(
         checkpoint = read_checkpoint(path) if path and Path(path).is_file() else known
         precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
         config["precision"] = options.trainer.precision = precision
+    check_precision(config["precision"])
     loggers = [MetricsCSV(run), *_listed(config["logger"])]
     attach(loggers, run)
     folder = RunFolder(run, parser, options)

@@ -10,14 +10,18 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+import finetune
 from finetune import REMOVED, public_paths
 from finetune.commands.parser import last_value, settings_in
 from finetune.commands.short_words import both
+from finetune.data.datamodule import ImageDataModule
 from finetune.training.checkpoint_settings import class_paths, plain
 
 _FLAG = "--trust_modules"
 _OURS = "finetune"
 _TRANSFORMS = "albumentations"
+_FOLDERS = "finetune.ImageFolderData"
+_ROOT = ("--data.root", "--data.init_args.root")
 _OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
 
 
@@ -52,23 +56,34 @@ def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[st
 
 
 def check_root(config: Any, checkpoint: Mapping[str, Any] | None, args: Sequence[str]) -> None:
-    """Make sure that a checkpoint does not choose a folder to fetch its data into.
+    """Make sure that the data set of a checkpoint is there: a checkpoint decides neither what to fetch nor where to.
 
     Args:
         config: As parsed, of the subcommand.
         checkpoint: As `read_checkpoint` gives it; None where there is none to trust.
-        args: The command line, with the command.
+        args: The command line, with the command. A data class that it names is the user's own choice.
 
     Raises:
-        ValueError: There is no such folder, and nobody but the checkpoint names it.
+        ValueError: The data set is not in its folder.
     """
-    root = config.data.init_args.get("root")
-    if checkpoint is None or root is None or config.data.init_args.get("predict") is not None or Path(root).exists():
+    if checkpoint is None or config.data.init_args.get("predict") is not None:
         return
-    is_given = any(last_value(args, flag) for flag in ("--data.root", "--data.init_args.root"))
-    if root == checkpoint["datamodule_hyper_parameters"].get("root") and not is_given:
+    module, _, name = config.data.class_path.rpartition(".")
+    if module != _OURS or any(last_value(args, flag) for flag in ("--data", "--data.class_path")):
+        return
+    kind: type[ImageDataModule] = getattr(finetune, name)
+    given = next((value for flag in _ROOT if (value := last_value(args, flag))), None)
+    root = config.data.init_args.get("root") or kind.default_root
+    if root is None or kind.is_in(Path(root)):
+        return
+    if given is None and not Path(root).exists():
         hint = f"give the folder where they are now: {both(args[0], 'data.root')}"
         raise ValueError(f"the pictures of the checkpoint's run are not in {root} any more: {hint}")
+    set_of = config.data.class_path
+    raise ValueError(
+        f"{root} does not hold the data set of the checkpoint, {set_of}, and a checkpoint fetches none: add "
+        f"--data {_FOLDERS} for a folder of class folders, or --data {set_of} to fetch it"
+    )
 
 
 def _check(class_path: Any, modules: Sequence[str]) -> None:

@@ -3,8 +3,17 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from finetune.models.checkpoint_values import LEAST_CROP_SHARE, MOST_IN_A_BATCH, MOST_PIXELS, MOST_RESIZED
+from finetune.models.checkpoint_values import (
+    LEAST_CROP_SHARE,
+    MOST_AUGMENTATIONS,
+    MOST_EXCLUDED,
+    MOST_IN_A_BATCH,
+    MOST_PIXELS,
+    MOST_RESIZED,
+    are_augmentations,
+)
 from finetune.system.messages import WrongUsage
 
 
@@ -56,6 +65,21 @@ def check_shares(val_fraction: float, test_fraction: float, min_crop: float) -> 
     if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
         given = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
         raise WrongUsage(f"{given} must leave some training data")
+
+
+def check_lists(augmentations: list[dict[str, Any]] | None, exclude: Sequence[str]) -> None:
+    """Make sure that lists are not longer than a checkpoint may hold, which `finetune test` then reads.
+
+    Raises:
+        WrongUsage: One is.
+    """
+    if not are_augmentations(augmentations):
+        raise WrongUsage(
+            f"augmentations must be a list of at most {MOST_AUGMENTATIONS} transforms, each with class_path and "
+            "init_args of plain values"
+        )
+    if len(exclude) > MOST_EXCLUDED:
+        raise WrongUsage(f"exclude can name {MOST_EXCLUDED:,} class folders at most, got {len(exclude):,}")
 
 
 def check_mixing(mixup: float, cutmix: float) -> None:

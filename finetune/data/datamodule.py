@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from finetune.data.data_settings import check_mixing, check_shares, check_sizes, folder_of, is_without
+from finetune.data.data_settings import check_lists, check_mixing, check_shares, check_sizes, folder_of, is_without
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
 from finetune.data.image_cache import CacheOfSplits
@@ -96,6 +96,7 @@ class ImageDataModule(pl.LightningDataModule):
         check_mixing(mixup, cutmix)
         self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
         self.root, self.exclude = root or self.default_root, [exclude] if isinstance(exclude, str) else exclude or []
+        check_lists(augmentations, self.exclude)
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
         self.on_bad_image, self.cache_limit_gb = on_bad_image, cache_limit_gb
         self.cache_size, self.eval_image_size = cache_size, eval_image_size or image_size
@@ -114,6 +115,11 @@ class ImageDataModule(pl.LightningDataModule):
 
     def obtain(self, root: Path) -> None:
         """Make or fetch the data set where it is missing; of several processes one does it, and the others wait."""
+
+    @classmethod
+    def is_in(cls, root: Path) -> bool:
+        """Return whether a folder holds the data set, so that `obtain` neither makes nor fetches anything."""
+        return root.exists()
 
     @abstractmethod
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:

@@ -11,17 +11,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
-
 from finetune.models.checkpoint_values import (
     DATA_CLASSES,
     EARLIER_DATA_CLASSES,
     LEAST_CROP_SHARE,
     LEAST_PIXELS,
+    MOST_AUGMENTATIONS,
+    MOST_EXCLUDED,
     MOST_IN_A_BATCH,
     MOST_PIXELS,
     MOST_RESIZED,
     Rule,
+    are_augmentations,
     are_class_names,
     are_dicts,
     are_limits,
@@ -92,7 +93,7 @@ HYPER_PARAMETERS = MappingProxyType(
 DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
     {
         "root": _OPTIONAL_TEXT,
-        "exclude": Rule("names of class folders", are_names),
+        "exclude": Rule(f"names of class folders, at most {MOST_EXCLUDED:,}", are_names),
         "batch_size": Rule(
             f"a whole number from 1 to {MOST_IN_A_BATCH}", lambda value: is_count(value, 1, MOST_IN_A_BATCH)
         ),
@@ -106,8 +107,9 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         ),
         "crop_and_flip": _BOOL,
         "min_crop": _SHARE,
-        # `commands.trust` checks the classes that it names before they are imported.
-        "augmentations": Rule("a list of transforms, or null", lambda v: v is None or (are_dicts(v) and is_plain(v))),
+        "augmentations": Rule(
+            f"a list of at most {MOST_AUGMENTATIONS} transforms with bounded arguments, or null", are_augmentations
+        ),
         "mixup": _NOT_NEGATIVE,
         "cutmix": _NOT_NEGATIVE,
         # Of earlier versions.
@@ -180,13 +182,12 @@ LIGHTNING = MappingProxyType(
         "epoch": _COUNT,
         "global_step": _COUNT,
         "pytorch-lightning_version": Rule(
-            "a version", lambda value: is_text(value) and re.fullmatch(r"\d+\.\d+\S{,40}", value) is not None
+            "a version", lambda value: is_text(value) and re.fullmatch(r"\d+\.\d+\S{,40}", value) is not None, True
         ),
         "state_dict": Rule(
-            "named tensors",
+            "named dense tensors with values",
             lambda value: (
-                isinstance(value, dict)
-                and all(type(name) is str and isinstance(one, Tensor) for name, one in value.items())
+                isinstance(value, dict) and all(type(name) is str and is_dense(one) for name, one in value.items())
             ),
         ),
         "loops": Rule("the progress of Lightning's loops", are_loops),
@@ -212,6 +213,8 @@ def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
     data = checkpoint["datamodule_hyper_parameters"]
     is_ours = checkpoint["finetune"].get("data_class") in (*DATA_CLASSES, *EARLIER_DATA_CLASSES, None)
     check_section(data, DATAMODULE_HYPER_PARAMETERS, "datamodule_hyper_parameters", file, is_closed=is_ours)
+    if not is_plain({key: value for key, value in data.items() if key not in DATAMODULE_HYPER_PARAMETERS}):
+        refuse(file, "datamodule_hyper_parameters holds more or other values than arguments of a data class")
     _check_resized_side(data, file)
     check_section({name: checkpoint[name] for name in LIGHTNING.keys() & checkpoint.keys()}, LIGHTNING, "", file)
     _check_callbacks(checkpoint.get("callbacks", {}), file)

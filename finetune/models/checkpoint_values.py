@@ -21,8 +21,12 @@ MOST_RESIZED = 2**14  # of a side before the centre is cropped
 _MOST_CANDIDATES = 100  # weights among which a fit chooses
 LEAST_CROP_SHARE = 0.1
 MOST_IN_A_BATCH = 2**20
+MOST_AUGMENTATIONS = 100
+MOST_EXCLUDED = 10_000
 _MOST_CHARACTERS = 4096
-_MOST_VALUES, _MOST_DEPTH = 1_000_000, 30  # of a nested value: a list may hold another one twice, and that a third one
+_MOST_LISTED = 1_000_000  # class names, and categories of a class mapping
+# Of a nested value: a list may hold another one twice, and that a third one. Each transform in it takes time per image.
+_MOST_VALUES, _MOST_DEPTH = 10_000, 30
 _PROGRESS = {"ready", "started", "processed", "completed"}
 
 
@@ -76,12 +80,19 @@ def is_plain(value: Any) -> bool:
 
 def are_class_names(value: Any) -> bool:
     """Return whether a value is what a classifier's classes may be called."""
-    return type(value) in (list, tuple) and all(type(name) is str for name in value) and not fault_of_names(value)
+    if type(value) not in (list, tuple) or len(value) > _MOST_LISTED:
+        return False
+    return all(type(name) is str for name in value) and not fault_of_names(value)
 
 
 def are_names(value: Any) -> bool:
     """Return whether a value is text, a list of texts, or None."""
-    return is_optional_text(value) or (type(value) is list and all(map(is_text, value)))
+    return is_optional_text(value) or (type(value) is list and len(value) <= MOST_EXCLUDED and all(map(is_text, value)))
+
+
+def are_augmentations(value: Any) -> bool:
+    """Return whether a value is a list of transforms, or None; `commands.trust` checks the classes that it names."""
+    return value is None or (are_dicts(value) and len(value) <= MOST_AUGMENTATIONS and is_plain(value))
 
 
 def is_text(value: Any) -> bool:
@@ -101,15 +112,19 @@ def is_count(value: Any, least: int = 0, most: int = 2**53) -> bool:
 
 
 def is_dense(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized
+    """Return whether a value is a tensor with all its numbers; those on the device `meta` have a shape only."""
+    if not isinstance(value, Tensor) or value.is_meta:
+        return False
+    return value.layout == torch.strided and not value.is_quantized
 
 
 def is_class_mapping(value: Any) -> bool:
-    return value is None or (
-        type(value) is dict
-        and all(is_text(key) for key in value)
-        and all(is_text(one) or (type(one) is list and all(map(is_text, one))) for one in value.values())
-    )
+    if value is None:
+        return True
+    if type(value) is not dict or not all(is_text(key) for key in value):
+        return False
+    lists = [one if type(one) is list else [one] for one in value.values()]
+    return sum(map(len, lists)) <= _MOST_LISTED and all(is_text(one) for listed in lists for one in listed)
 
 
 def is_schedule(value: Any) -> bool:
@@ -198,13 +213,17 @@ def are_loops(value: Any) -> bool:
 
 
 def are_optimizer_states(value: Any) -> bool:
-    return type(value) is list and all(
-        type(one) is dict
-        and type(one.get("param_groups")) is list
-        and len(one["param_groups"]) > 0
-        and all(type(group) is dict and all(type(key) is str for key in group) for group in one["param_groups"])
-        for one in value
-    )
+    return type(value) is list and all(map(_is_optimizer_state, value))
+
+
+def _is_optimizer_state(value: Any) -> bool:
+    if type(value) is not dict:
+        return False
+    groups, state = value.get("param_groups"), value.get("state", {})
+    if not are_dicts(groups) or not groups or type(state) is not dict:
+        return False
+    own = [one for values in state.values() for one in (values.values() if type(values) is dict else [values])]
+    return all(is_dense(one) for one in own if isinstance(one, Tensor))
 
 
 def are_dicts(value: Any) -> bool:
@@ -212,7 +231,7 @@ def are_dicts(value: Any) -> bool:
 
 
 def check_section(values: Any, rules: Mapping[str, Rule], section: str, file: object, is_closed: bool = True) -> None:
-    """Check the values of a section; one that is not closed may have more keys, with plain values."""
+    """Check the values of a section; one that is not closed may have more keys."""
     if not isinstance(values, dict):
         refuse(file, f"{section} is {worded(values)}, expected a dict")
     inside = f"{section}." if section else ""

@@ -22,6 +22,9 @@ from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
 
+# What a fit writes next to the weights, and reads when it continues.
+PROGRESS = ("epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
+
 
 def is_of_data(run: Path, data: ImageDataModule, allow_changes: bool) -> bool:
     """Return whether a run was trained on these images; if changes are allowed, on any images of the same classes."""
@@ -69,9 +72,7 @@ def beginning(trainer: pl.Trainer, resumed: Path | None, ckpt_path: str | None) 
     first = last_checkpoint(resumed) if resumed else ckpt_path
     if first is None:
         return Beginning(None)
-    checkpoint = read_checkpoint(first)
-    if isinstance(checkpoint, ExportedCheckpoint):
-        raise WrongUsage(f"{first} is an exported file, from which nothing can go on: give the checkpoint")
+    checkpoint = read_resumable(first)
     finished = ended_by(checkpoint, trainer)
     if finished and not resumed:
         raise ValueError(
@@ -79,6 +80,24 @@ def beginning(trainer: pl.Trainer, resumed: Path | None, ckpt_path: str | None) 
             f"finetune test {first}"
         )
     return Beginning(first, finished)
+
+
+def read_resumable(path: Path | str) -> dict[str, Any]:
+    """Return the content of a checkpoint from which training can continue.
+
+    Raises:
+        ValueError: It is an exported file, or lacks what a fit writes next to the weights.
+    """
+    checkpoint = read_checkpoint(path)
+    if isinstance(checkpoint, ExportedCheckpoint):
+        raise WrongUsage(f"{path} is an exported file, from which nothing can go on: give the checkpoint")
+    missing = [name for name in PROGRESS if name not in checkpoint]
+    if not missing and not checkpoint["optimizer_states"]:
+        missing = ["optimizer_states"]
+    if missing:
+        hint = f"begin a new run with its weights: --weights {path}"
+        raise ValueError(f"training cannot continue from {path}, which has no {', '.join(missing)}: {hint}")
+    return checkpoint
 
 
 def check_changes(run: Run, data: ImageDataModule, changes: Changes, allow_changes: bool, is_finished: bool) -> str:

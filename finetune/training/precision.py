@@ -1,6 +1,7 @@
 """The arithmetic of a run where nobody says: bf16 where the hardware gains from it, else float32."""
 
 import logging
+from importlib.util import find_spec
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,6 +10,7 @@ from pytorch_lightning.accelerators import Accelerator, CPUAccelerator, CUDAAcce
 from torch import Tensor
 
 from finetune.distributed.signals import is_first_process
+from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,19 @@ def automatic_precision(accelerator: str | Accelerator, checkpoint: dict[str, An
     else:
         gains = False
     return "bf16-mixed" if gains else "32-true"
+
+
+def check_precision(precision: Any) -> None:
+    """Make sure that a precision does not need a package that is missing here; a checkpoint may name it.
+
+    Raises:
+        WrongUsage: It does.
+    """
+    if str(precision).startswith("transformer-engine") and find_spec("transformer_engine") is None:
+        raise WrongUsage(
+            f"precision {precision} needs NVIDIA's package transformer_engine, which is not installed: "
+            "give --precision 32-true"
+        )
 
 
 def allow_tf32() -> None:

@@ -21,6 +21,7 @@ from finetune.cli import main
 from finetune.commands import export
 from finetune.commands.lightning_cli import run_lightning
 from finetune.commands.trust import data_settings
+from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.datasets.image_folder import SampleData
 from finetune.serving import http_server
 
@@ -197,8 +198,24 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
         cli(*given)
     assert not (tmp_path / "elsewhere").exists()
     made = patch.object(SampleData, "obtain", side_effect=ValueError("fetched"))
-    with made, pytest.raises(ValueError, match="fetched"):  # where the user says it, it is fetched
-        cli(*given, "--data.root", tmp_path / "elsewhere/source")
+    root = tmp_path / "elsewhere/source"
+    with made, pytest.raises(ValueError, match="does not hold the data set .* --data finetune.SampleData to fetch it$"):
+        cli(*given, "--data.root", root)
+    with made, pytest.raises(ValueError, match="fetched"):  # where the user names the class, it is fetched
+        cli(*given, "--data.root", root, "--data", "finetune.SampleData")
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_a_checkpoint_downloads_no_data_set_into_a_folder_that_exists(fitted, cli, tmp_path, command):
+    ckpt = altered(fitted, tmp_path / "hostile.ckpt", "finetune", {"data_class": "finetune.FashionMNIST"})
+    given = [command, ckpt, fitted / "colours", "--workers", 0, "--trainer.accelerator", "cpu"]
+    with patch.object(FashionMNIST, "obtain", side_effect=ValueError("fetched")):
+        with pytest.raises(ValueError, match="colours does not hold the data set .*FashionMNIST, and a checkpoint"):
+            cli(*given)
+        with pytest.raises(ValueError, match="fetched"):  # the control
+            cli(*given, "--data", "finetune.FashionMNIST")
+    if command == "test":
+        cli(*given, "--data", "finetune.ImageFolderData")  # as the message says
 
 
 FIT = f"fit {' '.join(QUICKEST)} --data.root ROOT --trainer.max_epochs 2"
@@ -293,6 +310,26 @@ def test_a_value_out_of_range_is_refused_however_it_is_read(fitted, tmp_path, re
     line = read(way, altered(fitted, tmp_path / "hostile.ckpt", part, values))
     assert f"is not a valid checkpoint: {part}." in line and told in line and "\x1b" not in line
     assert not (tmp_path / "listened").exists()
+
+
+# What training needs to continue, and measuring does not.
+PROGRESS = ("epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
+
+
+@pytest.mark.parametrize("way", ["fit --ckpt_path", "fit --resume"])
+@pytest.mark.parametrize("part", sweep(PROGRESS, quick=["optimizer_states"]))
+def test_training_does_not_continue_without_a_part_of_its_progress(fitted, tmp_path, read, way, part):
+    checkpoint = torch.load(fitted / "good.ckpt", weights_only=True)
+    del checkpoint[part]
+    torch.save(checkpoint, tmp_path / "weights.ckpt")
+    line = read(way, tmp_path / "weights.ckpt")
+    assert "training cannot continue from " in line and f"ckpt, which has no {part}: begin a new run with" in line
+
+
+@pytest.mark.parametrize("way", ["test", "validate"])
+def test_a_precision_whose_package_is_missing_is_one_line(fitted, tmp_path, read, way):
+    line = read(way, altered(fitted, tmp_path / "gpu.ckpt", "finetune", {"precision": "transformer-engine"}))
+    assert line.startswith("precision transformer-engine needs") and line.endswith("give --precision 32-true")
 
 
 ESCAPE = "\x1b[2J"  # clears a terminal

@@ -67,6 +67,9 @@ MODEL = "hyper_parameters"
 DATA = "datamodule_hyper_parameters"
 OURS = "finetune"
 NAMES, SIZES = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int32)
+META = torch.zeros(3, 1, 1, device="meta")
+FLIPS = [{"class_path": "albumentations.HorizontalFlip"}] * 101
+MANY = [str(i) for i in range(1_000_001)]
 LOOPS = {"fit_loop": {"epoch_progress": {"current": {"processed": -1}}}}
 BOMB: list[Any] = ["x"]
 for _ in range(40):
@@ -78,11 +81,22 @@ for _ in range(100_000):
 # place: values that none of our checkpoints has
 INVALID: dict[tuple[str, ...], list[Any]] = {
     (MODEL,): [None, [], "x"],
-    (MODEL, "class_names"): [None, "ab", [], ["a"], ["a", "a"], ["a", ""], ["a", 1], ["a", "b\x1b[2J"], ["a", "b\nc"]],
+    (MODEL, "class_names"): [
+        None,
+        "ab",
+        [],
+        ["a"],
+        ["a", "a"],
+        ["a", ""],
+        ["a", 1],
+        ["a", "b\x1b[2J"],
+        ["a", "b\nc"],
+        MANY,
+    ],
     (MODEL, "backbone"): [None, 3, ["x"], "x" * 5000],
     (MODEL, "weights"): [3, {"a": 1}],
     (MODEL, "head_init"): ["other", None, ["xavier"]],
-    (MODEL, "class_mapping"): ["x", {"a": 1}, {"a": [1]}, {1: "a"}],
+    (MODEL, "class_mapping"): ["x", {"a": 1}, {"a": [1]}, {1: "a"}, {"a": MANY}],
     (MODEL, "freeze_batch_norm"): ["yes", 1, None],
     (MODEL, "head_lr_multiplier"): [0, -1.0, math.inf, math.nan, "10", True],
     (MODEL, "layer_decay"): [0, 1.5, "1"],
@@ -103,9 +117,18 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     (DATA, "interpolation"): ["other", 1],
     (DATA, "crop_share"): [1e-9, 0, 1.1, "0.8", math.nan],
     (DATA, "min_crop"): [0, 2.0, "x"],
-    (DATA, "augmentations"): ["[]", [1], [["x"]], [{"class_path": BOMB}], [{"init_args": DEEP}], {"a": 1}],
+    (DATA, "augmentations"): [
+        "[]",
+        [1],
+        [["x"]],
+        [{"class_path": BOMB}],
+        [{"init_args": DEEP}],
+        {"a": 1},
+        FLIPS,
+    ],
+    (DATA, "exclude"): [3, [1], {"a": 1}, MANY],
     (DATA, "mixup"): [-1.0, math.inf, "0"],
-    (DATA, "num_views"): [0, 1.5, "2"],
+    (DATA, "num_views"): [0, 1.5, "2", 10**9],
     (DATA, "val_fraction"): [1.0, -0.1, "x"],
     (DATA, "split_seed"): ["0", None, 10**40],
     (DATA, "cache_size"): ["64", 10**9],
@@ -133,6 +156,7 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         {"names": NAMES.to_sparse(), "sizes": SIZES, "num_train": 0},
         {"names": NAMES, "sizes": SIZES, "num_train": 0, "digests": NAMES[:2]},
         {"names": NAMES, "sizes": SIZES, "num_train": 0, "other": NAMES},
+        {"names": NAMES.to("meta"), "sizes": SIZES, "num_train": 0},
     ],
     (OURS, "train_metrics"): [3, {"restore": {}}, {"train_loss": {"forward": torch.zeros(())}, "train_accuracy": {}}],
     (OURS, "calibration"): [3, []],
@@ -146,9 +170,12 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     ("epoch",): [-1, "0", None],
     ("global_step",): [-1, 1.5],
     ("pytorch-lightning_version",): [3, "x", "2.6\n"],
-    ("optimizer_states",): [3, [3], [{}], [{"param_groups": []}], [{"param_groups": [3]}]],
+    ("optimizer_states",): [
+        *(3, [3], [{}], [{"param_groups": []}], [{"param_groups": [3]}]),
+        [{"param_groups": [{}], "state": {0: {"momentum_buffer": META}}}],
+    ],
     ("lr_schedulers",): [3, [3], [{1: 2}]],
-    ("state_dict",): [3, [], {"x": 3}],
+    ("state_dict",): [3, [], {"x": 3}, {"x": META}, {"mean": META}, {"std": torch.ones(3, 1, 1).to_sparse()}],
     ("state_dict", "mean"): [torch.zeros(3), torch.full((3, 1, 1), math.nan)],
     ("state_dict", "std"): [torch.zeros(3, 1, 1), torch.ones(3, 1, 1, dtype=torch.int64)],
     ("state_dict", "class_weight"): [torch.ones(5)],
@@ -187,12 +214,21 @@ def test_a_required_key_that_is_missing_is_named(earlier, part):
             check_checkpoint(known, "some.ckpt")
 
 
+def test_a_checkpoint_without_the_version_of_lightning_is_refused(earlier):
+    known = {name: part for name, part in earlier.items() if name != "pytorch-lightning_version"}
+    with pytest.raises(ValueError, match=r"pytorch-lightning_version is missing"):  # Lightning has a KeyError for it
+        check_checkpoint(known, "some.ckpt")
+
+
 def test_a_data_class_of_another_module_may_have_arguments_of_its_own(earlier):
     known = with_value(earlier, (DATA, "magnification"), 40)
     with pytest.raises(ValueError, match=r"datamodule_hyper_parameters\.magnification is an unknown key"):
         check_checkpoint(known, "some.ckpt")
     known = with_value(known, (OURS, "data_class"), "mine.Slides")
     check_checkpoint(known, "some.ckpt")
+    for value in (BOMB, DEEP, META):
+        with pytest.raises(ValueError, match="datamodule_hyper_parameters holds"):
+            check_checkpoint(with_value(known, (DATA, "magnification"), value), "some.ckpt")
     with pytest.raises(ValueError, match="batch_size is 0"):  # ours stay bounded
         check_checkpoint(with_value(known, (DATA, "batch_size"), 0), "some.ckpt")
 

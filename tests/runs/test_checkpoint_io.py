@@ -22,6 +22,7 @@ def state(value: int) -> dict:
         "datamodule_hyper_parameters": {"image_size": 28},
         "finetune": {"version": "0.1.0", "torch": "2.15.0"},
         "global_step": value,
+        "pytorch-lightning_version": "2.6.6",
     }
 
 

@@ -8,7 +8,8 @@ import torch
 from colours import QUICKEST
 
 from finetune.runs.folder import versions
-from finetune.training.precision import automatic_precision, prepare_arithmetic
+from finetune.system.messages import WrongUsage
+from finetune.training.precision import automatic_precision, check_precision, prepare_arithmetic
 
 CUDA = "finetune.training.precision.CUDAAccelerator.is_available"
 
@@ -85,6 +86,14 @@ def test_a_run_goes_on_as_it_was_and_is_tested_so(before, goes_on, gains, expect
     checkpoint = {"finetune": {"precision": before} if before else {}}
     with capabilities(avx512_bf16=gains), patch(CUDA, lambda: False):
         assert automatic_precision("cpu", checkpoint, goes_on) == expected
+
+
+def test_a_precision_of_a_missing_package_is_refused_in_one_line():
+    check_precision("bf16-mixed")
+    with patch("finetune.training.precision.find_spec", lambda name: None):
+        for precision in ("transformer-engine", "transformer-engine-float16"):
+            with pytest.raises(WrongUsage, match=f"precision {precision} needs .*: give --precision 32-true"):
+                check_precision(precision)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, obtain, read
+from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, is_beneath, obtain, read
 from finetune.data.readers import GreyReader, PathList
 from finetune.data.seen_record import seen_by
 from finetune.data.splits import SET_APART, Split, stratified
@@ -21,6 +21,10 @@ class FashionMNIST(ImageDataModule):
         if self.exclude:
             raise WrongUsage("--data.exclude leaves out class folders, and Fashion-MNIST has none: drop the option")
         obtain(root)
+
+    @classmethod
+    def is_in(cls, root: Path) -> bool:
+        return is_beneath(root)
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         if not self.class_names:

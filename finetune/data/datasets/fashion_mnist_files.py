@@ -46,6 +46,22 @@ def obtain(root: Path) -> None:
         raise OSError(f"Fashion-MNIST can't be had: {reason}; put its four .gz files in {raw}") from error
 
 
+def is_beneath(root: Path) -> bool:
+    """Return whether the files lie beneath `root`, packed or not, so that `obtain` downloads nothing."""
+    from torchvision.datasets import FashionMNIST as Source
+    from torchvision.datasets.utils import check_md5
+
+    if _is_whole(root):
+        return True
+    for packed, md5 in Source.resources:
+        path = next(root.rglob(packed), None)
+        if path is not None and not check_md5(str(path), md5):  # torchvision would download it again
+            return False
+        if path is None and next(root.rglob(packed.removesuffix(".gz")), None) is None:
+            return False
+    return True
+
+
 def read(root: Path, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels (N, 28, 28) uint8 and labels (N,) int64 of a split that `obtain` has made ready."""
     from torchvision.datasets import FashionMNIST as Source
