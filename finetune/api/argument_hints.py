@@ -34,6 +34,6 @@ def _hint(name: str, known: Container[str]) -> str:
         return "; did you mean 'folder'?"
     full = "model.backbone" if name == "model" else nearest_flag(name, WORDS["fit"], OPTIONS["fit"])
     if full is None:
-        return ""
+        return "; help(finetune.fit) lists the arguments"
     word = next((word for word, meant in WORDS["fit"].items() if meant == full), full)
     return f"; did you mean {word!r}?" if word in known else f"; did you mean options={{{full!r}: …}}?"

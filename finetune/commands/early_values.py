@@ -1,15 +1,30 @@
 """Checks of a fit's values that need neither data nor weights, so that an error comes before either is fetched."""
 
+import warnings
 from typing import Any
 
 import torch
-from pytorch_lightning.cli import instantiate_class
+from jsonargparse import ArgumentParser, Namespace
+from pytorch_lightning import Trainer
+from pytorch_lightning.cli import LRSchedulerCallable, instantiate_class
+from torch.optim import Optimizer
 
 from finetune.commands.short_words import both
+from finetune.commands.trainer import check_allowed, patience
 from finetune.models.ensemble import check
 from finetune.models.stages import check_solved
-from finetune.system.messages import WrongUsage
+from finetune.runs.model_checkpoint import check_interval
+from finetune.system.messages import WrongUsage, as_wrong_usage, reason
+from finetune.training.lr_schedulers import at_each_rate, with_total_steps
 from finetune.training.param_groups import check_rates
+
+_SOME_STEPS = 1000  # of a run, whose length is not known before its images are listed
+_LIMITS = (
+    *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time"),
+    *("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches"),
+    *("val_check_interval", "check_val_every_n_epoch", "log_every_n_steps", "num_sanity_val_steps"),
+    *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
+)
 
 
 def check_values(config: Any) -> None:
@@ -25,12 +40,18 @@ def check_values(config: Any) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if trainer[name] == 0:
             raise WrongUsage(f"nothing to train: {both('fit', f'trainer.{name}')} is 0")
+    if config.patience is not None:
+        patience(config.patience)
+    check_interval(config.checkpoint_every_n_steps)
+    check_allowed(trainer)
+    _check_trainer(trainer)
     check_rates(model.head_lr_multiplier, model.layer_decay, model.label_smoothing)
     check(model.members, model.head_init)
     check_solved(model.freeze, model.head_init, model.members)
     if model.freeze == "backbone" and config.ckpt_path is not None:
         raise WrongUsage("--ckpt_path goes on with training, and model.freeze backbone has none: give it as --weights")
-    _check_optimizer(model.optimizer)
+    optimizer = _made_optimizer(model.optimizer)
+    _check_scheduler(model.scheduler, optimizer)
     has_gpu = trainer.accelerator not in ("cpu", "auto") or (
         trainer.accelerator == "auto" and torch.accelerator.is_available()
     )
@@ -39,14 +60,37 @@ def check_values(config: Any) -> None:
         raise WrongUsage(f"{option}: there is no GPU to name here; on a CPU give a number of processes, such as 2")
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def _made_optimizer(optimizer: Any) -> Optimizer:
+    """Return the optimizer of a fit on a single number."""
     values = {"class_path": optimizer.class_path, "init_args": dict(optimizer.init_args)}
     try:
-        instantiate_class([torch.zeros(1, 1, requires_grad=True)], values)
+        made: Optimizer = instantiate_class([torch.zeros(1, 1, requires_grad=True)], values)
     except ValueError as error:
         is_rate = "learning rate" in str(error)
         option = both("fit", "model.optimizer.lr" if is_rate else "model.optimizer")
         raise WrongUsage(f"{option}: {error}") from error
+    return made
+
+
+def _check_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
+    if scheduler is None:
+        return
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--scheduler", type=LRSchedulerCallable)
+    settings = scheduler.as_dict() if isinstance(scheduler, Namespace) else scheduler
+    make = parser.instantiate_classes(parser.parse_object({"scheduler": settings})).scheduler
+    try:
+        at_each_rate(with_total_steps(make, _SOME_STEPS), [1.0])(optimizer)
+    except (ValueError, TypeError) as error:
+        raise WrongUsage(f"{both('fit', 'model.scheduler')}: {reason(error)}") from error
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Let Lightning check the limits that it would refuse only after images are listed and weights are read."""
+    limits = {name: trainer[name] for name in _LIMITS}
+    with as_wrong_usage("trainer"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **limits)
 
 
 def _is_number(devices: Any) -> bool:

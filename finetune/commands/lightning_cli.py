@@ -21,13 +21,14 @@ from finetune.commands import config_files, logger_names
 from finetune.commands.command_line import with_pictures
 from finetune.commands.default_rates import settle_rate
 from finetune.commands.early_values import check_values
+from finetune.commands.error_lines import raised
 from finetune.commands.fit import fit
 from finetune.commands.lightning_flags import add_flags
 from finetune.commands.minutes import settle_minutes
 from finetune.commands.parser import OneLineErrorParser, last_value
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import Plan, apply_plan, plan_fit
-from finetune.commands.short_words import both
+from finetune.commands.short_words import both, with_options
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
@@ -241,6 +242,11 @@ def run_lightning(
     install_stop_at_once()  # until training begins, where Checkpoints takes over
     try:
         return kind(arguments, typed, began)
+    except Exception as error:
+        cause = raised(error)
+        if isinstance(cause, WrongUsage):
+            cause.args = (with_options(arguments[0], str(cause)),)
+        raise
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)

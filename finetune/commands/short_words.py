@@ -3,7 +3,10 @@
 config.yaml and configs say all in full; a short word is for the command line alone. Nothing heavy is imported here.
 """
 
+import re
 from types import MappingProxyType
+
+from finetune.commands.option_names import OPTIONS
 
 _MEASURE = {
     "batch": "data.batch_size",
@@ -74,3 +77,21 @@ def both(command: str, full: str) -> str:
 def word_for(full: str) -> str | None:
     """Return the short word for a full name, where any command has one."""
     return next((word for words in WORDS.values() for word, name in words.items() if name == full), None)
+
+
+# An argument of Python in a message: with its group, or alone if nothing else is spelt so.
+_ARGUMENT = re.compile(
+    r"""(?<![\w.\-/'"=])((?:data|model|trainer)\.[a-z_.]*[a-z]|[a-z]+_[a-z_]+|members|mixup|cutmix)(?![\w=/'"]|\.\w)"""
+)
+
+
+def with_options(command: str, message: str) -> str:
+    """Return a message in which arguments of Python, such as batch_size, are options, as `both` writes them."""
+
+    def as_option(match: re.Match[str]) -> str:
+        name = match[1]
+        options = [full for full in OPTIONS.get(command, ()) if full.count(".") <= 1]  # not those of a class
+        matches = [full for full in options if full == name or full.endswith(f".{name}")]
+        return both(command, matches[0]) if len(matches) == 1 else name
+
+    return _ARGUMENT.sub(as_option, message)

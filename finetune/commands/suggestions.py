@@ -61,7 +61,10 @@ def nearest_key(key: str, valid: list[str]) -> str | None:
         by_last_part = {name.rpartition(".")[2]: name for name in candidates}
         if matches := difflib.get_close_matches(last, list(by_last_part), n=1, cutoff=0.75):
             return by_last_part[matches[0]]
-    return None
+    meant = {word: option for option, words in _SAID.items() for word in words.split() if option in valid}
+    long = [word for word in meant if len(word) > 4]  # shorter ones are like too much else
+    near = difflib.get_close_matches(last, long, n=1, cutoff=0.7)
+    return meant[near[0]] if near else None
 
 
 def nearest_flag(key: str, words: Mapping[str, str], valid: Collection[str]) -> str | None:

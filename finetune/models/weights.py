@@ -25,6 +25,8 @@ from finetune.system.messages import WrongUsage, did_you_mean, shown
 
 log = logging.getLogger(__name__)
 
+_SUFFIXES = (".bin", ".ckpt", ".pkl", ".pt", ".pth", ".safetensors", ".tar")  # of files, as trainers name them
+
 # Auxiliary classifiers of Inception and GoogLeNet, which only help to train from scratch: we build without them.
 _AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
 
@@ -64,7 +66,7 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
     if path.is_dir():
         hint = "only networks of timm's (--model.backbone timm/NAME) take one; give a file"
         raise WrongUsage(f"the weights {weights} of {backbone} are a folder, and {hint}")
-    if path.suffix in (".pt", ".pth", ".ckpt", ".safetensors") or len(path.parts) > 1:
+    if path.suffix.lower() in _SUFFIXES or len(path.parts) > 1:
         raise FileNotFoundError(f"there is no weights file {weights}")
     valid = ", ".join(name for name in published if "." not in name)
     hint = f"valid are: {valid}" if valid else "none are published: give a file, or --model.weights null"

@@ -21,6 +21,7 @@ _HELD = (
     "threshold",  # best.ckpt may have one already
 )
 _LENGTH = ("trainer.max_epochs", "trainer.max_steps", "trainer.limit_train_batches")
+_OF_TEST = ("trainer.limit_test_batches", "trainer.precision")
 # What changes no result: where and how fast it runs, what it shows.
 _FREE = (
     *("resume", "ckpt_path", "allow_changes", "test_after_fit", "checkpoint_every_n_steps", "model.compile"),
@@ -87,6 +88,8 @@ def compared(
             f"the run is finished, and was not trained with {_told(of_the_model)}: leave that as it was, or begin a "
             "new run without --resume"
         )
+    if is_finished:  # nothing trains, so that only what decides about the test can apply
+        changed = {key: value for key, value in changed.items() if key in _OF_TEST or key in order}
     told = [f"changed: {_told(changed)}"] if changed else []
     if is_shape and not changed.keys().isdisjoint(_LENGTH):
         told.append("the learning rate goes on where WarmupCosine of the new length is by now, not as if begun with it")

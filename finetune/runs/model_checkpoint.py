@@ -42,8 +42,7 @@ class Checkpoints(Checkpoint):
     """
 
     def __init__(self, run: Run, every_n_steps: int | None = None) -> None:
-        if every_n_steps is not None and every_n_steps < 1:
-            raise WrongUsage(f"--checkpoint_every_n_steps must be at least 1, got {every_n_steps}")
+        check_interval(every_n_steps)
         self.run, self.every_n_steps = run, every_n_steps
         self.signal, self._deferred = SignalFlag(), DeferredCheckpoints()
         self.highest: float | None = None  # val/accuracy
@@ -248,3 +247,13 @@ def _write_ahead(trainer: pl.Trainer, is_epoch_end: bool = False) -> None:
 
 def _files(trainer: pl.Trainer) -> list[MetricsCSV]:
     return [logger for logger in trainer.loggers if isinstance(logger, MetricsCSV)]
+
+
+def check_interval(every_n_steps: int | None) -> None:
+    """Make sure that checkpoints can be written after every so many steps; None for the end of each epoch.
+
+    Raises:
+        WrongUsage: They cannot.
+    """
+    if every_n_steps is not None and every_n_steps < 1:
+        raise WrongUsage(f"--checkpoint_every_n_steps must be at least 1, got {every_n_steps}")

@@ -330,5 +330,5 @@ def test_it_tests_as_the_command_does(several, colours, cli, tmp_path, monkeypat
     assert sum(map(sum, result["confusion_matrix"])) == 30
     with pytest.raises(FileNotFoundError, match="the data folder 'nowhere' does not exist"):
         load(several).test("nowhere")
-    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+    with pytest.raises(ValueError, match=r"--batch \(--data.batch_size\) must be at least 1"):
         load(several).test(colours, batch=0, workers=0)

@@ -1,10 +1,13 @@
 """Values that can't be are refused before anything is fetched."""
 
+import re
 from unittest.mock import patch
 
 import pytest
 from colours import QUICKEST
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
+from finetune.commands.error_lines import exit_code, one_line
 from finetune.data.datasets.image_folder import Hotdog
 
 WRONG = [
@@ -14,13 +17,21 @@ WRONG = [
         r"--optimizer \(--model.optimizer\): Invalid weight",
     ),
     (["--epochs=0"], r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"),
-    (["--members", "99"], "model.members must be a whole number from 1 to 32"),
-    (["--model.layer_decay", "2"], "layer_decay must be above 0"),
+    (["--members", "99"], r"^--members \(--model.members\) must be a whole number from 1 to 32"),
+    (["--model.layer_decay", "2"], "^--model.layer_decay must be above 0"),
+    (["--model.scheduler", "WarmupCosine", "--model.scheduler.warmup", "2"], "^--model.scheduler: .*warmup must be"),
+    (["--model.scheduler", "OneCycleLR", "--model.scheduler.max_lr", "1", "--model.scheduler.pct_start", "7"], "pct_"),
+    (["--patience", "0"], "^--patience must be at least 1, got 0"),
+    (["--checkpoint_every_n_steps", "0"], "^--checkpoint_every_n_steps must be at least 1, got 0"),
+    (["--trainer.accumulate_grad_batches", "0"], "^--trainer.accumulate_grad_batches must be at least 1"),
+    (["--trainer.limit_val_batches", "-1"], "limit_val_batches"),
+    (["--trainer.gradient_clip_algorithm", "x"], "gradient_clip_algorithm"),
     (
         ["--devices", "0,1"],
         r"--devices \(--trainer.devices\) 0,1: there is no GPU to name here; on a CPU",
     ),
-    (["--size", "1000000"], "image_size must be at most 8192, got 1000000"),
+    (["--size", "1000000"], r"^--size \(--data.image_size\) must be at most 8192, got 1000000"),
+    (["--batch", "0"], r"^--batch \(--data.batch_size\) must be at least 1 and --size \(--data.image_size\) 8, got 0"),
 ]
 
 
@@ -30,9 +41,30 @@ def test_a_wrong_value_is_refused_before_data_or_weights_are_fetched(cli, tmp_pa
     at = QUICKEST.index("--model.weights")
     quick = [*QUICKEST[:at], *QUICKEST[at + 2 :]]  # weights would be fetched
     fetched = patch.object(Hotdog, "obtain", side_effect=ValueError("data are fetched"))
-    with fetched as obtain, pytest.raises(ValueError, match=told):
+    with fetched as obtain, pytest.raises((ValueError, MisconfigurationException)) as caught:
         cli("fit", *data, *quick, *wrong)
-    assert not obtain.called
+    assert re.search(told, one_line(caught.value) or "")
+    assert exit_code(caught.value) == 2 and not obtain.called
+
+
+SCHEDULERS = {
+    "StepLR": {"step_size": 3},
+    "OneCycleLR": {"max_lr": 0.1},
+    "CosineAnnealingLR": {"T_max": 5},
+    "torch.optim.lr_scheduler.ReduceLROnPlateau": {},
+    "MultiStepLR": {"milestones": "[1, 2]"},
+    "finetune.WarmupCosine": {"warmup": 0.1},
+    "null": {},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_right_scheduler_gets_as_far_as_the_data(cli, tmp_path, name):
+    arguments = [f"--model.scheduler.{key}={value}" for key, value in SCHEDULERS[name].items()]
+    fetched = patch.object(Hotdog, "obtain", side_effect=ValueError("data are fetched"))
+    with fetched, pytest.raises(ValueError, match="data are fetched"):
+        root = ["--data", "Hotdog", "--data.root", str(tmp_path / "none")]
+        cli("fit", *root, *QUICKEST, "--model.scheduler", name, *arguments)
 
 
 def test_control_right_values_get_as_far_as_the_data(cli, tmp_path):

@@ -5,7 +5,7 @@ from command_lines import parse
 
 from finetune.commands.command_line import in_full_spelling
 from finetune.commands.option_names import OPTIONS
-from finetune.commands.short_words import POSITIONS, WORDS, both, in_full, word_for
+from finetune.commands.short_words import POSITIONS, WORDS, both, in_full, with_options, word_for
 
 FROZEN = {
     "fit": "backbone batch devices epochs freeze lr members optimizer out precision seed size weights workers",
@@ -62,3 +62,20 @@ def test_messages_have_both():
     assert both("predict", "output") == "--out (--output)"
     assert in_full("fit", "epochs") == "trainer.max_epochs" and in_full("sheet", "epochs") == "epochs"
     assert word_for("model.freeze") == "freeze" and word_for("data.min_crop") is None
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "expected"),
+    [
+        ("fit", "batch_size must be at least 1", "--batch (--data.batch_size) must be at least 1"),
+        ("fit", "nothing: trainer.max_epochs is 0", "nothing: --epochs (--trainer.max_epochs) is 0"),
+        ("fit", "layer_decay 2, model.freeze", "--model.layer_decay 2, --freeze (--model.freeze)"),
+        ("fit", "--data.image_size 3", "--data.image_size 3"),
+        ("fit", "a/batch_size is no folder, nor is 'batch_size'", "a/batch_size is no folder, nor is 'batch_size'"),
+        ("fit", "batch_size.txt, my_batch_size, no_option", "batch_size.txt, my_batch_size, no_option"),
+        ("sheet", "batch_size must be", "batch_size must be"),
+    ],
+)
+def test_arguments_of_python_in_a_message_are_written_as_options(command, message, expected):
+    assert with_options(command, message) == expected
+    assert with_options(command, expected) == expected

@@ -86,7 +86,7 @@ def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
 
 
 def test_batch_norm_is_synchronised_once(colours, cli):
-    with pytest.raises(WrongUsage, match=r"leave trainer\.sync_batchnorm out"):
+    with pytest.raises(WrongUsage, match=r"leave --trainer\.sync_batchnorm out"):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.sync_batchnorm", "true")
 
 
@@ -98,7 +98,9 @@ def made(colours: Path, *options: str) -> pl.Trainer:
 
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork", "ddp_notebook", "model_parallel", "fsdp", "deepspeed"])
 def test_a_strategy_by_name_that_is_not_supported_is_refused(colours, cli, strategy):
-    with pytest.raises(WrongUsage, match=f"^trainer.strategy {strategy} is not supported: take ddp, with one process"):
+    with pytest.raises(
+        WrongUsage, match=f"^--trainer.strategy {strategy} is not supported: take ddp, with one process"
+    ):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.strategy", strategy)
 
 
@@ -128,7 +130,7 @@ def test_patience_counts_at_each_validation_also_where_a_clock_says_when(colours
     plain = EarlyStopping("val/accuracy")
     with pytest.raises(AttributeError, match="val_check_interval"):  # the control
         plain.setup(trainer, None, "fit")
-    with pytest.raises(WrongUsage, match=r"clock of its own, .*: give trainer\.val_check_interval in batches"):
+    with pytest.raises(WrongUsage, match=r"clock of its own, .*: give --trainer\.val_check_interval in batches"):
         made(colours, *interval, "--trainer.devices", "2")
 
 

@@ -177,10 +177,10 @@ def test_bad_input_gets_one_line_and_loses_nothing(arguments, told, colours, tmp
 
 
 WRONG_VALUES = {
-    ("fit", "--data.batch_size", "0"): "batch_size must be at least 1",
+    ("fit", "--data.batch_size", "0"): "--batch (--data.batch_size) must be at least 1",
     ("fit", "--data.val_fraction", "-0.1"): "val_fraction -0.1",
     ("fit", "--data.min_crop", "-1"): "min_crop",
-    ("fit", "--data.num_workers", "-1"): "num_workers -1",
+    ("fit", "--data.num_workers", "-1"): "(--data.num_workers) -1",
     ("fit", "--data.cache_limit_gb", "-1"): "cache_limit_gb -1.0",
     ("fit", "--data.augmentations", '[{"class_path": "albumentations.Nothing"}]'): "there is no transform",
     ("fit", "--model.backbone", "resnet81"): "did you mean",
@@ -196,7 +196,7 @@ WRONG_VALUES = {
     ("fit", "--data.predict", "."): "pictures to classify are for finetune predict, not fit",
     ("fit", "--trainer.accumulate_grad_batches", "-3"): "trainer.accumulate_grad_batches must be at least 1, got -3",
     ("fit", "--trainer.accumulate_grad_batches", "0"): "trainer.accumulate_grad_batches must be at least 1, got 0",
-    ("predict", "--trainer.limit_predict_batches", "0"): "nothing to predict: trainer.limit_predict_batches is 0",
+    ("predict", "--trainer.limit_predict_batches", "0"): "nothing to predict: --trainer.limit_predict_batches is 0",
     ("predict", "--model.backbone", "lenet"): "backbone lenet: the checkpoint decides that it is mobilenet_v3_small",
     ("predict", "--data.image_size=64"): "--data.image_size 64: the checkpoint decides that it is 32; leave it out",
     ("predict", "--data.class_names", "[a]"): "--data.class_names ['a']: the checkpoint decides",
@@ -205,7 +205,7 @@ WRONG_VALUES = {
     ("predict", "--output", "file/x.csv"): "file is a file, not a folder",
     ("predict", "--top_k", "0"): "--top_k must be at least 1",
     ("predict", "--top_k", "4"): "there are only 3 classes",
-    ("predict", "--data.batch_size", "0"): "batch_size must be at least 1",
+    ("predict", "--data.batch_size", "0"): "--batch (--data.batch_size) must be at least 1",
     ("sheet", "--num", "0"): "num and columns",
     ("sheet", "--output", "x.foo"): "a sheet is a .png",
 }

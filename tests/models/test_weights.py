@@ -118,6 +118,12 @@ def published(tmp_path, monkeypatch):
     return tmp_path / "source.pth", tmp_path / "hub" / "checkpoints" / f"tiny-{digest}.pth"
 
 
+@pytest.mark.parametrize("name", ["model_best.pth.tar", "pytorch_model.bin", "none.CKPT"])
+def test_a_missing_file_of_any_trainer_is_told_as_such(name):
+    with pytest.raises(FileNotFoundError, match=f"there is no weights file {name}$"):
+        read_weights(name, "resnet18")
+
+
 @pytest.mark.parametrize("name", ["DEFAULT", "IMAGENET1K_V1", "Tiny_Weights.IMAGENET1K_V1"])
 def test_published_weights_come_with_names_and_normalisation(name, published):
     source, target = published

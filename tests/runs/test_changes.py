@@ -166,3 +166,11 @@ def test_a_run_of_a_version_that_had_no_members_has_one():
     assert compared(before, BEFORE, False, False) == ("", {})
     with pytest.raises(ValueError, match=r"can't go on with model\.members 3 \(was 1\)"):
         compared(before, changed(model__members=3), False, False)
+
+
+def test_a_finished_run_reports_no_change_that_does_not_happen():
+    shorter = changed(trainer__max_epochs=3, trainer__gradient_clip_val=1.0)
+    assert compared(BEFORE, shorter, False, False, is_finished=True) == ("", {})
+    assert compared(BEFORE, shorter, False, False)[0].startswith("changed: trainer.max_epochs 3 (was 5)")  # the control
+    tested = changed(trainer__limit_test_batches=3)
+    assert compared(BEFORE, tested, False, False, is_finished=True)[0] == compared(BEFORE, tested, False, False)[0]
