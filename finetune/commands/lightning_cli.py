@@ -37,7 +37,7 @@ from finetune.distributed.ranks import ending
 from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
 from finetune.inference.onnx_network import put_exported
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import Run
+from finetune.runs.folder import Run, last_checkpoint
 from finetune.runs.resume import Changes
 from finetune.runs.run_logger import ours
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
@@ -122,7 +122,10 @@ class FinetuneCLI(LightningCLI):
         super().parse_arguments(parser, args)
         if subcommand != "predict" and self.config[subcommand].data.init_args.get("predict") is not None:
             raise WrongUsage(f"--data.predict: pictures to classify are for finetune predict, not {subcommand}")
-        check_root(self.config[subcommand], self.checkpoint, args)
+        known = self.checkpoint
+        if plan.run is not None and not (plan.run / "config.yaml").exists():  # the checkpoint names the data set
+            known = read_checkpoint(last_checkpoint(plan.run))
+        check_root(self.config[subcommand], known, args)
         if type(seed := self.config[subcommand].get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
         if subcommand == "fit" and self.config["fit"].model.freeze == "backbone":

@@ -103,8 +103,10 @@ def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Change
     options.resume = str(plan.run)
     now = yaml.safe_load(config_text(parser, options, "fit"))
     before = dict(plan.settings)
-    if not (plan.run / "config.yaml").exists():  # the checkpoint has the settings of the network only
+    if not (plan.run / "config.yaml").exists():  # the checkpoint has the settings of network and data only
         before = {**now, "model": {**now["model"], **plan.settings["model"]}}
+        data = plan.settings.get("data", {})
+        before["data"] = {**now["data"], **data, "init_args": {**now["data"]["init_args"], **data.get("init_args", {})}}
     changes = Changes(before, now)
     _, held = compared(*changes, has_other_pictures=False, allow=options.allow_changes)
     for key, value in held.items():

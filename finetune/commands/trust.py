@@ -15,7 +15,8 @@ from finetune import REMOVED, public_paths
 from finetune.commands.parser import last_value, settings_in
 from finetune.commands.short_words import both
 from finetune.data.datamodule import ImageDataModule
-from finetune.training.checkpoint_settings import class_paths, plain
+from finetune.models.checkpoint_values import class_paths
+from finetune.training.checkpoint_settings import plain
 
 _FLAG = "--trust_modules"
 _OURS = "finetune"

@@ -4,11 +4,13 @@ There is one predicate for each kind of value. Types are exact, and sizes and ne
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+import yaml
 from torch import Tensor
 
 from finetune.system.messages import fault_of_names, shown
@@ -259,3 +261,18 @@ def worded(value: Any) -> str:
 def refuse(file: object, problem: str) -> NoReturn:
     """Raise the one line in which a checkpoint is refused."""
     raise ValueError(f"{str(file)!r} is not a valid checkpoint: {problem}")
+
+
+def class_paths(value: Any) -> Iterator[Any]:
+    """Yield every class path in nested values, and in text that a parser would take for such."""
+    if isinstance(value, str):
+        with suppress(yaml.YAMLError, ValueError, AttributeError, LookupError):  # of 4006-38-13, and of !!bool x
+            parsed = yaml.safe_load(value)
+            value = parsed if isinstance(parsed, (dict, list)) else None
+    if isinstance(value, dict):
+        if "class_path" in value:
+            yield value["class_path"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from class_paths(inner)

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import yaml
 
 from finetune import public_paths
+from finetune.models.checkpoint_values import class_paths
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import is_try, last_checkpoint, not_looked_at, versions
 from finetune.runs.run_lock import check_free
 from finetune.system.messages import reason
 
-# Settings of the network in a checkpoint, and the weights that training began with.
-_NETWORK = ("backbone", "weights", "members", "freeze")
+# Arguments of the model in a checkpoint that `--resume` does not take from there: the data give the first two, the
+# others decided only how the run began.
+_NOT_RESUMED = frozenset({"class_names", "network_size", "head_init", "source_classes", "class_mapping"})
+_TRANSFORMS = "albumentations"
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def find_run(root: Path, wanted: Wanted) -> Found:
 
 
 def settings_of(run: Path) -> dict[str, Any]:
-    """Return the content of a run's config.yaml; if that is missing, the settings of the network in its checkpoint.
+    """Return the content of a run's config.yaml; if that is missing, the settings in its checkpoint.
 
     Raises:
         ValueError: config.yaml is damaged.
@@ -111,10 +114,7 @@ def settings_of(run: Path) -> dict[str, Any]:
     if not path.exists():
         if not last_checkpoint(run).is_file():
             return {}
-        known = read_checkpoint(last_checkpoint(run))["hyper_parameters"]
-        # Plain values only: a parser would import the classes that others name.
-        plain = {name: known[name] for name in _NETWORK if type(known.get(name)) in (str, int)}
-        return {"model": {**plain, "weights": plain.get("weights")}}
+        return _settings_in(read_checkpoint(last_checkpoint(run)))
     try:
         settings = public_paths(yaml.safe_load(path.read_text("utf-8")))
         if not isinstance(settings, dict):
@@ -122,6 +122,18 @@ def settings_of(run: Path) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError) as error:
         told = f"{path} is damaged: {reason(error)}; move it away, and --resume goes on without it"
         raise ValueError(told) from error
+    return settings
+
+
+def _settings_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the network in a checkpoint, and those of the data if they name only classes of ours."""
+    known = {name: value for name, value in checkpoint["hyper_parameters"].items() if name not in _NOT_RESUMED}
+    settings: dict[str, Any] = {"model": {**known, "weights": known.get("weights")}}
+    class_path = public_paths(checkpoint["finetune"].get("data_class"))
+    arguments = dict(checkpoint["datamodule_hyper_parameters"])
+    modules = {path.rpartition(".")[0] or _TRANSFORMS for path in class_paths(arguments) if isinstance(path, str)}
+    if str(class_path).startswith("finetune.") and modules <= {_TRANSFORMS}:
+        settings["data"] = {"class_path": class_path, "init_args": arguments}
     return settings
 
 

@@ -1,13 +1,11 @@
 """A classifier's arguments out of a checkpoint, perhaps a stranger's: plain values, and no class to import."""
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from finetune.models import ensemble
+from finetune.models.checkpoint_values import class_paths
 from finetune.training.classifier import Classifier
 
 _NOT_KEPT = {"optimizer", "scheduler", "compile"}  # in config.yaml, as `Classifier` has it
@@ -44,18 +42,3 @@ def plain(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its {name} are no dict")
     return settings
-
-
-def class_paths(value: Any) -> Iterator[Any]:
-    """Yield every class path in nested values, and in text that a parser would take for such."""
-    if isinstance(value, str):
-        with suppress(yaml.YAMLError, ValueError, AttributeError, LookupError):  # of 4006-38-13, and of !!bool x
-            parsed = yaml.safe_load(value)
-            value = parsed if isinstance(parsed, (dict, list)) else None
-    if isinstance(value, dict):
-        if "class_path" in value:
-            yield value["class_path"]
-        value = list(value.values())
-    if isinstance(value, list):
-        for inner in value:
-            yield from class_paths(inner)

@@ -15,7 +15,7 @@ from finetune import fit
 from finetune.commands.resumption import _settings_below_command_line
 from finetune.models.backbones import build
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.newest_run import Found
+from finetune.runs.newest_run import Found, settings_of
 from finetune.system.messages import NotFound, WrongUsage
 
 pytestmark = pytest.mark.slow
@@ -220,6 +220,47 @@ def test_a_damaged_config_of_other_data_is_passed_over(colours, other, cli, run_
     with pytest.raises(ValueError, match=r"version_0/config\.yaml is damaged"):  # the control: of these data
         shutil.rmtree(run_to_go_on.with_name("version_1"))
         cli("fit", colours, *QUICKEST, *UNTESTED, "--resume")
+
+
+def test_a_run_without_its_config_continues_with_the_data_settings_of_its_checkpoint(colours, cli, tmp_path):
+    cli(
+        "fit", colours, *ANY_SIZE, "--size", 40, "--batch", 9, "--data.resize", "squash", "--model.label_smoothing", 0.1
+    )
+    run = tmp_path / "runs/fit/version_0"
+    before = config_of(run)
+    (run / "config.yaml").unlink()
+    quick = [
+        "--workers",
+        0,
+        "--trainer.accelerator",
+        "cpu",
+        "--model.scheduler",
+        "null",
+        "--report",
+        "false",
+        *UNTESTED,
+    ]
+    with pytest.raises(ValueError, match=r"data\.batch_size 4 \(was 9\)"):
+        cli("fit", colours, "--resume", *quick, *UNFINISHED, "--batch", 4)
+    cli("fit", "--resume", *quick, *UNFINISHED)
+    after = config_of(run)
+    assert epochs_of(run) == 2 and after["data"] == before["data"] and after["model"] == before["model"]
+
+
+def test_a_run_without_its_config_fetches_and_imports_nothing(colours, cli, run_to_go_on, monkeypatch):
+    (run_to_go_on / "config.yaml").unlink()
+    last = run_to_go_on / "checkpoints/last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    checkpoint["finetune"]["data_class"] = "finetune.FashionMNIST"
+    torch.save(checkpoint, last)
+    fetched = []
+    monkeypatch.setattr("finetune.data.datasets.fashion_mnist.obtain", fetched.append)
+    with pytest.raises(ValueError, match="does not hold the data set of the checkpoint, finetune.FashionMNIST"):
+        cli("fit", "--resume", run_to_go_on, *UNFINISHED)
+    checkpoint["finetune"]["data_class"] = "finetune.ImageFolderData"
+    checkpoint["datamodule_hyper_parameters"]["augmentations"] = [{"class_path": "hostile.Transform"}]
+    torch.save(checkpoint, last)
+    assert settings_of(run_to_go_on).keys() == {"model"} and not fetched
 
 
 def test_an_excluded_folder_that_is_gone_stops_no_run(colours, cli, tmp_path):
