@@ -9,6 +9,7 @@ from hashlib import blake2b
 import numpy as np
 
 from finetune.data.readers import FileReader, files_to_predict
+from finetune.system.file_names import composed
 
 SET_APART = "set apart from training"
 
@@ -57,10 +58,11 @@ def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
     """Return a number of 64 bits for each name, (N,) uint64, which depends on that name and the seed alone.
 
     A name that ends in a number, as `cat/0017.jpg`, gets the hash of all but the number, plus the number times 2**64
-    over the golden ratio: numbered pictures lie evenly, all others at random.
+    over the golden ratio: numbered pictures lie evenly, all others at random. Names that differ only in how Unicode
+    composes their letters are equal: a copy of a folder on macOS may spell é as two characters.
     """
     bases, numbers, last, base, key = array("Q"), array("Q"), None, 0, b"" if seed is None else str(seed).encode()
-    for name in names:
+    for name in map(composed, names):
         stem, dot, suffix = name.rpartition(".")
         if not dot:
             stem, suffix = suffix, stem

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.system.file_names import composed
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,9 @@ def is_picture(name: str) -> bool:
 
 def _visible(folder: str | Path) -> Sequence["os.DirEntry[str]"]:
     with os.scandir(folder) as entries:
-        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    # In one order, and so with one fingerprint, however a file system composes the letters of names.
+    return sorted(visible, key=lambda entry: (composed(entry.name), entry.name))
 
 
 def _is_dir(entry: "os.DirEntry[str]") -> bool:

@@ -2,9 +2,11 @@
 
 import logging
 import shutil
+import unicodedata
 from functools import partial
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -143,3 +145,23 @@ def test_class_folders_are_left_out_and_a_checkpoint_knows_it(tmp_path, exclude)
         ImageFolderData(str(tmp_path), image_size=32)
     found = ImageFolderData(str(tmp_path), image_size=32, exclude=exclude)
     assert found.class_names == ["blue", "green", "red"] and found.hparams["exclude"] == exclude
+
+
+def test_a_copy_with_decomposed_names_is_the_same_data(tmp_path):
+    names = [f"{stem} {number}" for stem in ("pomme", "pêche", "zèbre", "épi") for number in range(12)]
+    found = {}
+    for form in ("NFC", "NFD"):
+        for label in ("fête", "ouvert"):
+            folder = tmp_path / form / unicodedata.normalize(form, label)
+            folder.mkdir(parents=True)
+            for i, name in enumerate(names):
+                cv2.imwrite(str(folder / unicodedata.normalize(form, f"{name}.png")), np.full((4, 4, 3), i, np.uint8))
+        data = found[form] = ImageFolderData(str(tmp_path / form))
+        assert data.class_names == ["fête", "ouvert"] and len(data.splits["val"].labels) > 0
+    before, after = found.values()
+    assert before.fingerprint == after.fingerprint
+    for split, part in before.splits.items():
+        other = after.splits[split]
+        assert [unicodedata.normalize("NFC", name) for name in other.names()] == list(part.names())
+        assert [other.read(i)[0, 0, 0] for i in range(9)] == [part.read(i)[0, 0, 0] for i in range(9)]
+    assert list(after.splits["train"].names()) != list(before.splits["train"].names())  # the control
