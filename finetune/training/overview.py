@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 _NUM_CLASSES_SHOWN = 8
 _FEW = 2  # pictures of a class from which nothing general can be learned
 _NUM_MEASURED = 200  # training pictures whose sizes are read, evenly spaced: a tenth of a second
-_MUCH_CROPPED = 0.4  # of a picture's area
+# Of a picture's area. With the default crop_share, 7/8, a square loses 23 %, a plain photograph of 4:3 43 % and one of
+# 3:2 49 % (1 - 2/3 * (7/8)**2), which is what ImageNet's evaluation does, too; 16:9 and longer ones lose 57 % and more.
+_MUCH_CROPPED = 0.5
 _MANY_CROPPED = 1 / 3  # of the pictures
 _FEW_TO_CHOOSE = 50  # validation pictures, below which an epoch's accuracy and a temperature are uncertain
 _FEW_TO_TEST = 30  # below them the standard error of an accuracy may be above 9 points

@@ -148,11 +148,11 @@ SQUARE = (40, 40)
 @pytest.mark.parametrize(
     ("sizes", "options", "expected"),
     [
-        ([WIDE, TALL, TALL], {}, "100% of 6 training pictures looked at lose more than 40% of their area, 74% in"),
-        ([WIDE, SQUARE, SQUARE], {}, "33% of 6 training pictures looked at lose more than 40% of their area, 23% in"),
+        ([WIDE, TALL, TALL], {}, "100% of 6 training pictures looked at lose more than 50% of their area, 74% in"),
+        ([WIDE, SQUARE, SQUARE], {}, "33% of 6 training pictures looked at lose more than 50% of their area, 23% in"),
         ([WIDE, SQUARE, SQUARE, SQUARE], {}, ""),
-        ([(40, 30)], {}, "lose more than 40% of their area, 43% in the median"),  # as cameras have them
-        ([(38, 30)], {}, ""),
+        ([(40, 30), (60, 40), (40, 60), (500, 333)], {}, ""),  # plain photographs, as cameras have them
+        ([(64, 36)], {}, "lose more than 50% of their area, 57% in the median"),
         ([(40, 30)], {"crop_share": 1.0}, ""),
         ([WIDE], {"resize": "whole"}, ""),
         ([WIDE], {"resize": "squash"}, ""),
