@@ -4,8 +4,8 @@ Pillow raises an error where a file ends too early, but not where an end marker 
 more rows or strips than there are. libjpeg and libtiff only warn then, and Pillow drops their warnings. GIF, WebP and
 BMP need no check here: Pillow refuses them if pixels are missing.
 
-Not recognised are short fax strips of a TIFF (CCITT groups 3 and 4), old-style JPEG strips (compression 6) and short
-scans of arithmetic-coded JPEGs, of which libtiff and libjpeg give no sign.
+libjpeg gives no sign of a JPEG that ends between two of its scans, so their headers are read here; and none of missing
+data in arithmetic coding, so such files are refused, as are old-style JPEG strips of a TIFF without a complete stream.
 """
 
 import io
@@ -26,7 +26,14 @@ _PIECE = 2**16  # bytes inflated at once
 # How the warnings of libjpeg begin (jerror.h, JWRN); simplejpeg raises the same exception for an error.
 _WARNINGS = ("Corrupt JPEG data", "Inconsistent progression", "Invalid SOS", "Unknown Adobe color transform", "Warning")
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")  # of a JPEG
+_SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # of those that a length follows, and the end; found faster
 _SOS, _EOI = 0xDA, 0xD9
+# Markers that begin a frame (ITU-T T.81, table B.1).
+_FRAMES = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
+_PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
+_ARITHMETIC = {0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
+_NUM_COEFFICIENTS = 64
+_ALL_BITS = 16  # more than a coefficient has
 _RESTARTS = range(0xD0, 0xD8)
 _WITHOUT_LENGTH = {0x01, 0xD8, *_RESTARTS}
 # Entropy-coded bytes that are no marker. They are random, so that they decode to something else than missing ones.
@@ -50,7 +57,11 @@ _PLANAR = 284
 _TILE_OFFSETS = 324
 _TILE_BYTES = 325
 _JPEG_TABLES = 347
-_JPEG = 7  # a compression
+_OLD_JPEG_OFFSET = 513
+_OLD_JPEG_BYTES = 514
+# Kinds of compression.
+_OLD_JPEG = 6
+_JPEG = 7
 
 
 class IncompleteError(ValueError):
@@ -87,12 +98,15 @@ def load(image: ImageFile, file: BinaryIO) -> str:
 def check_jpeg(content: bytes) -> str:
     """Make sure that no scan of a JPEG ends before its last block.
 
+    Its scans must also carry all coefficients (see `check_coefficients`).
+
     libjpeg reports only its first warning, which may be a harmless one. So a second decoder gets the file with other
     bytes after each scan and each restart interval. It reads them only if data are missing, and then the pixels differ.
 
     Returns:
         The first warning of libjpeg, such as that of extraneous bytes; "" if there is none.
     """
+    check_coefficients(content)
     try:
         simplejpeg.decode_jpeg(content, min_height=1, min_width=1)  # at 1/8 of the size, which takes little time
         return ""
@@ -103,6 +117,44 @@ def check_jpeg(content: bytes) -> str:
     if _pixels_differ(content, _filled(content)):
         raise IncompleteError("the file is truncated or damaged: Corrupt JPEG data: premature end of data segment")
     return warning if warning.startswith(_WARNINGS) else ""  # else it is of a kind that only Pillow decodes
+
+
+def check_coefficients(content: bytes) -> None:
+    """Make sure by the headers of a JPEG that its scans carry each coefficient of each component with all its bits.
+
+    A file may end between two scans, with an end marker. Its image is then coarse or lacks colours. A sequential JPEG
+    has one scan mostly, and reading ends at the header of the last one needed.
+
+    Raises:
+        IncompleteError: A scan is missing, or the file is arithmetic-coded.
+    """
+    num_unknown: dict[int, list[int]] = {}  # low bits that no scan has brought yet, of each coefficient by component
+    is_progressive = False
+    place = 2
+    while found := _SEGMENT.search(content, place):
+        marker = content[found.end() - 1]
+        place = found.end()
+        if marker == _EOI:
+            break
+        start = place + 2
+        place += int.from_bytes(content[place:start], "big")
+        if marker in _ARITHMETIC:
+            raise IncompleteError("it is an arithmetic-coded JPEG, of which missing data go unnoticed: convert it")
+        if marker in _FRAMES:
+            is_progressive = marker in _PROGRESSIVE
+            components = content[start + 6 : place : 3]
+            num_unknown = {component: [_ALL_BITS] * _NUM_COEFFICIENTS for component in components}
+        elif marker == _SOS and place - start >= 6:
+            for component in content[start + 1 : place - 3 : 2]:
+                if not is_progressive:
+                    num_unknown.pop(component, None)
+                elif component in num_unknown:
+                    first, last, low = content[place - 3], content[place - 2], content[place - 1] & 15
+                    num_unknown[component][first : last + 1] = [low] * (last + 1 - first)
+            if not any(map(any, num_unknown.values())):
+                return
+    if any(map(any, num_unknown.values())):
+        raise IncompleteError("the file is truncated: some of its scans are missing")
 
 
 def _pixels_differ(content: bytes, other: bytes) -> bool:
@@ -255,6 +307,13 @@ def _divided_up(number: int, by: int) -> int:
 def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
     """Make sure that each strip or tile of a loaded TIFF that is a JPEG is a complete one."""
     tags: Any = image.tag_v2
+    if tags.get(_COMPRESSION) == _OLD_JPEG:
+        file.seek(tags.get(_OLD_JPEG_OFFSET, 0))
+        stream = file.read(tags.get(_OLD_JPEG_BYTES, 0))
+        if not stream.startswith(b"\xff\xd8") or bytes([0xFF, _SOS]) not in stream:
+            raise IncompleteError("its strips are old-style JPEGs, of which missing data go unnoticed: convert it")
+        check_jpeg(stream)
+        return
     if tags.get(_COMPRESSION) != _JPEG:
         return
     tables = tags.get(_JPEG_TABLES, b"")

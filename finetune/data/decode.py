@@ -29,7 +29,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from finetune.data.completeness import load
+from finetune.data.completeness import check_coefficients, load
 from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
 from finetune.data.samples import bytes_of_samples, rows_at_once, scale_transparency, stored_mode, use_native_order
 
@@ -174,8 +174,10 @@ def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
     is_draft = bool(image.decoderconfig) and image.decoderconfig[0] > 1
     width, height = image.size if is_draft else (0, 0)  # zeros for the size as it is
     file.seek(0)
+    content = file.read()
     try:
-        pixels = simplejpeg.decode_jpeg(file.read(), min_height=height, min_width=width)  # a warning is a ValueError
+        check_coefficients(content)  # `load` says then what is missing
+        pixels = simplejpeg.decode_jpeg(content, min_height=height, min_width=width)  # a warning is a ValueError
     except ValueError:
         return None
     with contextlib.suppress(Exception):  # as in `_upright_rgb`

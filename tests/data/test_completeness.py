@@ -1,15 +1,17 @@
 """An image of which a part is missing is refused, whatever its format, and whatever its file ends with."""
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pictures import encode
 from PIL import Image
-from short_files import RGB, SHORT, H, W
+from short_files import RGB, SHORT, H, W, tiff, tiff_strips
 
 from finetune.data.checking.picture_facts import look, small_copy
+from finetune.data.completeness import IncompleteError, check_jpeg
 from finetune.data.decode import DecodeError, decode, rgb_pixels
 
 
@@ -62,6 +64,49 @@ def test_what_is_odd_about_a_whole_jpeg_is_no_reason_to_refuse_it(progressive):
     for kind, changed in odd.items():
         np.testing.assert_array_equal(decode(changed), decode(content), err_msg=kind)
         np.testing.assert_array_equal(decode(changed, shorter_side=30), decode(content, shorter_side=30), err_msg=kind)
+
+
+KINDS = {
+    "colours": Image.fromarray(RGB),
+    "grey": Image.fromarray(RGB[..., 0]),
+    "ink": Image.fromarray(RGB).convert("CMYK"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_progressive_jpeg_that_ends_between_two_scans_is_refused(kind, tmp_path):
+    content = encode(KINDS[kind], "JPEG", progressive=True)
+    starts = [match.start() for match in re.finditer(b"\xff\xda", content)]
+    assert len(starts) >= 6
+    for start in starts[1:]:
+        short = content[:start] + b"\xff\xd9"
+        (tmp_path / "image").write_bytes(short)
+        for given in (short, tmp_path / "image"):
+            with pytest.raises(DecodeError, match="some of its scans are missing"):
+                decode(given)
+        with pytest.raises(ValueError, match="some of its scans are missing"), Image.open(io.BytesIO(short)) as image:
+            rgb_pixels(image)
+        with Image.open(io.BytesIO(short)) as image:
+            image.load()  # the control: Pillow and libjpeg see nothing
+
+
+def test_a_jpeg_without_the_scan_of_a_component_is_refused():
+    content = encode(RGB, "JPEG", subsampling=0)
+    scan = content.index(b"\xff\xda")
+    assert content[scan + 4] == 3
+    luminance = content[:scan] + b"\xff\xda\0\x08\1" + content[scan + 5 : scan + 7] + b"\0\x3f\0" + content[scan + 14 :]
+    with pytest.raises(IncompleteError, match="some of its scans are missing"):
+        check_jpeg(luminance)
+
+
+def test_files_of_which_missing_data_go_unnoticed_are_refused():
+    content = encode(RGB, "JPEG")
+    arithmetic = content.replace(b"\xff\xc0", b"\xff\xc9", 1)
+    with pytest.raises(DecodeError, match="arithmetic-coded JPEG"):
+        decode(arithmetic)
+    strips, tags = tiff_strips(encode(RGB, "TIFF", compression="jpeg"))
+    with pytest.raises(DecodeError, match=r"old-style JPEG|can't be|cannot|decod"):
+        decode(tiff(strips, {**tags, 259: [6]}))
 
 
 def test_an_image_that_the_caller_has_opened_stays_as_it_is(tmp_path):
