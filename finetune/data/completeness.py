@@ -6,12 +6,14 @@ BMP need no check here: Pillow refuses them if pixels are missing.
 
 libjpeg gives no sign of a JPEG that ends between two of its scans, so their headers are read here; and none of missing
 data in arithmetic coding, so such files are refused, as are old-style JPEG strips of a TIFF without a complete stream.
+Not recognised is a group-3 fax strip that ends inside its last row.
 """
 
 import io
 import re
+import struct
 import zlib
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import simplejpeg
@@ -40,6 +42,12 @@ _WITHOUT_LENGTH = {0x01, 0xD8, *_RESTARTS}
 _FILLER = bytes(np.random.default_rng(0).integers(0, 255, 32, np.uint8))
 _MAX_FILLER = 2**26  # bytes in a file: an RST for each block of the largest image
 
+_MOST_END_BYTES = 64  # of a fax strip's end marker, with fill bits
+# That is one end-of-line code or several, in bits (ITU-T T.4, 4.1.4, and T.6, 2.4.1.1); 0 fills the last byte.
+_FAX_LINE_END = "000000000001"
+_BLACK_AT_THE_LEFT = "0011010111"  # the codes of a run of 0 white pixels and one of 2 black ones (T.4, table 2)
+_FAX_END = re.compile("0{11}1[01]?(?:0{11,}1[01]?)*0*$")
+
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a PNG, by colour type (its specification, 11.2.2)
 # First column, first row, steps between columns and between rows of each pass (specification, 8.2).
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
@@ -59,7 +67,13 @@ _TILE_BYTES = 325
 _JPEG_TABLES = 347
 _OLD_JPEG_OFFSET = 513
 _OLD_JPEG_BYTES = 514
+_PHOTOMETRIC = 262
+_FILL_ORDER = 266
+_T4_OPTIONS = 292
+_T6_OPTIONS = 293
 # Kinds of compression.
+_GROUP_3, _GROUP_4 = 3, 4  # of CCITT
+_FAX = (_GROUP_3, _GROUP_4)
 _OLD_JPEG = 6
 _JPEG = 7
 
@@ -114,7 +128,7 @@ def check_jpeg(content: bytes) -> str:
         warning = str(error)
     if "premature end" in warning.lower():
         raise IncompleteError(f"the file is truncated: {warning}")
-    if _pixels_differ(content, _filled(content)):
+    if _pixels_differ(JpegImageFile(io.BytesIO(content)), JpegImageFile(io.BytesIO(_filled(content)))):
         raise IncompleteError("the file is truncated or damaged: Corrupt JPEG data: premature end of data segment")
     return warning if warning.startswith(_WARNINGS) else ""  # else it is of a kind that only Pillow decodes
 
@@ -157,17 +171,16 @@ def check_coefficients(content: bytes) -> None:
         raise IncompleteError("the file is truncated: some of its scans are missing")
 
 
-def _pixels_differ(content: bytes, other: bytes) -> bool:
-    images = [JpegImageFile(io.BytesIO(content)), JpegImageFile(io.BytesIO(other))]
-    images[0].load()  # an error of it is that of the file
+def _pixels_differ(image: ImageFile, other: ImageFile) -> bool:
+    image.load()  # an error of it is that of the file
     try:
-        images[1].load()
+        other.load()
     except OSError:
         return True
-    width, height = images[0].size
+    width, height = image.size
     num_rows = max(1, _AT_ONCE // width)
     for top in range(0, height, num_rows):
-        rows = [np.asarray(image.crop((0, top, width, min(top + num_rows, height)))) for image in images]
+        rows = [np.asarray(one.crop((0, top, width, min(top + num_rows, height)))) for one in (image, other)]
         if not np.array_equal(rows[0], rows[1]):
             return True
     return False
@@ -305,8 +318,11 @@ def _divided_up(number: int, by: int) -> int:
 
 
 def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
-    """Make sure that each strip or tile of a loaded TIFF that is a JPEG is a complete one."""
+    """Make sure that each strip of a loaded TIFF is complete, where libtiff reports no missing data."""
     tags: Any = image.tag_v2
+    if tags.get(_COMPRESSION) in _FAX:
+        _check_fax(tags, file)
+        return
     if tags.get(_COMPRESSION) == _OLD_JPEG:
         file.seek(tags.get(_OLD_JPEG_OFFSET, 0))
         stream = file.read(tags.get(_OLD_JPEG_BYTES, 0))
@@ -324,3 +340,40 @@ def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
         strip = file.read(count)
         # The tables are a JPEG of their own, from its start marker to its end marker.
         check_jpeg(tables[:-2] + strip[2:] if tables else strip)
+
+
+def _check_fax(tags: Any, file: BinaryIO) -> None:
+    """Make sure that no fax strip ends before its last row: libtiff makes missing rows white, and tells nobody.
+
+    As with a JPEG, the strip is decoded twice, with other bits in place of its end marker: if all rows are there, the
+    decoder does not come to them.
+    """
+    num_rows = min(tags.get(_ROWS_PER_STRIP, tags[_HEIGHT]), tags[_HEIGHT])
+    filler = np.unpackbits(np.frombuffer(_FILLER, np.uint8))
+    if tags[_COMPRESSION] == _GROUP_3:  # whose decoder skips what it does not understand, up to the next row
+        is_2d = tags.get(_T4_OPTIONS, 0) & 1
+        row = np.array([int(bit) for bit in _FAX_LINE_END + "1" * is_2d + _BLACK_AT_THE_LEFT], np.uint8)
+        filler = np.concatenate([row, filler] * 3)
+    order: Literal["big", "little"] = "little" if tags.get(_FILL_ORDER, 1) == 2 else "big"
+    for i, (offset, count) in enumerate(zip(tags.get(_STRIP_OFFSETS, ()), tags.get(_STRIP_BYTES, ()), strict=True)):
+        file.seek(offset)
+        strip = file.read(count)
+        tail = np.unpackbits(np.frombuffer(strip[-_MOST_END_BYTES:], np.uint8), bitorder=order)
+        end = _FAX_END.search("".join(map(str, tail.tolist())))
+        bits = np.append(tail[: end.start() if end else len(tail)], filler)
+        filled = strip[:-_MOST_END_BYTES] + np.packbits(bits, bitorder=order).tobytes()
+        height = min(num_rows, tags[_HEIGHT] - i * num_rows)
+        if _pixels_differ(_fax_strip(strip, tags, height), _fax_strip(filled, tags, height)):
+            raise IncompleteError(f"the file is truncated: rows of strip {i + 1} are missing")
+
+
+def _fax_strip(strip: bytes, tags: Any, height: int) -> TiffImageFile:
+    """Return a strip of a fax as an image of its own."""
+    values = {_WIDTH: tags[_WIDTH], _HEIGHT: height, _BITS_PER_SAMPLE: 1, _COMPRESSION: tags[_COMPRESSION]}
+    values |= {name: tags.get(name, default) for name, default in ((_PHOTOMETRIC, 0), (_FILL_ORDER, 1))}
+    values |= {_STRIP_OFFSETS: 0, _SAMPLES_PER_PIXEL: 1, _ROWS_PER_STRIP: height, _STRIP_BYTES: len(strip)}
+    values |= {name: tags[name] for name in (_T4_OPTIONS, _T6_OPTIONS) if name in tags}
+    values[_STRIP_OFFSETS] = 8 + 2 + 12 * len(values) + 4
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(values.items()))
+    header = struct.pack("<2sHIH", b"II", 42, 8, len(values))
+    return TiffImageFile(io.BytesIO(header + entries + bytes(4) + strip))

@@ -109,6 +109,38 @@ def test_files_of_which_missing_data_go_unnoticed_are_refused():
         decode(tiff(strips, {**tags, 259: [6]}))
 
 
+BLACK_AND_WHITE = Image.fromarray(RGB[..., 2] > 128)
+LINES = Image.fromarray(np.repeat(np.arange(H) % 7 < 3, W).reshape(H, W))
+BLANK = Image.new("1", (W, H), 1)
+ENDS = {"group3": b"\x00\x10\x01" * 3, "group4": b"\x00\x10\x01"}  # end-of-line codes
+
+
+@pytest.mark.parametrize("image", [BLACK_AND_WHITE, LINES], ids=["noise", "lines"])
+@pytest.mark.parametrize("has_end", [True, False])
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_short_fax_strip_is_refused(kind, has_end, image):
+    strips, tags = tiff_strips(encode(image, "TIFF", compression=kind))
+    np.testing.assert_array_equal(decode(tiff(strips, tags))[..., 0], np.asarray(image) * 255)
+    for share in (0.1, 0.5, 0.9):
+        (strip,) = strips
+        short = strip[: int(len(strip) * share)] + (ENDS[kind] if has_end else b"")
+        with pytest.raises(DecodeError):
+            decode(tiff([short], tags))
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_complete_fax_strips_are_accepted(kind):
+    images = [BLACK_AND_WHITE.crop((0, 0, width, height)) for width in (8, 33, 160) for height in range(1, 120, 3)]
+    for image in [BLANK, LINES, *images]:
+        strips, tags = tiff_strips(encode(image, "TIFF", compression=kind))
+        tags |= {256: [image.width], 257: [image.height], 278: [image.height]}
+        for end in (b"", ENDS[kind], ENDS[kind] * 2):
+            pixels = decode(tiff([strips[0] + end], tags))
+            np.testing.assert_array_equal(pixels[..., 0], np.asarray(image) * np.uint8(255))
+        reverse = bytes(int(f"{byte:08b}"[::-1], 2) for byte in strips[0])
+        np.testing.assert_array_equal(decode(tiff([reverse], {**tags, 266: [2]})), pixels)
+
+
 def test_an_image_that_the_caller_has_opened_stays_as_it_is(tmp_path):
     path = tmp_path / "image.png"
     path.write_bytes(encode(RGB, "PNG"))
