@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, NoReturn
@@ -42,8 +42,8 @@ def fit(
     size: int | None = None,
     batch: int | None = None,
     workers: int | str | None = None,
-    backbone: str | None = None,
-    weights: str | os.PathLike[str] | EllipsisType | None = ...,
+    backbone: str | Sequence[str] | None = None,
+    weights: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | EllipsisType | None = ...,
     freeze: str | EllipsisType | None = ...,
     members: int | None = None,
     devices: int | str | None = None,
@@ -72,9 +72,10 @@ def fit(
         size: Side in pixels of the network's input.
         batch: Images per batch, over all devices together.
         workers: Processes per device that read images, or `auto`.
-        backbone: A torchvision network, such as resnet50, or timm's, such as timm/convnext_nano.
+        backbone: A torchvision network, such as resnet50, or timm's, such as timm/convnext_nano. With several, or
+            `auto` for a short list of our own, the one that suits the images best is chosen first.
         weights: Initial weights: a name of torchvision's, a file, a run, or a folder of timm's; None for random
-            weights.
+            weights. With `backbone="auto"` also several, to choose from: folders of timm's, runs, or NAME=FILE.
         freeze: The last frozen stage, such as layer2; None for nothing. With `backbone` the head is solved exactly, as
             a logistic regression: `epochs`, `minutes` and `lr` then have no effect.
         members: Number of networks that are trained independently and predict as an ensemble.
@@ -105,7 +106,7 @@ def fit(
         "workers": workers,
     }
     words |= {
-        "backbone": backbone,
+        "backbone": backbone if backbone is None or isinstance(backbone, str) else ",".join(backbone),
         "members": members,
         "devices": devices,
         "precision": precision,

@@ -13,6 +13,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
 from finetune.commands.parser import last_value
+from finetune.models.candidates import is_choice
 from finetune.profiling.recorder import Measured, Recorder
 from finetune.profiling.summary import advice, scaling, text
 from finetune.system.files import check_target, replace_text
@@ -49,6 +50,9 @@ class BenchmarkCLI(FinetuneCLI):
     def instantiate_classes(self) -> None:
         if self.config["fit"].minutes is not None:
             self.parser.error("--minutes is for finetune fit: what is measured here has no length")
+        backbone = self.config["fit"].model.backbone
+        if is_choice(backbone):
+            self.parser.error(f"--backbone {backbone} is for finetune fit: name the network to measure")
         super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -45,6 +45,7 @@ def fit(
     typed: str,
     told: Sequence[str] = (),
     changes: Changes | None = None,
+    ranking: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> None:
     """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint.
@@ -59,6 +60,7 @@ def fit(
         typed: The command, for about.json.
         told: What was decided for the user, each in words; "" where nothing was.
         changes: What the run to go on in was, and the command is; None for a new run.
+        ranking: How the network was chosen, if it was, for about.json.
         kwargs: The others of `Trainer.fit`.
     """
     check_averaging(trainer, model, model.backbone)
@@ -98,6 +100,8 @@ def fit(
         check_has_both_classes(trainer, datamodule)
     start = {"began_from": run.began_from, "licence_of_the_weights": run.licence}
     run.about = {"command": typed, "folder": os.getcwd(), **start, **overview.tell(trainer, model, datamodule, first)}
+    if ranking is not None:
+        run.about["backbone_ranking"] = ranking
     datamodule.is_fitted = True
     trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.fit(model, datamodule=datamodule, **kwargs)

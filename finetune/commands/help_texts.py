@@ -34,6 +34,7 @@ _NETWORK = (
     Option("model.freeze", "STAGE", None, "train what follows a stage, as layer2; backbone: solve the head"),
     Option("model.members", "N", "1", "networks that learn each by itself and answer together"),
 )
+_CHOICE = Option("model.backbone", "NAME", "resnet18", "of torchvision; timm/NAME; auto, or A,B: by the data")
 _TRAINING = (
     Option("trainer.max_epochs", "N", None, "passes over the training pictures; 5 to 50 by their number"),
     Option("model.optimizer.lr", "RATE", "0.03", "learning rate, of backbone and head alike"),
@@ -74,7 +75,13 @@ class, or train, val and test that hold them. The defaults are shown.""",
             "finetune fit pictures --devices 2 --out runs/two --resume",
             "finetune fit --config hotdog.yaml",
         ),
-        {"data": _DATA, "network": _NETWORK, "training": _TRAINING, "machine": _MACHINE, "run": _RUN},
+        {
+            "data": _DATA,
+            "network": (_CHOICE, *_NETWORK[1:]),
+            "training": _TRAINING,
+            "machine": _MACHINE,
+            "run": _RUN,
+        },
     ),
     "predict": (
         "CKPT PICTURES ... [options]",

@@ -10,6 +10,7 @@ from typing import Any
 from finetune.commands.config_files import find
 from finetune.commands.given_arguments import ALONE, Given
 from finetune.commands.option_names import (
+    AUTO,
     BACKBONES,
     CHOICES,
     DATA,
@@ -60,9 +61,17 @@ def _wrong_value(full: str, value: str) -> str:
     if full in NUMBERS and _NO_NUMBER.fullmatch(value) and value.lower() not in _WORDS:
         return f"takes a number, such as 3 or 0.01, not {value!r}"
     if full in ("model.backbone", "backbone") and version("torchvision").startswith(f"{TORCHVISION}."):
-        is_one = value in BACKBONES.split() or value.startswith(_LATER)
-        return "" if is_one else f"can't be {value!r}{did_you_mean(value, BACKBONES.split())}"
+        return _wrong_backbone(value, may_be_chosen=full == "model.backbone")
     return ""
+
+
+def _wrong_backbone(value: str, may_be_chosen: bool) -> str:
+    """Return why a value names no network, nor several to choose from; "" where it may be right."""
+    if may_be_chosen and value == AUTO:
+        return ""
+    named = [part for part in value.split(",") if part] if may_be_chosen else [value]
+    wrong = [name for name in named if name not in BACKBONES.split() and not name.startswith(_LATER)]
+    return f"can't be {wrong[0]!r}{did_you_mean(wrong[0], BACKBONES.split())}" if wrong else ""
 
 
 def _is_left_to_the_parser(command: str, typed: str, full: str, given: Given) -> bool:

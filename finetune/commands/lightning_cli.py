@@ -18,6 +18,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.enums import LightningEnum
 
 from finetune.commands import config_files, logger_names
+from finetune.commands.backbone_choice import settle_backbone
 from finetune.commands.command_line import with_pictures
 from finetune.commands.default_rates import settle_rate
 from finetune.commands.early_values import check_values
@@ -74,6 +75,7 @@ class FinetuneCLI(LightningCLI):
         self.began = time.monotonic() if began is None else began
         self.checkpoint: dict[str, Any] | None = None
         self.changes: Changes | None = None
+        self.ranking: dict[str, Any] | None = None
         super().__init__(
             Classifier,
             ImageDataModule,
@@ -169,6 +171,9 @@ class FinetuneCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         if self.subcommand == "fit":
+            choice = settle_backbone(self.config, self.given)
+            self.told += choice.messages
+            self.ranking = choice.record
             told = settle_minutes(self.config["fit"], self.given, self.began, self._made)
             self.told.append(told)
         super().instantiate_classes()
@@ -202,7 +207,16 @@ class FinetuneCLI(LightningCLI):
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
         typed = shlex.join(["finetune", *self.typed])
         options = self.config["fit"]
-        fit(self.trainer, run=self.run, options=options, typed=typed, told=self.told, changes=self.changes, **kwargs)
+        fit(
+            self.trainer,
+            run=self.run,
+            options=options,
+            typed=typed,
+            told=self.told,
+            changes=self.changes,
+            ranking=self.ranking,
+            **kwargs,
+        )
 
 
 def _put(place: Any, settings: dict[str, Any], kind: type, group: str, args: Sequence[str]) -> list[str]:

@@ -56,7 +56,7 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
     minutes, config.minutes = config.minutes, None
     if minutes is None:
         return ""
-    _check(minutes, config, arguments)
+    check_minutes(minutes, config, arguments)
     check_allowed(config.trainer)
     if chosen := _chosen_before(config, arguments):
         _put(config, chosen)
@@ -116,7 +116,12 @@ def _is_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
 
 
-def _check(minutes: float, config: Any, arguments: Sequence[str]) -> None:
+def check_minutes(minutes: float, config: Any, arguments: Sequence[str]) -> None:
+    """Make sure that a fit can be given minutes.
+
+    Raises:
+        WrongUsage: See `settle_minutes`.
+    """
     if not 0 < minutes < math.inf:
         raise WrongUsage(f"--minutes must be a number and more than 0, got {minutes}")
     if config.resume:  # the limits of the run that goes on are no others

@@ -53,6 +53,8 @@ OPTIMIZERS = """
 ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD SparseAdam
 """
 
+AUTO = "auto"  # the backbone that leaves the choice to the data
+
 # Of the version of torchvision whose networks these are; beside another one none is refused before torch is there.
 TORCHVISION = "0.29"
 BACKBONES = """

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from finetune.commands.given_arguments import LOGGERS, Given
-from finetune.commands.option_names import BACKBONES, OPTIMIZERS, TORCHVISION
+from finetune.commands.option_names import AUTO, BACKBONES, OPTIMIZERS, TORCHVISION
 from finetune.commands.short_words import both, in_full
 from finetune.system.messages import WrongUsage
 
@@ -35,7 +35,7 @@ def replace_shorthands(command: str, given: Given) -> None:
         if full == "model.optimizer":
             given.flags[i] = name, optimizers.get(value.lower(), value)
         elif full in _BACKBONE_OPTIONS and version("torchvision").startswith(f"{TORCHVISION}."):
-            given.flags[i] = name, _network(value)
+            given.flags[i] = name, ",".join(network_name(part.strip()) for part in value.split(","))
     if command in ("fit", "benchmark"):
         _replace_logger_flags(given)
 
@@ -55,8 +55,10 @@ def _replace_logger_flags(given: Given) -> None:
     given.as_typed += ["--trainer.logger"] * num_added
 
 
-def _network(name: str) -> str:
+def network_name(name: str) -> str:
     """Return the full name of a network: torchvision's in lower case, timm's with `timm/`; others as they are."""
+    if name.lower() == AUTO:
+        return AUTO
     if name in BACKBONES.split() or name.startswith("timm/"):
         return name
     if name.lower() in BACKBONES.split():

@@ -7,6 +7,7 @@ from typing import Any
 
 from finetune.commands.parser import last_value, settings_in
 from finetune.data.transforms import PREPARATION
+from finetune.models.candidates import is_choice
 from finetune.models.timm_backbones import describe, is_timm
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import last_checkpoint
@@ -15,9 +16,9 @@ from finetune.runs.folder import last_checkpoint
 def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
     """Prepare a fit's pictures as the weights of timm were learned with; return what to tell of it.
 
-    What the command line says holds, and what a config says that names this network: the config of an earlier run. What
-    others say was meant for another network. A run that goes on prepares them as before: the folder may be another, or
-    gone, by then.
+    What the command line says holds, and what a config says that names this network (the config of an earlier run) or
+    leaves the choice to the data. What others say was meant for another network. A run that goes on prepares them as
+    before: the folder may be another, or gone, by then.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
@@ -71,7 +72,7 @@ def _said(arguments: Sequence[str], backbone: str) -> set[str]:
         if name == "--config":
             model = given.get("model") or {}
             model = settings_in(model) if isinstance(model, str) else model
-            if model.get("backbone") != backbone:
+            if model.get("backbone") != backbone and not is_choice(model.get("backbone")):
                 continue
             given = given.get("data") or {}
             given = settings_in(given) if isinstance(given, str) else given

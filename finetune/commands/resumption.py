@@ -17,6 +17,7 @@ from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.trainer import DEFAULTS, patience
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import starts_processes
+from finetune.models.candidates import is_choice
 from finetune.runs.changes import compared
 from finetune.runs.folder import config_text, last_checkpoint
 from finetune.runs.lightning_callbacks import ended_by
@@ -101,6 +102,9 @@ def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Change
         options.resume = False
         return None
     options.resume = str(plan.run)
+    if is_choice(options.model.backbone):  # the run has chosen
+        for name in ("backbone", "weights"):
+            options.model[name] = plan.settings["model"].get(name)
     now = yaml.safe_load(config_text(parser, options, "fit"))
     before = dict(plan.settings)
     if not (plan.run / "config.yaml").exists():  # the checkpoint has the settings of network and data only
@@ -127,16 +131,18 @@ def _wanted(explicit: Namespace) -> Wanted:
         key = json.dumps([class_path, arguments], sort_keys=True, default=str)
         try:
             if key not in made:
-                made[key] = _data(class_path, arguments)
+                made[key] = data_module(class_path, arguments)
             return is_of_data(run, made[key], explicit.get("allow_changes", False))
         except (ArgumentError, ValueError, OSError):  # its settings or its checkpoint cannot be read
             return False
 
+    backbone = explicit.get("model.backbone")
     return Wanted(
         root=explicit.get("data.init_args.root"),
         data_class=None if data_class == _ANY_DATA else data_class,
-        backbone=explicit.get("model.backbone"),
+        backbone=None if is_choice(backbone) else backbone,
         has_data_of=has_data_of,
+        is_ranked=is_choice(backbone) and not isinstance(explicit.resume, str),
     )
 
 
@@ -214,7 +220,7 @@ def _drop_list(settings: dict[str, Any], path: list[str]) -> None:
             _drop_list(inner["init_args"], path[1:])
 
 
-def _data(class_path: str, arguments: Mapping[str, Any]) -> ImageDataModule:
+def data_module(class_path: str, arguments: Mapping[str, Any]) -> ImageDataModule:
     """Return a data module.
 
     Raises:
@@ -223,7 +229,7 @@ def _data(class_path: str, arguments: Mapping[str, Any]) -> ImageDataModule:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(ImageDataModule, "data")
     config = parser.parse_object({"data": {"class_path": class_path, "init_args": dict(arguments)}})
-    return parser.instantiate_classes(config).data
+    return parser.instantiate(config).data
 
 
 def _limit_reached(run: Path, options: Namespace) -> str:

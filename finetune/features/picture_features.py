@@ -1,7 +1,8 @@
 """What a network with weights, but without a head, makes of picture files; outside of any training."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from finetune.system.machine import num_cores
 # Shapes: B pictures at once, D features.
 
 _NUM_AT_ONCE = 64
+_Item = TypeVar("_Item")
 
 
 class Features(nn.Module):
@@ -66,20 +68,34 @@ def picture_features(
         interpolation: How it is resized.
         crop_share: Share of the resized side that is seen.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network.to(device)
     transform = eval_transform(image_size, resize, interpolation, crop_share)
 
     def prepared(path: str) -> np.ndarray:
         # Twice the size is what a JPEG is decoded at anyway, where it is that large.
         return transform(image=decode(path, shorter_side=2 * image_size))["image"]
 
+    yield from features_of(network, paths, prepared, image_size)
+
+
+def features_of(
+    network: Features, items: Sequence[_Item], prepared: Callable[[_Item], np.ndarray], image_size: int
+) -> Iterator[np.ndarray]:
+    """Yield the features of each image, (D,) float32; the next images are read meanwhile.
+
+    Args:
+        network: On a GPU if there is one.
+        items: What stands for the images, such as paths.
+        prepared: Reads one of them, (h, w, 3) uint8, of `image_size`; several threads call it.
+        image_size: Side in pixels.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network.to(device)
     with ThreadPoolExecutor(min(num_cores(), 16)) as threads:
         num = max(1, min(_NUM_AT_ONCE, _NUM_AT_ONCE * 224**2 // image_size**2))  # larger ones take as much memory
-        parts = [paths[first : first + num] for first in range(0, len(paths), num)]
-        waiting = [threads.submit(prepared, path) for path in parts[0]] if parts else []
+        parts = [items[first : first + num] for first in range(0, len(items), num)]
+        waiting = [threads.submit(prepared, item) for item in parts[0]] if parts else []
         for following in [*parts[1:], []][: len(parts)]:
             images = np.stack([future.result() for future in waiting])
-            waiting = [threads.submit(prepared, path) for path in following]
+            waiting = [threads.submit(prepared, item) for item in following]
             batch = torch.from_numpy(images).permute(0, 3, 1, 2).to(device)
             yield from network(batch).float().cpu().numpy()

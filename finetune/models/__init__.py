@@ -2,7 +2,8 @@
 
 `backbones` builds a network of torchvision's or one of three small ones, `stages` names its parts in order and its
 head, and freezes; `ensemble` lets several networks answer together. `weight_files` reads files of pretrained weights,
-`weights` finds them by name and puts them in, `misfits` says what to do with those that do not fit. `fx` follows the
+`weights` finds them by name and puts them in, `misfits` says what to do with those that do not fit. `candidates` lists
+the networks that `--backbone auto` chooses from, and finds out whether their weights can be had. `fx` follows the
 data flow: a network split where it begins to learn, or with batch norm fused in. `safe_load` reads files of torch from
 anybody without running what they hold; `checkpoint_sections` states key by key what a checkpoint of ours may hold,
 `checkpoint_values` which values.

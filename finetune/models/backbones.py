@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from finetune.models.stages import head, head_name
-from finetune.models.timm_backbones import build_timm, describe, is_timm
+from finetune.models.timm_backbones import build_timm, describe, is_timm, timm_name
 from finetune.system.messages import WrongUsage, did_you_mean
 
 # Mean and standard deviation of the pixels that a network wants to see, in [0, 1]: ImageNet's for torchvision's.
@@ -101,6 +101,22 @@ def vit_size(backbone: str, image_size: int | None) -> int | None:
     return (image_size or 224) if backbone.startswith("vit_") else None
 
 
+def check_name(backbone: str) -> None:
+    """Make sure that there is a network of this name.
+
+    Raises:
+        WrongUsage: There is none, or it has no linear head.
+    """
+    if is_timm(backbone):
+        timm_name(backbone)
+        return
+    names = [*OWN, *models.list_models(module=models)]
+    if backbone not in names:
+        raise WrongUsage(f"there is no classification network {backbone!r}{did_you_mean(backbone, names)}")
+    if backbone.startswith("squeezenet"):
+        raise WrongUsage(f"{backbone} is not supported: it ends in a convolution, not in a linear head")
+
+
 def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
     """Make an untrained network: one of `OWN`, or another with a Xavier head, as d2l.ai does for fine-tuning.
 
@@ -116,11 +132,7 @@ def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.
         return OWN[backbone](num_classes)
     if is_timm(backbone):
         return _with_xavier_head(build_timm(backbone, num_classes, image_size), num_classes)
-    names = models.list_models(module=models)
-    if backbone not in names:
-        raise WrongUsage(f"there is no classification network {backbone!r}{did_you_mean(backbone, [*OWN, *names])}")
-    if backbone.startswith("squeezenet"):
-        raise WrongUsage(f"{backbone} is not supported: it ends in a convolution, not in a linear head")
+    check_name(backbone)
     # As torchvision does with weights: `transform_input` turns ImageNet's normalisation into that of these two.
     inception = {"aux_logits": False, "init_weights": False, "transform_input": True}
     options: dict[str, Any] = inception if backbone in ("inception_v3", "googlenet") else {}

@@ -114,13 +114,8 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
         ValueError: It is no such folder.
     """
     path = Path(folder, _CONFIG)
-    if not path.is_file():
-        raise WrongUsage(f"the folder {str(folder)!r} has no {_CONFIG}, as timm's `save_for_hf` writes it")
-    try:
-        told = json.loads(path.read_text("utf-8"))
-        there = told["architecture"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, "it names no architecture") from error
+    told = _told(path)
+    there = told["architecture"]
     own = timm_name(backbone).partition(".")[0]
     if there != own:
         raise WrongUsage(f"{path} is of {there}, not of {own}: take --model.backbone {PREFIX}{there}")
@@ -130,6 +125,30 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
     others = {key: value for key, value in args.items() if key not in _ARGS and value != _OWN_ARGS.get(key, not value)}
     if others:
         raise WrongUsage(f"{path} is of a {there} that was built otherwise ({others}): only timm's own can be had")
+    return told
+
+
+def backbone_of(folder: str | Path) -> str:
+    """Return the name of the network whose weights a folder holds, with `PREFIX`.
+
+    Raises:
+        WrongUsage: The folder does not come from timm, or timm has no such network.
+        ValueError: Its description is damaged.
+    """
+    backbone = f"{PREFIX}{_told(Path(folder, _CONFIG))['architecture']}"
+    timm_name(backbone)
+    return backbone
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """Return the content of a folder's description, which names an architecture."""
+    if not path.is_file():
+        raise WrongUsage(f"the folder {str(path.parent)!r} has no {_CONFIG}, as timm's `save_for_hf` writes it")
+    try:
+        told = json.loads(path.read_text("utf-8"))
+        told["architecture"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, "it names no architecture") from error
     return told
 
 

@@ -15,6 +15,8 @@ from finetune.runs.side_files import continue_side_file, is_about
 from finetune.system.files import replace_text
 from finetune.system.messages import shown
 
+_OF_THE_BEGINNING = ("command", "lines", "backbone_ranking")  # what about.json keeps when a run goes on
+
 
 class Run:
     """Where this run's files go.
@@ -117,7 +119,9 @@ class RunFolder(pl.Callback):
         if not path.exists():
             return about
         first = continue_side_file(path, is_about, "the command that began the run is lost")
-        kept = {"command": ""} | {name: first[name] for name in ("command", "lines") if name in first}
+        kept = {"command": ""} | {
+            name: first[name] for name in ("command", "lines", "backbone_ranking") if name in first
+        }
         return about | kept | {"went_on_by": [*first.get("went_on_by", []), about.get("command", "")]}
 
     def text(self) -> str:

@@ -65,6 +65,7 @@ def write_report(
             weights=weights_and_licence(run),
             card=model_card(run),
             look=run.about.get("first_look"),
+            ranking=run.about.get("backbone_ranking"),
             check=check,
             address=lambda path: link_to(path, target) if Path(path).is_file() else "",
             percent=percent,

@@ -31,18 +31,22 @@ class Wanted:
         backbone: Name of the network.
         has_data_of: Returns whether the data are those of a run, from its folder and settings. It reads the data, so
             it is called only if the data folders differ: the data may have been moved.
+        is_ranked: Whether the network must have been chosen by `--backbone auto`.
     """
 
     root: str | None
     data_class: str | None
     backbone: str | None
     has_data_of: Callable[[Path, Mapping[str, Any]], bool]
+    is_ranked: bool = False
 
     def difference(self, run: Path, settings: Mapping[str, Any]) -> str:
         """Return how a run differs in data or network; "" if it does not, or if its settings are missing."""
         data, model = settings.get("data") or {}, settings.get("model") or {}
         if self.backbone not in (None, model.get("backbone", self.backbone)):
             return f"of another network (model.backbone {model['backbone']}, not {self.backbone})"
+        if self.is_ranked and _about(run).get("backbone_ranking") is None:
+            return f"of a network that was named, {model.get('backbone')}, not chosen among several"
         if self.data_class not in (None, data.get("class_path", self.data_class)):
             return f"of other data ({data['class_path']}, not {self.data_class})"
         if self.root is None or not data:
@@ -167,8 +171,14 @@ def passed_over(passed: list[tuple[Path, str]]) -> str:
 
 def begun_in(run: Path) -> str:
     """Return the working directory in which a run was begun, to which its paths are relative; "" if unknown."""
-    try:
-        folder = json.loads((run / "about.json").read_text("utf-8"))["folder"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return ""
+    folder = _about(run).get("folder")
     return folder if isinstance(folder, str) else ""
+
+
+def _about(run: Path) -> dict[str, Any]:
+    """Return the content of a run's about.json; an empty dict if it cannot be read."""
+    try:
+        about = json.loads((run / "about.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}

@@ -88,4 +88,18 @@ def is_about(content: dict[str, Any]) -> bool:
         return False
     counts = [split.get("counts") for split in splits.values()]
     are_counts = all(isinstance(count, dict) and all(type(num) is int for num in count.values()) for count in counts)
-    return are_counts and all(type(text) is str for text in texts)
+    return are_counts and all(type(text) is str for text in texts) and _is_ranking(content.get("backbone_ranking"))
+
+
+def _is_ranking(ranking: Any) -> bool:
+    """Return whether the ranking of networks in about.json, if there is one, is sound."""
+    if ranking is None:
+        return True
+    if not isinstance(ranking, dict) or not isinstance(ranking.get("unusable", {}), dict):
+        return False
+    rows = ranking.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return False
+    numbers = [row.get(name) for row in rows for name in ("accuracy", "loss", "num_images", "seconds")]
+    numbers.append(ranking.get("seconds"))
+    return all(type(number) in (int, float) for number in numbers) and all(type(row.get("name")) is str for row in rows)

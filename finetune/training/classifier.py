@@ -41,7 +41,8 @@ class Classifier(ClipsEach):
 
     Args:
         class_names: The K classes, in the order of the logits.
-        backbone: A torchvision classification network but squeezenet's, timm/NAME, lenet, resnet18_small or small_cnn.
+        backbone: A torchvision classification network but squeezenet's, timm/NAME, lenet, resnet18_small or small_cnn;
+            for `finetune fit` also several names between commas, or `auto`: the images then choose.
         weights: Where training starts: a torchvision weights name or DEFAULT, the path of a state dict (.pt, .pth,
             .safetensors) or of a checkpoint (ours, timm's, torchvision's or Lightning's), a folder of timm's, or null
             for random weights.

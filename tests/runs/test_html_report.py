@@ -209,3 +209,27 @@ def test_a_check_is_shown_with_what_it_left_out_and_its_page_is_linked(run):
     text = looked(run, 2800, 2800, [], check)
     assert "to look at</td>" in text and "Labels were ranked by resnet18 of w.pt" in text and "Some more." in text
     assert "check.html" not in text
+
+
+def test_it_shows_how_the_network_was_chosen(tmp_path):
+    row = {"accuracy": 0.75, "loss": 0.625, "num_images": 256, "seconds": 3.5}
+    ranking = {
+        "rows": [{"name": "timm/<b>", **row}, {"name": "resnet18", **row, "accuracy": 0.5, "num_images": 128}],
+        "seconds": 9.0,
+        "unusable": {"resnet50": "not on this machine"},
+        "untried": ["convnext_tiny"],
+    }
+    run = write_run(tmp_path / "run", LABELS, said(), backbone_ranking=ranking)
+    text = page_of(run)
+    assert "Which network was chosen" in text and "<strong>timm/&lt;b&gt;</strong>" in text
+    assert "75.0 %" in text and "0.625" in text and ">128<" in text
+    assert "Not ranked: resnet50 (not on this machine)." in text and "for lack of time: convnext_tiny." in text
+    other = page_of(write_run(tmp_path / "other", LABELS, said()))
+    assert "Which network was chosen" not in other
+
+
+@pytest.mark.parametrize("ranking", [[], {}, {"rows": [{"name": "a"}], "seconds": 1}, {"rows": [], "seconds": "<b>"}])
+def test_a_damaged_ranking_is_told(tmp_path, ranking):
+    run = write_run(tmp_path / "run", LABELS, said(), backbone_ranking=ranking)
+    with pytest.raises(ValueError, match=r"about.json is damaged"):
+        read_run(run)

@@ -1,0 +1,388 @@
+"""`--backbone auto`: choose the network of a fit by its images, before any network is built."""
+
+import gc
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import yaml
+from numpy.typing import NDArray
+from pytorch_lightning.utilities.seed import isolate_rng
+
+from finetune.commands.minutes import check_minutes
+from finetune.commands.parser import settings_in
+from finetune.commands.plain_meanings import network_name
+from finetune.commands.preparation import settle_preparation
+from finetune.commands.resumption import data_module
+from finetune.commands.short_words import both
+from finetune.data.data_settings import is_without
+from finetune.data.decode import DecodeError
+from finetune.data.readers import FileReader
+from finetune.data.splits import Split
+from finetune.data.transforms import eval_transform, preparation
+from finetune.distributed.launch import is_launched
+from finetune.distributed.signals import is_first_process
+from finetune.features.backbone_ranking import FeaturesOf, OutOfTime, Ranking, Unusable, rank
+from finetune.features.picture_features import Features, features_of
+from finetune.models.backbones import check_name
+from finetune.models.candidates import (
+    AUTO,
+    DEFAULT,
+    Candidate,
+    built_in,
+    cached_file,
+    is_choice,
+    is_published,
+    is_reachable,
+    names,
+    server,
+)
+from finetune.models.timm_backbones import backbone_of
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.run_checkpoint import checkpoint_of
+from finetune.system.messages import NotFound, WrongUsage, reason
+from finetune.system.progress import duration, watched
+
+log = logging.getLogger(__name__)
+
+_CHOICE = "FINETUNE_BACKBONE"  # the choice of rank 0, for the processes of the other devices
+_SHARE = 0.2  # of --minutes
+_SECONDS = 120.0  # without --minutes
+_WEIGHTS = "model.weights"
+_FILES = (".pt", ".pth", ".ckpt", ".safetensors")
+
+
+class Choice(NamedTuple):
+    """What was chosen.
+
+    Attributes:
+        messages: Lines to log.
+        record: The ranking, for about.json; None if there was none.
+    """
+
+    messages: list[str]
+    record: dict[str, Any] | None = None
+
+
+def settle_backbone(config: Any, arguments: Sequence[str]) -> Choice:
+    """Choose the network of a fit if its config leaves that to the data.
+
+    The choice is written to the config as if it were given, so that a repeated or resumed run does not rank again.
+
+    Args:
+        config: As parsed, with the subcommand; changed in place.
+        arguments: The command line, configs before flags, their paths resolved.
+
+    Raises:
+        WrongUsage: The candidates are invalid, or another option does not go with a choice among networks.
+        OSError: The weights of no candidate can be used.
+    """
+    options = config["fit"]
+    if not is_choice(options.model.backbone):
+        return Choice([])
+    _check_configs(arguments)
+    record = None
+    messages = []
+    if options.ckpt_path is not None:
+        settings = read_checkpoint(options.ckpt_path)["hyper_parameters"]
+        chosen = Candidate(settings["backbone"], settings.get("weights"))
+        messages.append(f"the network is that of {options.ckpt_path}, {chosen.backbone}: nothing is ranked")
+    elif not is_first_process():
+        if _CHOICE not in os.environ:
+            raise WrongUsage(f"{_option()} needs to start the other devices' processes itself: name a network to these")
+        chosen = Candidate(*json.loads(os.environ[_CHOICE]))
+    else:
+        _check_options(options, arguments)
+        chosen, record, messages = _chosen(config, arguments)
+        os.environ[_CHOICE] = json.dumps(chosen)
+    _put(config, chosen)
+    return Choice([*messages, settle_preparation(config, arguments)], record)
+
+
+def _chosen(config: Any, arguments: Sequence[str]) -> tuple[Candidate, dict[str, Any], list[str]]:
+    """Rank the candidates; return the best one, the ranking for about.json, and what to log."""
+    options = config["fit"]
+    candidates = sorted(_candidates(options.model.backbone, options.model.weights), key=_is_downloaded)
+    data = data_module(options.data.class_path, options.data.init_args.as_dict())
+    if "train" not in data.splits:
+        raise ValueError(is_without(data.root, "train"))
+    split = data.splits["train"]
+    budget = _SECONDS if options.minutes is None else _SHARE * 60 * options.minutes
+    log.info("ranking %d networks by their features, in at most about %s", len(candidates), duration(budget))
+    began = time.monotonic()
+    reachable: dict[str, bool] = {}
+    by_name = dict(zip(names(candidates), candidates, strict=True))
+    networks = {
+        name: partial(_load, name, candidate, config, arguments, split, reachable)
+        for name, candidate in by_name.items()
+    }
+    seed = options.get("seed_everything")
+    with isolate_rng():  # the fit begins with random numbers of its own
+        ranking = rank(networks, split.labels, len(data.class_names), budget, seed if type(seed) is int else 0)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # processes of their own may train on this GPU
+    if not ranking.standings:
+        hint = "give files or folders that are here: --weights A,B"
+        raise OSError(f"{_option()}: no network can be used: {_reasons(ranking.unusable)}; {hint}")
+    chosen = by_name[ranking.standings[0].name]
+    record = _record(ranking, chosen, len(split.labels), time.monotonic() - began, budget)
+    return chosen, record, list(told(record))
+
+
+def told(record: dict[str, Any]) -> list[str]:
+    """Return a ranking in a line, and in further lines what it lacks."""
+    best = record["rows"][0]
+    rows = []
+    for row in record["rows"]:
+        of = "" if row["num_images"] == best["num_images"] else f" of {row['num_images']} images"
+        rows.append(f"{row['name']} {100 * row['accuracy']:.1f} %{of} ({duration(row['seconds'])})")
+    images = f"{best['num_images']} training images"
+    if best["num_images"] < record["num_train"]:
+        images = f"{best['num_images']} of {record['num_train']} training images"
+    lines = [
+        f"backbone {best['name']}, chosen in {duration(record['seconds'])} by the cross-validated log loss of a head "
+        f"on frozen features of {images}; accuracy there: {', '.join(rows)}"
+    ]
+    if record["is_cut"]:
+        untried = f"; not tried: {', '.join(record['untried'])}" if record["untried"] else ""
+        lines.append(f"the ranking ended early, after its {duration(record['budget'])}{untried}")
+    if record["unusable"]:
+        lines.append(f"not ranked: {_reasons(record['unusable'])}")
+    return lines
+
+
+def _record(ranking: Ranking, chosen: Candidate, num_train: int, seconds: float, budget: float) -> dict[str, Any]:
+    return {
+        "backbone": chosen.backbone,
+        "weights": chosen.weights,
+        "num_train": num_train,
+        "seconds": round(seconds, 2),
+        "budget": budget,
+        "rows": [
+            {
+                "name": standing.name,
+                "accuracy": round(standing.accuracy, 4),
+                "loss": round(standing.loss, 4),
+                "num_images": standing.num_images,
+                "seconds": round(standing.seconds, 2),
+            }
+            for standing in ranking.standings
+        ],
+        "unusable": ranking.unusable,
+        "untried": ranking.untried,
+        "is_cut": ranking.is_cut,
+    }
+
+
+def _load(
+    name: str,
+    candidate: Candidate,
+    config: Any,
+    arguments: Sequence[str],
+    split: Split,
+    reachable: dict[str, bool],
+) -> FeaturesOf:
+    """Return what computes a candidate's features of training images, prepared as the fit would for it.
+
+    Args:
+        name: What the candidate is called in messages.
+        candidate: The network.
+        config: As parsed; not changed.
+        arguments: The command line.
+        split: The training images.
+        reachable: Which servers have answered; completed in place.
+
+    Raises:
+        Unusable: It cannot be had, or cannot take the images.
+    """
+    weights = _weights_here(candidate, reachable)
+    own = config.clone()
+    _put(own, candidate)
+    try:
+        settle_preparation(own, arguments)
+        settings = own["fit"].data.init_args.as_dict()
+        prepare = preparation(settings)
+        network = Features(candidate.backbone, weights, settings["image_size"])
+    except (ValueError, OSError) as error:
+        raise Unusable(reason(error)) from error
+    size = prepare["image_size"]
+    try:
+        network(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+    except Exception as error:  # each network has its own way to say that images are too small
+        raise Unusable(f"it does not take images of {size} pixels ({reason(error)})") from error
+    transform = eval_transform(**prepare)
+    read = _reader(split, size)
+
+    def prepared(index: int) -> np.ndarray:
+        try:
+            image = read(index)
+        except DecodeError:  # the fit reports it
+            image = np.zeros((size, size, 3), np.uint8)
+        return transform(image=image)["image"]
+
+    def features(chosen: NDArray[np.integer], deadline: float | None) -> NDArray[np.floating]:
+        rows: list[NDArray[np.floating]] = []
+        for row in watched(features_of(network, chosen.tolist(), prepared, size), len(chosen), f"features of {name}"):
+            rows.append(row)
+            if deadline is not None and len(rows) < len(chosen) and time.monotonic() > deadline:
+                raise OutOfTime
+        return np.stack(rows)
+
+    return features
+
+
+def _reader(split: Split, size: int) -> Callable[[int], np.ndarray]:
+    """Return what reads the images; a JPEG much larger than needed is decoded at a fraction of its size."""
+    if isinstance(split.read, FileReader) and split.read.shorter_side is None:
+        return FileReader(split.read.paths, shorter_side=2 * size)
+    return split.read
+
+
+def _weights_here(candidate: Candidate, reachable: dict[str, bool]) -> str:
+    """Return what to read a candidate's weights from: a file on this machine, or else a name to download.
+
+    Raises:
+        Unusable: They are not on this machine and cannot be downloaded.
+    """
+    if not is_published(candidate):
+        return candidate.weights
+    file = cached_file(candidate)
+    if file is not None:
+        # torchvision's are read by their name, which checks their hash; timm would ask the hub first.
+        return str(file) if candidate.backbone.startswith("timm/") else candidate.weights
+    address = server(candidate)
+    if address not in reachable:
+        reachable[address] = bool(address) and is_reachable(address)
+    if not reachable[address]:
+        where = f"{address} can't be reached" if address else "HF_HUB_OFFLINE forbids downloads"
+        raise Unusable(f"not on this machine, and {where}")
+    log.info("downloading the weights of %s", candidate.backbone)
+    return candidate.weights
+
+
+def _candidates(backbone: str, weights: str | None) -> list[Candidate]:
+    """Return the networks to choose from.
+
+    Args:
+        backbone: `auto`, or names between commas.
+        weights: DEFAULT; with `auto` also candidates between commas; with names also weights that all of them have.
+
+    Raises:
+        WrongUsage: They are invalid.
+    """
+    if weights is None:
+        raise WrongUsage(
+            f"{_option()} ranks networks by what they learned before: leave out {both('fit', _WEIGHTS)} null"
+        )
+    if backbone == AUTO:
+        return built_in() if weights == DEFAULT else [_of_weights(part) for part in _parts(weights)]
+    if "," in weights or "=" in weights or os.path.exists(os.path.expanduser(weights)):
+        raise WrongUsage(
+            f"{both('fit', _WEIGHTS)} {weights} is not for several networks: give each its own with --backbone auto "
+            "--weights NAME=FILE,NAME=FILE"
+        )
+    listed = list(dict.fromkeys(part.strip() for part in backbone.split(",") if part.strip()))
+    for name in listed:
+        check_name(name)
+    return [Candidate(name, weights) for name in listed]
+
+
+def _of_weights(part: str) -> Candidate:
+    """Return the candidate that a part of `--weights` names: a folder of timm's, a checkpoint, or NAME=WEIGHTS."""
+    option = both("fit", _WEIGHTS)
+    path = os.path.expanduser(part)
+    if os.path.isfile(os.path.join(path, "config.json")):
+        return Candidate(backbone_of(path), path)
+    if os.path.exists(path):
+        path, _ = checkpoint_of(path)
+        try:
+            return Candidate(read_checkpoint(path)["hyper_parameters"]["backbone"], path)
+        except ValueError as error:
+            if "is not a checkpoint" not in str(error):  # it is damaged
+                raise
+            message = f"{option} {part} does not say of which network it is"
+            raise WrongUsage(f"{message}: name the network, such as resnet18={part}") from error
+    name, equals, weights = part.partition("=")
+    if not equals:
+        kinds = "a folder of timm's, a checkpoint of finetune, or NAME=FILE"
+        raise NotFound(f"{option} {part}: there is no such file or folder; with {_option()} give {kinds}")
+    backbone = network_name(name.strip())
+    check_name(backbone)
+    weights = os.path.expanduser(weights.strip())
+    if os.path.isdir(weights) and not os.path.isfile(os.path.join(weights, "config.json")):
+        weights, _ = checkpoint_of(weights)
+    is_path = os.sep in weights or weights.endswith(_FILES)
+    if is_path and not os.path.exists(weights):
+        raise NotFound(f"{option} {part}: there is no file or folder {weights}")
+    return Candidate(backbone, weights)
+
+
+def _parts(weights: str) -> list[str]:
+    """Return the parts of a list between commas, or of a YAML list, which paths with commas need."""
+    if weights.startswith("["):
+        try:
+            parts = yaml.safe_load(weights)
+        except yaml.YAMLError as error:
+            raise WrongUsage(f"{both('fit', _WEIGHTS)} {weights} is not a list: {reason(error)}") from error
+    else:
+        parts = weights.split(",")
+    return list(dict.fromkeys(str(part).strip() for part in parts if str(part).strip()))
+
+
+def _is_downloaded(candidate: Candidate) -> bool:
+    """Return whether weights have to be downloaded first: such networks come last."""
+    return is_published(candidate) and cached_file(candidate) is None
+
+
+def _check_configs(arguments: Sequence[str]) -> None:
+    """Refuse a config that names one network."""
+    for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, has_value, value = flag.partition("=")
+        if name != "--config":
+            continue
+        file = value if has_value else following
+        model = settings_in(file).get("model") or {}
+        model = settings_in(model) if isinstance(model, str) else model
+        named = model.get("backbone")
+        if named is not None and not is_choice(named):
+            where = file if Path(file).is_file() else "the config"
+            raise WrongUsage(f"{_option()} and the backbone {named} of {where} both choose the network: leave one out")
+
+
+def _check_options(options: Any, arguments: Sequence[str]) -> None:
+    """Refuse options that do not go with a choice among networks, before anything is computed."""
+    if options.model.freeze not in (None, "backbone"):
+        raise WrongUsage(
+            f"{both('fit', 'model.freeze')} {options.model.freeze}: stages have other names in each network; with "
+            f"{_option()} only backbone can be frozen"
+        )
+    if options.trainer.num_nodes != 1 or is_launched():
+        raise WrongUsage(f"{_option()} ranks networks on one machine, in one process: name a network to several")
+    if options.minutes is not None:
+        check_minutes(options.minutes, options, arguments)
+
+
+def _put(config: Any, candidate: Candidate) -> None:
+    model = config["fit"].model
+    model.backbone = candidate.backbone
+    model.weights = candidate.weights
+
+
+def _reasons(unusable: dict[str, str]) -> str:
+    """Return networks by the reason why they cannot be used."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in unusable.items():
+        by_reason.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(found)} ({why})" for why, found in by_reason.items())
+
+
+def _option() -> str:
+    return f"--backbone {AUTO}"

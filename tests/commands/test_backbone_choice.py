@@ -1,0 +1,325 @@
+"""`--backbone auto`: the images choose the network, once, and the choice stands in config.yaml."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import processes
+import pytest
+import timm
+import torch
+import yaml
+from colours import QUICKEST
+from command_lines import ParseOnly
+from fit_words import QUICK
+
+import finetune
+from finetune.api import fitting
+from finetune.commands import backbone_choice
+from finetune.commands.backbone_choice import settle_backbone
+from finetune.features.backbone_ranking import Ranking, Standing
+from finetune.models.backbones import build
+from finetune.runs import run_lock
+from finetune.system.messages import WrongUsage
+
+OF_NETWORK = ("--model.backbone", "small_cnn", "--model.weights", "null")
+pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")  # run_lightning would silence it
+
+REST = [
+    option
+    for i, option in enumerate(QUICKEST)
+    if not {option, QUICKEST[i - 1]} & {"--model.backbone", "--model.weights"}
+]
+LINE = ["--test_after_fit", "false", *REST]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Weights of small_cnn: one that sees colours, one that sees nothing, one of another network."""
+    folder = tmp_path_factory.mktemp("weights")
+    torch.manual_seed(0)
+    network = build("small_cnn", 2)
+    torch.save(network.state_dict(), folder / "seeing.pt")
+    blind = {name: torch.zeros_like(value) for name, value in network.state_dict().items()}
+    torch.save(blind, folder / "blind.pt")
+    torch.save(build("lenet", 2).state_dict(), folder / "lenet.pt")
+    return SimpleNamespace(seeing=folder / "seeing.pt", blind=folder / "blind.pt", lenet=folder / "lenet.pt")
+
+
+@pytest.fixture(scope="module")
+def timm_folder(tmp_path_factory):
+    """A folder of a small network of timm's, as timm writes it, with random weights."""
+    folder = tmp_path_factory.mktemp("timm") / "network"
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet", num_classes=5)
+    timm.models.save_for_hf(network, folder, safe_serialization=True)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_choice_before(monkeypatch):
+    monkeypatch.delenv("FINETUNE_BACKBONE", raising=False)
+
+
+@pytest.fixture
+def never_ranked(monkeypatch):
+    def rank(*_):
+        raise AssertionError("ranked")
+
+    monkeypatch.setattr(backbone_choice, "rank", rank)
+
+
+@pytest.fixture
+def budgets(monkeypatch):
+    """What rank was asked for: the names of the networks and the seconds; the last network wins."""
+    asked = []
+
+    def rank(networks, labels, num_classes, seconds, seed):
+        asked.append(SimpleNamespace(names=list(networks), seconds=seconds, seed=seed, num_images=len(labels)))
+        standings = [Standing(name, 0.5, 1.0, len(labels), 1.0) for name in reversed(list(networks))]
+        return Ranking(standings, num_images=len(labels))
+
+    monkeypatch.setattr(backbone_choice, "rank", rank)
+    return asked
+
+
+def settings(run: Path) -> dict:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def test_the_network_that_sees_the_classes_is_chosen_and_written_down(files, colours, cli, tmp_path, caplog):
+    given = f"small_cnn={files.blind},small_cnn={files.seeing},small_cnn={files.lenet}"
+    cli("fit", colours, "--backbone", "auto", "--weights", given, *LINE)
+    run = tmp_path / "runs/fit/version_0"
+    model = settings(run)["model"]
+    assert (model["backbone"], model["weights"]) == ("small_cnn", str(files.seeing))
+    ranking = json.loads((run / "about.json").read_text())["backbone_ranking"]
+    seeing, blind = ranking["rows"]
+    assert seeing["name"] == f"small_cnn={files.seeing}" and seeing["accuracy"] > 0.9
+    assert blind["accuracy"] < 0.5  # of three classes: the control
+    assert list(ranking["unusable"]) == [f"small_cnn={files.lenet}"]
+    (line,) = [text for text in caplog.messages if text.startswith("backbone ")]
+    assert f"backbone small_cnn={files.seeing}, chosen in" in line and "of 53 training images" in line
+    assert f"{100 * seeing['accuracy']:.1f} %" in line and f"{100 * blind['accuracy']:.1f} %" in line
+    (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
+    assert str(files.lenet) in skipped and "does not fit" in skipped
+
+
+def test_a_run_that_goes_on_or_is_repeated_does_not_rank_again(files, colours, cli, tmp_path, request):
+    given = ["--backbone", "auto", "--weights", f"small_cnn={files.seeing},lenet={files.lenet}"]
+    cli("fit", colours, *given, *LINE)
+    run_lock.release()
+    run = tmp_path / "runs/fit/version_0"
+    before = settings(run)
+    ranking = json.loads((run / "about.json").read_text())["backbone_ranking"]
+    request.getfixturevalue("never_ranked")
+    longer = ["--trainer.max_epochs", 2]
+    cli("fit", colours, *given, *LINE, *longer, "--resume")
+    run_lock.release()
+    assert settings(run)["model"] == before["model"]
+    assert json.loads((run / "about.json").read_text())["backbone_ranking"] == ranking
+    cli("fit", colours, *given, *LINE, "--trainer.max_epochs", 3, "--resume", run)
+    run_lock.release()
+    cli("fit", "--config", run / "config.yaml")
+    assert settings(tmp_path / "runs/fit/version_1")["model"] == before["model"]
+
+
+def test_resume_passes_over_a_run_whose_network_was_named(files, colours, cli, tmp_path, caplog, budgets):
+    cli("fit", colours, *LINE, *OF_NETWORK)
+    run_lock.release()
+    given = ["--backbone", "auto", "--weights", f"small_cnn={files.seeing}"]
+    cli("fit", colours, *given, *LINE, "--resume")
+    assert (tmp_path / "runs/fit/version_1").is_dir() and len(budgets) == 1
+    assert any("of a network that was named, small_cnn" in text for text in caplog.messages)
+
+
+def test_the_random_numbers_of_the_fit_are_those_of_a_fit_without_a_choice(files, colours, cli, tmp_path):
+    cli("fit", colours, "--backbone", "auto", "--weights", f"small_cnn={files.blind},small_cnn={files.seeing}", *LINE)
+    run_lock.release()
+    cli("fit", colours, "--model.backbone", "small_cnn", "--model.weights", files.seeing, *LINE)
+    runs = [tmp_path / f"runs/fit/version_{i}" for i in range(2)]
+    first, second = (torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in runs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_checkpoints_folders_of_timm_and_pairs_are_candidates(
+    files, timm_folder, untested_run, colours, cli, tmp_path, budgets
+):
+    given = f"{untested_run},small_cnn={files.seeing},{timm_folder}"
+    cli("fit", colours, "--backbone", "auto", "--weights", given, *LINE, "--size", 48)
+    best = untested_run / "checkpoints/best.ckpt"
+    named = [f"small_cnn={best}", f"small_cnn={files.seeing}", "timm/test_resnet"]
+    assert budgets[0].names == named
+    found = settings(tmp_path / "runs/fit/version_0")
+    assert (found["model"]["backbone"], found["model"]["weights"]) == ("timm/test_resnet", str(timm_folder))
+    # Images are prepared as the weights say, except for the size, which the command line sets.
+    assert found["data"]["init_args"]["image_size"] == 48
+    assert found["data"]["init_args"]["crop_share"] == 0.95
+
+
+def test_images_are_ranked_as_the_fit_prepares_them(timm_folder, files, colours, cli, monkeypatch):
+    seen = {}
+    original = backbone_choice.eval_transform
+
+    def eval_transform(**prepare):
+        seen[prepare["image_size"]] = prepare
+        return original(**prepare)
+
+    monkeypatch.setattr(backbone_choice, "eval_transform", eval_transform)
+    Path("auto.yaml").write_text(
+        f"model: {{backbone: auto, weights: '{timm_folder},small_cnn={files.seeing}'}}\n"
+        "data: {init_args: {resize: whole}}"
+    )
+    cli("fit", colours, "--config", "auto.yaml", *REST, "--test_after_fit", "false")
+    (prepare,) = seen.values()
+    assert (
+        prepare["image_size"] == 28 and prepare["resize"] == "whole"
+    )  # of a config that leaves the choice to the data
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(None, 120.0), (10, 120.0), (1, 12.0)])
+def test_the_budget_is_a_fifth_of_the_minutes_or_two_minutes(files, colours, tmp_path, budgets, minutes, seconds):
+    settle_backbone(config(colours, minutes=minutes, weights=f"small_cnn={files.seeing}"), ["fit"])
+    assert budgets[0].seconds == pytest.approx(seconds) and budgets[0].seed == 7
+
+
+def config(colours, backbone="auto", weights="DEFAULT", minutes=None, **model):
+    """What the parser would have made of a command line."""
+    line = ["fit", "--data.root", str(colours), "--seed_everything", "7", "--model.backbone", backbone]
+    cli = ParseOnly([*line, "--model.weights", weights, *QUICKEST[:6]])
+    cli.config["fit"].minutes = minutes
+    return cli.config
+
+
+def test_the_processes_of_other_devices_take_the_choice_of_the_first(files, colours, monkeypatch, never_ranked):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    asked = config(colours)
+    with pytest.raises(WrongUsage, match="needs to start the other devices' processes itself"):
+        settle_backbone(asked, ["fit"])
+    monkeypatch.setenv("FINETUNE_BACKBONE", json.dumps(["small_cnn", str(files.seeing)]))
+    settle_backbone(asked, ["fit"])
+    assert (asked["fit"].model.backbone, asked["fit"].model.weights) == ("small_cnn", str(files.seeing))
+
+
+@pytest.mark.slow
+def test_two_processes_have_one_choice(files, colours, tmp_path):
+    given = ["--backbone", "auto", "--weights", f"small_cnn={files.blind},small_cnn={files.seeing}", *LINE]
+    result = processes.finetune("fit", colours, *given, "--devices", 2, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("chosen in") == 1 and result.stderr.count("ranking 2 networks") == 1
+    assert settings(tmp_path / "runs/fit/version_0")["model"]["weights"] == str(files.seeing)
+
+
+def test_a_checkpoint_to_go_on_from_decides(untested_run, colours, cli, tmp_path, never_ranked):
+    cli("fit", colours, *LINE, "--backbone", "auto", "--ckpt_path", untested_run, "--trainer.max_epochs", 2)
+    assert settings(tmp_path / "runs/fit/version_0")["model"]["backbone"] == "small_cnn"
+
+
+def test_python_takes_lists(files, colours, tmp_path, monkeypatch, budgets):
+    monkeypatch.chdir(tmp_path)
+    with_comma = tmp_path / "a,b.pt"
+    with_comma.write_bytes(files.seeing.read_bytes())
+    words = {**QUICK, "backbone": "auto", "weights": [f"lenet={files.lenet}", f"small_cnn={with_comma}"]}
+    run = finetune.fit(colours, **words)
+    assert settings(run.path)["model"]["weights"] == str(with_comma)
+    assert budgets[0].names == ["lenet", "small_cnn"]
+    lines = []
+    monkeypatch.setattr(fitting, "_run_here", lambda line, _: lines.append(line) or run.path)
+    finetune.fit(colours, backbone=["resnet18", "timm/test_resnet"])
+    assert lines == [["fit", str(colours), "--backbone", "resnet18,timm/test_resnet"]]
+
+
+def test_a_list_of_names_is_a_choice_among_them(colours, monkeypatch, budgets):
+    monkeypatch.setattr(backbone_choice, "cached_file", lambda candidate: Path(candidate.backbone))
+    settle_backbone(config(colours, "resnet50,resnet18,resnet50", "IMAGENET1K_V1"), ["fit"])
+    assert budgets[0].names == ["resnet50", "resnet18"]
+
+
+def test_what_is_on_this_machine_is_tried_first(colours, monkeypatch, budgets):
+    here = "timm/convnext_nano.in12k_ft_in1k"
+    monkeypatch.setattr(backbone_choice, "cached_file", lambda c: Path(here) if c.backbone == here else None)
+    settle_backbone(config(colours), ["fit"])
+    assert budgets[0].names[:3] == [here, "efficientnet_b0", "timm/mobilenetv4_conv_medium.e500_r256_in1k"]
+
+
+def test_offline_what_is_not_here_is_skipped_and_named(files, colours, cli, monkeypatch, caplog):
+    asked = []
+    monkeypatch.setattr(backbone_choice, "cached_file", lambda candidate: None)
+    monkeypatch.setattr(backbone_choice, "is_reachable", lambda address: asked.append(address))
+    given = f"small_cnn={files.seeing},resnet18=DEFAULT,resnet50=IMAGENET1K_V1"
+    cli("fit", colours, "--backbone", "auto", "--weights", given, *LINE)
+    (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
+    why = "not on this machine, and https://download.pytorch.org can't be reached"
+    assert skipped == f"not ranked: resnet18, resnet50 ({why})"
+    assert asked == ["https://download.pytorch.org"]  # once
+
+
+def test_without_any_network_there_is_one_error(colours, cli, monkeypatch, tmp_path):
+    monkeypatch.setattr(backbone_choice, "cached_file", lambda candidate: None)
+    monkeypatch.setattr(backbone_choice, "is_reachable", lambda address: False)
+    with pytest.raises(OSError) as told:
+        cli("fit", colours, "--backbone", "auto", *LINE)
+    text = str(told.value)
+    assert text.startswith(
+        "--backbone auto: no network can be used: efficientnet_b0, resnet18, resnet50, convnext_tiny ("
+    )
+    assert "https://huggingface.co can't be reached" in text and text.endswith("--weights A,B")
+    assert not (tmp_path / "runs").exists()
+
+
+WRONG = [
+    (["--model.freeze", "layer2"], r"--freeze \(--model.freeze\) layer2: stages have other names in each network"),
+    (["--trainer.num_nodes", "2"], "--backbone auto ranks networks on one machine"),
+    (["--weights", "null"], r"leave out --weights \(--model.weights\) null"),
+    (
+        ["--weights", "nowhere"],
+        "nowhere: there is no such file or folder; with --backbone auto give a folder of timm's",
+    ),
+    (["--weights", "resnet18=nowhere.pt"], "there is no file or folder nowhere.pt"),
+    (["--weights", "resnet81=DEFAULT"], "there is no classification network 'resnet81'; did you mean 'resnet18'"),
+    (
+        ["--weights", "{seeing},{seeing}"],
+        "seeing.pt does not say of which network it is: name the network, such as resnet18=",
+    ),
+    (["--config", "fixed.yaml"], "--backbone auto and the backbone resnet18 of .*fixed.yaml both choose the network"),
+    (["--minutes", "1", "--epochs", "3"], "both say how long to train"),
+    (["--backbone", "resnet18,resnet50", "--weights", "{seeing}"], "is not for several networks: give each its own"),
+    (["--backbone", "resnet18,resnet81"], "can't be 'resnet81'; did you mean 'resnet18'"),
+    (["--backbone", "auto,resnet18"], "can't be 'auto'"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG)
+def test_what_does_not_go_with_a_choice_is_told_in_a_line(files, colours, cli, tmp_path, never_ranked, given, message):
+    Path("fixed.yaml").write_text("model: {backbone: resnet18}")
+    given = [text.format(seeing=files.seeing) for text in given]
+    rest = [word for word in REST if word not in ("--trainer.max_epochs", "1")]
+    with pytest.raises(ValueError, match=message) as told:
+        cli("fit", colours, "--backbone", "auto", *rest, *given)
+    assert len(str(told.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["benchmark", "check"])
+def test_other_commands_name_their_network(colours, cli, capsys, command):
+    with pytest.raises((SystemExit, WrongUsage)) as told:
+        cli(command, colours, "--backbone", "auto")
+    assert "auto" in capsys.readouterr().err + str(told.value)
+
+
+def test_an_unreadable_image_does_not_end_the_ranking(files, colours, cli, tmp_path):
+    folder = shutil.copytree(colours, tmp_path / "some")
+    (folder / "train/red/00.png").write_bytes(b"no image")
+    given = f"small_cnn={files.blind},small_cnn={files.seeing}"
+    cli("fit", folder, "--backbone", "auto", "--weights", given, *LINE, "--data.on_bad_image", "skip")
+    assert settings(tmp_path / "runs/fit/version_0")["model"]["weights"] == str(files.seeing)
+
+
+def test_the_environment_of_an_earlier_choice_is_no_choice(files, colours, budgets, monkeypatch):
+    monkeypatch.setenv("FINETUNE_BACKBONE", json.dumps(["lenet", None]))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    asked = config(colours, weights=f"small_cnn={files.seeing}")
+    settle_backbone(asked, ["fit"])
+    assert asked["fit"].model.backbone == "small_cnn"
+    assert json.loads(os.environ["FINETUNE_BACKBONE"])[0] == "small_cnn"
