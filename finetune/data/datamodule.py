@@ -138,9 +138,7 @@ class ImageDataModule(pl.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         end_workers()
 
-    def loader(
-        self, split: str, train: bool = False, is_limited: bool = False, is_alone: bool = False
-    ) -> DataLoader:
+    def loader(self, split: str, train: bool = False, is_limited: bool = False, is_alone: bool = False) -> DataLoader:
         """Return the batches of this device: of one epoch from where the run stands, or of a split in order.
 
         Args:
