@@ -1,5 +1,6 @@
 """After training: keep the weights between a fit's start and its best epoch that validate best."""
 
+import json
 import logging
 import time
 
@@ -9,6 +10,8 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.models.stages import batch_norms
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
+from finetune.runs.interpolation_record import FILE
+from finetune.system.files import replace_text
 from finetune.training.classifier import Classifier
 from finetune.training.interpolation import ENDS, SHARES, settle
 
@@ -61,5 +64,7 @@ def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Ru
     best["state_dict"] = weights
     best["finetune"]["calibration"] = calibration.as_plain()
     best["finetune"]["interpolation"] = interpolation.as_plain()
+    replace_text(run.file(FILE), json.dumps(interpolation.as_plain(), indent=2) + "\n")
     trainer.strategy.checkpoint_io.save_checkpoint(best, run.checkpoint("best"))
-    log.info("%s; measured in %.1f s", interpolation.message(), time.monotonic() - began)
+    seconds = time.monotonic() - began
+    log.info("the start and the end of training were compared on the validation images in %.1f s", seconds)

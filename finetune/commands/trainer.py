@@ -25,6 +25,7 @@ from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import PredictionWriter
 from finetune.runs.results import Results, Skipped
 from finetune.runs.run_logger import LoggedConfig, attach
+from finetune.runs.worse_than_start import WorseThanStart
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage
 from finetune.training.precision import automatic_precision, check_precision, prepare_arithmetic
@@ -75,7 +76,7 @@ def complete(
     callbacks: list[Any] = [folder, LoggedConfig(folder), Results(run), Skipped(run), StopAtOnce()]
     if run.command == "fit":
         has_clock = not isinstance(config["val_check_interval"], int | float | None)
-        callbacks += [Rates(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run)]
+        callbacks += [Rates(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run), WorseThanStart()]
         callbacks += [LiveReport(run)] if options.report else []
         if options.patience is not None:
             callbacks.append(stopping := patience(options.patience, has_clock))

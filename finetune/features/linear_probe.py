@@ -97,6 +97,24 @@ def probe_head(
     )
 
 
+def accuracy_of(
+    trainer: pl.Trainer,
+    network: nn.Module,
+    forward: Callable[[Tensor], Tensor],
+    data: ImageDataModule,
+    probe: Probe,
+) -> float:
+    """Return the accuracy of a fitted head on the validation images, the same on all devices.
+
+    Args:
+        trainer, network, forward, data: As for `probe_head`.
+        probe: The head.
+    """
+    x, y = head_inputs(trainer, forward, head(network), data.loader("val", is_limited=True))
+    accuracy = float(((x @ probe.weight.T + probe.bias).argmax(axis=1) == y).mean()) if len(y) else 0.0
+    return trainer.strategy.broadcast(accuracy)
+
+
 @torch.no_grad()
 def head_inputs(
     trainer: pl.Trainer, forward: Callable[[Tensor], Tensor], linear: nn.Linear, batches: Iterable[dict[str, Any]]

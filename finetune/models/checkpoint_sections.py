@@ -150,6 +150,12 @@ CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
             "limits": Rule("limits of a run, or null", are_limits),
             "wanted": Rule("limits of a run, or null", are_limits),
         },
+        "WorseThanStart": {
+            "accuracy": Rule(
+                "a number from 0 to 1, or null", lambda value: value is None or is_number(value, 0, 1), True
+            ),
+            "num_worse": Rule("a whole number, at least 0", is_count, True),
+        },
         "StepOnPlateau": {
             "due": Rule("a finite number or null", lambda v: v is None or is_number(v, -math.inf, math.inf)),
             "is_due": _BOOL,  # of earlier versions

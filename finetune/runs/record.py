@@ -10,8 +10,10 @@ from typing import Any
 import yaml
 
 from finetune.data.samplers import num_within
+from finetune.models.checkpoint_values import is_interpolation
 from finetune.runs.answers import Answers, read_answers
 from finetune.runs.best_epoch import kept_epoch, told
+from finetune.runs.interpolation_record import FILE, Interpolation
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
 
@@ -30,6 +32,7 @@ class RunRecord:
         result: test.json.
         answers: test_predictions.csv.
         skipped: Lines of skipped.txt.
+        interpolation: kept_weights.json; None where the run chose no weights between its start and its end.
     """
 
     path: Path
@@ -41,6 +44,7 @@ class RunRecord:
     result: dict[str, Any]
     answers: Answers | None
     skipped: list[str]
+    interpolation: Interpolation | None = None
 
     @property
     def name(self) -> str:
@@ -79,7 +83,9 @@ class RunRecord:
 
     @property
     def why_best(self) -> str:
-        """Which epoch best.ckpt is of, and why; "" where nothing was validated."""
+        """What best.ckpt is, and why; "" where nothing was validated."""
+        if self.best and self.interpolation:
+            return self.interpolation.message(self.best[0])
         return told(*self.best, max(self.line("val/accuracy")[1])) if self.best else ""
 
 
@@ -94,6 +100,7 @@ def read_run(path: Path) -> RunRecord:
         raise FileNotFoundError(f"{str(path)!r} is not the folder of a run: it has no config.yaml")
     config_text, config = _config(path / "config.yaml")
     about, result = read_side_file(path / "about.json", is_about), _result(path / "test.json")
+    kept = read_side_file(path / FILE, is_interpolation)
     rows = path / "test_predictions.csv"
     steps = path / "steps.csv"
     names: Sequence[str] = result.get("class_names", ())
@@ -109,6 +116,7 @@ def read_run(path: Path) -> RunRecord:
         result,
         _found(read_answers(rows, names), begun_in) if rows.is_file() and names else None,
         skipped.read_text("utf-8", "surrogateescape").splitlines() if skipped.is_file() else [],
+        Interpolation.from_plain(kept) if kept else None,
     )
 
 

@@ -112,6 +112,7 @@ class Classifier(ClipsEach):
         num_classes = len(self.class_names)
         self.is_solved = freeze == "backbone"  # only the head is fitted, which needs no optimizer
         self.automatic_optimization = not self.is_solved
+        self.start_accuracy: float | None = None  # on the validation images, of a head fitted before training
         self.trains_from_fitted_head = self.head_init == "probe" and not self.is_solved
         self.network = ensemble.several(members, self.head_init, lambda: build(backbone, num_classes, network_size))
         # Decided before DDP wraps: it would never average what is unfrozen later.
@@ -169,15 +170,19 @@ class Classifier(ClipsEach):
             self._fit_head()
 
     def _fit_head(self) -> None:
-        from finetune.features.linear_probe import probe_head  # scipy takes a second to import
+        from finetune.features.linear_probe import accuracy_of, probe_head  # scipy takes a second to import
 
         evaluated = self.eval()
         fitted = probe_head(self.trainer, self.network, evaluated, self._data, self.class_weight, self.label_smoothing)
+        on_val = ""
+        if self.trains_from_fitted_head and "val" in self._data.splits:
+            self.start_accuracy = accuracy_of(self.trainer, self.network, evaluated, self._data, fitted.probe)
+            on_val = f", val/accuracy {self.start_accuracy:.4f}"
         self.train()
         if not self.trainer.is_global_zero:
             return
         if not self.is_solved:
-            log.info("the head begins as the logistic regression on its features: %s", fitted.told())
+            log.info("the head begins as the logistic regression on its features: %s%s", fitted.told(), on_val)
             return
         words = "the backbone is frozen, so the head is solved exactly, as the logistic regression on its features: %s"
         log.info(f"{words}. Epochs, learning rate and augmentation have no effect", fitted.told())

@@ -12,7 +12,6 @@ Source: Wortsman et al. 2022, WiSE-FT (arXiv:2109.01903). How the share is chose
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,68 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from finetune.runs.interpolation_record import Candidate, Interpolation
 from finetune.training.calibration import Calibration, fit_calibration
 from finetune.training.threshold import Aim
 
 SHARES = (0.0, 0.75, 1.0)  # of the way from the start to the end
 # Where batch norm trains, statistics between those of start and end are of no network that was trained.
 ENDS = (0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Weights on the line between start and end, measured on the validation images.
-
-    Attributes:
-        share: Of the way from the start, 0, to the end, 1.
-        loss: Mean negative log probability of the labels at the fitted temperature.
-        accuracy: Share of the images that are predicted right.
-    """
-
-    share: float
-    loss: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Interpolation:
-    """Which candidate was chosen, and all of them.
-
-    Attributes:
-        share: That of the chosen one.
-        candidates: By their share, from the start to the end.
-        num_images: Validation images on which they were measured.
-    """
-
-    share: float
-    candidates: tuple[Candidate, ...]
-    num_images: int
-
-    def as_plain(self) -> dict[str, Any]:
-        """Return what a checkpoint and test.json hold of it."""
-        return {
-            "share": self.share,
-            "num_images": self.num_images,
-            "candidates": [asdict(candidate) for candidate in self.candidates],
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Interpolation":
-        """Return what `as_plain` gave; values are checked where a checkpoint is read."""
-        candidates = tuple(Candidate(**candidate) for candidate in plain["candidates"])
-        return cls(plain["share"], candidates, plain["num_images"])
-
-    def message(self) -> str:
-        """Return the candidates' accuracies and the choice in a sentence."""
-        by_share = {candidate.share: candidate for candidate in self.candidates}
-        chosen = by_share[self.share]
-        kept = {0.0: "the frozen features with the fitted head", 1.0: "the fine-tuned weights"}.get(
-            self.share, f"the weights {self.share:.0%} of the way from the one to the other"
-        )
-        return (
-            f"on {self.num_images} validation images: frozen features {by_share[0.0].accuracy:.1%}, fine-tuned "
-            f"{by_share[1.0].accuracy:.1%}; best.ckpt has {kept}, {chosen.accuracy:.1%}"
-        )
 
 
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:

@@ -1,0 +1,70 @@
+"""What a run records of the choice between its start and its end (`finetune.training.interpolation`)."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FILE = "kept_weights.json"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Weights on the line between start and end, measured on the validation images.
+
+    Attributes:
+        share: Of the way from the start, 0, to the end, 1.
+        loss: Mean negative log probability of the labels at the fitted temperature.
+        accuracy: Share of the images that are predicted right.
+    """
+
+    share: float
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """Which candidate was chosen, and all of them.
+
+    Attributes:
+        share: That of the chosen one.
+        candidates: By their share, from the start to the end.
+        num_images: Validation images on which they were measured.
+    """
+
+    share: float
+    candidates: tuple[Candidate, ...]
+    num_images: int
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return what a checkpoint and test.json hold of it."""
+        return {
+            "share": self.share,
+            "num_images": self.num_images,
+            "candidates": [asdict(candidate) for candidate in self.candidates],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Interpolation":
+        """Return what `as_plain` gave; values are checked where a checkpoint is read."""
+        candidates = tuple(Candidate(**candidate) for candidate in plain["candidates"])
+        return cls(plain["share"], candidates, plain["num_images"])
+
+    def message(self, epoch: int | None = None) -> str:
+        """Return what best.ckpt holds and why, in words.
+
+        Args:
+            epoch: That of the fine-tuned weights, counted from one; None if it is not known.
+        """
+        by_share = {candidate.share: candidate for candidate in self.candidates}
+        of_epoch = "" if epoch is None else f" of epoch {epoch}"
+        if self.share == 0:
+            kept = "the start, frozen features with a fitted head"
+        elif self.share == 1:
+            kept = f"the fine-tuned weights{of_epoch}"
+        else:
+            kept = f"{self.share:.0%} of the way from the start to the fine-tuned weights{of_epoch}"
+        return (
+            f"{kept}. Accuracy on {self.num_images} validation images: frozen features {by_share[0.0].accuracy:.1%}, "
+            f"fine-tuned {by_share[1.0].accuracy:.1%}, kept {by_share[self.share].accuracy:.1%}"
+        )

@@ -1,0 +1,61 @@
+"""Training that makes a network worse than the fitted head it started from: reported at once, with the likely cause."""
+
+import logging
+import math
+from typing import Any
+
+import pytorch_lightning as pl
+
+from finetune.data.samplers import num_within
+from finetune.models.stages import batch_norms
+
+log = logging.getLogger(__name__)
+
+_IN_TURN = 2  # validations
+_STANDARD_ERRORS = 2.0
+
+
+class WorseThanStart(pl.Callback):
+    """Warns once if two validations in turn are worse than the start by more than chance.
+
+    Chance is two standard errors of the start's accuracy.
+    """
+
+    def __init__(self) -> None:
+        self.accuracy: float | None = None  # of the start
+        self.num_worse = 0  # validations in turn, up to the last one
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"accuracy": self.accuracy, "num_worse": self.num_worse}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.accuracy, self.num_worse = state_dict["accuracy"], state_dict["num_worse"]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.ckpt_path is None:
+            self.accuracy = pl_module.start_accuracy
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking or self.accuracy is None:
+            return
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        num_images = num_within(trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size)
+        error = math.sqrt(self.accuracy * (1 - self.accuracy) / max(1, num_images))
+        accuracy = float(trainer.callback_metrics["val/accuracy"])
+        is_worse = accuracy < self.accuracy - _STANDARD_ERRORS * error
+        self.num_worse = self.num_worse + 1 if is_worse else 0
+        if self.num_worse == _IN_TURN and trainer.is_global_zero:
+            log.warning("%s", _message(trainer, pl_module, accuracy, self.accuracy))
+
+
+def _message(trainer: pl.Trainer, pl_module: Any, accuracy: float, start: float) -> str:
+    rates = ", ".join(dict.fromkeys(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups))
+    if batch_norms(pl_module.network) and not pl_module.has_fixed_statistics:
+        advice = "try --model.freeze_batch_norm true, or a lower --lr"
+    else:
+        advice = "try a lower --lr"
+    return (
+        f"training makes the network worse: val/accuracy {accuracy:.4f}, and {start:.4f} with the frozen features and "
+        f"the fitted head that it started from. {advice[0].upper()}{advice[1:]} (the rates now: {rates}). "
+        "At the end the start is kept if it is still better"
+    )

@@ -1,0 +1,98 @@
+"""What a fit that starts from a fitted head keeps at its end."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from colours import QUICKEST
+from processes import finetune
+
+from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.folder import versions
+from finetune.runs.record import read_run
+from finetune.training.interpolation import interpolate
+
+PROBE = ("--model.head_init", "probe", "--trainer.precision", "64-true")
+RUIN = ("--model.optimizer", "SGD", "--model.optimizer.lr", "1")  # a rate at which the network forgets everything
+
+
+def checkpoint(name: str, run: Path | None = None) -> dict:
+    return read_checkpoint((run or versions("runs", "fit")[-1]) / f"checkpoints/{name}.ckpt")
+
+
+def test_what_is_kept_lies_between_the_start_and_the_end(cli, colours, capsys):
+    cli("fit", colours, *QUICKEST, *PROBE, "--trainer.max_epochs", 1)
+    best, start, last = (checkpoint(name) for name in ("best", "start", "last"))
+    kept = best["finetune"]["interpolation"]
+    assert start["global_step"] == 0 and "interpolation" not in last["finetune"]
+    expected = interpolate(start["state_dict"], last["state_dict"], kept["share"])
+    assert all(value.equal(expected[name]) for name, value in best["state_dict"].items())
+    moved = [name for name, value in last["state_dict"].items() if not value.equal(start["state_dict"][name])]
+    assert len(moved) == 6  # all weights and biases trained
+    run = versions("runs", "fit")[-1]
+    assert json.loads((run / "kept_weights.json").read_text()) == kept
+    assert json.loads((run / "test.json").read_text())["interpolation"] == kept
+    assert "Accuracy on" in read_run(run).why_best and read_run(run).why_best in capsys.readouterr().out
+    cli("validate", run / "checkpoints/best.ckpt", "--data.root", colours, "--data.num_workers", 0)
+    measured = json.loads((versions("runs", "validate")[-1] / "val.json").read_text())
+    chosen = next(one for one in kept["candidates"] if one["share"] == kept["share"])
+    assert measured["val/accuracy"] == pytest.approx(chosen["accuracy"], abs=1e-7)
+
+
+def test_training_that_harms_is_reported_and_the_start_is_kept(cli, colours, caplog):
+    with caplog.at_level("WARNING", logger="finetune"):
+        cli("fit", colours, *QUICKEST, *PROBE, *RUIN, "--trainer.max_epochs", 3, "--data.val_fraction", 0.4)
+    warnings = [record.getMessage() for record in caplog.records if "makes the network worse" in record.getMessage()]
+    assert len(warnings) == 1 and "Try a lower --lr (the rates now: 1" in warnings[0]
+    best, start = checkpoint("best"), checkpoint("start")
+    assert best["finetune"]["interpolation"]["share"] == 0
+    assert all(value.equal(start["state_dict"][name]) for name, value in best["state_dict"].items())
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_the_choice_makes_it_on_resume(cli, colours):
+    fit = ("fit", colours, *QUICKEST, *PROBE, "--trainer.max_epochs", 2)
+    cli(*fit)
+    run = versions("runs", "fit")[-1]
+    best, last = checkpoint("best"), checkpoint("last")
+    AtomicCheckpointIO().save_checkpoint(last, run / "checkpoints/best.ckpt")
+    (run / "test.json").unlink()
+    cli(*fit, "--resume")
+    assert versions("runs", "fit") == [run] and (run / "test.json").exists()
+    again = checkpoint("best")
+    assert again["finetune"]["interpolation"] == best["finetune"]["interpolation"]
+    assert all(value.equal(best["state_dict"][name]) for name, value in again["state_dict"].items())
+    cli(*fit, "--resume")  # nothing is left to do
+    assert checkpoint("best")["finetune"]["interpolation"] == best["finetune"]["interpolation"]
+
+
+@pytest.mark.slow
+def test_where_batch_norm_trains_only_the_ends_are_candidates(cli, colours):
+    network = ("--model.backbone", "resnet18_small", "--data.image_size", 28)
+    cli("fit", colours, *QUICKEST, *PROBE, *network, "--model.freeze_batch_norm", "false")
+    assert [one["share"] for one in checkpoint("best")["finetune"]["interpolation"]["candidates"]] == [0.0, 1.0]
+    cli("fit", colours, *QUICKEST, *PROBE, *network)
+    statistics = [name for name in checkpoint("last")["state_dict"] if name.endswith(("running_mean", "running_var"))]
+    assert statistics  # kept where nobody says otherwise, with a head that was fitted on them
+    for name in statistics:
+        assert checkpoint("last")["state_dict"][name].equal(checkpoint("start")["state_dict"][name])
+
+
+@pytest.mark.slow
+def test_two_processes_keep_what_one_keeps(cli, colours, tmp_path):
+    fit = ("fit", colours, *QUICKEST, *PROBE, "--trainer.max_epochs", 2)
+    cli(*fit)
+    one = checkpoint("best")
+    process = finetune(*fit, "--trainer.devices", 2, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    two = checkpoint("best")
+    assert two["finetune"]["interpolation"]["share"] == one["finetune"]["interpolation"]["share"]
+    for name, value in one["state_dict"].items():
+        torch.testing.assert_close(two["state_dict"][name], value, rtol=0, atol=1e-10)
+
+
+def test_without_validation_the_fine_tuned_weights_are_kept(cli, colours):
+    cli("fit", colours, *QUICKEST, *PROBE, "--data.val_fraction", 0)
+    assert checkpoint("best")["finetune"].get("interpolation") is None
+    assert not (versions("runs", "fit")[-1] / "kept_weights.json").exists()

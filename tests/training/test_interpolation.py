@@ -1,0 +1,49 @@
+"""The weights between a fit's start and its end, and which of them are kept."""
+
+import numpy as np
+import pytest
+import torch
+
+from finetune.training.interpolation import choose, interpolate
+
+
+def test_the_ends_are_exact_and_between_them_the_way_is_straight():
+    start = {"weight": torch.rand(5), "half": torch.rand(5).half(), "num_batches": torch.tensor(3)}
+    end = {"weight": torch.rand(5), "half": torch.rand(5).half(), "num_batches": torch.tensor(7)}
+    for name, value in interpolate(start, end, 1.0).items():
+        assert value.equal(end[name])
+    at_start = interpolate(start, end, 0.0)
+    assert at_start["weight"].equal(start["weight"]) and at_start["half"].equal(start["half"])
+    between = interpolate(start, end, 0.75)
+    expected = 0.25 * start["weight"].double() + 0.75 * end["weight"].double()
+    torch.testing.assert_close(between["weight"].double(), expected, rtol=0, atol=1e-7)  # rounded to float32
+    assert between["half"].dtype == torch.float16 and int(between["num_batches"]) == 7
+
+
+# Losses of 100 images under the start, the weights between, and the end: a mean for each, around which images differ
+# by 0.1 in the same way (paired), and by `noise` in their own.
+CASES = {
+    "training helped clearly": ([0.9, 0.8, 0.7], 0.1, 2),
+    "training helped, but not clearly": ([0.71, 0.7, 0.7], 1.0, 1),
+    "training harmed": ([0.7, 1.2, 1.5], 0.1, 0),
+    "training harmed, but what lies between is as good": ([0.7, 0.7, 1.5], 1.0, 1),
+    "nothing changed": ([0.7, 0.7, 0.7], 0.0, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_clear_gain_is_kept_and_a_clear_loss_is_not(case):
+    means, noise, expected = CASES[case]
+    rng = np.random.default_rng(0)
+    differences = noise * rng.standard_normal((3, 100))
+    differences -= differences.mean(axis=1, keepdims=True)
+    losses = np.array(means)[:, None] + 0.1 * rng.standard_normal(100) + differences
+    assert choose(losses) == expected
+
+
+def test_of_two_candidates_the_end_is_kept_unless_the_start_is_clearly_better():
+    same = np.linspace(0.1, 1, 50)
+    wave = np.tile([0.05, -0.05], 25)
+    assert choose(np.stack([same, same + wave])) == 1
+    assert choose(np.stack([same, same + wave + 0.5])) == 0  # the control
+    assert choose(np.stack([[0.1], [9.0]])) == 1  # one image says nothing
