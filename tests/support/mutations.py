@@ -395,6 +395,13 @@ MUTATIONS = [
         "tests/models/test_weights.py -k source_head",
     ),
     Mutation(
+        "label smoothing counts where the head is solved exactly",
+        "features/logistic_regression.py",
+        "targets += self.label_smoothing / num_classes * self.class_weights",
+        "targets += 0.0",
+        "tests/features/test_logistic_regression.py -k torch",
+    ),
+    Mutation(
         "the most probable classes come best first",
         "runs/predictions.py",
         "probabilities.argsort(dim=1, descending=True, stable=True)",
