@@ -78,7 +78,7 @@ def _check_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--scheduler", type=LRSchedulerCallable)
     settings = scheduler.as_dict() if isinstance(scheduler, Namespace) else scheduler
-    make = parser.instantiate_classes(parser.parse_object({"scheduler": settings})).scheduler
+    make = parser.instantiate(parser.parse_object({"scheduler": settings})).scheduler
     try:
         at_each_rate(with_total_steps(make, _SOME_STEPS), [1.0])(optimizer)
     except (ValueError, TypeError) as error:
