@@ -109,7 +109,7 @@ def settle_backbone(config: Any, arguments: Sequence[str]) -> Choice:
 def _chosen(config: Any, arguments: Sequence[str]) -> tuple[Candidate, dict[str, Any], list[str]]:
     """Rank the candidates; return the best one, the ranking for about.json, and what to log."""
     options = config["fit"]
-    candidates = sorted(_candidates(options.model.backbone, options.model.weights), key=_is_downloaded)
+    candidates = sorted(candidates_of(options.model.backbone, options.model.weights), key=_is_downloaded)
     data = data_module(options.data.class_path, options.data.init_args.as_dict())
     if "train" not in data.splits:
         raise ValueError(is_without(data.root, "train"))
@@ -268,7 +268,7 @@ def _weights_here(candidate: Candidate, reachable: dict[str, bool]) -> str:
     return candidate.weights
 
 
-def _candidates(backbone: str, weights: str | None) -> list[Candidate]:
+def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
     """Return the networks to choose from.
 
     Args:

@@ -174,7 +174,8 @@ class FinetuneCLI(LightningCLI):
             choice = settle_backbone(self.config, self.given)
             self.told += choice.messages
             self.ranking = choice.record
-            told = settle_minutes(self.config["fit"], self.given, self.began, self._made)
+            ranked = self.ranking["seconds"] if self.ranking else 0.0
+            told = settle_minutes(self.config["fit"], self.given, self.began, self._made, ranked)
             self.told.append(told)
         super().instantiate_classes()
         if self.checkpoint is not None:

@@ -36,7 +36,7 @@ _NEARLY = 0.9  # share of what several networks are to see that is enough once a
 _SIZES = (224, 192, 160, 128)  # the default, and smaller ones that pretrained networks still take well
 
 
-def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Make) -> str:
+def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Make, alone: float = 0.0) -> str:
     """Choose the length of a fit that is given minutes, and return in words what was chosen.
 
     What is chosen stands in the config as if it had been given, so that the run can be repeated: the minutes do not.
@@ -46,6 +46,7 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         arguments: The command line: a limit in it is not overruled, but refused.
         began: `time.monotonic` when the command began.
         make: Gives the pictures and a network as the config has them.
+        alone: Seconds since `began` that the processes of other devices do not spend, too.
 
     Raises:
         WrongUsage: Another limit is given, by a config max_steps and the like (its epochs are overruled), or more steps
@@ -63,7 +64,7 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         return ""
     if config.trainer.precision is None:
         config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
-    aim = Aim(60 * minutes, began, config)
+    aim = Aim(60 * minutes, began, config, alone)
     found, data = aim.tried(make), config.data.init_args
     if not found.is_enough() and _may_shrink(config, arguments) and (sizes := _smaller(make)):
         data.image_size = next((s for s in sizes if found.at(s / data.image_size).is_enough()), sizes[-1])

@@ -152,12 +152,29 @@ def held_out(features: NDArray[np.floating], labels: NDArray[np.integer], num_cl
         labels: (N,).
         num_classes: K.
     """
+    loss, accuracy, _ = _best_strength(features, labels, num_classes)
+    return loss, accuracy
+
+
+def fitted_head(
+    features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return weight (K, D) and bias (K,) of a head on all of these images, at the strength that `held_out` takes."""
+    strength = _best_strength(features, labels, num_classes)[2]
+    return fit_head(np.asarray(features, np.float64), labels, num_classes, strength)
+
+
+def _best_strength(
+    features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
+) -> tuple[float, float, float]:
+    """Return log loss and accuracy at the best strength, and that strength."""
     x = _rotated(features)
     deals = [_folds(labels, seed) for seed in range(2 if len(labels) <= _FEW_IMAGES else 1)]
     scores = []
     for strength in _STRENGTHS:
         found = [_cross_validated(x, labels, num_classes, strength, folds) for folds in deals]
-        scores.append(tuple(np.mean(found, axis=0).tolist()))
+        loss, accuracy = np.mean(found, axis=0).tolist()
+        scores.append((loss, accuracy, strength))
     return min(scores)
 
 
@@ -254,7 +271,7 @@ def _play(
 def _affordable(contenders: Sequence[_Contender], num: int, wanted: int, seconds: float) -> int:
     """Return how many images the next round can have: `wanted`, or fewer if they would take too long."""
     rate = sum(c.standing.seconds / c.standing.num_images for c in contenders if c.standing is not None)
-    return min(wanted, num + max(0, int(seconds / max(rate, 1e-9))))
+    return num + int(min(wanted - num, max(0.0, seconds) / max(rate, 1e-9)))
 
 
 def _rotated(features: NDArray[np.floating]) -> NDArray[np.float64]:

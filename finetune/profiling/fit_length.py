@@ -109,12 +109,13 @@ class Aim:
         seconds: After `began`.
         began: `time.monotonic` when the command began.
         config: Of `fit`, as parsed.
+        alone: Seconds since `began` that the processes of other devices do not spend, too.
     """
 
-    def __init__(self, seconds: float, began: float, config: Any) -> None:
+    def __init__(self, seconds: float, began: float, config: Any, alone: float = 0.0) -> None:
         self.seconds, self.began, self.trainer = seconds, began, config.trainer
         self.is_tested, self.every_n_steps = config.test_after_fit, config.checkpoint_every_n_steps
-        self.starting = starting(self.trainer, time.monotonic() - began)
+        self.starting = starting(self.trainer, time.monotonic() - began - alone)
 
     def tried(self, make: Make) -> Length:
         """Return how long a fit can be, from a trial.

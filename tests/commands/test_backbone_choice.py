@@ -160,11 +160,11 @@ def test_checkpoints_folders_of_timm_and_pairs_are_candidates(
 
 
 def test_images_are_ranked_as_the_fit_prepares_them(timm_folder, files, colours, cli, monkeypatch):
-    seen = {}
+    seen = []
     original = backbone_choice.eval_transform
 
     def eval_transform(**prepare):
-        seen[prepare["image_size"]] = prepare
+        seen.append(prepare)
         return original(**prepare)
 
     monkeypatch.setattr(backbone_choice, "eval_transform", eval_transform)
@@ -173,10 +173,10 @@ def test_images_are_ranked_as_the_fit_prepares_them(timm_folder, files, colours,
         "data: {init_args: {resize: whole}}"
     )
     cli("fit", colours, "--config", "auto.yaml", *REST, "--test_after_fit", "false")
-    (prepare,) = seen.values()
-    assert (
-        prepare["image_size"] == 28 and prepare["resize"] == "whole"
-    )  # of a config that leaves the choice to the data
+    # A config that leaves the choice to the data means its settings for every candidate.
+    assert [prepare["resize"] for prepare in seen] == ["whole", "whole"]
+    assert [prepare["image_size"] for prepare in seen] == [28, 28]  # of the command line
+    assert [prepare["crop_share"] for prepare in seen] == [0.95, 0.875]  # as the weights of timm say
 
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(None, 120.0), (10, 120.0), (1, 12.0)])

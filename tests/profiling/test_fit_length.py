@@ -143,3 +143,12 @@ def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, mon
     assert found.now().plan == found.plan and found.at(0.5).plan.epochs > found.plan.epochs
     assert given == [200.0]
     assert {length.cache_limit_gb for length in (found, found.now(), found.at(0.5))} == {limit}
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(1, 0.0), (2, 30.0)])
+def test_what_the_first_process_did_alone_is_not_done_again_by_the_others(monkeypatch, devices, expected):
+    monkeypatch.setattr(time, "monotonic", lambda: 150.0)
+    config = SimpleNamespace(
+        trainer={**TRAINER, "devices": devices}, test_after_fit=True, checkpoint_every_n_steps=None
+    )
+    assert Aim(600.0, 100.0, config, alone=20.0).starting == expected

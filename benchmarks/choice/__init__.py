@@ -1,0 +1,1 @@
+"""How good the network is that `finetune fit --backbone auto` chooses."""
