@@ -35,16 +35,20 @@ RECORDS = ROOT / "benchmarks/recipes/recipes.json"
 SEEDS = range(3)
 SIZES = (128, 224)
 NUM_PICTURES = 2000  # to train with, in each of the data sets
-# A recipe computed in other ways: its config and options.
-ARITHMETIC = {
-    "image_folder_float32": ("image_folder", "--trainer.precision 32-true"),
-    "image_folder_compiled": ("image_folder", "--model.compile true"),
+# A recipe with other options than its config: the config and the options.
+VARIANTS = {
+    "former_default": (
+        "image_folder",
+        "--model.head_init xavier --model.freeze_batch_norm false --model.optimizer SGD --model.optimizer.lr 0.03",
+    ),
 }
+# What the settings of a config that states none for the network are: a change of these defaults is another recipe.
+DEFAULT_RECIPE = "fitted head, fixed batch norm, AdamW 1e-4, gradients clipped at 1, weights between start and end"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is run on which data: a config's name, one of ARITHMETIC, or for `plain_…` a recipe of plain.py."""
+    """What is run on which data: a config's name, one of VARIANTS, or for `plain_…` a recipe of plain.py."""
 
     name: str
     data: str
@@ -54,7 +58,7 @@ class Recipe:
         """Return the command's arguments after the data and the weights."""
         if self.name.startswith("plain_"):
             return f"--recipe {self.name.removeprefix('plain_')} --image_size {self.image_size} --seed {seed}".split()
-        config, options = ARITHMETIC.get(self.name, (self.name, ""))
+        config, options = VARIANTS.get(self.name, (self.name, ""))
         return (
             f"fit --config {config}.yaml --data.image_size {self.image_size} --seed_everything {seed} {options} "
             "--test_after_fit true"
@@ -65,22 +69,25 @@ class Recipe:
         if self.name.startswith("plain_"):
             text = (ROOT / "benchmarks/recipes/plain.py").read_text("utf-8").split('"""', 2)[2]
         else:
-            config, options = ARITHMETIC.get(self.name, (self.name, ""))
+            config, options = VARIANTS.get(self.name, (self.name, ""))
             settings = yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))
             length = "" if "max_epochs" in settings.get("trainer", {}) else str(usual_epochs(NUM_PICTURES))
-            text = json.dumps(settings) + options + length
+            defaults = "" if "model" in settings or "xavier" in options else DEFAULT_RECIPE
+            text = json.dumps(settings) + options + length + defaults
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-CONFIGS = ("hotdog", "image_folder", "hotdog_probe", "hotdog_frozen", "hotdog_book", "hotdog_scratch")
+CONFIGS = (
+    *("hotdog", "image_folder", "former_default", "hotdog_probe"),
+    *("hotdog_frozen", "hotdog_book", "hotdog_scratch"),
+)
 PLAIN = ("plain_one_rate", "plain_book", "plain_scratch")
 # Each group goes through all its recipes before the next seed: what is measured side by side is compared.
 GROUPS = (
     [Recipe(name, "hotdog", 128) for name in (*CONFIGS, *PLAIN)],
     [Recipe(name, "hotdog", 224) for name in ("hotdog", "hotdog_book", "plain_book")],
-    [Recipe(name, "fashion", 64) for name in ("hotdog", "image_folder", "hotdog_book")],
+    [Recipe(name, "fashion", 64) for name in ("hotdog", "image_folder", "former_default", "hotdog_book")],
     [Recipe(name, "hotdog", 224) for name in (*CONFIGS, *PLAIN) if name not in ("hotdog", "hotdog_book", "plain_book")],
-    [Recipe(name, "hotdog", 128) for name in ARITHMETIC],
 )
 
 
@@ -188,7 +195,6 @@ def tables(records: list[dict]) -> dict[str, str]:
     hotdog, fashion = ([r for r in records if r["data"] == data] for data in ("hotdog", "fashion"))
     return {
         "recipes": table(hotdog, names_in(hotdog), SIZES),
-        "arithmetic": table(hotdog, ["image_folder", *ARITHMETIC], (128,)),
         "fashion": table(fashion, [recipe.name for recipe in GROUPS[2]], (64,)),
     }
 

@@ -5,17 +5,16 @@ Before torch is there, `command_line` brings what is typed to full flags: `given
 (`option_names`) and tells the nearest (`suggestions`), `short_words` has the short forms, `flow_yaml` writes values as
 the parser reads them. `help_pages` is what `--help` shows, by `help_texts`.
 
-`lightning_cli` is fit, validate, test and predict, `lightning_flags` what these take besides Lightning's own; `trainer`
-has what a Trainer is made of, `fit` what training is besides, after `early_values` and `fit_checks`; `resumption` finds
-what `--resume` goes on with. `parser` tells of wrong keys and values, `error_lines` of all else, `config_files` finds
-configs by name, `default_rates` gives another optimizer its usual learning rate, `preparation` prepares pictures as
-weights of timm's say, `backbone_choice` chooses among several networks by the images, `minutes` chooses a length that
-ends in time, `trust` says what a checkpoint may import. `logger_names` finds loggers by name, `logged_sheet` draws test
-pictures for them.
-Our own: `benchmark` measures a fit, `by_hand` trains in parallel without a framework, `cache` lists what is kept,
-`check` says what is wrong with a data set, `demo` shows the whole job, `export` writes files for other programs,
-`parity` compares ways of using devices, `report` writes the page of a run, `serve` answers requests, `sheet` draws
-predicted pictures on one page.
+`lightning_cli` is fit, validate, test and predict, `lightning_flags` what these take besides Lightning's own;
+`trainer` has what a Trainer is made of, `fit` what training is besides, after `early_values` and `fit_checks`, and
+`kept_weights` what is kept of it; `resumption` finds what `--resume` goes on with. `parser` tells of wrong keys and
+values, `error_lines` of all else, `config_files` finds configs by name, `default_rates` gives another optimizer its
+usual learning rate, `preparation` prepares pictures as weights of timm's say, `backbone_choice` chooses among several
+networks by the images, `minutes` chooses a length that ends in time, `trust` says what a checkpoint may import.
+`logger_names` finds loggers by name, `logged_sheet` draws test pictures for them. Our own: `benchmark` measures a fit,
+`by_hand` trains in parallel without a framework, `cache` lists what is kept, `check` says what is wrong with a data
+set, `demo` shows the whole job, `export` writes files for other programs, `parity` compares ways of using devices,
+`report` writes the page of a run, `serve` answers requests, `sheet` draws predicted pictures on one page.
 
 A new command is a module here and a row in `cli`. It reads flags, calls and prints; what it calls lies below.
 """

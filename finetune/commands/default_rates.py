@@ -24,7 +24,10 @@ USUAL = {
 }
 # Where the head starts as one that was fitted on the features and batch norm keeps its statistics, less has to change,
 # and more can be lost (docs/benchmarks.md).
-USUAL_OF_FITTED_HEAD = {"AdamW": 3e-4, "Adam": 3e-4, "SGD": 3e-3}
+USUAL_OF_FITTED_HEAD = {"AdamW": 1e-4, "Adam": 1e-4, "SGD": 3e-3}
+# What else is usual where nobody says it; of other optimizers their own defaults.
+_SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 2e-3}
+CLIP_NORM = 1.0  # of the gradient of all parameters together
 _DEFAULT = "AdamW"  # of `Classifier`
 
 
@@ -56,7 +59,34 @@ def settle_rate(config: Any, arguments: Sequence[str]) -> str:
     optimizer.init_args.lr = usual[name]
     if rate_is_for is None and name == _DEFAULT:
         return ""
+    if rate_is_for is None:  # what is left is the default optimizer's
+        usual_arguments = {"weight_decay": 0.0} | (_SGD if name == "SGD" else {})
+        for argument, value in usual_arguments.items():
+            if argument in optimizer.init_args and argument not in _arguments_said(arguments):
+                optimizer.init_args[argument] = value
     return f"learning rate {usual[name]:g}, as is usual for {name}; {before}; {flag} sets another"
+
+
+def _arguments_said(arguments: Sequence[str]) -> set[str]:
+    """Return the names of the optimizer's arguments that configs and flags give."""
+    return {name for _, said in _said(arguments) for name in {**said, **(said.get("init_args") or {})}}
+
+
+def settle_clipping(options: Any) -> None:
+    """Let a fit from a fitted head, whose batch norm keeps its statistics, clip its gradients where nobody said.
+
+    Such a network no longer normalises what it makes of an image, and a rare large gradient can ruin it
+    (docs/benchmarks.md).
+
+    Args:
+        options: Those of `fit`, as parsed; changed in place.
+    """
+    model = options.model
+    has_fitted_head = resolved_head_init(model.head_init, model.weights, model.members) == "probe"
+    has_fixed_statistics = model.freeze_batch_norm is not False
+    trains = model.freeze != "backbone"
+    if has_fitted_head and has_fixed_statistics and trains and options.trainer.gradient_clip_val is None:
+        options.trainer.gradient_clip_val = CLIP_NORM
 
 
 def _rate_is_for(arguments: Sequence[str]) -> str | None:
@@ -83,8 +113,8 @@ def _said(arguments: Sequence[str]) -> Iterator[tuple[bool, dict[str, Any]]]:
             said = settings_in(value) or value
         elif flag in ("--model.optimizer.class_path", "--model.optimizer.init_args"):
             said = {flag.rpartition(".")[2]: yaml.safe_load(value)}
-        elif flag in ("--model.optimizer.lr", "--model.optimizer.init_args.lr"):
-            said = {"lr": value}
+        elif flag.startswith("--model.optimizer."):
+            said = {flag.rpartition(".")[2]: value}
         else:
             continue
         if said:

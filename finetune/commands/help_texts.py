@@ -37,8 +37,8 @@ _NETWORK = (
 _CHOICE = Option("model.backbone", "NAME", "resnet18", "of torchvision; timm/NAME; auto, or A,B: by the data")
 _TRAINING = (
     Option("trainer.max_epochs", "N", None, "passes over the training pictures; 5 to 50 by their number"),
-    Option("model.optimizer.lr", "RATE", "0.03", "learning rate, of backbone and head alike"),
-    Option("model.optimizer", "NAME", "SGD", "another, as AdamW, begins at its usual rate"),
+    Option("model.optimizer.lr", "RATE", "0.0001", "learning rate, of backbone and head alike"),
+    Option("model.optimizer", "NAME", "AdamW", "another, as SGD, begins at its usual rate"),
     Option("model.class_weights", "HOW", None, "balanced: rare classes count as much as frequent ones"),
     Option("seed_everything", "N", "0", "of order, augmentation and new weights"),
 )

@@ -20,7 +20,7 @@ from pytorch_lightning.utilities.enums import LightningEnum
 from finetune.commands import config_files, logger_names
 from finetune.commands.backbone_choice import settle_backbone
 from finetune.commands.command_line import with_pictures
-from finetune.commands.default_rates import settle_rate
+from finetune.commands.default_rates import settle_clipping, settle_rate
 from finetune.commands.early_values import check_values
 from finetune.commands.error_lines import raised
 from finetune.commands.fit import fit
@@ -135,6 +135,8 @@ class FinetuneCLI(LightningCLI):
         if subcommand == "fit":
             self.changes = apply_plan(plan, self._parser("fit"), self.config["fit"])
         rate = settle_rate(self.config, args) if plan.run is None else ""  # a run keeps its own
+        if subcommand == "fit" and plan.run is None:
+            settle_clipping(self.config["fit"])
         if subcommand == "fit":
             check_values(self.config["fit"])
         self.told = [rate, settle_preparation(self.config, args), plan.message]

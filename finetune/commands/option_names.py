@@ -13,7 +13,7 @@ root split_seed test_fraction val_fraction
 """
 _MODEL = """
 backbone class_mapping class_weights compile decay_norm_and_bias freeze freeze_batch_norm head_init head_lr_multiplier
-label_smoothing layer_decay members optimizer optimizer.lr optimizer.momentum optimizer.weight_decay scheduler
+label_smoothing layer_decay members optimizer optimizer.lr optimizer.weight_decay scheduler
 scheduler.warmup scheduler_interval source_classes weights
 """
 _TRAINER = """

@@ -7,7 +7,8 @@ best, `checkpoint_io` how they are written, and reads them, `exported_files` wha
 `results` writes test.json or val.json, and skipped.txt, `predictions` predictions.csv and test_predictions.csv
 (`parquet` another kind of file), `clock` seconds.json. `newest_run` finds the run to go on in, `resume` goes on in it,
 one process at a time (`run_lock`), and tells what has changed since (`changes`); `side_files` sets damaged files aside
-that this does not need; `lightning_callbacks` sees to it that Lightning's own, such as early stopping, go on too.
+that this does not need; `worse_than_start` warns of training that harms, `interpolation_record` is what a fit says of
+the weights that it kept; `lightning_callbacks` sees to it that Lightning's own, such as early stopping, go on too.
 
 What logs elsewhere besides, if it is asked to, is a `run_logger`: `tensorboard_logger`, `wandb_logger`,
 `mlflow_logger`.

@@ -88,7 +88,7 @@ class Classifier(ClipsEach):
         head_lr_multiplier: float = 1.0,
         layer_decay: float = 1.0,
         decay_norm_and_bias: bool = False,
-        optimizer: Callable[[Any], Optimizer] = lambda params: AdamW(params, lr=3e-4, weight_decay=0.05),
+        optimizer: Callable[[Any], Optimizer] = lambda params: AdamW(params, lr=1e-4, weight_decay=0.05),
         scheduler: Callable[[Optimizer], LRScheduler] | None = lambda optimizer: WarmupCosine(optimizer, warmup=0.2),
         scheduler_interval: Literal["step", "epoch"] = "step",
         label_smoothing: float = 0.0,

@@ -139,9 +139,15 @@ def test_headers_and_readme_say_what_was_recorded():
     """The figures in a config's header and in the README, mean ± standard deviation, are those of the runs."""
     recorded = records_of("recipes/recipes")
     for name in script("recipes.__main__").CONFIGS:
+        if name == "former_default":  # options of image_folder.yaml
+            continue
         text = (ROOT / f"configs/{name}.yaml").read_text("utf-8")
         header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
         found = [r["accuracy"] for r in recorded if (r["name"], r["data"], r["image_size"]) == (name, "hotdog", 128)]
+        if not found:
+            assert "on the pictures of hotdog.yaml not measured" in header, name
+            assert re.search(rf"^\| `{name}\.yaml`.* \| – \|$", PAGES["README.md"], re.M), name
+            continue
         expected = f"{statistics.fmean(found):.3f} ± {statistics.stdev(found):.3f}"
         assert f"test accuracy {expected}," in header, (name, expected)
         assert re.search(rf"^\| `{name}\.yaml`.* \| {expected} \|$", PAGES["README.md"], re.M), (name, expected)

@@ -6,7 +6,7 @@ import pytest
 from command_lines import ParseOnly
 
 from finetune.commands import default_rates
-from finetune.commands.default_rates import USUAL
+from finetune.commands.default_rates import USUAL, USUAL_OF_FITTED_HEAD
 from finetune.system.messages import WrongUsage
 
 
@@ -28,7 +28,7 @@ def optimizer(tmp_path, monkeypatch):
 
 HOTDOG = ("--config", "hotdog.yaml")  # SGD at 0.01
 TAKEN = {  # the rate is the usual one, and is told
-    ("--model.optimizer", "Adam"): ("Adam", "0.0003 is for AdamW"),
+    ("--model.optimizer", "Adam"): ("Adam", "0.0001 is for AdamW"),
     (*HOTDOG, "--model.optimizer", "Adam"): ("Adam", "0.01 is for SGD"),
     (*HOTDOG, "--model.optimizer.class_path", "RAdam"): ("RAdam", "0.01 is for SGD"),
     (*HOTDOG, "--config", "adam.yaml"): ("Adam", "0.01 is for SGD"),
@@ -40,7 +40,7 @@ TAKEN = {  # the rate is the usual one, and is told
     ("--config", "rate.yaml", "--model.optimizer", "Adam"): ("Adam", "0.4 is for AdamW"),
 }
 LEFT = {  # it is the optimizer's own, or the user's
-    (): 3e-4,
+    (): 1e-4,
     ("--model.weights", "null"): 1e-3,
     ("--model.members", "2"): 1e-3,
     HOTDOG: 0.01,
@@ -61,8 +61,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_another_optimizer_gets_its_own_rate_and_a_line(optimizer, arguments):
     name, told = TAKEN[arguments]
     parsed, said = optimizer(*arguments)
-    assert parsed.class_path == f"torch.optim.{name}" and parsed.init_args.lr == USUAL[name]
-    assert f"learning rate {USUAL[name]:g}, as is usual for {name}; {told}; --model.optimizer.lr sets another" in said
+    usual = {**USUAL, **USUAL_OF_FITTED_HEAD}  # but of hotdog.yaml, whose head is random
+    rate = (USUAL if HOTDOG[1] in arguments else usual)[name]
+    assert parsed.class_path == f"torch.optim.{name}" and parsed.init_args.lr == rate
+    assert f"learning rate {rate:g}, as is usual for {name}; {told}; --model.optimizer.lr sets another" in said
     assert len(said.splitlines()) == 1
 
 
@@ -75,6 +77,22 @@ def test_a_rate_that_is_its_own_or_was_given_stays_and_nothing_is_said(optimizer
 def test_where_no_rate_is_usual_it_is_asked_for(optimizer):
     with pytest.raises(WrongUsage, match="0.01 is for SGD, not for LBFGS: give --model.optimizer.lr"):
         optimizer(*HOTDOG, "--model.optimizer", "LBFGS")
+
+
+def test_another_optimizer_takes_nothing_else_of_the_default_one(optimizer):
+    sgd, _ = optimizer("--model.optimizer", "SGD", "--model.optimizer.momentum", "0.8")
+    assert (sgd.init_args.momentum, sgd.init_args.nesterov, sgd.init_args.weight_decay) == (0.8, True, 2e-3)
+    adam, _ = optimizer("--model.optimizer", "Adam")
+    assert adam.init_args.weight_decay == 0  # where 0.05 would be added to the loss
+
+
+def test_a_fit_from_a_fitted_head_clips_its_gradients(optimizer):
+    def clip(*arguments: str) -> float | None:
+        return ParseOnly(["fit", *arguments]).config["fit"].trainer.gradient_clip_val
+
+    assert clip() == 1.0 and clip("--trainer.gradient_clip_val", "0") == 0
+    assert clip("--model.weights", "null") is None and clip(*HOTDOG) is None
+    assert clip("--model.freeze_batch_norm", "false") is None
 
 
 def test_what_else_the_config_says_is_kept(optimizer):

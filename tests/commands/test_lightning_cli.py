@@ -112,11 +112,11 @@ def test_resume_in_another_order_is_refused_and_leaves_the_run_as_it_is(colours,
     assert progress["current"]["processed"] == 3
 
 
-@pytest.mark.parametrize(("optimizer", "rate"), [([], 0.03), (["--optimizer", "Adam"], 0.001)])
+@pytest.mark.parametrize(("optimizer", "rate"), [([], 0.001), (["--optimizer", "SGD"], 0.03)])
 def test_another_optimizer_than_the_config_s_learns_at_its_own_rate(colours, cli, tmp_path, optimizer, rate):
     # Of 7 steps one is the warm-up, at the full rate already.
     cli("fit", colours, *TYPED, "--batch", 8, "--trainer.log_every_n_steps", 1, *optimizer)
-    name = optimizer[1] if optimizer else "SGD"
+    name = optimizer[1] if optimizer else "AdamW"
     with open(tmp_path / "runs/fit/version_0/steps.csv", newline="", encoding="utf-8") as file:
         first = next(csv.DictReader(file))
     assert float(first[f"lr-{name}/head"]) == float(first[f"lr-{name}/backbone"]) == rate

@@ -7,7 +7,7 @@ import pytest
 from command_lines import ParseOnly
 from jsonargparse import Namespace
 
-from finetune.commands import preparation
+from finetune.commands import lightning_cli, preparation
 from finetune.runs import newest_run
 
 CONVNEXT = ("--model.backbone", "timm/convnext_nano.in12k_ft_in1k")
@@ -66,11 +66,16 @@ def test_a_folder_says_it_of_its_own_weights(prepared, tmp_path):
 @pytest.mark.parametrize("how", [("--resume",), ("--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")])
 def test_a_run_that_goes_on_prepares_them_as_before_whatever_became_of_the_folder(prepared, monkeypatch, how):
     before = {"image_size": 96, "resize": "whole", "interpolation": "bilinear", "crop_share": 1.0, "root": "there"}
-    checkpoint = {"hyper_parameters": {"backbone": "timm/resnet18"}, "datamodule_hyper_parameters": before}
+    checkpoint = {
+        "hyper_parameters": {"backbone": "timm/resnet18"},
+        "datamodule_hyper_parameters": before,
+        "finetune": {},
+    }
     monkeypatch.setattr(preparation, "read_checkpoint", lambda path: checkpoint)
     Path("runs/fit/version_0/checkpoints").mkdir(parents=True)
     Path("runs/fit/version_0/checkpoints/last.ckpt").touch()
-    monkeypatch.setattr(newest_run, "read_checkpoint", lambda path: checkpoint)
+    for reader in (newest_run, lightning_cli):
+        monkeypatch.setattr(reader, "read_checkpoint", lambda path: checkpoint)
     goes_on = ("--model.backbone", "timm/resnet18", "--model.weights", "./gone", *how)
     assert prepared(*goes_on)[0] == {name: before[name] for name in TOLD}
     assert prepared(*goes_on, "--data.image_size", "160")[0]["image_size"] == 160

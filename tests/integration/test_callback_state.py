@@ -52,6 +52,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "log_weight_decay": SETTING,
         "logging_interval": SETTING,
     },
+    "WorseThanStart": {"accuracy": f"{SAVED} accuracy", "num_worse": f"{SAVED} num_worse"},
     "StepOnPlateau": {"_due": f"{SAVED} due"},
     "EarlyStopping": {
         "best_score": f"{SAVED} best_score",
@@ -190,7 +191,7 @@ def test_rates_of_an_epoch_that_was_stopped_in_its_validation(cli, colours, tmp_
         with pytest.raises(Interrupted):
             fit("stopped")
     resumed = fit("stopped", "--resume")
-    assert len(whole) == 3 and len({row["lr-SGD/head"] for row in whole}) == 3
+    assert len(whole) == 3 and len({row["lr-AdamW/head"] for row in whole}) == 3
     for row in (*whole, *resumed):
         del row["seconds"]
     assert resumed == whole

@@ -272,7 +272,7 @@ def test_every_run_has_a_folder_of_its_own(fitted):
             *("seconds.json", "steps.csv", "test.json", "test_predictions.csv"),
         ]
     rows = read_metrics(fitted / "runs/fit/version_0/steps.csv")
-    assert {"step", "epoch", "train/loss_epoch", "val/accuracy", "test/accuracy", "lr-SGD/head"} <= set(rows[0])
+    assert {"step", "epoch", "train/loss_epoch", "val/accuracy", "test/accuracy", "lr-AdamW/head"} <= set(rows[0])
     result = json.loads((fitted / "runs/fit/version_0/test.json").read_text())
     assert sum(map(sum, result["confusion_matrix"])) == 30
     epochs = read_metrics(fitted / "runs/fit/version_0/metrics.csv")
@@ -280,7 +280,7 @@ def test_every_run_has_a_folder_of_its_own(fitted):
     for row in epochs:
         empty = [name for name, value in row.items() if not value]  # of a class that is never predicted
         assert all(name.startswith("val/precision/") for name in empty) and float(row["seconds"]) > 0
-        assert {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "lr-SGD/head"} <= set(row)
+        assert {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "lr-AdamW/head"} <= set(row)
     assert any(row["test/accuracy"] and float(row["test/accuracy"]) == result["test/accuracy"] for row in rows)
 
 

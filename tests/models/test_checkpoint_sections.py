@@ -97,7 +97,7 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     (MODEL, "weights"): [3, {"a": 1}],
     (MODEL, "head_init"): ["other", None, ["xavier"]],
     (MODEL, "class_mapping"): ["x", {"a": 1}, {"a": [1]}, {1: "a"}, {"a": MANY}],
-    (MODEL, "freeze_batch_norm"): ["yes", 1, None],
+    (MODEL, "freeze_batch_norm"): ["yes", 1],
     (MODEL, "head_lr_multiplier"): [0, -1.0, math.inf, math.nan, "10", True],
     (MODEL, "layer_decay"): [0, 1.5, "1"],
     (MODEL, "label_smoothing"): [1, -0.1, math.nan, "0"],

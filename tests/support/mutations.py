@@ -117,7 +117,7 @@ MUTATIONS = [
     Mutation(
         "a checkpoint's temperature is of its own weights",
         "training/classifier.py",
-        "        self.calibration = Calibration()  # the other was of the weights before this step\n",
+        "        self.calibration = Calibration()  # both were of the weights before this step\n",
         "",
         "tests/training/test_calibration.py -k moved",
     ),
@@ -369,7 +369,7 @@ MUTATIONS = [
     Mutation(
         "another optimizer learns at its usual rate",
         "commands/default_rates.py",
-        "    optimizer.init_args.lr = USUAL[name]\n",
+        "    optimizer.init_args.lr = usual[name]\n",
         "",
         "tests/commands/test_default_rates.py tests/commands/test_lightning_cli.py -k rate",
     ),

@@ -24,6 +24,7 @@ class Tiny(pl.LightningModule):
     class_names = ("a", "b")
     confusion_matrix = ((3, 1), (0, 4))
     calibration = Calibration()
+    interpolation = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ def test_three_lines_before_training(colours, cli, caplog):
         "split_seed 0), test 30 (its test folder); 3 classes in train: "
         f"blue {train[0]}, green {train[1]}, red {train[2]}",
         "network: small_cnn, random weights; 0.30 of 0.30 million numbers learn, frozen: nothing; "
-        "SGD at 0.03 (backbone), 0.03 (head)",
+        "AdamW at 0.001 (backbone), 0.001 (head)",
         "training: 1 x cpu, precision 32-true, 4 batches of 16 an epoch, max_epochs 1",
         few(val),
     ]
@@ -63,10 +63,10 @@ def test_what_is_frozen_and_the_rates(colours, caplog):
     )
     assert told(caplog, pictures, frozen)[1] == (
         "network: resnet18, random weights; 8.40 of 11.18 million numbers learn, "
-        "frozen: all up to layer3 and batch norm's statistics; SGD at 0.03 (backbone), 0.3 (head)"
+        "frozen: all up to layer3 and batch norm's statistics; AdamW at 0.0001 (backbone), 0.001 (head)"
     )
     decayed = Classifier(pictures.class_names, "resnet18", None, layer_decay=0.5)
-    assert told(caplog, pictures, decayed)[1].endswith("SGD at 0.000937 (conv1), 0.015 (layer4), 0.03 (head)")
+    assert told(caplog, pictures, decayed)[1].endswith("AdamW at 3.13e-06 (conv1), 5e-05 (layer4), 0.0001 (head)")
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1.0, "5 batches"), (2, "2 batches"), (0.5, "2 batches")])

@@ -95,10 +95,10 @@ def test_a_finished_run_is_resumed_to_nothing_and_exported_as_it_is(cli, colours
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--model.members", "2"), "model.members would all be alike"),
+        (("--model.members", "2"), r"--members \(--model.members\) would all be alike"),
         (("--model.head_init", "source"), "model.head_init source has no effect"),
-        (("--data.mixup", "0.2"), "data.mixup has no effect with model.freeze backbone"),
-        (("--data.cutmix", "1"), "data.cutmix has no effect with model.freeze backbone"),
+        (("--data.mixup", "0.2"), r"--data.mixup has no effect with --freeze \(--model.freeze\) backbone"),
+        (("--data.cutmix", "1"), r"--data.cutmix has no effect with --freeze \(--model.freeze\) backbone"),
         (("--data.image_size_schedule", "24,28"), "data.image_size_schedule has no effect"),
         (("--ckpt_path", "some.ckpt"), "give it as --weights"),
     ],
