@@ -61,6 +61,7 @@ SOURCES = {
     "check/check": Source(many("check.__main__"), ("found", "auroc", "seconds")),
     "data/indexing": Source(one("many_files", "data.indexing", "seconds"), ("scan",)),
     "data/loading": Source(one("data_road", "data.loading", "pictures_per_second"), ("cpu",)),
+    "defaults/defaults": Source(many("defaults.__main__"), ("accuracy",)),
     "export/export": Source(one("export", "export.__main__"), ("milliseconds",), ("benchmarks.md", "export.md")),
     "gpu/gpu": Source(one("gpu", "gpu.documents", "measurements", "document"), ("rates",)),
     "peers/compare": Source(many("peers.documents"), ("seconds", "later_rate", "date")),
