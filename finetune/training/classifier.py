@@ -175,7 +175,8 @@ class Classifier(ClipsEach):
         evaluated = self.eval()
         fitted = probe_head(self.trainer, self.network, evaluated, self._data, self.class_weight, self.label_smoothing)
         on_val = ""
-        if self.trains_from_fitted_head and "val" in self._data.splits:
+        is_validated = "val" in self._data.splits and self.trainer.limit_val_batches != 0
+        if self.trains_from_fitted_head and is_validated:
             self.start_accuracy = accuracy_of(self.trainer, self.network, evaluated, self._data, fitted.probe)
             on_val = f", val/accuracy {self.start_accuracy:.4f}"
         self.train()
