@@ -19,6 +19,7 @@ from finetune.commands.short_words import both
 from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_first_process
+from finetune.models.heads import resolved_head_init
 from finetune.models.timm_backbones import is_timm
 from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Length, Make
 from finetune.system.messages import WrongUsage
@@ -200,9 +201,14 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
 
 
 def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
-    """Return whether nobody has said how many networks, and several would not be one: that differ by their heads."""
-    model, is_said = config.model, is_given(arguments, "members", "model")
-    return model.members == 1 and model.head_init == "xavier" and model.freeze is None and not is_said
+    """Return whether several networks are worth a try: nobody chose their number, and they would differ by their heads.
+
+    From pretrained weights one network starts from a fitted head, which several could not: theirs are random.
+    """
+    model = config.model
+    if is_given(arguments, "members", "model") or model.members != 1 or model.freeze is not None:
+        return False
+    return resolved_head_init(model.head_init, model.weights, model.members) == "xavier"
 
 
 def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:

@@ -40,7 +40,7 @@ CHOICES = {
     "data.resize": ("shorter_side", "squash", "whole"),
     "data.interpolation": ("bilinear", "bicubic"),
     "data.on_bad_image": ("error", "skip"),
-    "model.head_init": ("xavier", "source", "probe"),
+    "model.head_init": ("auto", "xavier", "source", "probe"),
 }
 NUMBERS = {
     *("data.batch_size", "data.image_size", "data.val_fraction", "data.test_fraction", "data.min_crop"),

@@ -1,9 +1,11 @@
 """The first look at flags refuses only what the real parser refuses, and says what was meant, in both spellings."""
 
 import contextlib
+import inspect
 import io
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from finetune.commands.given_arguments import taken_apart
 from finetune.commands.known_flags import check_flags
 from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.option_names import CHOICES, NUMBERS, OPTIMIZERS
+from finetune.data.datamodule import ImageDataModule
 from finetune.system.messages import WrongUsage
+from finetune.training.classifier import Classifier
 
 REFUSED = {
     ("fit", "--epoch", "3"): "--epoch; did you mean --epochs (--trainer.max_epochs)?",
@@ -142,6 +146,13 @@ def test_what_is_taken_for_choices_numbers_and_optimizers_is():
         check_flags("fit", taken_apart(line))
     for name in OPTIMIZERS.split():
         assert issubclass(getattr(torch.optim, name), torch.optim.Optimizer)
+
+
+@pytest.mark.parametrize("full", sorted(CHOICES.keys() - {"tta"}))
+def test_no_value_that_the_signature_has_is_refused(full):
+    group, name = full.split(".")
+    signature = inspect.signature({"model": Classifier, "data": ImageDataModule}[group])
+    assert set(CHOICES[full]) == set(get_args(signature.parameters[name].annotation))
 
 
 def test_beside_another_lightning_nothing_is_refused(monkeypatch):

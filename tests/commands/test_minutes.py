@@ -150,7 +150,7 @@ def settle(monkeypatch, tried):
         config.checkpoint_every_n_steps = None
         trainer.update(Namespace(sync_batchnorm=False, **given.pop("limits", {})))
         config.trainer = trainer
-        model = {"backbone": "resnet18", "members": 1, "head_init": "xavier", "freeze": None}
+        model = {"backbone": "resnet18", "weights": None, "members": 1, "head_init": "auto", "freeze": None}
         config.model = SimpleNamespace(**{**model, **given})
 
         def make():
@@ -349,6 +349,8 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(settle, 
         ((), {"freeze": "layer2"}, 1),
         ((), {"head_init": "probe"}, 1),
         ((), {"head_init": "source"}, 1),
+        ((), {"weights": "DEFAULT"}, 1),  # it starts from a fitted head, as `probe` does
+        ((), {"weights": "DEFAULT", "head_init": "xavier"}, 5),
         ((), {}, 5),  # the control
     ],
 )
