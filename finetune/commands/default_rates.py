@@ -1,6 +1,8 @@
-"""The learning rate where nobody gave one that fits: it depends on the optimizer, and on how the head starts."""
+"""The settings of an optimizer that nobody gave: they depend on the optimizer, and on how the head starts."""
 
+import inspect
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import yaml
@@ -25,14 +27,16 @@ USUAL = {
 # Where the head starts as one that was fitted on the features and batch norm keeps its statistics, less has to change,
 # and more can be lost (docs/benchmarks.md).
 USUAL_OF_FITTED_HEAD = {"AdamW": 1e-4, "Adam": 1e-4, "SGD": 3e-3}
-# What else is usual where nobody says it; of other optimizers their own defaults.
+# What else is usual for SGD; other optimizers have their own defaults.
 _SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 2e-3}
 CLIP_NORM = 1.0  # of the gradient of all parameters together
 _DEFAULT = "AdamW"  # of `Classifier`
 
 
 def settle_rate(config: Any, arguments: Sequence[str]) -> str:
-    """Give a fit's optimizer its usual rate if the one that it was left with is for another case; return the message.
+    """Give a fit's optimizer its usual rate if its rate is meant for another case; return the message.
+
+    Its other arguments get their usual values if nobody gave them: the parser leaves those of the default optimizer.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
@@ -46,6 +50,8 @@ def settle_rate(config: Any, arguments: Sequence[str]) -> str:
     model = config["fit"].model
     optimizer = model.optimizer
     name = optimizer.class_path.rpartition(".")[2]
+    if name != _DEFAULT:
+        _settle_other_arguments(optimizer, name, arguments)
     rate_is_for = _rate_is_for(arguments)
     if rate_is_for in (name, _COMMAND_LINE) or "lr" not in optimizer.init_args:
         return ""
@@ -59,12 +65,19 @@ def settle_rate(config: Any, arguments: Sequence[str]) -> str:
     optimizer.init_args.lr = usual[name]
     if rate_is_for is None and name == _DEFAULT:
         return ""
-    if rate_is_for is None:  # what is left is the default optimizer's
-        usual_arguments = {"weight_decay": 0.0} | (_SGD if name == "SGD" else {})
-        for argument, value in usual_arguments.items():
-            if argument in optimizer.init_args and argument not in _arguments_said(arguments):
-                optimizer.init_args[argument] = value
     return f"learning rate {usual[name]:g}, as is usual for {name}; {before}; {flag} sets another"
+
+
+def _settle_other_arguments(optimizer: Any, name: str, arguments: Sequence[str]) -> None:
+    """Give all arguments of an optimizer but its rate their usual values, except those that configs and flags give."""
+    module, _, class_name = optimizer.class_path.rpartition(".")
+    parameters = inspect.signature(getattr(import_module(module), class_name)).parameters
+    given = _arguments_said(arguments)
+    for argument in optimizer.init_args.as_dict().keys() & parameters.keys() - given - {"lr"}:
+        value = _SGD.get(argument) if name == "SGD" else None
+        optimizer.init_args[argument] = parameters[argument].default if value is None else value
+    if name == "SGD" and not optimizer.init_args.momentum and "nesterov" not in given:
+        optimizer.init_args.nesterov = False  # which needs momentum
 
 
 def _arguments_said(arguments: Sequence[str]) -> set[str]:

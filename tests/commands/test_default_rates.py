@@ -86,6 +86,22 @@ def test_another_optimizer_takes_nothing_else_of_the_default_one(optimizer):
     assert adam.init_args.weight_decay == 0  # where 0.05 would be added to the loss
 
 
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (("--model.optimizer", "SGD", "--model.optimizer.lr", "0.03"), {"momentum": 0.9, "weight_decay": 2e-3}),
+        (("--model.optimizer", "SGD", "--model.optimizer.momentum", "0"), {"momentum": 0, "nesterov": False}),
+        (("--model.optimizer", "Adam", "--model.optimizer.lr", "0.001"), {"weight_decay": 0}),
+        (("--model.optimizer", "Muon", "--model.optimizer.lr", "0.02"), {"weight_decay": 0.1}),  # its own default
+        (("--config", "adam_rate.yaml"), {"weight_decay": 0}),
+        (("--config", "rate.yaml"), {"weight_decay": 0.05}),  # of the default optimizer
+    ],
+)
+def test_a_rate_that_is_given_leaves_the_other_arguments_as_usual(optimizer, arguments, values):
+    parsed, _ = optimizer(*arguments)
+    assert {name: parsed.init_args[name] for name in values} == values
+
+
 def test_a_fit_from_a_fitted_head_clips_its_gradients(optimizer):
     def clip(*arguments: str) -> float | None:
         return ParseOnly(["fit", *arguments]).config["fit"].trainer.gradient_clip_val
