@@ -28,7 +28,12 @@ from benchmarks.techniques.documents import blocks
 RECORDS = ROOT / "benchmarks/techniques/techniques.json"
 TRIVIAL = ("--data.augmentations", "[{class_path: TrivialAugment}]")
 SMALLER = ("--batch", "16", "--model.optimizer.lr", "0.02")
-# name: what is added to `finetune fit SET --size 128`
+# The defaults of `finetune fit` when the runs were recorded, against which each technique is held.
+FORMER = (
+    *("--model.head_init", "xavier", "--model.freeze_batch_norm", "false"),
+    *("--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "0.03"),
+)
+# name: what is added to `finetune fit SET --size 128` and FORMER
 TECHNIQUES: dict[str, tuple[str, ...]] = {
     "default": (),
     "head ×10, rate 0.01": ("--model.optimizer.lr", "0.01", "--model.head_lr_multiplier", "10"),
@@ -77,7 +82,8 @@ def command(run: Run, sets: Path, weights: Path, out: Path) -> list[str]:
     # Nothing of ours looks at the validation pictures until the end: the callback does.
     common += " --trainer.check_val_every_n_epoch 1000"
     program = [sys.executable, "-m", "finetune", "fit", str(sets / run.set)]
-    return [*program, *common.split(), *TECHNIQUES[run.technique], "--weights", str(weights), "--out", str(out)]
+    settings = [*FORMER, *TECHNIQUES[run.technique]]
+    return [*program, *common.split(), *settings, "--weights", str(weights), "--out", str(out)]
 
 
 def train(run: Run, sets: Path, weights: Path, is_alone: bool) -> dict:

@@ -37,7 +37,7 @@ _NETWORK = (
 _CHOICE = Option("model.backbone", "NAME", "resnet18", "of torchvision; timm/NAME; auto, or A,B: by the data")
 _TRAINING = (
     Option("trainer.max_epochs", "N", None, "passes over the training pictures; 5 to 50 by their number"),
-    Option("model.optimizer.lr", "RATE", "0.0001", "learning rate, of backbone and head alike"),
+    Option("model.optimizer.lr", "RATE", "0.0001", "of backbone and head alike; 0.001 from a random head"),
     Option("model.optimizer", "NAME", "AdamW", "another, as SGD, begins at its usual rate"),
     Option("model.class_weights", "HOW", None, "balanced: rare classes count as much as frequent ones"),
     Option("seed_everything", "N", "0", "of order, augmentation and new weights"),
@@ -51,7 +51,7 @@ _OUT = Option("trainer.default_root_dir", "FOLDER", "runs", "where runs go: FOLD
 _RUN = (
     _OUT,
     Option("resume", "", None, "go on in the newest run of these data there, or --resume RUN; else begin"),
-    Option("minutes", "M", None, "end after about M minutes: chooses epochs, size, --members"),
+    Option("minutes", "M", None, "end after about M minutes: chooses epochs and size"),
     Option("patience", "N", None, "end after N validations without a higher accuracy"),
     Option("threshold", "AIM", None, "of two classes: recall:0.95, precision:0.95, accuracy or f1"),
 )
@@ -71,7 +71,7 @@ class, or train, val and test that hold them. The defaults are shown.""",
         (
             "finetune fit pictures",
             "finetune fit pictures --epochs 20 --size 128 --backbone resnet50",
-            "finetune fit pictures --weights runs/fit/version_0 --freeze layer2 --lr 0.003",
+            "finetune fit pictures --weights runs/fit/version_0 --freeze layer2 --lr 0.00003",
             "finetune fit pictures --devices 2 --out runs/two --resume",
             "finetune fit --config hotdog.yaml",
         ),

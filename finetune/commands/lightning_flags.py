@@ -70,8 +70,8 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "--minutes",
         type=float | None,
         default=None,
-        help="End after about so many minutes: steps are tried, then epochs chosen, and perhaps a smaller size or "
-        "several networks (--model.members 1 for one).",
+        help="End after about so many minutes: steps are tried, then epochs chosen, and perhaps a smaller size or, "
+        "where heads start at random, several networks (--model.members 1 for one).",
     )
     parser.add_argument(
         "--patience",

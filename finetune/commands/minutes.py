@@ -1,4 +1,4 @@
-"""`--minutes M`: how long a fit trains, at which size and how many networks, such that it ends in time here."""
+"""`--minutes M`: how long a fit trains, at which size and, of random heads, how many networks, to end in time here."""
 
 import json
 import logging
