@@ -109,7 +109,7 @@ def settle_backbone(config: Any, arguments: Sequence[str]) -> Choice:
 def _chosen(config: Any, arguments: Sequence[str]) -> tuple[Candidate, dict[str, Any], list[str]]:
     """Rank the candidates; return the best one, the ranking for about.json, and what to log."""
     options = config["fit"]
-    candidates = sorted(candidates_of(options.model.backbone, options.model.weights), key=_is_downloaded)
+    candidates = sorted(candidates_of(options.model.backbone, options.model.weights), key=_needs_download)
     data = data_module(options.data.class_path, options.data.init_args.as_dict())
     if "train" not in data.splits:
         raise ValueError(is_without(data.root, "train"))
@@ -337,8 +337,8 @@ def _parts(weights: str) -> list[str]:
     return list(dict.fromkeys(str(part).strip() for part in parts if str(part).strip()))
 
 
-def _is_downloaded(candidate: Candidate) -> bool:
-    """Return whether weights have to be downloaded first: such networks come last."""
+def _needs_download(candidate: Candidate) -> bool:
+    """Return whether weights are not on this machine yet: such networks are ranked last."""
     return is_published(candidate) and cached_file(candidate) is None
 
 

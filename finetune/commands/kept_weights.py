@@ -1,4 +1,4 @@
-"""After training: keep the weights between a fit's start and its best epoch that validate best."""
+"""After training: choose between the weights of a fit's start, those of its best epoch, and a mean of both."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def is_settled(run: Run) -> bool:
-    """Return whether nothing is left to choose: the run did not start from a fitted head, or the choice was made."""
+    """Return whether no choice is pending: the run did not start from a fitted head, or it has made the choice."""
     start, best = run.checkpoint("start"), run.checkpoint("best")
     if not start.exists() or not best.exists():
         return True
@@ -27,10 +27,10 @@ def is_settled(run: Run) -> bool:
 
 
 def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> None:
-    """Replace the weights of best.ckpt by those between start.ckpt and it that validate best.
+    """Replace the weights of best.ckpt by the choice between start.ckpt and best.ckpt on the validation images.
 
-    Rank 0 measures the candidates alone, whether or not other processes run: a run that was killed before this step
-    takes it up again before they are started.
+    Rank 0 measures the candidates alone. A run that was killed before this step does it when it is resumed, before the
+    processes of other devices are started.
 
     Args:
         trainer: Its device, precision and limit of validation batches are used.
@@ -48,8 +48,6 @@ def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule
 def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> None:
     began = time.monotonic()
     start, best = read_checkpoint(run.checkpoint("start")), read_checkpoint(run.checkpoint("best"))
-    resting = {id(inner) for module in model.always_eval for inner in module.modules()}
-    has_trained_statistics = any(id(norm) not in resting for norm in batch_norms(model.network))
     if data.trainer is None:
         data.trainer = trainer
     interpolation, weights, calibration = settle(
@@ -58,7 +56,7 @@ def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Ru
         start["state_dict"],
         best["state_dict"],
         data.loader("val", is_limited=True, is_alone=True),
-        shares=ENDS if has_trained_statistics else SHARES,
+        shares=ENDS if _has_trained_statistics(model) else SHARES,
         aim=model.calibrator.aim,
     )
     best["state_dict"] = weights
@@ -68,3 +66,9 @@ def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Ru
     trainer.strategy.checkpoint_io.save_checkpoint(best, run.checkpoint("best"))
     seconds = time.monotonic() - began
     log.info("the start and the end of training were compared on the validation images in %.1f s", seconds)
+
+
+def _has_trained_statistics(model: Classifier) -> bool:
+    """Return whether training changed the statistics of any batch norm."""
+    fixed = {id(module) for part in model.always_eval for module in part.modules()}
+    return any(id(norm) not in fixed for norm in batch_norms(model.network))

@@ -22,8 +22,8 @@ from finetune.features.logistic_regression import fit_head
 
 MOST_IMAGES = 1024  # of which the last two networks are compared
 FEWEST_IMAGES = 256  # of the first round, if there are as many
-_FEWEST_OF_CLASS = 8  # images per class in the first round, on average
-_MOST_OF_FIRST_ROUND = 4096  # for the sake of which it has fewer of a class
+_FEWEST_OF_CLASS = 8  # images per class in the first round, on average,
+_MOST_OF_FIRST_ROUND = 4096  # unless the first round would then have more images than this
 _NUM_FOLDS = 5
 _FEW_IMAGES = 512  # up to which the folds are dealt twice
 _STRENGTHS = (1e-3, 1e-4)  # of the head; the better one counts (docs/networks.md, "Let the data choose")
@@ -199,11 +199,11 @@ def _cross_validated(
     hits = np.empty(len(labels), bool)
     for fold in np.unique(folds):
         held = folds == fold
-        rest = ~held if not held.all() else held  # a single image
-        weight, bias = fit_head(x[rest], labels[rest], num_classes, strength)
-        logs = log_softmax(x[held] @ weight.T + bias, axis=1)
-        losses[held] = -logs[np.arange(len(logs)), labels[held]]
-        hits[held] = logs.argmax(axis=1) == labels[held]
+        fitted = held if held.all() else ~held  # of a single image that one
+        weight, bias = fit_head(x[fitted], labels[fitted], num_classes, strength)
+        log_probabilities = log_softmax(x[held] @ weight.T + bias, axis=1)
+        losses[held] = -log_probabilities[np.arange(len(log_probabilities)), labels[held]]
+        hits[held] = log_probabilities.argmax(axis=1) == labels[held]
     return float(losses.mean()), float(hits.mean())
 
 
@@ -245,7 +245,7 @@ def _play(
     ranking: Ranking,
     deadline: float,
 ) -> bool:
-    """Let all play a round, and return whether all did; if time ran out in a later round, nobody's standing changes."""
+    """Let all contenders play a round, and return whether all did; if time runs out after the first, none counts."""
     before = [contender.standing for contender in contenders]
     is_first = all(standing is None for standing in before)
     for contender in contenders:
@@ -275,9 +275,9 @@ def _affordable(contenders: Sequence[_Contender], num: int, wanted: int, seconds
 
 
 def _rotated(features: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return features in as few dimensions as the images span: a regularised head predicts the same in seconds less.
+    """Return features in as few dimensions as the images span: a regularised head predicts the same, sooner.
 
-    By torch, since NumPy's threads spin while others wait.
+    Computed by torch, because waiting threads of NumPy take processor time.
     """
     x = torch.from_numpy(np.asarray(features, np.float64))
     x = x - x.mean(dim=0)

@@ -1,4 +1,4 @@
-"""A head fitted on what it sees of the training images, which all devices compute together."""
+"""A head fitted on the features of the training images, which all devices compute together."""
 
 import dataclasses
 import time
@@ -25,8 +25,8 @@ class FittedHead:
     """How a head was fitted.
 
     Attributes:
-        probe: What was fitted. Only rank 0 has its `out_of_fold`; on other ranks it is empty.
-        logits: Of the training images by this head, (N, K), on rank 0; on other ranks of none.
+        probe: The head. Only rank 0 has its `out_of_fold`; on other ranks that is empty.
+        logits: Its logits of the training images, (N, K), on rank 0; on other ranks empty.
         labels: Of the same images.
         num_images: N.
         seconds: How long the features and the fit took.
@@ -55,14 +55,14 @@ def probe_head(
 ) -> FittedHead:
     """Set the head to a logistic regression on the features of the training images, the same for any device count.
 
-    Images are prepared as in evaluation. Validation images have no part in it.
+    Images are prepared as in evaluation. Validation images are not used.
 
     Args:
-        trainer: Of the devices that share the images.
-        network: Whose head it is; only that changes.
-        forward: From a batch's images to the logits through that head, as in evaluation.
-        data: Whose train these are.
-        class_weight: What classes count in training, (K,).
+        trainer: Its devices share the images.
+        network: Only its head changes.
+        forward: Computes the logits of a batch of images, as in evaluation; the head sees the features in it.
+        data: Its train split is used.
+        class_weight: The weight of each class in the loss of training, (K,).
         label_smoothing: As in training.
 
     Raises:
@@ -119,17 +119,19 @@ def accuracy_of(
 def head_inputs(
     trainer: pl.Trainer, forward: Callable[[Tensor], Tensor], linear: nn.Linear, batches: Iterable[dict[str, Any]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the head sees of pictures, (N, D) float64, and labels (N,), in order.
+    """Return the inputs of the head, (N, D) float64, and the labels (N,), in the order of the images.
 
-    Each device computes its batches; the first gets all, the others have their own. See `probe_head` for the arguments.
+    Each device computes its batches. Rank 0 returns all of them, other ranks their own. Arguments: see `probe_head`.
     """
     parts = list(_batches(trainer, forward, linear, batches))
     x, y = torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
     everywhere = [(x, y)]
     if trainer.world_size > 1:  # as they are: float64 would take twice the memory on its way
-        is_first = trainer.is_global_zero
-        everywhere *= trainer.world_size if is_first else 1
-        dist.gather_object((x, y), everywhere if is_first else None, dst=0, group=cpu_group(trainer.strategy))
+        gathered = None
+        if trainer.is_global_zero:
+            everywhere = [(x, y)] * trainer.world_size
+            gathered = everywhere
+        dist.gather_object((x, y), gathered, dst=0, group=cpu_group(trainer.strategy))
     x, y = torch.cat([x for x, _ in everywhere]), torch.cat([y for _, y in everywhere])
     return x.double().numpy(), y.numpy()
 
@@ -151,7 +153,7 @@ def _batches(
                     forward(images)
                 yield seen[-1].cpu(), batch["label"]
             seen.clear()
-        # A device without pictures adds nothing, but has to add something.
+        # So that a device without images has tensors to concatenate, too.
         yield torch.empty(0, linear.in_features), torch.empty(0, dtype=torch.int64)
     finally:
         handle.remove()

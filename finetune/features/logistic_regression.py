@@ -28,7 +28,9 @@ NUM_FOLDS = 5
 # Gradient norm at which a fit is taken as solved; the weights are then within norm / strength of the optimum. For the
 # fit that is kept this distance is 1e-10 at any strength, or ten times that where rounding leaves no less, so that runs
 # that round differently find the same head. Fits that are only compared are solved less far.
-_TOLERANCE, _TOLERANCE_OF_FOLDS, _MAX_DISTANCE = 1e-12, 1e-8, 1e-10
+_TOLERANCE = 1e-12
+_TOLERANCE_OF_FOLDS = 1e-8
+_MAX_DISTANCE = 1e-10
 
 _MAX_STEPS = 200  # of Newton's method; about five are needed
 _MAX_WORSE = 3
@@ -36,14 +38,14 @@ _MAX_WORSE = 3
 
 @dataclass(frozen=True)
 class Probe:
-    """A fitted head for the features as they were given, and how its strength was chosen.
+    """A fitted head for features that are not scaled, and how its strength was chosen.
 
     Attributes:
         weight: (K, D).
         bias: (K,).
         strength: Of the penalty.
-        accuracy: Cross-validated, on the images that were fitted; None for a single image.
-        loss: The same of the loss.
+        accuracy: Cross-validated accuracy on the images of the fit; None for a single image.
+        loss: Cross-validated loss; None for a single image.
         table: Strength, loss and accuracy of each strength that was tried.
         out_of_fold: Logits (N, K) of each image at the chosen strength, by a head that was fitted without its fold.
     """
@@ -65,10 +67,10 @@ def fit_probe(
     class_weights: Array | None = None,
     label_smoothing: float = 0.0,
 ) -> Probe:
-    """Fit a head at the strength with the least cross-validated loss; of equal ones the strongest.
+    """Fit a head at the strength with the lowest cross-validated loss; of equal ones the strongest.
 
-    The images are dealt to five stratified folds. Strengths are tried from the strongest on, until three in a row did
-    worse than the best: weak ones cost most. The fit at the chosen strength is then made on all images.
+    There are five stratified folds. Strengths are tried from the strongest on, until three in a row are worse than the
+    best: weak ones take longest. The head at the best strength is then fitted on all images.
 
     Without label smoothing a class without images gets a zero row and odds of 1 in N at the centre.
 

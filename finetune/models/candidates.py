@@ -16,9 +16,8 @@ from finetune.models.timm_backbones import is_timm, pretrained_cfg
 
 AUTO = "auto"
 DEFAULT = "DEFAULT"
-# Small to medium networks whose code and weights have permissive licences, with the size of their weights; the smallest
-# first.
-# tests/models/test_candidates.py holds licences and sizes against torchvision and timm.
+# Small to medium networks whose code and weights have permissive licences, with the size of their weights, in the order
+# of that. tests/models/test_candidates.py holds licences and sizes against torchvision and timm.
 BUILT_IN = {
     "efficientnet_b0": 20,  # MB
     "timm/mobilenetv4_conv_medium.e500_r256_in1k": 39,

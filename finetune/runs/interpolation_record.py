@@ -1,4 +1,4 @@
-"""What a run records of the choice between its start and its end (`finetune.training.interpolation`)."""
+"""The record of a run's choice between its start and its end (`finetune.training.interpolation`)."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -27,8 +27,8 @@ class Interpolation:
     """Which candidate was chosen, and all of them.
 
     Attributes:
-        share: That of the chosen one.
-        candidates: By their share, from the start to the end.
+        share: The share of the chosen candidate.
+        candidates: In the order of their shares, from the start to the end.
         num_images: Validation images on which they were measured.
     """
 
@@ -37,7 +37,7 @@ class Interpolation:
     num_images: int
 
     def as_plain(self) -> dict[str, Any]:
-        """Return what a checkpoint and test.json hold of it."""
+        """Return it as plain values, for a checkpoint, test.json and kept_weights.json."""
         return {
             "share": self.share,
             "num_images": self.num_images,

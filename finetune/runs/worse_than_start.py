@@ -11,19 +11,16 @@ from finetune.models.stages import batch_norms
 
 log = logging.getLogger(__name__)
 
-_IN_TURN = 2  # validations
+_IN_A_ROW = 2  # validations
 _STANDARD_ERRORS = 2.0
 
 
 class WorseThanStart(pl.Callback):
-    """Warns once if two validations in turn are worse than the start by more than chance.
-
-    Chance is two standard errors of the start's accuracy.
-    """
+    """Warns if two validations in a row are worse than the start by more than two standard errors of its accuracy."""
 
     def __init__(self) -> None:
         self.accuracy: float | None = None  # of the start
-        self.num_worse = 0  # validations in turn, up to the last one
+        self.num_worse = 0  # validations in a row, up to the last one
 
     def state_dict(self) -> dict[str, Any]:
         return {"accuracy": self.accuracy, "num_worse": self.num_worse}
@@ -44,18 +41,18 @@ class WorseThanStart(pl.Callback):
         accuracy = float(trainer.callback_metrics["val/accuracy"])
         is_worse = accuracy < self.accuracy - _STANDARD_ERRORS * error
         self.num_worse = self.num_worse + 1 if is_worse else 0
-        if self.num_worse == _IN_TURN and trainer.is_global_zero:
+        if self.num_worse == _IN_A_ROW and trainer.is_global_zero:
             log.warning("%s", _message(trainer, pl_module, accuracy, self.accuracy))
 
 
 def _message(trainer: pl.Trainer, pl_module: Any, accuracy: float, start: float) -> str:
     rates = ", ".join(dict.fromkeys(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups))
     if batch_norms(pl_module.network) and not pl_module.has_fixed_statistics:
-        advice = "try --model.freeze_batch_norm true, or a lower --lr"
+        advice = "Try --model.freeze_batch_norm true, or a lower --lr"
     else:
-        advice = "try a lower --lr"
+        advice = "Try a lower --lr"
     return (
         f"training makes the network worse: val/accuracy {accuracy:.4f}, and {start:.4f} with the frozen features and "
-        f"the fitted head that it started from. {advice[0].upper()}{advice[1:]} (the rates now: {rates}). "
+        f"the fitted head that it started from. {advice} (the rates now: {rates}). "
         "At the end the start is kept if it is still better"
     )

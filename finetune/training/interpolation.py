@@ -1,8 +1,8 @@
 """How much of what training changed is kept: the weights between a fit's start and its end that validate best.
 
-A fit that starts from pretrained weights and a head fitted on them can end with a worse answer than it started with,
-mostly where images are few. Weights on the straight line from the start to the end often answer better than either,
-and cost nothing in use. The start itself is among the candidates, so a fit ends no worse than the fitted head.
+Training can make a pretrained network with a fitted head worse, mostly if there are few images. Weights on the straight
+line from the start to the end often predict better than either, and take no more time than one network. The start is
+among the candidates, so a fit whose training clearly harmed keeps the fitted head.
 
 Source: Wortsman et al. 2022, WiSE-FT (arXiv:2109.01903). How the share is chosen is measured in docs/benchmarks.md,
 "How much of training is kept".
@@ -25,7 +25,7 @@ from finetune.training.calibration import Calibration, fit_calibration
 from finetune.training.threshold import Aim
 
 SHARES = (0.0, 0.75, 1.0)  # of the way from the start to the end
-# Where batch norm trains, statistics between those of start and end are of no network that was trained.
+# If batch norm trains: statistics between those of start and end do not fit the weights between them.
 ENDS = (0.0, 1.0)
 
 
@@ -36,28 +36,29 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: f
     """
     if share == 1:
         return dict(end)
-    return {
-        name: torch.lerp(start[name].double(), value.double(), share).to(value.dtype)
-        if value.is_floating_point()
-        else value
-        for name, value in end.items()
-    }
+    between = {}
+    for name, value in end.items():
+        if value.is_floating_point():
+            between[name] = torch.lerp(start[name].double(), value.double(), share).to(value.dtype)
+        else:
+            between[name] = value
+    return between
 
 
 def choose(losses: NDArray[np.float64]) -> int:
-    """Return the place of the candidate to keep.
+    """Return the index of the candidate to keep.
 
-    That is the end where training clearly lowered the loss: then it found what the pretrained features did not have.
-    Else it is the one between, or the start if that is clearly better. A difference is clear if it is larger than its
-    standard error.
+    It is the end if its loss is clearly lower than that of the start. Else it is the candidate between them, or the
+    start if the loss of the start is clearly lower than that one's. A difference is clear if it is larger than its
+    standard error. If there are only start and end, the end takes the part of the candidate between them.
 
     Args:
         losses: Of each validation image under each candidate, (S, N), from the start to the end.
     """
     if _is_clearly_lower(losses[-1], losses[0]):
         return len(losses) - 1
-    between = 1  # the end itself, where there are only two candidates
-    return 0 if _is_clearly_lower(losses[0], losses[between]) else between
+    second = 1  # the candidate between start and end, or the end
+    return 0 if _is_clearly_lower(losses[0], losses[second]) else second
 
 
 def _is_clearly_lower(losses: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
@@ -96,7 +97,9 @@ def settle(
     """
     trainer.precision_plugin.convert_module(model)
     model.to(trainer.strategy.root_device).eval()
-    losses, candidates, calibrations = [], [], []
+    losses = []
+    candidates = []
+    calibrations = []
     for share in shares:
         model.load_state_dict(interpolate(start, end, share))
         logits, labels = _evaluate(trainer, model, batches)
@@ -116,7 +119,8 @@ def settle(
 
 def _evaluate(trainer: pl.Trainer, model: Any, batches: Iterable[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
     """Return the logits (N, K) in float64 and the labels (N,) of all images."""
-    logits, labels = [torch.empty(0, len(model.class_names), dtype=torch.float64)], [torch.empty(0, dtype=torch.int64)]
+    logits = [torch.empty(0, len(model.class_names), dtype=torch.float64)]
+    labels = [torch.empty(0, dtype=torch.int64)]
     for batch in batches:
         if len(batch["image"]):
             with trainer.precision_plugin.forward_context():
