@@ -71,6 +71,8 @@ def tables(records: Sequence[dict]) -> dict[str, str]:
         for what, label in (("regression", "logistic regression"), ("fit", "`finetune fit FOLDER`")):
             found = [r for r in records if (r["start"], r["what"]) == (start, what)]
             by_set = [[r["accuracy"] for r in found if r["set"] == name] for name in sets]
+            if not all(by_set):
+                continue
             cells = [mean_and_spread(values, 3) if what == "fit" else f"{values[0]:.3f}" for values in by_set]
             mean = statistics.fmean(statistics.fmean(values) for values in by_set)
             errors = "–"
