@@ -73,6 +73,8 @@ def fit(
         changed = check_changes(run, datamodule, changes, options.allow_changes, bool(finished))
     for text in filter(None, told if trainer.is_global_zero else ()):
         log.info(text)
+    if options.threshold is not None:
+        model.calibrator.aim = parse_aim(options.threshold, model.class_names)
     if finished:
         return _finish(trainer, model, datamodule, run, options, "; ".join(filter(None, [finished, changed])))
     known = None
@@ -96,7 +98,6 @@ def fit(
     if options.patience is not None:
         check_validated(trainer, datamodule, "--patience counts validations")
     if options.threshold is not None:
-        model.calibrator.aim = parse_aim(options.threshold, model.class_names)
         check_has_both_classes(trainer, datamodule)
     start = {"began_from": run.began_from, "licence_of_the_weights": run.licence}
     run.about = {"command": typed, "folder": os.getcwd(), **start, **overview.tell(trainer, model, datamodule, first)}
@@ -130,7 +131,7 @@ def _test(
     test, best = run.file("test.json"), run.checkpoint("best")
     is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime  # a prolonged run has another best
     has_test = "test" in data.splits and options.test_after_fit and trainer.limit_test_batches != 0
-    if finished and (is_tested or not has_test) and is_settled(run):
+    if finished and (is_tested or not has_test) and is_settled(trainer, data, run):
         what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
         log.info(what, run.path, finished)
         if trainer.is_global_zero:

@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from typing import Any
 
 from pytorch_lightning import Trainer
 
@@ -18,12 +19,18 @@ from finetune.training.interpolation import ENDS, SHARES, settle
 log = logging.getLogger(__name__)
 
 
-def is_settled(run: Run) -> bool:
-    """Return whether no choice is pending: the run did not start from a fitted head, or it has made the choice."""
+def is_settled(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
+    """Return whether nothing is left to choose.
+
+    That is so if there is nothing to choose on, if the run did not start from a fitted head, or if the choice was made
+    and recorded.
+    """
+    if "val" not in data.splits or trainer.limit_val_batches == 0:
+        return True
     start, best = run.checkpoint("start"), run.checkpoint("best")
     if not start.exists() or not best.exists():
         return True
-    return read_checkpoint(best)["finetune"].get("interpolation") is not None
+    return run.file(FILE).exists() and read_checkpoint(best)["finetune"].get("interpolation") is not None
 
 
 def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> None:
@@ -35,17 +42,22 @@ def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule
     Args:
         trainer: Its device, precision and limit of validation batches are used.
         model: Its weights change.
-        data: With a validation split.
+        data: Its validation images are measured; without any nothing changes.
         run: The run, trained to its end.
     """
-    if "val" not in data.splits or trainer.limit_val_batches == 0 or is_settled(run):
+    if is_settled(trainer, data, run):
         return
     if trainer.is_global_zero:
-        _replace(trainer, model, data, run)
+        plain = read_checkpoint(run.checkpoint("best"))["finetune"].get("interpolation")
+        if plain is None:
+            plain = _replace(trainer, model, data, run)
+        # Last: a run that ends between the two has no record of weights that best.ckpt does not hold.
+        replace_text(run.file(FILE), json.dumps(plain, indent=2) + "\n")
     trainer.strategy.barrier("best.ckpt with the kept weights")
 
 
-def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> None:
+def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> dict[str, Any]:
+    """Replace the weights of best.ckpt; return what was chosen, in plain values."""
     began = time.monotonic()
     start, best = read_checkpoint(run.checkpoint("start")), read_checkpoint(run.checkpoint("best"))
     if data.trainer is None:
@@ -62,10 +74,10 @@ def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Ru
     best["state_dict"] = weights
     best["finetune"]["calibration"] = calibration.as_plain()
     best["finetune"]["interpolation"] = interpolation.as_plain()
-    replace_text(run.file(FILE), json.dumps(interpolation.as_plain(), indent=2) + "\n")
     trainer.strategy.checkpoint_io.save_checkpoint(best, run.checkpoint("best"))
     seconds = time.monotonic() - began
     log.info("the start and the end of training were compared on the validation images in %.1f s", seconds)
+    return interpolation.as_plain()
 
 
 def _has_trained_statistics(model: Classifier) -> bool:

@@ -16,6 +16,7 @@ from finetune.runs.best_epoch import highest_of, lowest_kept
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints
 from finetune.runs.divergence import check_finite, check_weights
 from finetune.runs.folder import Run
+from finetune.runs.interpolation_record import FILE as KEPT_WEIGHTS
 from finetune.runs.lightning_callbacks import Rates, enter_epoch, keep_patience, limits
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.predictions import FILES
@@ -156,7 +157,7 @@ class Checkpoints(Checkpoint):
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._save(trainer, *names, may_wait=True)
         elif self.highest is None and trainer.is_global_zero:  # a limit has ended it, and its last.ckpt is there
-            self._forget_test_of(["best"])
+            self._forget_results_of(["best"])
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -198,7 +199,7 @@ class Checkpoints(Checkpoint):
             if not trainer.is_global_zero:
                 return
             if self._deferred.hold(names, checkpoint):
-                self._forget_test_of(names)
+                self._forget_results_of(names)
                 return
             save = partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint)
         # First a best that what --resume goes on from no longer leads to, or a last from which one leads to this best.
@@ -215,16 +216,20 @@ class Checkpoints(Checkpoint):
         if not trainer.is_global_zero:
             save(first)  # what is spread over devices is brought together by all
             return
-        self._forget_test_of(names)
+        self._forget_results_of(names)
         with self._deferred.timed(first, names):
             save(first)
         for other in others:
             link(first, other)
 
-    def _forget_test_of(self, names: Sequence[str]) -> None:
-        """Remove what a run that is prolonged has from the test of another best.ckpt, if that is among the names."""
-        for name in ("test.json", FILES["test"]) if "best" in names else ():
-            self.run.file(name).unlink(missing_ok=True)
+    def _forget_results_of(self, names: Sequence[str]) -> None:
+        """Remove what a run that is prolonged has of another best.ckpt, if that is among the names.
+
+        That is its test, and which weights between start and end it holds.
+        """
+        if "best" in names:
+            for name in ("test.json", FILES["test"], KEPT_WEIGHTS):
+                self.run.file(name).unlink(missing_ok=True)
 
     def _is_accumulating(self, trainer: pl.Trainer) -> bool:
         """Return whether gradients wait for their step; a stop that comes meanwhile waits for it, too."""

@@ -1,6 +1,7 @@
 """What a fit that starts from a fitted head keeps at its end."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,52 @@ def test_without_validation_the_fine_tuned_weights_are_kept(cli, colours):
     cli("fit", colours, *QUICKEST, *PROBE, "--data.val_fraction", 0)
     assert checkpoint("best")["finetune"].get("interpolation") is None
     assert not (versions("runs", "fit")[-1] / "kept_weights.json").exists()
+
+
+def test_a_finished_run_without_validation_is_not_tested_again(cli, colours, caplog):
+    fit = ("fit", colours, *QUICKEST, *PROBE, "--data.val_fraction", 0)
+    cli(*fit)
+    result = versions("runs", "fit")[-1] / "test.json"
+    written = result.stat().st_mtime_ns
+    with caplog.at_level("INFO", logger="finetune"):
+        cli(*fit, "--resume")
+    assert "is finished" in caplog.text and result.stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+def test_a_choice_that_is_made_on_resume_has_the_threshold_of_the_run(cli, colours, tmp_path):
+    two = shutil.copytree(colours, tmp_path / "two", ignore=shutil.ignore_patterns("red"))
+    fit = ("fit", two, *QUICKEST, *PROBE, "--threshold", "recall:0.9", "--data.val_fraction", 0.4)
+    cli(*fit)
+    run = versions("runs", "fit")[-1]
+    calibration = checkpoint("best")["finetune"]["calibration"]
+    assert calibration["threshold"]["measure"] == "recall"
+    AtomicCheckpointIO().save_checkpoint(checkpoint("last"), run / "checkpoints/best.ckpt")
+    (run / "test.json").unlink()
+    cli("fit", "--resume", run)
+    assert checkpoint("best")["finetune"]["calibration"] == calibration
+
+
+@pytest.mark.slow
+def test_the_record_is_never_of_weights_that_best_ckpt_does_not_hold(cli, colours, monkeypatch):
+    fit = ("fit", colours, *QUICKEST, *PROBE)
+    cli(*fit)
+    run = versions("runs", "fit")[-1]
+    record = run / "kept_weights.json"
+    save = AtomicCheckpointIO.save_checkpoint
+
+    def fail(self, checkpoint, path, storage_options=None):
+        if checkpoint["finetune"].get("interpolation"):
+            raise OSError("the disk is full")
+        save(self, checkpoint, path, storage_options)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(AtomicCheckpointIO, "save_checkpoint", fail)
+        cli(*fit, "--resume", "--trainer.max_epochs", 2)
+    assert not record.exists() and checkpoint("best")["finetune"].get("interpolation") is None
+    cli("fit", "--resume", run)
+    assert json.loads(record.read_text()) == checkpoint("best")["finetune"]["interpolation"]
+    kept = record.read_bytes()
+    record.unlink()  # as a kill just before it is written leaves it
+    cli("fit", "--resume", run)
+    assert record.read_bytes() == kept
