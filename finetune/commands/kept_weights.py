@@ -59,7 +59,12 @@ def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule
 def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> dict[str, Any]:
     """Replace the weights of best.ckpt; return what was chosen, in plain values."""
     began = time.monotonic()
-    start, best = read_checkpoint(run.checkpoint("start")), read_checkpoint(run.checkpoint("best"))
+    best = read_checkpoint(run.checkpoint("best"))
+    try:
+        start = read_checkpoint(run.checkpoint("start"))
+    except ValueError as error:
+        hint = f"delete it, and finetune fit --resume {run.path} keeps the fine-tuned weights"
+        raise ValueError(f"{error}; training is complete: {hint}") from error
     if data.trainer is None:
         data.trainer = trainer
     interpolation, weights, calibration = settle(

@@ -103,15 +103,15 @@ def accuracy_of(
     forward: Callable[[Tensor], Tensor],
     data: ImageDataModule,
     probe: Probe,
-) -> float:
-    """Return the accuracy of a fitted head on the validation images, the same on all devices.
+) -> float | None:
+    """Return the accuracy of a fitted head on the validation images, the same on all devices; None if there are none.
 
     Args:
         trainer, network, forward, data: As for `probe_head`.
         probe: The head.
     """
     x, y = head_inputs(trainer, forward, head(network), data.loader("val", is_limited=True))
-    accuracy = float(((x @ probe.weight.T + probe.bias).argmax(axis=1) == y).mean()) if len(y) else 0.0
+    accuracy = float(((x @ probe.weight.T + probe.bias).argmax(axis=1) == y).mean()) if len(y) else None
     return trainer.strategy.broadcast(accuracy)
 
 

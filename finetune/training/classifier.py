@@ -178,7 +178,8 @@ class Classifier(ClipsEach):
         is_validated = "val" in self._data.splits and self.trainer.limit_val_batches != 0
         if self.trains_from_fitted_head and is_validated:
             self.start_accuracy = accuracy_of(self.trainer, self.network, evaluated, self._data, fitted.probe)
-            on_val = f", val/accuracy {self.start_accuracy:.4f}"
+            if self.start_accuracy is not None:
+                on_val = f", val/accuracy {self.start_accuracy:.4f}"
         self.train()
         if not self.trainer.is_global_zero:
             return

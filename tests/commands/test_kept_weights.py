@@ -146,3 +146,23 @@ def test_the_record_is_never_of_weights_that_best_ckpt_does_not_hold(cli, colour
     record.unlink()  # as a kill just before it is written leaves it
     cli("fit", "--resume", run)
     assert record.read_bytes() == kept
+
+
+def test_without_a_look_at_validation_images_no_accuracy_on_them_is_reported(cli, colours, caplog):
+    with caplog.at_level("INFO", logger="finetune"):
+        cli("fit", colours, *QUICKEST, *PROBE, "--trainer.limit_val_batches", 0)
+    assert "the head begins as" in caplog.text and "val/accuracy" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_damaged_start_is_reported_with_what_to_do_and_that_ends_the_run(cli, colours):
+    fit = ("fit", colours, *QUICKEST, *PROBE)
+    cli(*fit)
+    run = versions("runs", "fit")[-1]
+    start = run / "checkpoints/start.ckpt"
+    start.write_bytes(start.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=f"delete it, and finetune fit --resume {run} keeps the fine-tuned weights"):
+        cli(*fit, "--resume", "--trainer.max_epochs", 2)
+    start.unlink()
+    cli("fit", "--resume", run)
+    assert (run / "test.json").exists() and checkpoint("best")["finetune"].get("interpolation") is None

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 from inspect import signature
+from typing import get_args
 from unittest.mock import patch
 
 import pytest
@@ -12,10 +13,11 @@ from torchvision import models
 from finetune.commands.benchmark import BenchmarkCLI
 from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.lightning_flags import add_flags
-from finetune.commands.option_names import BACKBONES, DATA, LIGHTNING, OPTIONS, TORCHVISION
+from finetune.commands.option_names import BACKBONES, CHOICES, DATA, LIGHTNING, OPTIONS, TORCHVISION
 from finetune.commands.parser import valid_keys
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.backbones import OWN
+from finetune.training.classifier import Classifier
 
 # Of classes that may be others.
 _PATHS = {"optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "scheduler.warmup"}
@@ -63,3 +65,11 @@ def test_networks_are_those_of_this_version_of_torchvision():
 def test_of_the_data_and_of_this_version_of_lightning():
     assert set(DATA.split()) == set(signature(ImageDataModule).parameters)
     assert version("pytorch-lightning").startswith(f"{LIGHTNING}.")
+
+
+def test_few_values_are_those_of_the_signatures():
+    arguments = {"model": signature(Classifier).parameters, "data": signature(ImageDataModule).parameters}
+    for option, values in CHOICES.items():
+        group, _, name = option.rpartition(".")
+        if group:
+            assert set(values) == set(get_args(arguments[group][name].annotation)), option
