@@ -38,7 +38,9 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: f
         return dict(end)
     between = {}
     for name, value in end.items():
-        if value.is_floating_point():
+        if value.is_floating_point() and share == 0:  # also if the end is not a number
+            between[name] = start[name]
+        elif value.is_floating_point():
             between[name] = torch.lerp(start[name].double(), value.double(), share).to(value.dtype)
         else:
             between[name] = value
@@ -106,7 +108,8 @@ def settle(
         if len(labels) == 0:
             raise ValueError("there is no validation image on which to choose between the start and the end of the fit")
         calibration = fit_calibration(logits, labels, aim)
-        log_probabilities = calibration.probabilities(logits).clamp_min(torch.finfo(torch.float64).tiny).log()
+        probabilities = calibration.probabilities(logits).nan_to_num(nan=0.0)  # weights that give NaN are wrong
+        log_probabilities = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
         loss = -log_probabilities.gather(1, labels[:, None]).squeeze(1)  # (N,)
         is_right = logits.argmax(dim=1) == labels
         losses.append(loss.numpy())

@@ -1,10 +1,13 @@
 """The weights between a fit's start and its end, and which of them are kept."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from finetune.training.interpolation import choose, interpolate
+from finetune.training.interpolation import choose, interpolate, settle
 
 
 def test_the_ends_are_exact_and_between_them_the_way_is_straight():
@@ -47,3 +50,21 @@ def test_of_two_candidates_the_end_is_kept_unless_the_start_is_clearly_better():
     assert choose(np.stack([same, same + wave])) == 1
     assert choose(np.stack([same, same + wave + 0.5])) == 0  # the control
     assert choose(np.stack([[0.1], [9.0]])) == 1  # one image says nothing
+
+
+def test_weights_that_give_no_numbers_are_not_chosen():
+    class Model(torch.nn.Linear):
+        class_names = ("a", "b")
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(40, 2, generator=generator)
+    batch = {"image": images, "label": (images[:, 0] > 0).long()}
+    right = {"weight": torch.tensor([[-3.0, 0.0], [3.0, 0.0]]), "bias": torch.zeros(2)}
+    wrong = {"weight": torch.full((2, 2), torch.nan), "bias": torch.zeros(2)}
+    trainer = SimpleNamespace(
+        precision_plugin=SimpleNamespace(convert_module=lambda module: module, forward_context=nullcontext),
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
+    for start, end, expected in ((right, wrong, 0.0), (wrong, right, 1.0)):
+        interpolation, weights, _ = settle(trainer, Model(2, 2), start, end, [batch], (0.0, 0.75, 1.0), None)
+        assert interpolation.share == expected and weights["weight"].isfinite().all()
