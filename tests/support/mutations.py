@@ -367,6 +367,13 @@ MUTATIONS = [
         "tests/commands/test_error_lines.py",
     ),
     Mutation(
+        "training that harmed is not kept",
+        "training/interpolation.py",
+        "    if _is_clearly_lower(losses[-1], losses[0]):\n",
+        "    if True:\n",
+        "tests/training/test_interpolation.py",
+    ),
+    Mutation(
         "another optimizer learns at its usual rate",
         "commands/default_rates.py",
         "    optimizer.init_args.lr = usual[name]\n",
