@@ -71,16 +71,16 @@ def tables(records: Sequence[dict]) -> dict[str, str]:
         for what, label in (("regression", "logistic regression"), ("fit", "`finetune fit FOLDER`")):
             found = [r for r in records if (r["start"], r["what"]) == (start, what)]
             by_set = [[r["accuracy"] for r in found if r["set"] == name] for name in sets]
-            if not all(by_set):
+            if not found:
                 continue
             cells = [mean_and_spread(values, 3) if what == "fit" else f"{values[0]:.3f}" for values in by_set]
-            mean = statistics.fmean(statistics.fmean(values) for values in by_set)
+            mean = f"{statistics.fmean(statistics.fmean(values) for values in by_set):.3f}" if all(by_set) else "–"
             errors = "–"
             if what == "fit":
                 errors = ", ".join(
                     f"{statistics.fmean(r[n] for r in found):.3f}" for n in ("error_before", "calibration_error")
                 )
-            lines.append(f"| {start} | {label} | {' | '.join(cells)} | {mean:.3f} | {errors} |")
+            lines.append(f"| {start} | {label} | {' | '.join(cells)} | {mean} | {errors} |")
     return {"defaults": "\n".join(lines)}
 
 
