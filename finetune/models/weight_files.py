@@ -62,7 +62,7 @@ def check_one(pretrained: Pretrained) -> None:
     """
     if any(key.startswith("members.0.") for key in pretrained.state):
         raise WrongUsage(
-            f"{pretrained.origin} holds several networks (model.members), where one is wanted: take what a fit with "
+            f"{pretrained.origin} holds several networks, where one is wanted: take what a fit with "
             "--members 1 has written"
         )
 

@@ -301,10 +301,11 @@ def test_ctrl_c_is_heard_while_workers_start(slow_starts, kind):
     with pytest.raises(Interrupted if kind == "of a fit" else Stopped):
         iter(slow_loader())
     heard = time.monotonic() - slow_starts[0]
-    assert heard < 3 * SECONDS, heard  # a start that is under way, and the end of what has started
+    flag.restore()
+    # A start that is under way, and the end of what has started: far from the starts of all the others.
+    assert heard < NUM_SLOW / 2 * SECONDS, heard
     assert not multiprocessing.active_children()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    flag.restore()
 
 
 @pytest.mark.slow

@@ -221,7 +221,7 @@ def test_checkpoints_are_those_of_one_process(results, name):
 def test_training_moved_the_weights(results):
     # else the comparison above would hold for networks that never learned
     for rank in results["hosts"]:
-        assert distance(rank["start"], rank["end"]) > 1e-2
+        assert distance(rank["start"], rank["end"]) > 1e-4
 
 
 def test_a_host_that_trains_on_its_share_alone_is_caught(results):
