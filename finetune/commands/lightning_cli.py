@@ -134,8 +134,9 @@ class FinetuneCLI(LightningCLI):
             settle_solved_head(self.config["fit"])
         if subcommand == "fit":
             self.changes = apply_plan(plan, self._parser("fit"), self.config["fit"])
-        rate = settle_rate(self.config, args) if plan.run is None else ""  # a run keeps its own
-        if subcommand == "fit" and plan.run is None:
+        keeps_its_own = plan.run is not None and (plan.run / "config.yaml").exists()
+        rate = "" if keeps_its_own else settle_rate(self.config, args)
+        if subcommand == "fit" and not keeps_its_own:
             settle_clipping(self.config["fit"])
         if subcommand == "fit":
             check_values(self.config["fit"])

@@ -92,7 +92,8 @@ def read_resumable(path: Path | str) -> dict[str, Any]:
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(f"{path} is an exported file, from which nothing can go on: give the checkpoint")
     missing = [name for name in PROGRESS if name not in checkpoint]
-    if not missing and not checkpoint["optimizer_states"]:
+    is_solved = checkpoint["hyper_parameters"].get("freeze") == "backbone"  # without an optimizer
+    if not missing and not checkpoint["optimizer_states"] and not is_solved:
         missing = ["optimizer_states"]
     if missing:
         hint = f"begin a new run with its weights: --weights {path}"

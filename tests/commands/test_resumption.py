@@ -330,7 +330,7 @@ def test_the_same_command_line_says_the_same_again(colours, cli, tmp_path):
     line += ["--optimizer", "AdamW"]  # whose rate is settled by us
     cli(*line)
     before = config_of(tmp_path / "runs/fit/version_0")
-    assert before["model"]["optimizer"]["init_args"]["lr"] == 1e-4
+    assert before["model"]["optimizer"]["init_args"]["lr"] == 1e-3
     cli(*line, *UNFINISHED)
     after = config_of(tmp_path / "runs/fit/version_0")
     assert len(after["trainer"]["callbacks"]) == 1
