@@ -163,7 +163,9 @@ def check_coefficients(content: bytes) -> None:
                 if not is_progressive:
                     num_unknown.pop(component, None)
                 elif component in num_unknown:
-                    first, last, low = content[place - 3], content[place - 2], content[place - 1] & 15
+                    first = content[place - 3]
+                    last = content[place - 2]
+                    low = content[place - 1] & 15
                     num_unknown[component][first : last + 1] = [low] * (last + 1 - first)
             if not any(map(any, num_unknown.values())):
                 return

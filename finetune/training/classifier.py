@@ -100,7 +100,9 @@ class Classifier(ClipsEach):
         super().__init__()
         # What the optimizer was is in config.yaml; a checkpoint holds plain values only (`weights_only=True`).
         self.save_hyperparameters(ignore=["optimizer", "scheduler", "compile"])
-        self.class_names, self.backbone, self.weights = list(class_names), backbone, weights
+        self.class_names = list(class_names)
+        self.backbone = backbone
+        self.weights = weights
         self.head_init = resolved_head_init(head_init, weights, members)
         self.has_fixed_statistics = self.head_init == "probe" if freeze_batch_norm is None else freeze_batch_norm
         self.source_classes, self.class_mapping, self.network_size = source_classes, class_mapping, network_size

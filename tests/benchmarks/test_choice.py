@@ -18,6 +18,8 @@ def test_the_network_that_sees_colours_is_chosen_on_every_split(colours, tmp_pat
     monkeypatch.setattr(sys, "argv", line)
     choice.main()
     _, row = capsys.readouterr().out.splitlines()
-    name, blind, seeing, chosen, own, behind = row.strip("| ").split(" | ")
-    assert name == "colours" and chosen == f"small_cnn={tmp_path / 'seeing.pt'} 2x"
-    assert float(blind) < 0.5 < 0.9 < float(seeing) == float(own) and float(behind) == 0.0
+    names = ("set", "blind", "seeing", "chosen", "own", "behind")
+    cells = dict(zip(names, row.strip("| ").split(" | "), strict=True))
+    assert cells["set"] == "colours" and cells["chosen"] == f"small_cnn={tmp_path / 'seeing.pt'} 2x"
+    assert float(cells["blind"]) < 0.5 < 0.9 < float(cells["seeing"]) == float(cells["own"])
+    assert float(cells["behind"]) == 0.0

@@ -9,7 +9,9 @@ from finetune.features import backbone_ranking as module
 from finetune.features.backbone_ranking import Unusable, first_round, held_out, rank, stratified_order
 from finetune.features.logistic_regression import fit_head
 
-NUM, CLASSES, DIM = 600, 4, 24
+NUM = 600
+CLASSES = 4
+DIM = 24
 LABELS = np.random.default_rng(0).integers(0, CLASSES, NUM)
 
 
