@@ -254,7 +254,7 @@ def test_labels_come_in_the_message_and_pictures_in_shared_memory():
     end_workers()
 
 
-NUM_SLOW, SECONDS = 10, 0.2  # workers, and what the start of each takes
+NUM_SLOW, SECONDS = 10, 0.4  # workers, and what the start of each takes, long beside the end of a process
 MORE_THAN_CORES = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -302,8 +302,7 @@ def test_ctrl_c_is_heard_while_workers_start(slow_starts, kind):
         iter(slow_loader())
     heard = time.monotonic() - slow_starts[0]
     flag.restore()
-    # A start that is under way, and the end of what has started: far from the starts of all the others.
-    assert heard < NUM_SLOW / 2 * SECONDS, heard
+    assert heard < 3 * SECONDS, heard  # a start that is under way, and the end of what has started
     assert not multiprocessing.active_children()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 

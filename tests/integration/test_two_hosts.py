@@ -34,7 +34,7 @@ FIT = [
     *("fit", "--resume", "--data.image_size", "28", "--data.batch_size", "6", "--data.num_workers", "0"),
     *("--model.backbone", "small_cnn", "--model.weights", "null", "--trainer.max_epochs", "2"),
     *("--trainer.accelerator", "cpu", "--trainer.precision", "64-true", "--trainer.enable_progress_bar", "false"),
-    *("--report", "false"),
+    *("--report", "false", "--model.optimizer", "SGD"),
     "--trainer.callbacks+=test_two_hosts.Witness",
 ]
 
@@ -221,7 +221,7 @@ def test_checkpoints_are_those_of_one_process(results, name):
 def test_training_moved_the_weights(results):
     # else the comparison above would hold for networks that never learned
     for rank in results["hosts"]:
-        assert distance(rank["start"], rank["end"]) > 1e-4
+        assert distance(rank["start"], rank["end"]) > 1e-2
 
 
 def test_a_host_that_trains_on_its_share_alone_is_caught(results):
