@@ -59,7 +59,14 @@ _WRITTEN = {
 REMOVED = ("num_views",)
 __all__ = [
     *("Classifier", "FashionMNIST", "FittedRun", "Hotdog", "ImageFolderData", "LoadedModel"),
-    *("MLFlowLogger", "Prediction", "SampleData", "TensorBoardLogger", "WandbLogger", "WarmupCosine"),
+    *(
+        "MLFlowLogger",
+        "Prediction",
+        "SampleData",
+        "TensorBoardLogger",
+        "WandbLogger",
+        "WarmupCosine",
+    ),
     *("__version__", "fit", "load"),
 ]
 
@@ -79,7 +86,9 @@ def public_paths(value: Any) -> Any:
     """
     if isinstance(value, dict):
         has_arguments = isinstance(value.get("init_args"), dict)
-        kept = {**value, "init_args": _without_removed(value["init_args"])} if has_arguments else value
+        kept = (
+            {**value, "init_args": _without_removed(value["init_args"])} if has_arguments else value
+        )
         return {key: public_paths(inner) for key, inner in kept.items()}
     if isinstance(value, list):
         return [public_paths(inner) for inner in value]

@@ -33,18 +33,30 @@ LIGHTNING = {
     "predict": "Classify pictures: CKPT and PICTURES, folders, globs or LIST.txt",
 }
 OWN = {
-    "demo": ("finetune.commands.demo:demo", "Run the whole main job offline on drawn pictures, in a few minutes"),
+    "demo": (
+        "finetune.commands.demo:demo",
+        "Run the whole main job offline on drawn pictures, in a few minutes",
+    ),
     "by-hand": (
         "finetune.commands.by_hand:by_hand",
         "Train LeNet on Fashion-MNIST by data parallelism without a framework",
     ),
-    "parity": ("finetune.commands.parity:parity", "Hold every way of using several devices against one device"),
+    "parity": (
+        "finetune.commands.parity:parity",
+        "Hold every way of using several devices against one device",
+    ),
     "benchmark": (
         "finetune.commands.benchmark:benchmark",
         "Measure a fit: pictures per second, and where its time goes",
     ),
-    "check": ("finetune.commands.check:check", "Say what is wrong with a folder of pictures before hours are spent"),
-    "cache": ("finetune.commands.cache:cache", "List or remove decoded pictures and features that are kept"),
+    "check": (
+        "finetune.commands.check:check",
+        "Say what is wrong with a folder of pictures before hours are spent",
+    ),
+    "cache": (
+        "finetune.commands.cache:cache",
+        "List or remove decoded pictures and features that are kept",
+    ),
     "export": (
         "finetune.commands.export:export",
         "Write a checkpoint as an ONNX or other file, held against it",
@@ -53,8 +65,14 @@ OWN = {
         "finetune.commands.report:report",
         "Write the page of a run: result, classes, mistakes, how to repeat it",
     ),
-    "serve": ("finetune.commands.serve:serve", "Answer requests about pictures, with a page for people"),
-    "sheet": ("finetune.commands.sheet:sheet", "Draw a sheet of predicted pictures with their probabilities"),
+    "serve": (
+        "finetune.commands.serve:serve",
+        "Answer requests about pictures, with a page for people",
+    ),
+    "sheet": (
+        "finetune.commands.sheet:sheet",
+        "Draw a sheet of predicted pictures with their probabilities",
+    ),
 }
 
 
@@ -72,7 +90,10 @@ def main(args: Sequence[str] | None = None) -> None:
     code, has_failed = 0, False
     # The first process of a container ignores what it has no handler for, and `nohup` has SIGHUP ignored.
     signums = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
-    before = {signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum)) for signum in signums}
+    before = {
+        signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+        for signum in signums
+    }
     if is_own:
         forget_left_over()
         own_process()
@@ -85,7 +106,8 @@ def main(args: Sequence[str] | None = None) -> None:
             if sys.stdout is not None:  # a daemon's may be closed
                 sys.stdout.flush()
         finally:
-            if is_own:  # what comes now is short: a second Ctrl-C ends it, and workers that end are no news
+            # what comes now is short: a second Ctrl-C ends it, and workers that end are no news
+            if is_own:
                 before |= {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
             for signum, handler in before.items():
                 signal.signal(signum, handler)
@@ -100,7 +122,8 @@ def main(args: Sequence[str] | None = None) -> None:
         error = stop_behind(raised)
         code, has_failed = exit_code(error), True
         message = one_line(error)
-        if isinstance(error, BrokenPipeError) and let_go():  # the reader of our output, such as `head`, went away
+        # the reader of our output, such as `head`, went away
+        if isinstance(error, BrokenPipeError) and let_go():
             end_with(code := 141)
             sys.exit(code)
         if message is None or os.environ.get("FINETUNE_DEBUG"):
@@ -129,8 +152,14 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
     elif page := help_page(arguments):
         print(page)
     elif command in LIGHTNING:
-        if strange := [argument for argument in arguments if argument.encode(errors="ignore").decode() != argument]:
-            raise ValueError(f"{os.fsencode(strange[0])!r} is not UTF-8, as configs and checkpoints are: rename it")
+        if strange := [
+            argument
+            for argument in arguments
+            if argument.encode(errors="ignore").decode() != argument
+        ]:
+            raise ValueError(
+                f"{os.fsencode(strange[0])!r} is not UTF-8, as configs and checkpoints are: rename it"
+            )
         if command != "fit" and "torch" not in sys.modules:
             # Threads that wait leave the cores to what reads pictures: an eighth faster. Training gains nothing.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -138,7 +167,8 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         with _imports():
             from finetune.commands.lightning_cli import run_lightning
 
-        if arguments[1:] == ["--help", "all"]:  # a data module's come with its class: these are those of a folder's
+        # a data module's come with its class: these are those of a folder's
+        if arguments[1:] == ["--help", "all"]:
             with contextlib.suppress(SystemExit):
                 run_lightning(in_full)
             in_full = [command, "--data.help", "finetune.ImageFolderData"]
@@ -160,23 +190,38 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command in WORDS:
         arguments = with_pictures(in_full_spelling([command, *arguments]))[1:]
     if command == "serve" and "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as for predict: the cores are for decoding, too
+        # as for predict: the cores are for decoding, too
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     module, _, name = OWN[command][0].partition(":")
     with _imports():
         function = getattr(importlib.import_module(module), name)
-    if command in ("benchmark", "report"):  # the flags of fit, and some more; several folders without a flag
+    # the flags of fit, and some more; several folders without a flag
+    if command in ("benchmark", "report"):
         function(arguments)
         return
     has_folder = command == "check"
     name = f"finetune {command}"
-    auto_cli(function, args=list(arguments), prog=name, parser_class=OneLineErrorParser, as_positional=has_folder)
+    auto_cli(
+        function,
+        args=list(arguments),
+        prog=name,
+        parser_class=OneLineErrorParser,
+        as_positional=has_folder,
+    )
 
 
 @contextlib.contextmanager
 def _imports() -> Iterator[None]:
     """End at a signal without raising it: libraries would swallow that while they are imported, or break half-way."""
-    signums = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
-    before = {signum: signal.signal(signum, lambda signum, _: os._exit(128 + signum)) for signum in signums}
+    signums = [
+        s
+        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(s) != signal.SIG_IGN
+    ]
+    before = {
+        signum: signal.signal(signum, lambda signum, _: os._exit(128 + signum))
+        for signum in signums
+    }
     try:
         with importing():
             yield
@@ -206,7 +251,8 @@ for example:
 
 
 def _is_first_process() -> bool:
-    from finetune.distributed.signals import is_first_process  # who was stopped by it has it already
+    # who was stopped by it has it already
+    from finetune.distributed.signals import is_first_process
 
     return is_first_process()
 
@@ -237,4 +283,5 @@ def _leave_process_group() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
-        gc.collect()  # of the trainer, which refers to itself and to groups of its own: their threads end with them
+        # of the trainer, which refers to itself and to groups of its own: their threads end with them
+        gc.collect()

@@ -27,11 +27,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
     assert torch  # imported before a warning is an error
     # Lightning's advice, which the command line silences, too. Here, since pytest imports what a filter names.
-    config.addinivalue_line("filterwarnings", "ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")
+    config.addinivalue_line(
+        "filterwarnings", "ignore::lightning_fabric.utilities.warnings.PossibleUserWarning"
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record-seconds", action="store_true", help=f"of a run of all tests: write {SECONDS.name}")
+    parser.addoption(
+        "--record-seconds", action="store_true", help=f"of a run of all tests: write {SECONDS.name}"
+    )
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have deselected tests
@@ -45,7 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -total[file_of(item.nodeid)])
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """List long tests of the default tier, and record how long each file takes."""
     seconds: dict[str, list[float]] = {}
     tests: dict[str, float] = {}
@@ -58,11 +64,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             if not is_slow:
                 tests[report.nodeid] = tests.get(report.nodeid, 0.0) + report.duration
     if long := {name: duration for name, duration in tests.items() if duration > LONG}:
-        terminalreporter.section(f"over {LONG:.0f} s in the default tier: make them quicker, or mark them slow")
+        terminalreporter.section(
+            f"over {LONG:.0f} s in the default tier: make them quicker, or mark them slow"
+        )
         for name, duration in sorted(long.items(), key=lambda pair: -pair[1]):
             terminalreporter.write_line(f"{duration:6.1f} s  {name}")
     if config.getoption("--record-seconds"):
-        rounded = {file: [round(each, 1) for each in both] for file, both in sorted(seconds.items()) if sum(both) >= 1}
+        rounded = {
+            file: [round(each, 1) for each in both]
+            for file, both in sorted(seconds.items())
+            if sum(both) >= 1
+        }
         rows = [f"{json.dumps(file)}: {json.dumps(both)}" for file, both in rounded.items()]
         SECONDS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 

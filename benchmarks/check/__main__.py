@@ -31,7 +31,11 @@ NUM_RUNS, NUM_SEEDS = 3, 8
 WHERE = {
     **dict.fromkeys(("truncated", "empty", "web page"), ("unreadable",)),
     **{"PNG named .jpg": ("other_type",), "one colour": ("blank",), "nearly black": ("blank",)},
-    **{"3 times as wide or tall": ("wide_or_tall",), "CMYK": ("odd_mode",), "16 bits": ("odd_mode",)},
+    **{
+        "3 times as wide or tall": ("wide_or_tall",),
+        "CMYK": ("odd_mode",),
+        "16 bits": ("odd_mode",),
+    },
     **{"equal in both splits": ("leak_exact",), "equal in two classes": ("two_classes_exact",)},
     **{"equal in one class": ("copies_exact",)},
 }
@@ -41,14 +45,22 @@ NEAR = ("leak_near", "two_classes_near", "copies_near")
 def check(folder: Path, *options: str) -> tuple[dict, float, float]:
     """Return what is found, the seconds, and those of the processor."""
     with tempfile.TemporaryDirectory() as output:
-        program = [str(Path(sys.executable).with_name("finetune")), "check", str(folder), "--output", output]
+        program = [
+            str(Path(sys.executable).with_name("finetune")),
+            "check",
+            str(folder),
+            "--output",
+            output,
+        ]
         before, began = os.times(), time.perf_counter()
         done = subprocess.run([*program, *options], stdout=subprocess.DEVNULL)
         seconds, after = time.perf_counter() - began, os.times()
         if done.returncode not in (0, 1):
             raise RuntimeError(f"finetune check ended with {done.returncode}")
         found = json.loads(Path(output, "check.json").read_text("utf-8"))
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    spent = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     return found, seconds, spent
 
 
@@ -67,11 +79,19 @@ def faults(source: Path, num: int, seed: int) -> list[dict]:
         sets = sets_of(found, where)
         num_found = sum(any({*files} <= s for s in sets) for files in planted[kind])
         meant = {
-            file for other in planted if WHERE.get(other, NEAR) == where for files in planted[other] for file in files
+            file
+            for other in planted
+            if WHERE.get(other, NEAR) == where
+            for files in planted[other]
+            for file in files
         }
         others = len(set().union(*sets) - meant)
         rows.append({"what": kind, "planted": num, "found": num_found, "others": others})
-    about = {"num_pictures": found["num_pictures"], "seconds": round(seconds, 1), "processor": round(spent, 1)}
+    about = {
+        "num_pictures": found["num_pictures"],
+        "seconds": round(seconds, 1),
+        "processor": round(spent, 1),
+    }
     return [{"about": "faults", **row, **about} for row in rows]
 
 
@@ -83,7 +103,9 @@ def labels(source: Path, weights: str, num: int, size: int) -> dict:
 
     listing = list_pictures(source)
     before = time.process_time()
-    features = np.stack([*picture_features(Features("resnet18", weights), listing.paths[:], size)]).astype(float)
+    features = np.stack(
+        [*picture_features(Features("resnet18", weights), listing.paths[:], size)]
+    ).astype(float)
     spent = time.process_time() - before
     names, every = listing.class_names, np.arange(len(listing.paths))
     auroc, in_first_100 = [], []
@@ -94,7 +116,12 @@ def labels(source: Path, weights: str, num: int, size: int) -> dict:
         given = out_of_fold(features, y, every, len(names))[every, y]
         auroc.append(round(float((given[is_moved][:, None] < given[~is_moved]).mean()), 3))
         in_first_100.append(int(is_moved[np.argsort(given)[:100]].sum()))
-    what = {"about": "labels", "what": f"{source.name} at {size} pixels", "num_pictures": len(every), "moved": num}
+    what = {
+        "about": "labels",
+        "what": f"{source.name} at {size} pixels",
+        "num_pictures": len(every),
+        "moved": num,
+    }
     return {**what, "auroc": auroc, "in_first_100": in_first_100, "processor": round(spent, 1)}
 
 
@@ -121,13 +148,19 @@ def tables(records: list[dict]) -> dict[str, str]:
     timed = ["| what | seconds | of the processors |", "| --- | --- | --- |"]
     for r in records:
         if r["about"] == "faults":
-            planted.append(f"| {r['what']} | {r['planted']} | {r['found']} | {r['others']} of {r['num_pictures']:,} |")
+            planted.append(
+                f"| {r['what']} | {r['planted']} | {r['found']} | {r['others']} of {r['num_pictures']:,} |"
+            )
         elif r["about"] == "labels":
             figures = f"{_spread(r['auroc'])} | {_spread(r['in_first_100'])} | {r['processor']}"
             moved.append(f"| {r['what']} | {r['num_pictures']} | {r['moved']} | {figures} |")
         else:
             timed.append(f"| {r['what']} | {_spread(r['seconds'])} | {_spread(r['processor'])} |")
-    return {"check_faults": "\n".join(planted), "check_labels": "\n".join(moved), "check_seconds": "\n".join(timed)}
+    return {
+        "check_faults": "\n".join(planted),
+        "check_labels": "\n".join(moved),
+        "check_seconds": "\n".join(timed),
+    }
 
 
 def _spread(values: list[float]) -> str:
@@ -135,7 +168,9 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hotdog", type=Path, help="folder with train/CLASS and test/CLASS")
     parser.add_argument("--sets", type=Path, help="folder that holds clothing and trash likewise")
     parser.add_argument("--weights", help="state dict of ResNet-18")
@@ -153,7 +188,10 @@ def main() -> None:
     if not args.document:
         if args.hotdog:
             keep(*faults(args.hotdog, args.num, args.seed))
-            for what, options in (("the check", ()), ("the check with weights", ("--weights", args.weights))):
+            for what, options in (
+                ("the check", ()),
+                ("the check with weights", ("--weights", args.weights)),
+            ):
                 if options and not args.weights:
                     continue
                 runs = [check(args.hotdog, *options) for _ in range(NUM_RUNS)]
@@ -162,7 +200,9 @@ def main() -> None:
                 keep({"about": "time", "what": what, "seconds": seconds, "processor": spent})
         if args.sets and args.weights:
             for name in ("clothing", "trash"):
-                keep(*(labels(args.sets / name, args.weights, args.num, size) for size in (96, 128)))
+                keep(
+                    *(labels(args.sets / name, args.weights, args.num, size) for size in (96, 128))
+                )
         keep(search(MAX_EXACT))
     fill(ROOT / "docs/benchmarks.md", tables(load(RECORDS)))
 

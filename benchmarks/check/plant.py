@@ -10,7 +10,14 @@ from PIL import Image
 # What may be taken for what, of the sets that are measured; of others any class.
 SIMILAR = {
     **{"shirt": "t-shirt", "t-shirt": "shirt", "longsleeve": "shirt", "outwear": "longsleeve"},
-    **{"pants": "shorts", "shorts": "pants", "skirt": "dress", "dress": "skirt", "hat": "shoes", "shoes": "hat"},
+    **{
+        "pants": "shorts",
+        "shorts": "pants",
+        "skirt": "dress",
+        "dress": "skirt",
+        "hat": "shoes",
+        "shoes": "hat",
+    },
     **{"paper": "cardboard", "cardboard": "paper", "glass": "plastic", "plastic": "glass"},
     **{"metal": "glass", "trash": "paper", "hotdog": "not-hotdog", "not-hotdog": "hotdog"},
 }
@@ -74,7 +81,9 @@ def _as_png(path: Path, rng: Rng) -> None:
 def _blank(path: Path, rng: Rng) -> None:
     with Image.open(path) as image:
         size = image.size
-    pixels = np.full((size[1], size[0], 3), rng.integers(0, 256, 3)) + rng.normal(0, 1, (size[1], size[0], 1))
+    pixels = np.full((size[1], size[0], 3), rng.integers(0, 256, 3)) + rng.normal(
+        0, 1, (size[1], size[0], 1)
+    )
     Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
 
 
@@ -117,7 +126,9 @@ FAULTS: dict[str, Callable[[Path, Rng], None]] = {
 }
 
 
-def _saved(change: Callable[[Image.Image, Rng], Image.Image], quality: int = 88) -> Callable[[Path, Path, Rng], None]:
+def _saved(
+    change: Callable[[Image.Image, Rng], Image.Image], quality: int = 88
+) -> Callable[[Path, Path, Rng], None]:
     def save(path: Path, copy: Path, rng: Rng) -> None:
         with Image.open(path) as image:
             change(image.convert("RGB"), rng).save(copy, quality=quality)
@@ -127,7 +138,9 @@ def _saved(change: Callable[[Image.Image, Rng], Image.Image], quality: int = 88)
 
 def _resized(image: Image.Image, rng: Rng) -> Image.Image:
     scale = rng.uniform(0.4, 1.6)
-    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+    return image.resize(
+        (round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC
+    )
 
 
 def _cropped(image: Image.Image, rng: Rng) -> Image.Image:
@@ -153,5 +166,8 @@ COPIES: dict[str, tuple[Callable[[Path, Path, Rng], None], str]] = {
     "re-encoded": (_saved(lambda image, rng: image, quality=50), "split"),
     "cropped by 5 %": (_saved(_cropped), "split"),
     "mirrored": (_saved(_mirrored), "split"),
-    "cropped by 5 % and mirrored": (_saved(lambda image, rng: _mirrored(_cropped(image, rng), rng)), "class"),
+    "cropped by 5 % and mirrored": (
+        _saved(lambda image, rng: _mirrored(_cropped(image, rng), rng)),
+        "class",
+    ),
 }

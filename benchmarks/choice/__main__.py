@@ -26,13 +26,21 @@ _TRAIN_SHARE = 0.7
 def files_of(folder: Path) -> tuple[list[str], np.ndarray]:
     """Return the images of class folders and their labels."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
-    files = [(str(file), label) for label, path in enumerate(classes) for file in sorted(path.iterdir())]
+    files = [
+        (str(file), label) for label, path in enumerate(classes) for file in sorted(path.iterdir())
+    ]
     return [file for file, _ in files], np.array([label for _, label in files])
 
 
-def features(candidate: Candidate, folder: Path, size: int, kept: Path | None) -> dict[str, np.ndarray]:
+def features(
+    candidate: Candidate, folder: Path, size: int, kept: Path | None
+) -> dict[str, np.ndarray]:
     """Return features and labels of train and test; from a file if they were computed before."""
-    file = None if kept is None else kept / f"{candidate.backbone.replace('/', '_')}-{folder.name}-{size}.npz"
+    file = (
+        None
+        if kept is None
+        else kept / f"{candidate.backbone.replace('/', '_')}-{folder.name}-{size}.npz"
+    )
     if file is not None and file.is_file():
         return dict(np.load(file))
     about = {}
@@ -55,12 +63,16 @@ def trial(
 ) -> tuple[str, list[float]]:
     """Return the chosen network and the test accuracy of each."""
     num_classes = int(labels.max()) + 1
-    networks = {name: lambda x=x: lambda chosen, deadline: x[train][chosen] for name, x in table.items()}
+    networks = {
+        name: lambda x=x: lambda chosen, deadline: x[train][chosen] for name, x in table.items()
+    }
     chosen = rank(networks, labels[train], num_classes, float("inf"), seed).standings[0].name
     accuracies = []
     for x in table.values():
         weight, bias = fitted_head(x[train], labels[train], num_classes)
-        accuracies.append(float(((x[test] @ weight.T + bias).argmax(axis=1) == labels[test]).mean()))
+        accuracies.append(
+            float(((x[test] @ weight.T + bias).argmax(axis=1) == labels[test]).mean())
+        )
     return chosen, accuracies
 
 
@@ -76,20 +88,32 @@ def main() -> None:
     listed = names(candidates)
     print(f"| set | {' | '.join(listed)} | chosen | its mean | behind the best mean |")
     for folder in options.sets:
-        found = [features(candidate, folder, options.size, options.features) for candidate in candidates]
-        table = {name: np.concatenate([one["train"], one["test"]]) for name, one in zip(listed, found, strict=True)}
+        found = [
+            features(candidate, folder, options.size, options.features) for candidate in candidates
+        ]
+        table = {
+            name: np.concatenate([one["train"], one["test"]])
+            for name, one in zip(listed, found, strict=True)
+        }
         labels = np.concatenate([found[0]["train_y"], found[0]["test_y"]])
         num_train = len(found[0]["train_y"])
         splits = [np.split(np.arange(len(labels)), [num_train])]
         if options.splits:
             orders = [stratified_order(labels, 1000 + i) for i in range(options.splits)]
             splits = [np.split(order, [int(_TRAIN_SHARE * len(labels))]) for order in orders]
-        results = [trial(table, labels, train, test, seed) for seed, (train, test) in enumerate(splits)]
+        results = [
+            trial(table, labels, train, test, seed) for seed, (train, test) in enumerate(splits)
+        ]
         means = np.mean([accuracies for _, accuracies in results], axis=0)
         own = np.mean([accuracies[listed.index(chosen)] for chosen, accuracies in results])
-        counts = ", ".join(f"{name} {num}x" for name, num in Counter(chosen for chosen, _ in results).most_common())
+        counts = ", ".join(
+            f"{name} {num}x" for name, num in Counter(chosen for chosen, _ in results).most_common()
+        )
         cells = " | ".join(f"{mean:.3f}" for mean in means)
-        print(f"| {folder.name} | {cells} | {counts} | {own:.3f} | {100 * (means.max() - own):.1f} |", flush=True)
+        print(
+            f"| {folder.name} | {cells} | {counts} | {own:.3f} | {100 * (means.max() - own):.1f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ def mean_and_spread(values: Sequence[float], digits: int) -> str:
     if not values:
         return "–"
     mean = f"{statistics.fmean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else f"{mean} (n = 1)"
+    return (
+        f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else f"{mean} (n = 1)"
+    )
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -27,7 +29,11 @@ def fill(path: Path, blocks: dict[str, str]) -> None:
     text = path.read_text("utf-8")
     for name, block in blocks.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        text, num = re.subn(pattern, lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text, flags=re.DOTALL)
+        text, num = re.subn(
+            pattern, lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text, flags=re.DOTALL
+        )
         if num != 1:
-            raise ValueError(f"{path} must have one block <!-- {name} --> … <!-- /{name} -->, has {num}")
+            raise ValueError(
+                f"{path} must have one block <!-- {name} --> … <!-- /{name} -->, has {num}"
+            )
     path.write_text(text, "utf-8")

@@ -9,7 +9,8 @@ def write_fashion_folder(source: str | Path, root: Path, train: int = 200, test:
     from torchvision.datasets import FashionMNIST
 
     for split, num in (("train", train), ("test", test)):
-        pictures = FashionMNIST(source, train=split == "train", download=True)  # unpacks what is there
+        # unpacks what is there
+        pictures = FashionMNIST(source, train=split == "train", download=True)
         for k, name in enumerate(pictures.classes):
             folder = root / split / name.replace("/", " or ")
             folder.mkdir(parents=True)

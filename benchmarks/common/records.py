@@ -35,7 +35,15 @@ def where_and_when() -> dict[str, str]:
 
 def commit() -> str:
     """Return which code is measured: the commit, with a `+` where the tree differs from it; our version without git."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=9", "--dirty=+"]
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--abbrev=9",
+        "--dirty=+",
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -12,7 +12,10 @@ Run = TypeVar("Run")
 
 
 def measure_all(
-    path: Path, choose: Callable[[list[dict]], Run | None], measure: Callable[[Run], dict], minutes: float
+    path: Path,
+    choose: Callable[[list[dict]], Run | None],
+    measure: Callable[[Run], dict],
+    minutes: float,
 ) -> bool:
     """Add the record of one run after the other to a file; return whether one of them failed.
 

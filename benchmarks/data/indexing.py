@@ -58,7 +58,10 @@ def _resident() -> int:
 
 def table(found: list[dict[str, float]]) -> str:
     """Return medians, smallest and largest value."""
-    cells = [spread([r[name] for r in found], digits) for name, digits in (("scan", 1), ("fingerprint", 1))]
+    cells = [
+        spread([r[name] for r in found], digits)
+        for name, digits in (("scan", 1), ("fingerprint", 1))
+    ]
     return "\n".join(
         [
             "| files | seconds to scan | seconds to fingerprint | bytes of the index a file, most |",
@@ -69,11 +72,16 @@ def table(found: list[dict[str, float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num", type=int, default=1_000_000)
-    parser.add_argument("--folder", help="where to make them; by default the system's temporary folder")
+    parser.add_argument(
+        "--folder", help="where to make them; by default the system's temporary folder"
+    )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scan", help=argparse.SUPPRESS)  # one measurement, in a process of its own
+    # one measurement, in a process of its own
+    parser.add_argument("--scan", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.scan:
         print(json.dumps(measure(args.scan)))
@@ -82,11 +90,16 @@ def main() -> None:
         make(Path(folder), args.num)
         command = [sys.executable, "-m", "benchmarks.data.indexing", "--scan", folder]
         found = [
-            json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout) for _ in range(args.repeats)
+            json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+            for _ in range(args.repeats)
         ]
-    RECORDS.write_text(json.dumps({"machine": processor(), "seconds": found}, indent=1) + "\n", "utf-8")
+    RECORDS.write_text(
+        json.dumps({"machine": processor(), "seconds": found}, indent=1) + "\n", "utf-8"
+    )
     fill(ROOT / "docs/benchmarks.md", {"many_files": table(found)})
-    print(table(found), statistics.median(r["scan"] + r["fingerprint"] for r in found), "s together")
+    print(
+        table(found), statistics.median(r["scan"] + r["fingerprint"] for r in found), "s together"
+    )
 
 
 if __name__ == "__main__":

@@ -54,15 +54,25 @@ def torchvision_road(root: Path, image_size: int) -> Road:
 
 def decoder_road(root: Path) -> Road:
     """Read and decode each picture, one by one and no more: what no road can do without."""
-    return lambda: ((simplejpeg.decode_jpeg(path.read_bytes()), [path]) for path in root.glob("train/*/*"))
+    return lambda: (
+        (simplejpeg.decode_jpeg(path.read_bytes()), [path]) for path in root.glob("train/*/*")
+    )
 
 
 def our_road(root: Path, image_size: int, cache_size: int | None, limit_gb: float) -> Road:
     def batches() -> DataLoader:
-        options: dict[str, Any] = {"cache_size": cache_size, "cache_limit_gb": limit_gb, "image_size": image_size}
+        options: dict[str, Any] = {
+            "cache_size": cache_size,
+            "cache_limit_gb": limit_gb,
+            "image_size": image_size,
+        }
         options |= {"min_crop": 0.08, "augmentations": None}  # as torchvision's road
-        data = ImageFolderData(str(root), batch_size=_BATCH, val_fraction=0, num_workers=0, **options)
-        data.trainer = pl.Trainer(accelerator="cpu", max_epochs=5, logger=False, enable_checkpointing=False)
+        data = ImageFolderData(
+            str(root), batch_size=_BATCH, val_fraction=0, num_workers=0, **options
+        )
+        data.trainer = pl.Trainer(
+            accelerator="cpu", max_epochs=5, logger=False, enable_checkpointing=False
+        )
         data.trainer.state.fn = TrainerFn.FITTING
         data.setup("fit")
         return data.train_dataloader()
@@ -72,13 +82,21 @@ def our_road(root: Path, image_size: int, cache_size: int | None, limit_gb: floa
 
 def measure(road: Road) -> dict[str, float]:
     """Take one pass, from the folder to the last batch, and return its pictures per second."""
-    wall, cpu, num = time.perf_counter(), time.process_time(), 0
+    wall = time.perf_counter()
+    cpu = time.process_time()
+    num = 0
     for batch in road():
         num += len(batch["label"] if isinstance(batch, dict) else batch[1])
-    return {"cpu": num / (time.process_time() - cpu), "wall": num / (time.perf_counter() - wall), "pictures": num}
+    return {
+        "cpu": num / (time.process_time() - cpu),
+        "wall": num / (time.perf_counter() - wall),
+        "pictures": num,
+    }
 
 
-def compare(root: Path, image_size: int, cache_size: int | None, repeats: int) -> dict[str, list[dict[str, float]]]:
+def compare(
+    root: Path, image_size: int, cache_size: int | None, repeats: int
+) -> dict[str, list[dict[str, float]]]:
     """Return what `measure` gave for each road and repeat."""
     kept = our_road(root, image_size, cache_size, limit_gb=1000)
     roads = {
@@ -102,19 +120,29 @@ def compare(root: Path, image_size: int, cache_size: int | None, repeats: int) -
 
 def table(found: dict[str, list[dict[str, float]]]) -> str:
     """Return medians, smallest and largest value, and the ratio to torchvision within each repeat."""
-    rows = ["| road | pictures/s of a core | by the clock | beside torchvision |", "| --- | --- | --- | --- |"]
+    rows = [
+        "| road | pictures/s of a core | by the clock | beside torchvision |",
+        "| --- | --- | --- | --- |",
+    ]
     for name, results in found.items():
-        ratios = [ours["cpu"] / theirs["cpu"] for ours, theirs in zip(results, found["torchvision"], strict=True)]
+        ratios = [
+            ours["cpu"] / theirs["cpu"]
+            for ours, theirs in zip(results, found["torchvision"], strict=True)
+        ]
         cells = [spread([r[clock] for r in results], 0) for clock in ("cpu", "wall")]
         rows.append(f"| {name} | {' | '.join(cells)} | {spread(ratios, 2)} |")
     return "\n".join(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, required=True, help="folder with train/CLASS/*")
     parser.add_argument("--image_size", type=int, default=224)
-    parser.add_argument("--cache_size", type=int, help="shorter side of the cached pictures; by default as they are")
+    parser.add_argument(
+        "--cache_size", type=int, help="shorter side of the cached pictures; by default as they are"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
@@ -123,7 +151,9 @@ def main() -> None:
     found = compare(args.root, args.image_size, args.cache_size, args.repeats)
     settings = {"image_size": args.image_size, "cache_size": args.cache_size, "batch_size": _BATCH}
     about = {"processor": processor(), "torch": torch.__version__, **settings}
-    RECORDS.write_text(json.dumps({"about": about, "pictures_per_second": found}, indent=1) + "\n", "utf-8")
+    RECORDS.write_text(
+        json.dumps({"about": about, "pictures_per_second": found}, indent=1) + "\n", "utf-8"
+    )
     fill(ROOT / "docs/benchmarks.md", {"data_road": table(found)})
     print(table(found))
 

@@ -44,7 +44,16 @@ def regression(candidate: Candidate, folder: Path, size: int) -> dict:
 
 def fit(candidate: Candidate, folder: Path, size: int, seed: int) -> dict:
     """Return what a fit with the defaults gives, by its own test."""
-    options = ["--backbone", candidate.backbone, "--weights", candidate.weights, "--size", size, "--seed", seed]
+    options = [
+        "--backbone",
+        candidate.backbone,
+        "--weights",
+        candidate.weights,
+        "--size",
+        size,
+        "--seed",
+        seed,
+    ]
     with tempfile.TemporaryDirectory() as out:
         more = ["--precision", "32-true", "--report", "false", "--out", out]
         began = time.monotonic()
@@ -68,17 +77,28 @@ def tables(records: Sequence[dict]) -> dict[str, str]:
     lines = [f"| start | what | {' | '.join(sets)} | mean | calibration error before and after |"]
     lines.append("| --- | --- |" + " --- |" * (len(sets) + 2))
     for start in dict.fromkeys(record["start"] for record in records):
-        for what, label in (("regression", "logistic regression"), ("fit", "`finetune fit FOLDER`")):
+        for what, label in (
+            ("regression", "logistic regression"),
+            ("fit", "`finetune fit FOLDER`"),
+        ):
             found = [r for r in records if (r["start"], r["what"]) == (start, what)]
             by_set = [[r["accuracy"] for r in found if r["set"] == name] for name in sets]
             if not found:
                 continue
-            cells = [mean_and_spread(values, 3) if what == "fit" else f"{values[0]:.3f}" for values in by_set]
-            mean = f"{statistics.fmean(statistics.fmean(values) for values in by_set):.3f}" if all(by_set) else "–"
+            cells = [
+                mean_and_spread(values, 3) if what == "fit" else f"{values[0]:.3f}"
+                for values in by_set
+            ]
+            mean = (
+                f"{statistics.fmean(statistics.fmean(values) for values in by_set):.3f}"
+                if all(by_set)
+                else "–"
+            )
             errors = "–"
             if what == "fit":
                 errors = ", ".join(
-                    f"{statistics.fmean(r[n] for r in found):.3f}" for n in ("error_before", "calibration_error")
+                    f"{statistics.fmean(r[n] for r in found):.3f}"
+                    for n in ("error_before", "calibration_error")
                 )
             lines.append(f"| {start} | {label} | {' | '.join(cells)} | {mean} | {errors} |")
     return {"defaults": "\n".join(lines)}
@@ -97,13 +117,27 @@ def main() -> None:
     if not options.document:
         for candidate in candidates_of("auto", options.weights):
             jobs += [(candidate, folder, "regression", 0) for folder in options.sets]
-            jobs += [(candidate, folder, "fit", seed) for seed in range(options.seeds) for folder in options.sets]
+            jobs += [
+                (candidate, folder, "fit", seed)
+                for seed in range(options.seeds)
+                for folder in options.sets
+            ]
     for candidate, folder, what, seed in jobs:
-        key = {"start": candidate.backbone, "set": folder.name, "what": what, "seed": seed, "size": options.size}
+        key = {
+            "start": candidate.backbone,
+            "set": folder.name,
+            "what": what,
+            "seed": seed,
+            "size": options.size,
+        }
         if any(key.items() <= record.items() for record in records):
             continue
         is_fit = what == "fit"
-        found = fit(candidate, folder, options.size, seed) if is_fit else regression(candidate, folder, options.size)
+        found = (
+            fit(candidate, folder, options.size, seed)
+            if is_fit
+            else regression(candidate, folder, options.size)
+        )
         records.append({**key, **found, **where_and_when()})
         save(RECORDS, records)
     fill(ROOT / "docs/benchmarks.md", tables(records))

@@ -55,7 +55,10 @@ def plan(cores: int) -> list[Measurement]:
     another arithmetic and another layout would change; then the rest, what is compiled last.
     """
     trained, predicted = (
-        [Limit(mode, *way) for way in product(("bf16", "tf32", "fp32"), (True, False), (False, True), BATCHES)]
+        [
+            Limit(mode, *way)
+            for way in product(("bf16", "tf32", "fp32"), (True, False), (False, True), BATCHES)
+        ]
         for mode in ("train", "predict")
     )
     ours = [m for m in trained if m.precision == "bf16" and m.channels_last and not m.compiled]
@@ -86,7 +89,9 @@ def quick_plan() -> list[Measurement]:
     return [*limits, Road(True, 1, 8), Road(False, 1, 8), Job(CACHED, 16), Job(TORCHVISION, 16)]
 
 
-def measure_all(measurements: Sequence[Measurement], setup: Setup, deadline: float, keep: Any) -> list[Record]:
+def measure_all(
+    measurements: Sequence[Measurement], setup: Setup, deadline: float, keep: Any
+) -> list[Record]:
     """Measure what can be done until the deadline (of `time.monotonic`); what fails is recorded with its error.
 
     Args:
@@ -107,17 +112,26 @@ def measure_all(measurements: Sequence[Measurement], setup: Setup, deadline: flo
                 torch.cuda.empty_cache()
             try:
                 if isinstance(measurement, Job):
-                    record |= measurement.measure(setup, best_workers(records, measurement.road == CACHED), deadline)
+                    record |= measurement.measure(
+                        setup, best_workers(records, measurement.road == CACHED), deadline
+                    )
                 else:
                     record |= measurement.measure(setup)
             except TimeoutError as error:
                 record["not_reached"] = str(error)
-            except Exception as error:  # memory or shared memory that ran out, a compiler that is not there
+            except (
+                Exception
+            ) as error:  # memory or shared memory that ran out, a compiler that is not there
                 record["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:500]
             result = record.get("error") or record.get("not_reached")
             result = result or f"{statistics.median(record['rates']):.0f} pictures/s"
             took = f"({time.monotonic() - began:.0f} s)"
-            print(*(f"{name}={value}" for name, value in asdict(measurement).items()), result, took, flush=True)
+            print(
+                *(f"{name}={value}" for name, value in asdict(measurement).items()),
+                result,
+                took,
+                flush=True,
+            )
         records.append(record)
         keep(records)
     return records
@@ -126,7 +140,11 @@ def measure_all(measurements: Sequence[Measurement], setup: Setup, deadline: flo
 def best_workers(records: Sequence[Record], cached: bool) -> int:
     """Return how many workers were fastest so far, from the cache or not; where none were, what a job would take."""
     found = [r for r in records if r["kind"] == "road" and r["cached"] == cached and "rates" in r]
-    return max(found, key=lambda r: statistics.median(r["rates"]))["num_workers"] if found else automatic_workers(None)
+    return (
+        max(found, key=lambda r: statistics.median(r["rates"]))["num_workers"]
+        if found
+        else automatic_workers(None)
+    )
 
 
 def about(setup: Setup, quick: bool) -> Record:
@@ -159,32 +177,49 @@ def driver() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, help="folder with train/CLASS/*")
-    parser.add_argument("--weights", help="state dict of ResNet-18 that the jobs start from; random ones without it")
+    parser.add_argument(
+        "--weights", help="state dict of ResNet-18 that the jobs start from; random ones without it"
+    )
     parser.add_argument("--minutes", type=float, default=9, help="be done after this time")
-    parser.add_argument("--pictures", type=int, default=20_000, help="least pictures of an epoch; the cache holds all")
+    parser.add_argument(
+        "--pictures",
+        type=int,
+        default=20_000,
+        help="least pictures of an epoch; the cache holds all",
+    )
     parser.add_argument("--output", type=Path, default=RECORDS, help="JSON file of the results")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--quick", action="store_true", help="small pictures and few steps: only shows that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="small pictures and few steps: only shows that it runs"
+    )
     parser.add_argument("--document", action="store_true", help="measure nothing")
     args = parser.parse_args()
     deadline = time.monotonic() + 60 * args.minutes
     if args.document:
-        fill(ROOT / "docs/benchmarks.md", {"gpu": document(json.loads(RECORDS.read_text("utf-8"))["measurements"])})
+        fill(
+            ROOT / "docs/benchmarks.md",
+            {"gpu": document(json.loads(RECORDS.read_text("utf-8"))["measurements"])},
+        )
         return
     if args.root is None:
         parser.error("give a folder with train/CLASS/* by --root")
     if (args.device == "cpu" and not args.quick) or (args.quick and args.output == RECORDS):
         parser.error("--device cpu only goes with --quick, and --quick with an --output of its own")
     if args.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device here; --device cpu --quick shows that the script runs", file=sys.stderr)
+        print(
+            "no CUDA device here; --device cpu --quick shows that the script runs", file=sys.stderr
+        )
         sys.exit(2)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         os.environ["FINETUNE_CACHE"] = str(folder / "cache")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # compiling is to take what it takes at first
+        # compiling is to take what it takes at first
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
         root = enlarge(args.root, 32 if args.quick else args.pictures, folder / "pictures")
         num = sum(1 for _ in (root / "train").glob("*/*"))
         small: Record = {
@@ -194,11 +229,15 @@ def main() -> None:
             "backend": "eager",
         }  # inductor takes minutes on a CPU
         real: Record = {"image_size": 224, "epochs": 6, "seconds": 0.4, "backend": "inductor"}
-        setup = Setup(args.device, root, num, folder, args.weights, **(small if args.quick else real))
+        setup = Setup(
+            args.device, root, num, folder, args.weights, **(small if args.quick else real)
+        )
         facts = about(setup, args.quick)
 
         def keep(records: list[Record]) -> None:
-            args.output.write_text(json.dumps({"about": facts, "measurements": records}, indent=1) + "\n", "utf-8")
+            args.output.write_text(
+                json.dumps({"about": facts, "measurements": records}, indent=1) + "\n", "utf-8"
+            )
 
         measurements = quick_plan() if args.quick else plan(facts["cores"])
         records = measure_all(measurements, setup, deadline, keep)

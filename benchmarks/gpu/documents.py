@@ -48,7 +48,9 @@ def roads(records: Records) -> str:
     found = {(r["num_workers"], r["cached"]): r for r in records if r["kind"] == "road"}
     rows = ["| workers | from files, pictures/s | from the cache |", "| --- | --- | --- |"]
     for num in sorted({num for num, _ in found}):
-        rows.append(f"| {num} | {_cell(found.get((num, False), {}))} | {_cell(found.get((num, True), {}))} |")
+        rows.append(
+            f"| {num} | {_cell(found.get((num, False), {}))} | {_cell(found.get((num, True), {}))} |"
+        )
     return "\n".join(rows)
 
 
@@ -73,11 +75,19 @@ def targets(records: Records) -> list[dict[str, Any]]:
         limit = limit_of(records, size)
         for least, other, name in (
             (LEAST_OF_LIMIT, limit, "the limit with pictures on the device"),
-            (LEAST_OF_TORCHVISION, by_key.get((TORCHVISION, size)), "the job with torchvision's loader"),
+            (
+                LEAST_OF_TORCHVISION,
+                by_key.get((TORCHVISION, size)),
+                "the job with torchvision's loader",
+            ),
         ):
             value = _ratio(ours, other)
-            what = f"batch {size}, the job with the cache at least {least:g} times as fast as {name}"
-            found.append({"target": what, "value": value, "met": None if value is None else value >= least})
+            what = (
+                f"batch {size}, the job with the cache at least {least:g} times as fast as {name}"
+            )
+            found.append(
+                {"target": what, "value": value, "met": None if value is None else value >= least}
+            )
     return found
 
 
@@ -89,7 +99,9 @@ def limit_of(records: Records, batch_size: int) -> dict[str, Any] | None:
 
 def _limit_head(sizes: Sequence[int]) -> list[str]:
     columns = ["step", "arithmetic", "channels_last", "compiled"]
-    columns += [f"pictures/s, batch {size}; most memory" for size in sizes] + ["seconds of the first step"]
+    columns += [f"pictures/s, batch {size}; most memory" for size in sizes] + [
+        "seconds of the first step"
+    ]
     return [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
 
 

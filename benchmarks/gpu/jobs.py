@@ -25,7 +25,9 @@ from finetune.data.image_cache import CachedReader
 from finetune.data.loader import check_shared_memory
 from finetune.data.samplers import TrainBatches
 
-CACHED, DECODED, TORCHVISION = "ours, cache", "ours, no cache", "torchvision"
+CACHED = "ours, cache"
+DECODED = "ours, no cache"
+TORCHVISION = "torchvision"
 _NO_LIMIT = 1000  # GB: the folder decides
 _WARM_UP = 3  # batches of each worker: what it made ahead while the others were still starting
 
@@ -60,20 +62,27 @@ class Road:
         )
         # As many epochs as pay for a cache.
         options: dict[str, Any] = {"accelerator": setup.device, "devices": 1, "max_epochs": 1000}
-        data.trainer = pl.Trainer(**options, logger=False, enable_checkpointing=False, enable_model_summary=False)
+        data.trainer = pl.Trainer(
+            **options, logger=False, enable_checkpointing=False, enable_model_summary=False
+        )
         data.trainer.state.fn = TrainerFn.FITTING
         data.setup("fit")
         pictures = data.pictures("train", train=True)
         ready = time.perf_counter() - began
         if self.cached and not isinstance(data.splits["train"].read, CachedReader):
-            raise RuntimeError(f"no cache: it takes at most half of what is free beneath {setup.folder}")
+            raise RuntimeError(
+                f"no cache: it takes at most half of what is free beneath {setup.folder}"
+            )
         batches = TrainBatches(len(data.splits["train"].labels), self.batch_size, 0, 0, 1)
         loader = DataLoader(
             pictures,
             batch_sampler=Endless(batches),
             **data.worker_options(self.batch_size),
         )
-        return {"rates": road_rates(iter(loader), self.num_workers, setup.seconds), "ready_seconds": ready}
+        return {
+            "rates": road_rates(iter(loader), self.num_workers, setup.seconds),
+            "ready_seconds": ready,
+        }
 
 
 class Endless:
@@ -94,7 +103,9 @@ def road_rates(batches: Iterator[dict[str, Any]], num_workers: int, seconds: flo
         next(batches)
     rates = []
     for _ in range(NUM_CHUNKS):
-        began, num, elapsed = time.perf_counter(), 0, 0.0
+        began = time.perf_counter()
+        num = 0
+        elapsed = 0.0
         while not num or elapsed < seconds:
             num += sum(len(next(batches)["label"]) for _ in range(num_workers))
             elapsed = time.perf_counter() - began
@@ -123,13 +134,21 @@ class Job:
         the last steps have been given to the device, which may still be busy with them: the truth lies between.
         """
         bytes_a_value = 4 if self.road == TORCHVISION else 1
-        num_workers = fitting(num_workers, bytes_a_value * 3 * self.batch_size * setup.image_size**2)
+        num_workers = fitting(
+            num_workers, bytes_a_value * 3 * self.batch_size * setup.image_size**2
+        )
         began = time.perf_counter()
         with_cache = {"FINETUNE_CACHE": str(setup.folder / "cache"), "PYTHONPATH": python_path()}
-        lines = epoch_lines(self.command(setup, num_workers), {**os.environ, **with_cache}, deadline)
+        lines = epoch_lines(
+            self.command(setup, num_workers), {**os.environ, **with_cache}, deadline
+        )
         if len(lines) != setup.epochs:
-            raise RuntimeError(f"the job wrote the lines of {len(lines)} epochs, not {setup.epochs}")
-        rates = [setup.num_pictures / (end - start) for (start, _), (end, _) in itertools.pairwise(lines)]
+            raise RuntimeError(
+                f"the job wrote the lines of {len(lines)} epochs, not {setup.epochs}"
+            )
+        rates = [
+            setup.num_pictures / (end - start) for (start, _), (end, _) in itertools.pairwise(lines)
+        ]
         printed = [rate for _, rate in lines[1:]]
         seconds = time.perf_counter() - began
         return {"rates": rates, "printed": printed, "num_workers": num_workers, "seconds": seconds}
@@ -138,18 +157,37 @@ class Job:
         """Return what is run."""
         if self.road == TORCHVISION:
             program = [sys.executable, "-m", "benchmarks.gpu.plain"]
-            options: dict[str, Any] = {"--root": setup.root, "--image_size": setup.image_size, "--device": setup.device}
-            options |= {"--batch_size": self.batch_size, "--num_workers": num_workers, "--epochs": setup.epochs}
+            options: dict[str, Any] = {
+                "--root": setup.root,
+                "--image_size": setup.image_size,
+                "--device": setup.device,
+            }
+            options |= {
+                "--batch_size": self.batch_size,
+                "--num_workers": num_workers,
+                "--epochs": setup.epochs,
+            }
             options |= {"--weights": setup.weights} if setup.weights else {}
         else:
             program = [sys.executable, "-m", "finetune", "fit"]
-            options = {"--data.root": setup.root, "--data.image_size": setup.image_size, "--data.val_fraction": 0}
+            options = {
+                "--data.root": setup.root,
+                "--data.image_size": setup.image_size,
+                "--data.val_fraction": 0,
+            }
             options |= {"--data.batch_size": self.batch_size, "--data.num_workers": num_workers}
-            options |= {"--data.min_crop": 0.08, "--data.augmentations": "null"}  # as the other roads
+            # as the other roads
+            options |= {"--data.min_crop": 0.08, "--data.augmentations": "null"}
             options |= {"--data.cache_limit_gb": _NO_LIMIT if self.road == CACHED else 0}
-            options |= {"--model.weights": setup.weights or "null", "--trainer.precision": "bf16-mixed"}
+            options |= {
+                "--model.weights": setup.weights or "null",
+                "--trainer.precision": "bf16-mixed",
+            }
             options |= {"--trainer.accelerator": setup.device, "--trainer.devices": 1}
-            options |= {"--trainer.max_epochs": setup.epochs, "--trainer.default_root_dir": setup.folder / "runs"}
+            options |= {
+                "--trainer.max_epochs": setup.epochs,
+                "--trainer.default_root_dir": setup.folder / "runs",
+            }
         return [*program, *(str(part) for option in options.items() for part in option)]
 
 
@@ -164,7 +202,9 @@ def fitting(num_workers: int, batch_bytes: int) -> int:
     return num_workers
 
 
-def epoch_lines(command: Sequence[str], environment: dict[str, str], deadline: float) -> list[tuple[float, float]]:
+def epoch_lines(
+    command: Sequence[str], environment: dict[str, str], deadline: float
+) -> list[tuple[float, float]]:
     """Run a job; return the time of each epoch's line and the pictures per second in it.
 
     Raises:
@@ -180,7 +220,9 @@ def epoch_lines(command: Sequence[str], environment: dict[str, str], deadline: f
         text=True,
         start_new_session=True,  # its workers are to end with it
     )
-    timer = threading.Timer(max(deadline - time.monotonic(), 0), os.killpg, (process.pid, signal.SIGKILL))
+    timer = threading.Timer(
+        max(deadline - time.monotonic(), 0), os.killpg, (process.pid, signal.SIGKILL)
+    )
     timer.start()
     with process:
         try:

@@ -19,7 +19,9 @@ from benchmarks.recipes.plain import network
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", required=True, help="folder with train/CLASS/*")
     parser.add_argument("--weights", help="state dict of torchvision's ResNet-18")
     parser.add_argument("--image_size", type=int, default=224)
@@ -41,14 +43,21 @@ def main() -> None:
     pictures = ImageFolder(f"{args.root}/train", transform)
     is_cuda = args.device == "cuda"
     loader = DataLoader(
-        pictures, args.batch_size, True, num_workers=args.num_workers, pin_memory=is_cuda, persistent_workers=True
+        pictures,
+        args.batch_size,
+        True,
+        num_workers=args.num_workers,
+        pin_memory=is_cuda,
+        persistent_workers=True,
     )
     net = network(args.weights, len(pictures.classes)).to(args.device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9)
     for epoch in range(args.epochs):
         began = time.perf_counter()
         for images, labels in loader:
-            x = images.to(args.device, non_blocking=True).contiguous(memory_format=torch.channels_last)
+            x = images.to(args.device, non_blocking=True).contiguous(
+                memory_format=torch.channels_last
+            )
             y = labels.to(args.device, non_blocking=True)
             with torch.autocast(args.device, torch.bfloat16):
                 loss = F.cross_entropy(net(x), y)

@@ -71,7 +71,8 @@ class Limit:
         if setup.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         if self.compiled:
-            torch.compiler.reset()  # else a network compiled before counts as this one, seen with other shapes
+            # else a network compiled before counts as this one, seen with other shapes
+            torch.compiler.reset()
         first, rates = chunks(self.step(setup), self.batch_size, setup)
         peak = torch.cuda.max_memory_allocated() / 1e9 if setup.device == "cuda" else None
         return {"rates": rates, "first_step_seconds": first, "peak_gb": peak}
@@ -83,12 +84,22 @@ class Limit:
         optimizer = model.configure_optimizers()
         shape = (self.batch_size, 3, setup.image_size, setup.image_size)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        images = torch.randint(0, 256, shape, dtype=torch.uint8, device=setup.device).contiguous(memory_format=layout)
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, device=setup.device).contiguous(
+            memory_format=layout
+        )
         labels = torch.randint(0, 10, (self.batch_size,), device=setup.device)
-        forward = torch.compile(model.forward, backend=setup.backend, dynamic=False) if self.compiled else model.forward
+        forward = (
+            torch.compile(model.forward, backend=setup.backend, dynamic=False)
+            if self.compiled
+            else model.forward
+        )
 
         def arithmetic() -> Any:
-            return torch.autocast(setup.device, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+            return (
+                torch.autocast(setup.device, torch.bfloat16)
+                if self.precision == "bf16"
+                else nullcontext()
+            )
 
         def train() -> None:
             optimizer.zero_grad()
@@ -132,7 +143,9 @@ def chunks(step: Step, batch_size: int, setup: Setup) -> tuple[float, list[float
     while len(warm_up) < _MIN_WARM_UP or sum(warm_up) < setup.seconds:
         warm_up.append(timed(step, 1, setup.device))
     num_steps = math.ceil(setup.seconds / min(warm_up)) or 1
-    return first, [num_steps * batch_size / timed(step, num_steps, setup.device) for _ in range(NUM_CHUNKS)]
+    return first, [
+        num_steps * batch_size / timed(step, num_steps, setup.device) for _ in range(NUM_CHUNKS)
+    ]
 
 
 def timed(step: Step, num_steps: int, device: str) -> float:

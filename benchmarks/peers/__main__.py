@@ -60,17 +60,25 @@ def fastest_peers(records: Sequence[dict]) -> list[tuple[str, str]]:
     """
     jobs = [r for r in records if r["experiment"] == "job" and r["repeat"] == 0 and "seconds" in r]
     places = {r.get("machine") for r in jobs if r["tool"] == "finetune"}
-    theirs = [r for r in jobs if r["tool"] in tools.PEERS and (not places or r.get("machine") in places)]
+    theirs = [
+        r for r in jobs if r["tool"] in tools.PEERS and (not places or r.get("machine") in places)
+    ]
     return [(r["tool"], r["setting"]) for r in sorted(theirs, key=lambda r: r["seconds"])]
 
 
 def plan(records: Sequence[dict]) -> Iterator[Run]:
     """Yield all runs in their order: in each repeat all take turns, so that a slow hour is everybody's."""
-    everybody = [(tool, setting) for tool, (_, settings) in tools.TOOLS.items() for setting in settings]
+    everybody = [
+        (tool, setting) for tool, (_, settings) in tools.TOOLS.items() for setting in settings
+    ]
     for repeat in range(EXPERIMENTS["throughput"][0]):
         yield from (Run("throughput", *who, repeat) for who in everybody)
     for repeat in range(EXPERIMENTS["job"][0]):
-        for who in everybody if repeat < _OF_ALL else [("finetune", "default"), *fastest_peers(records)[:2]]:
+        for who in (
+            everybody
+            if repeat < _OF_ALL
+            else [("finetune", "default"), *fastest_peers(records)[:2]]
+        ):
             yield Run("job", *who, repeat)
     for repeat in range(EXPERIMENTS["head"][0]):
         for who in everybody:
@@ -90,12 +98,18 @@ def train(run: Run, place: tools.Place) -> dict:
     result = {name: round(done[name], 2) for name in ("seconds", "memory_mb")}
     result["accuracy"] = round(tools.accuracy(run.tool, place.out, done["output"]), 5)
     steps = measure.rates(done["stamps"], epochs, num_pictures, tools.BATCH_SIZE)
-    return {**result, **{name: round(value, 3) for name, value in steps.items()}, "command": shlex.join(command)}
+    return {
+        **result,
+        **{name: round(value, 3) for name, value in steps.items()},
+        "command": shlex.join(command),
+    }
 
 
 def predict(run: Run, place: tools.Place, model: Path, folders: dict[int, Path]) -> dict:
     """Return what classifying a few and many pictures took; their difference knows nothing of the start."""
-    seconds, memory, command = {}, 0.0, []
+    seconds = {}
+    memory = 0.0
+    command = []
     for num, folder in folders.items():
         command = tools.predict(run.tool, folder, model, place)
         variables = {**tools.variables(place), "FINETUNE_CACHE": str(place.out / f"cache_{num}")}
@@ -112,7 +126,9 @@ class Bench:
     """Folders of pictures and models, made when they are first wanted."""
 
     def __init__(self, root: Path, given: Given) -> None:
-        self.root, self.given, self.folder = root, given, given.folder
+        self.root = root
+        self.given = given
+        self.folder = given.folder
 
     def data(self, run: Run) -> Path:
         _, _, num_train, num_val = EXPERIMENTS[run.experiment]
@@ -124,7 +140,9 @@ class Bench:
     def measure(self, run: Run) -> dict:
         """Return a run's record."""
         place = self.given.place(run.tool, self.data(run))
-        result = attempt(place, partial(self.predict if run.experiment == "predict" else train, run))
+        result = attempt(
+            place, partial(self.predict if run.experiment == "predict" else train, run)
+        )
         return {**run._asdict(), **result, **circumstances(run.tool, self.given.timm)}
 
     def predict(self, run: Run, place: tools.Place) -> dict:
@@ -153,36 +171,54 @@ def document() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, help="folder with train/CLASS and test/CLASS")
     parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
     parser.add_argument(
-        "--timm", type=Path, help="checkout of timm with train.py and inference.py; left out without it"
+        "--timm",
+        type=Path,
+        help="checkout of timm with train.py and inference.py; left out without it",
     )
     parser.add_argument("--environments", type=Path, default=ROOT / "benchmarks/.environments")
     parser.add_argument("--only", nargs="*", help="names of experiments and tools; all without it")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no run after this time"
+    )
     parser.add_argument("--again", action="store_true", help="do again what failed")
     parser.add_argument("--document", action="store_true", help="run nothing")
     args = parser.parse_args()
     if not args.document and not (args.root and args.weights):
         parser.error("--root and --weights are needed to measure")
     wanted = set(args.only or [])
-    experiments, names = wanted & EXPERIMENTS.keys() or EXPERIMENTS, wanted & tools.TOOLS.keys() or tools.TOOLS
+    experiments, names = (
+        wanted & EXPERIMENTS.keys() or EXPERIMENTS,
+        wanted & tools.TOOLS.keys() or tools.TOOLS,
+    )
     if unknown := wanted - {*EXPERIMENTS, *tools.TOOLS}:
-        parser.error(f"--only: {', '.join(unknown)} are none of {', '.join([*EXPERIMENTS, *tools.TOOLS])}")
+        parser.error(
+            f"--only: {', '.join(unknown)} are none of {', '.join([*EXPERIMENTS, *tools.TOOLS])}"
+        )
     if args.again:
         forget_failed(RECORDS, lambda r: r["experiment"] in experiments and r["tool"] in names)
 
     def choose(records: list[dict]) -> Run | None:
         done = {key(r) for r in records}
-        chosen = (r for r in plan(records) if r.experiment in experiments and r.tool in names and r not in done)
+        chosen = (
+            r
+            for r in plan(records)
+            if r.experiment in experiments and r.tool in names and r not in done
+        )
         return next((r for r in chosen if r.tool != "timm" or args.timm), None)
 
     has_failed = False
     if not args.document:
         with tempfile.TemporaryDirectory() as folder:
-            root, *given = (path and path.resolve() for path in (args.root, args.weights, args.environments, args.timm))
+            root, *given = (
+                path and path.resolve()
+                for path in (args.root, args.weights, args.environments, args.timm)
+            )
             bench = Bench(root, Given(*given, Path(folder)))
             has_failed = measure_all(RECORDS, choose, bench.measure, args.minutes)
     document()

@@ -5,7 +5,9 @@ import argparse
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser of where the pictures are, where the model goes, and what is alike for all tools."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--data", help="folder with train/CLASS and val/CLASS")
     made.add_argument("--out", required=True)
     made.add_argument("--epochs", type=int, default=5)

@@ -56,5 +56,7 @@ def circumstances(tool: str, timm: Path | None) -> dict:
     if tool not in tools.OF_OURS:
         versions[tool] = materials.pins(tool)[tool]
     if tool == "timm" and timm:
-        versions["its train.py, sha256"] = hashlib.sha256((timm / "train.py").read_bytes()).hexdigest()[:12]
+        versions["its train.py, sha256"] = hashlib.sha256(
+            (timm / "train.py").read_bytes()
+        ).hexdigest()[:12]
     return {"versions": versions, **about}

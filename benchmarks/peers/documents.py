@@ -31,7 +31,8 @@ def values(results: Records, name: str) -> list[float]:
 def cell(results: Records, name: str, digits: int) -> str:
     """Return median and extremes, the one value where there is one, a dash where there is none."""
     numbers = values(results, name)
-    if name == "accuracy" and len(set(numbers)) == 1:  # repeated with one seed: no spread that says anything
+    # repeated with one seed: no spread that says anything
+    if name == "accuracy" and len(set(numbers)) == 1:
         numbers = numbers[:1]
     if len(numbers) > 1:
         return spread(numbers, digits)
@@ -55,7 +56,9 @@ def ratio(ours: Records, theirs: Records, name: str) -> str:
     return f"{statistics.median(a) / statistics.median(b):.2f}" if a and b and is_fair else "–"
 
 
-def table(records: Records, experiment: str, columns: Sequence[tuple[str, str, int]], compared: str) -> str:
+def table(
+    records: Records, experiment: str, columns: Sequence[tuple[str, str, int]], compared: str
+) -> str:
     """Return a Markdown table of one experiment.
 
     Args:
@@ -91,7 +94,11 @@ def predict_table(records: Records) -> str:
         "| | seconds, 800 pictures | pictures/s without the start | peak memory, MB | n | measured |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    names = {"finetune": "finetune predict", "timm": "timm inference.py", "fastai": "fastai get_preds"}
+    names = {
+        "finetune": "finetune predict",
+        "timm": "timm inference.py",
+        "fastai": "fastai get_preds",
+    }
     for tool in PREDICTING:
         good = [r for r in found(records, "predict", tool) if "seconds" in r]
         cells = [
@@ -126,7 +133,11 @@ def tables(records: Records) -> dict[str, str]:
     start = [("s to the first step", "first_step", 1), ("peak memory, MB", "memory_mb", 0)]
     speed = [("pictures/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *start]
     job = [("seconds", "seconds", 0), ("accuracy", "accuracy", 3), *start]
-    head = [("seconds", "seconds", 0), ("seconds of a later epoch", "later_seconds", 2), ("accuracy", "accuracy", 3)]
+    head = [
+        ("seconds", "seconds", 0),
+        ("seconds of a later epoch", "later_seconds", 2),
+        ("accuracy", "accuracy", 3),
+    ]
     throughput = table(records, "throughput", speed, "later_rate")
     if has_chart(records):
         throughput += "\n\n![Pictures per second of each tool](compare.png)"
@@ -157,11 +168,18 @@ def draw(records: Records, path: Path) -> None:
     bars = [bar for bar in bars if bar[1]]
     figure, axes = plt.subplots(figsize=(8.5, 0.4 * len(bars) + 1.0), layout="constrained")
     for y, (_, numbers, tool) in enumerate(bars):
-        axes.barh(y, statistics.median(numbers), height=0.65, color="#c2410c" if tool == "finetune" else "#94a3b8")
+        axes.barh(
+            y,
+            statistics.median(numbers),
+            height=0.65,
+            color="#c2410c" if tool == "finetune" else "#94a3b8",
+        )
         axes.plot([min(numbers), max(numbers)], [y, y], color="#1e293b", lw=1.5)
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     axes.invert_yaxis()
-    axes.set_xlabel("pictures per second while training ResNet-18 at 128 pixels, an epoch after the first")
+    axes.set_xlabel(
+        "pictures per second while training ResNet-18 at 128 pixels, an epoch after the first"
+    )
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)

@@ -36,7 +36,11 @@ class Ticks(Callback):
 def train(args: argparse.Namespace) -> None:
     if args.seed is not None:
         set_seed(args.seed)
-    item = Resize(args.image_size, "squish") if args.head else RandomResizedCrop(args.image_size, min_scale=0.35)
+    item = (
+        Resize(args.image_size, "squish")
+        if args.head
+        else RandomResizedCrop(args.image_size, min_scale=0.35)
+    )
     options = {"persistent_workers": True} if args.best else {}
     dls = ImageDataLoaders.from_folder(
         args.data, valid="val", item_tfms=item, bs=args.batch_size, device="cpu", **options
@@ -61,7 +65,10 @@ def predict(args: argparse.Namespace) -> None:
     learn = load_learner(Path(args.out, "model.pkl"))
     files = get_image_files(args.predict)
     probabilities, _ = learn.get_preds(dl=learn.dls.test_dl(files))
-    lines = [f"{file},{','.join(map(str, row))}" for file, row in zip(files, probabilities.tolist(), strict=True)]
+    lines = [
+        f"{file},{','.join(map(str, row))}"
+        for file, row in zip(files, probabilities.tolist(), strict=True)
+    ]
     Path(args.out, "predictions.csv").write_text("\n".join(lines), "utf-8")
 
 

@@ -29,7 +29,9 @@ def environment(name: str, folder: Path) -> Path:
     done = home / "installed.txt"
     wanted = json.dumps(pins(name), indent=1)
     if not (done.exists() and done.read_text("utf-8") == wanted):
-        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)], check=True
+        )
         own = subprocess.check_output(
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
         )
@@ -48,7 +50,9 @@ def leave_loggers_out(python: str, variables: Mapping[str, str]) -> None:
     """Let Ultralytics log nowhere, like the others: it takes what loggers it finds, and ours are on its path."""
     names = ("clearml", "comet", "dvc", "mlflow", "raytune", "tensorboard", "wandb")
     code = f"from ultralytics import settings; settings.update({dict.fromkeys(names, False)})"
-    subprocess.run([python, "-c", code], env={**os.environ, **variables}, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [python, "-c", code], env={**os.environ, **variables}, check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def write_folder(root: Path, to: Path, num_train: int | None, num_val: int | None) -> Path:
@@ -81,7 +85,9 @@ def write_weights(weights: Path, to: Path) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    state = {name: t.float() if t.is_floating_point() else t for name, t in torch.load(weights).items()}
+    state = {
+        name: t.float() if t.is_floating_point() else t for name, t in torch.load(weights).items()
+    }
     for name in ("fc.weight", "fc.bias"):
         rows = state[name][:1000]
         state[name] = torch.cat([rows, rows.new_zeros(1000 - len(rows), *rows.shape[1:])])
@@ -90,11 +96,27 @@ def write_weights(weights: Path, to: Path) -> Path:
     torch.save(state, path)
     hub = to / "hub_model"
     hub.mkdir()
-    save_file({name: t.contiguous() for name, t in state.items()}, hub / "model.safetensors", {"format": "pt"})
-    config = {"architecture": "resnet18", "num_classes": 1000, "num_features": 512, "model_type": "timm_wrapper"}
+    save_file(
+        {name: t.contiguous() for name, t in state.items()},
+        hub / "model.safetensors",
+        {"format": "pt"},
+    )
+    config = {
+        "architecture": "resnet18",
+        "num_classes": 1000,
+        "num_features": 512,
+        "model_type": "timm_wrapper",
+    }
     cfg = {"input_size": [3, 224, 224], "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-    cfg |= {"interpolation": "bilinear", "crop_pct": 0.875, "first_conv": "conv1", "classifier": "fc"}
-    (hub / "config.json").write_text(json.dumps({**config, "pretrained_cfg": cfg}, indent=1), "utf-8")
+    cfg |= {
+        "interpolation": "bilinear",
+        "crop_pct": 0.875,
+        "first_conv": "conv1",
+        "classifier": "fc",
+    }
+    (hub / "config.json").write_text(
+        json.dumps({**config, "pretrained_cfg": cfg}, indent=1), "utf-8"
+    )
     return to
 
 

@@ -45,7 +45,8 @@ def watch_memory(pid: int, ended: threading.Event, peak: list[int]) -> None:
     while not ended.wait(pause):
         began = time.thread_time()
         peak[0] = max(peak[0], sum(map(proportional_bytes, descendants(pid))))
-        pause = max(0.5, 50 * (time.thread_time() - began))  # a fiftieth of a core: the system counts page by page
+        # a fiftieth of a core: the system counts page by page
+        pause = max(0.5, 50 * (time.thread_time() - began))
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> dict:
@@ -65,7 +66,9 @@ def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> di
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         began = time.monotonic()
         # A session of its own, so that all its processes can be stopped.
-        process = subprocess.Popen(command, env=variables, stdout=out, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=variables, stdout=out, stderr=errors, start_new_session=True
+        )
         watcher = threading.Thread(target=watch_memory, args=(process.pid, ended, peak))
         watcher.start()
         try:
@@ -89,7 +92,9 @@ def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> di
     return {"seconds": seconds, "memory_mb": peak[0] / 2**20, "output": texts[0], "stamps": stamps}
 
 
-def rates(stamps: Sequence[float], num_epochs: int, num_pictures: int, batch_size: int) -> dict[str, float]:
+def rates(
+    stamps: Sequence[float], num_epochs: int, num_pictures: int, batch_size: int
+) -> dict[str, float]:
     """Return what the steps' times tell.
 
     Args:
@@ -106,13 +111,17 @@ def rates(stamps: Sequence[float], num_epochs: int, num_pictures: int, batch_siz
     steps, rest = divmod(len(stamps), num_epochs)
     full, part = divmod(num_pictures, batch_size)
     if rest or not steps or steps not in (full, full + bool(part)):
-        raise Failed(f"{len(stamps)} optimizer steps are not {num_epochs} epochs of {num_pictures} pictures")
+        raise Failed(
+            f"{len(stamps)} optimizer steps are not {num_epochs} epochs of {num_pictures} pictures"
+        )
     pictures = num_pictures if steps == full + bool(part) else full * batch_size
     found = {"first_step": stamps[0], "pictures": pictures, "steps": steps}
     if steps > 1:
         found["first_rate"] = (pictures - batch_size) / (stamps[steps - 1] - stamps[0])
     ends = stamps[steps - 1 :: steps]
     if len(ends) > 1:
-        found["later_seconds"] = statistics.median(end - start for start, end in itertools.pairwise(ends))
+        found["later_seconds"] = statistics.median(
+            end - start for start, end in itertools.pairwise(ends)
+        )
         found["later_rate"] = pictures / found["later_seconds"]
     return found

@@ -24,12 +24,22 @@ def main() -> None:
         torch.manual_seed(args.seed)
 
     side = args.image_size * 256 // 224
-    to_tensor = [transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
+    to_tensor = [
+        transforms.ToTensor(),
+        transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    ]
     fixed = [transforms.Resize(side), transforms.CenterCrop(args.image_size), *to_tensor]
-    random = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip(), *to_tensor]
-    train_set = ImageFolder(f"{args.data}/train", transforms.Compose(fixed if args.head else random))
+    random = [
+        transforms.RandomResizedCrop(args.image_size),
+        transforms.RandomHorizontalFlip(),
+        *to_tensor,
+    ]
+    train_set = ImageFolder(
+        f"{args.data}/train", transforms.Compose(fixed if args.head else random)
+    )
     val_set = ImageFolder(f"{args.data}/val", transforms.Compose(fixed))
-    workers = {"num_workers": 2, "persistent_workers": args.best}  # the references' 16 are too many for two cores
+    # the references' 16 are too many for two cores
+    workers = {"num_workers": 2, "persistent_workers": args.best}
     train = DataLoader(train_set, args.batch_size, shuffle=True, **workers)
     val = DataLoader(val_set, args.batch_size, **workers)
 
@@ -40,7 +50,9 @@ def main() -> None:
     net.to(memory_format=layout)
     learning = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(learning, lr=0.02, momentum=0.9, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=args.epochs * len(train))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.02, total_steps=args.epochs * len(train)
+    )
 
     for _ in range(args.epochs):
         net.train(not args.head)

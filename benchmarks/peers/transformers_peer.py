@@ -13,13 +13,23 @@ import torch
 from arguments import parser
 from datasets import load_dataset
 from torchvision import transforms
-from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--weights", required=True, help="folder with config.json and model.safetensors")
-    arguments.add_argument("--workers", type=int, default=0, help="processes that read pictures; --best has two")
+    arguments.add_argument(
+        "--weights", required=True, help="folder with config.json and model.safetensors"
+    )
+    arguments.add_argument(
+        "--workers", type=int, default=0, help="processes that read pictures; --best has two"
+    )
     args = arguments.parse_args()
     seed = {} if args.seed is None else {"seed": args.seed}
     if seed:
@@ -29,14 +39,23 @@ def main() -> None:
     names = data["train"].features["label"].names
     stats = AutoImageProcessor.from_pretrained(args.weights).data_config
     to_tensor = [transforms.ToTensor(), transforms.Normalize(stats["mean"], stats["std"])]
-    fixed = transforms.Compose([transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size), *to_tensor])
+    fixed = transforms.Compose(
+        [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size), *to_tensor]
+    )
     random = transforms.Compose(
-        [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip(), *to_tensor]
+        [
+            transforms.RandomResizedCrop(args.image_size),
+            transforms.RandomHorizontalFlip(),
+            *to_tensor,
+        ]
     )
 
     def transform(how):
         def apply(batch):
-            return {"pixel_values": [how(x.convert("RGB")) for x in batch["image"]], "labels": batch["label"]}
+            return {
+                "pixel_values": [how(x.convert("RGB")) for x in batch["image"]],
+                "labels": batch["label"],
+            }
 
         return apply
 
@@ -72,11 +91,15 @@ def main() -> None:
         options,
         train_dataset=data["train"].with_transform(transform(fixed if args.head else random)),
         eval_dataset=data["validation"].with_transform(transform(fixed)),
-        compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())},
+        compute_metrics=lambda p: {
+            "accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())
+        },
     )
     trainer.train()
     trainer.save_model()
-    results = [line["eval_accuracy"] for line in trainer.state.log_history if "eval_accuracy" in line]
+    results = [
+        line["eval_accuracy"] for line in trainer.state.log_history if "eval_accuracy" in line
+    ]
     print("\n" + json.dumps({"accuracy": results[-1]}))
 
 

@@ -35,19 +35,27 @@ from benchmarks.quality.plan import SETS, SETTINGS, SMALL, Run, key, plan
 from benchmarks.quality.points import mean_sets, over_sets
 
 RECORDS = ROOT / "benchmarks/quality/quality.json"
-NAMES = ([*SETTINGS], [*dict.fromkeys(s for settings in SETTINGS.values() for s in settings)], [*SETS])
+NAMES = (
+    [*SETTINGS],
+    [*dict.fromkeys(s for settings in SETTINGS.values() for s in settings)],
+    [*SETS],
+)
 
 
 class Bench:
     """The sets, as ours and as the peers read them."""
 
     def __init__(self, roots: dict[str, Path], fashion_mnist: Path | None, given: Given) -> None:
-        self.roots, self.fashion_mnist, self.given = roots, fashion_mnist, given
+        self.roots = roots
+        self.fashion_mnist = fashion_mnist
+        self.given = given
 
     def data(self, run: Run) -> Path:
         """Return a folder of train and test for us, who take validation out of train; of train and val for peers."""
         if run.set not in self.roots:
-            self.roots[run.set] = write_fashion_folder(self.fashion_mnist, self.given.folder / "fashion")
+            self.roots[run.set] = write_fashion_folder(
+                self.fashion_mnist, self.given.folder / "fashion"
+            )
         root = self.roots[run.set]
         if run.tool == "finetune":
             return root
@@ -64,7 +72,9 @@ class Bench:
         }
 
 
-def chooser(only: set[str], sets: set[str], has_timm: bool, machine: str) -> tuple[Callable, Callable]:
+def chooser(
+    only: set[str], sets: set[str], has_timm: bool, machine: str
+) -> tuple[Callable, Callable]:
     """Return what says whether a run or record is wanted, and what the next run is on this machine.
 
     Args:
@@ -97,15 +107,23 @@ def document() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sets", type=Path, help=f"folder with {', '.join(SMALL)}")
     parser.add_argument("--hotdog", type=Path, help="folder with train/CLASS and test/CLASS")
     parser.add_argument("--fashion_mnist", type=Path, help="folder with FashionMNIST/raw/*.gz")
     parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
-    parser.add_argument("--timm", type=Path, help="checkout of timm with train.py; left out without it")
+    parser.add_argument(
+        "--timm", type=Path, help="checkout of timm with train.py; left out without it"
+    )
     parser.add_argument("--environments", type=Path, default=ROOT / "benchmarks/.environments")
-    parser.add_argument("--only", nargs="*", default=[], help="names of tools, settings and sets; all without it")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="names of tools, settings and sets; all without it"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no run after this time"
+    )
     parser.add_argument("--again", action="store_true", help="do again what failed")
     parser.add_argument("--document", action="store_true", help="run nothing")
     args = parser.parse_args()
@@ -119,11 +137,15 @@ def main() -> None:
         parser.error("--weights and --sets, --hotdog or --fashion_mnist are needed to measure")
     has_failed = False
     if not args.document:
-        is_wanted, choose = chooser(set(args.only), sets, bool(args.timm), where_and_when()["machine"])
+        is_wanted, choose = chooser(
+            set(args.only), sets, bool(args.timm), where_and_when()["machine"]
+        )
         if args.again:
             forget_failed(RECORDS, lambda record: is_wanted(key(record)))
         with tempfile.TemporaryDirectory() as folder:
-            given = (path and path.resolve() for path in (args.weights, args.environments, args.timm))
+            given = (
+                path and path.resolve() for path in (args.weights, args.environments, args.timm)
+            )
             bench = Bench(roots, args.fashion_mnist, Given(*given, Path(folder)))
             has_failed = measure_all(RECORDS, choose, bench.measure, args.minutes)
     document()

@@ -12,7 +12,19 @@ OURS = "#c2410c"
 _COLOURS = dict(zip(PEERS, ("#475569", "#0e7490", "#1d4ed8", "#7e22ce", "#15803d"), strict=True))
 _MARKERS = dict(zip(PEERS, "s^Dvp", strict=True))
 _TICKS = {15: "15 s", 30: "30 s", **{60 * n: f"{n} min" for n in (1, 2, 5, 10, 20, 40)}}
-_OFFSETS = [(8, -3), (-8, -3), (0, 9), (0, -16), (8, 8), (-8, 8), (8, -14), (-8, -14), (8, 20), (-8, -26), (0, 34)]
+_OFFSETS = [
+    (8, -3),
+    (-8, -3),
+    (0, 9),
+    (0, -16),
+    (8, 8),
+    (-8, 8),
+    (8, -14),
+    (-8, -14),
+    (8, 20),
+    (-8, -26),
+    (0, 34),
+]
 
 
 def draw(points: Sequence[Point], num_sets: int, path: Path) -> None:
@@ -32,7 +44,10 @@ def draw(points: Sequence[Point], num_sets: int, path: Path) -> None:
     axes.set_xscale("log")
     for tool in [*PEERS, "finetune"]:
         for is_budget in (False, True):
-            own = sorted((p for p in points if p.tool == tool and p.is_budget == is_budget), key=lambda p: p.seconds)
+            own = sorted(
+                (p for p in points if p.tool == tool and p.is_budget == is_budget),
+                key=lambda p: p.seconds,
+            )
             colour = _COLOURS.get(tool, OURS)
             marker = "o" if is_budget else _MARKERS.get(tool, "*")
             if own:
@@ -42,9 +57,23 @@ def draw(points: Sequence[Point], num_sets: int, path: Path) -> None:
                 axes.plot(x, y, lw=width, alpha=0.9 if is_budget else 0.5, color=colour)
                 axes.plot([], [], marker=marker, lw=width, ms=7, color=colour, label=name)
             for p in own:
-                axes.plot([p.seconds] * 2, [p.accuracy - spread(p), p.accuracy + spread(p)], lw=1.2, color=colour)
+                axes.plot(
+                    [p.seconds] * 2,
+                    [p.accuracy - spread(p), p.accuracy + spread(p)],
+                    lw=1.2,
+                    color=colour,
+                )
                 face = colour if len(p.accuracies) > 1 else "white"
-                axes.plot(p.seconds, p.accuracy, marker=marker, ms=7, mfc=face, mec=colour, ls="none", zorder=3)
+                axes.plot(
+                    p.seconds,
+                    p.accuracy,
+                    marker=marker,
+                    ms=7,
+                    mfc=face,
+                    mec=colour,
+                    ls="none",
+                    zorder=3,
+                )
     axes.margins(x=0.12, y=0.1)
     low, high = axes.get_xlim()
     ticks = [second for second in _TICKS if low <= second <= high]
@@ -74,14 +103,20 @@ def write_labels(figure, axes, points: Sequence[Point]) -> list[tuple[float, ...
     taken = []
     for p in points:
         s = spread(p)
-        (x, low), (_, high) = axes.transData.transform([(p.seconds, p.accuracy - s), (p.seconds, p.accuracy + s)])
-        taken.append((x - 5 * size, min(low, high - 10 * size), x + 5 * size, max(high, low + 10 * size)))
+        (x, low), (_, high) = axes.transData.transform(
+            [(p.seconds, p.accuracy - s), (p.seconds, p.accuracy + s)]
+        )
+        taken.append(
+            (x - 5 * size, min(low, high - 10 * size), x + 5 * size, max(high, low + 10 * size))
+        )
     for p in sorted(points, key=lambda p: p.is_ours):
         box = (0.0,) * 4
         for dx, dy in _OFFSETS:
             align = "left" if dx > 0 else "right" if dx < 0 else "center"
             at = {"xytext": (dx, dy), "textcoords": "offset points", "ha": align, "fontsize": 8}
-            note = axes.annotate(short(p), (p.seconds, p.accuracy), **at, color=_COLOURS.get(p.tool, OURS))
+            note = axes.annotate(
+                short(p), (p.seconds, p.accuracy), **at, color=_COLOURS.get(p.tool, OURS)
+            )
             note.set_path_effects([withStroke(linewidth=3, foreground="white")])
             left, bottom, right, top = note.get_window_extent().extents
             box = (left - 2 * size, bottom, right + 2 * size, top)

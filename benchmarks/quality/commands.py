@@ -29,9 +29,15 @@ def command(run: Run, place: tools.Place, has_size: bool = True) -> list[str]:
     """Return the command of a run; of a peer with the tool's own batch size, rate, optimizer and augmentation."""
     if run.tool != "finetune":
         options = OPTIONS[run.tool].format(seed=run.seed).split()
-        return tools.fit_peer(run.tool, int(number(run.setting)), BATCH_SIZES[run.tool], options, place)
+        return tools.fit_peer(
+            run.tool, int(number(run.setting)), BATCH_SIZES[run.tool], options, place
+        )
     program = [str(Path(sys.executable).with_name("finetune")), "fit", str(place.data)]
-    length = [] if run.setting == "default" else [f"--{run.setting.partition('_')[0]}", f"{number(run.setting):g}"]
+    length = (
+        []
+        if run.setting == "default"
+        else [f"--{run.setting.partition('_')[0]}", f"{number(run.setting):g}"]
+    )
     size = ["--size", str(tools.IMAGE_SIZE)] if has_size else []
     places = ["--weights", str(place.weights), "--out", str(place.out)]
     return [*program, *size, *length, "--seed", str(run.seed), *places]
@@ -40,7 +46,9 @@ def command(run: Run, place: tools.Place, has_size: bool = True) -> list[str]:
 def accuracy(tool: str, place: tools.Place, output: str) -> float:
     """Return the accuracy on the test pictures: ours of the checkpoint that is kept, a peer's of its last epoch."""
     if tool == "finetune":
-        return json.loads((place.out / "fit/version_0/test.json").read_text("utf-8"))["test/accuracy"]
+        return json.loads((place.out / "fit/version_0/test.json").read_text("utf-8"))[
+            "test/accuracy"
+        ]
     return tools.accuracy(tool, place.out, output)
 
 

@@ -8,7 +8,15 @@ from benchmarks.common.documents import mean_and_spread
 from benchmarks.peers.tools import TOOLS
 from benchmarks.quality import targets
 from benchmarks.quality.plan import SEEDS, SETS, number
-from benchmarks.quality.points import Point, Records, main_machine, mean_sets, on_set, over_sets, rows
+from benchmarks.quality.points import (
+    Point,
+    Records,
+    main_machine,
+    mean_sets,
+    on_set,
+    over_sets,
+    rows,
+)
 
 NOT_YET = "Not measured yet."
 
@@ -39,12 +47,17 @@ def table(records: Records) -> str:
     """Return accuracy and seconds of each tool and setting on each set, and the mean over the sets."""
     names = [name for name in SETS if any(r["set"] == name for r in records)]
     nums = {r["set"]: r["num_test"] for r in records if "num_test" in r}
-    columns = {f"{name}, {nums.get(name, '–')}": {p[:2]: p for p in on_set(records, name)} for name in names}
+    columns = {
+        f"{name}, {nums.get(name, '–')}": {p[:2]: p for p in on_set(records, name)}
+        for name in names
+    }
     columns["mean"] = {p[:2]: p for p in over_sets(records)}
     failed = {(r["set"], r["tool"], r["setting"]): r["failed"] for r in records if "failed" in r}
     lines = ["|  | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
     for row in rows():
-        if not any(row in points for points in columns.values()) and row not in {key[1:] for key in failed}:
+        if not any(row in points for points in columns.values()) and row not in {
+            key[1:] for key in failed
+        }:
             continue
         cells = [cell(points.get(row)) for points in columns.values()]
         for i, name in enumerate(names):
@@ -58,7 +71,9 @@ def table(records: Records) -> str:
 
 def about(records: Records) -> str:
     """Return with what, where and when it was measured on one machine, and what the means are of."""
-    versions = sorted({f"{name} {version}" for r in records for name, version in r["versions"].items()})
+    versions = sorted(
+        {f"{name} {version}" for r in records for name, version in r["versions"].items()}
+    )
     ours = sorted({r["commit"] for r in records if r["tool"] == "finetune"})
     days = sorted({r["date"] for r in records})
     parts = [
@@ -75,7 +90,9 @@ def verdict(is_met: bool) -> str:
 
 def listed(parts: Sequence[tuple[Point, float]]) -> str:
     """Return names with their values; `never` for what has none."""
-    return ", ".join(f"{name_of(p)} ({f'{part:.2f}' if math.isfinite(part) else 'never'})" for p, part in parts)
+    return ", ".join(
+        f"{name_of(p)} ({f'{part:.2f}' if math.isfinite(part) else 'never'})" for p, part in parts
+    )
 
 
 def summary(records: Records) -> str:
@@ -86,20 +103,34 @@ def summary(records: Records) -> str:
     rivals = targets.at_equal_time(points) if num_budgets else []
     is_speed_known = has_peers and has_ours
     verdicts = {
-        "Each peer's accuracy in at most half of its seconds, aim a fifth": is_speed_known and speed(points),
-        f"At equal time, an error of at most {targets.ERROR_RATIO} of the best peer's": rivals and errors(rivals),
-        "At equal time, no set where a peer is ahead by more than two standard errors": rivals and sets_lost(records),
-        f"Calibration error of the default at most {targets.CALIBRATION} before scaling": calibration(records),
-        f"From 1 minute up `--minutes` takes as long as it says, within {targets.TOLERANCE:.0%}": punctuality(records),
+        "Each peer's accuracy in at most half of its seconds, aim a fifth": is_speed_known
+        and speed(points),
+        f"At equal time, an error of at most {targets.ERROR_RATIO} of the best peer's": rivals
+        and errors(rivals),
+        "At equal time, no set where a peer is ahead by more than two standard errors": rivals
+        and sets_lost(records),
+        f"Calibration error of the default at most {targets.CALIBRATION} before scaling": calibration(
+            records
+        ),
+        f"From 1 minute up `--minutes` takes as long as it says, within {targets.TOLERANCE:.0%}": punctuality(
+            records
+        ),
         "From 1 minute up more minutes give more": num_budgets > 1 and growth(points),
     }
     lines = [f"- {target}: {text or NOT_YET}" for target, text in verdicts.items()]
     if rivals:
-        lines += ["", "| best peer so far | its seconds | its error | ours by then | our error | ours ÷ its |"]
+        lines += [
+            "",
+            "| best peer so far | its seconds | its error | ours by then | our error | ours ÷ its |",
+        ]
         lines.append("| --- |" + " --- |" * 5)
     for peer, ours, ratio in rivals:
         cells = [name_of(peer), f"{peer.seconds:.0f}", f"{1 - peer.accuracy:.3f}"]
-        cells += [name_of(ours), f"{1 - ours.accuracy:.3f}", f"{ratio:.2f}"] if ours else ["none yet", "–", "–"]
+        cells += (
+            [name_of(ours), f"{1 - ours.accuracy:.3f}", f"{ratio:.2f}"]
+            if ours
+            else ["none yet", "–", "–"]
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -123,7 +154,11 @@ def errors(rivals: Sequence[targets.Rival]) -> str:
 def sets_lost(records: Records) -> str:
     rivals = targets.ahead(records)
     compared = [(name, r) for name, r in rivals if r.ours is not None]
-    lost = [f"{name}: {name_of(r.peer)} by {r.value:.1f}" for name, r in compared if r.value > targets.STANDARD_ERRORS]
+    lost = [
+        f"{name}: {name_of(r.peer)} by {r.value:.1f}"
+        for name, r in compared
+        if r.value > targets.STANDARD_ERRORS
+    ]
     parts = [verdict(not lost)] if compared else []
     if lost:
         parts.append(f"Ahead are {', '.join(lost)}")
@@ -146,14 +181,21 @@ def punctuality(records: Records) -> str:
 
 def growth(points: Sequence[Point]) -> str:
     pairs = targets.no_better(points)
-    told = [f"{name_of(longer)} {longer.accuracy:.3f}, {name_of(less)} {less.accuracy:.3f}" for longer, less in pairs]
+    told = [
+        f"{name_of(longer)} {longer.accuracy:.3f}, {name_of(less)} {less.accuracy:.3f}"
+        for longer, less in pairs
+    ]
     return f"{verdict(not pairs)}. {'; '.join(told)}." if pairs else f"{verdict(True)}."
 
 
 def calibration(records: Records) -> str:
     """Return means over sets and seeds; one set's pictures are so few that true probabilities have an error, too."""
     sets = mean_sets(records)
-    wanted = [r for r in records if (r["tool"], r["setting"]) == ("finetune", "default") and r["set"] in sets]
+    wanted = [
+        r
+        for r in records
+        if (r["tool"], r["setting"]) == ("finetune", "default") and r["set"] in sets
+    ]
     found = [r for r in wanted if "calibration_error_before_scaling" in r]
     if not found:
         return ""
@@ -167,7 +209,9 @@ def blocks(records: Records) -> dict[str, str]:
     """Return the blocks of docs/benchmarks.md: of the machine with the most results, and of all others."""
     here = of_one_machine(records)
     if not here:
-        return dict.fromkeys(("quality_about", "quality_accuracy", "quality_targets", "quality_elsewhere"), NOT_YET)
+        return dict.fromkeys(
+            ("quality_about", "quality_accuracy", "quality_targets", "quality_elsewhere"), NOT_YET
+        )
     shown = table(here)
     if has_chart(records):
         shown += "\n\n![Mean accuracy over the sets against seconds, of each tool](quality.png)"

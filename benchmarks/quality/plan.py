@@ -6,7 +6,14 @@ from typing import NamedTuple
 from finetune.training.run_length import usual_epochs
 
 # set: training pictures, for the order alone
-SETS = {"satellite": 273, "flowers": 295, "clothing": 331, "trash": 404, "hotdog": 2000, "fashion": 2000}
+SETS = {
+    "satellite": 273,
+    "flowers": 295,
+    "clothing": 331,
+    "trash": 404,
+    "hotdog": 2000,
+    "fashion": 2000,
+}
 SMALL = tuple(SETS)[:4]
 SEEDS = range(3)
 LONG = 120.0  # seconds from which on there is one seed

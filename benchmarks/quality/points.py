@@ -16,7 +16,8 @@ class Point(NamedTuple):
 
     tool: str
     setting: str
-    seconds: float  # of whichever seed other work kept least from the cores; over several sets their mean
+    # of whichever seed other work kept least from the cores; over several sets their mean
+    seconds: float
     accuracies: tuple[float, ...]  # of each seed; over several sets the mean of those that have it
 
     @property
@@ -68,12 +69,20 @@ def over_sets(records: Records) -> list[Point]:
     sets = mean_sets(records)
     points = []
     for tool, setting in rows():
-        own = [r for r in records if (r["tool"], r["setting"]) == (tool, setting) and "accuracy" in r]
+        own = [
+            r for r in records if (r["tool"], r["setting"]) == (tool, setting) and "accuracy" in r
+        ]
         found = {(r["seed"], r["set"]): r for r in own}
-        seeds = [seed for seed in sorted({seed for seed, _ in found}) if all((seed, name) in found for name in sets)]
+        seeds = [
+            seed
+            for seed in sorted({seed for seed, _ in found})
+            if all((seed, name) in found for name in sets)
+        ]
         if sets and seeds:
             of = [[found[seed, name] for name in sets] for seed in seeds]
             accuracies = tuple(statistics.fmean(r["accuracy"] for r in results) for results in of)
-            seconds = statistics.fmean(min(r["seconds"] for r in results) for results in zip(*of, strict=True))
+            seconds = statistics.fmean(
+                min(r["seconds"] for r in results) for results in zip(*of, strict=True)
+            )
             points.append(Point(tool, setting, seconds, accuracies))
     return points

@@ -53,37 +53,62 @@ def train(run: Run, place: Place) -> dict:
     of_size = plan.Run(run.set, "finetune", run.length, 0)
     result = commands.train(of_size, place, has_size=run.is_given)
     config = yaml.safe_load((place.out / "fit/version_0/config.yaml").read_text("utf-8"))
-    return {**result, "size": config["data"]["init_args"]["image_size"], "epochs": config["trainer"]["max_epochs"]}
+    return {
+        **result,
+        "size": config["data"]["init_args"]["image_size"],
+        "epochs": config["trainer"]["max_epochs"],
+    }
 
 
 def cell(record: dict | None) -> str:
-    return f"{record['accuracy']:.3f}, {record['size']} px, {record['seconds']:.0f} s" if record else "–"
+    return (
+        f"{record['accuracy']:.3f}, {record['size']} px, {record['seconds']:.0f} s"
+        if record
+        else "–"
+    )
 
 
 def table(records: Sequence[dict]) -> str:
     """Return a row for each length with and without a size, a column for each set: accuracy, size and seconds."""
     found = {key(r): r for r in records if "accuracy" in r}
-    rows = [f"| length | size | {' | '.join(plan.SMALL)} | mean |", "| --- " * (len(plan.SMALL) + 3) + "|"]
+    rows = [
+        f"| length | size | {' | '.join(plan.SMALL)} | mean |",
+        "| --- " * (len(plan.SMALL) + 3) + "|",
+    ]
     for length, is_given in itertools.product(LENGTHS, GIVEN):
         row = [found.get(Run(name, length, is_given)) for name in plan.SMALL]
         there = [record for record in row if record]
-        means = [fmean(r[what] for r in there) for what in ("accuracy", "seconds")] if len(there) == len(row) else []
+        means = (
+            [fmean(r[what] for r in there) for what in ("accuracy", "seconds")]
+            if len(there) == len(row)
+            else []
+        )
         mean = "{:.3f}, {:.0f} s".format(*means) if means else "–"
         words = "as it is" if length == "default" else f"`--minutes {plan.number(length):g}`"
         size = "`--size 128`" if is_given else "none given"
         rows.append(f"| {words} | {size} | {' | '.join(map(cell, row))} | {mean} |")
-    places, days, codes = (sorted({r[name] for r in records}) for name in ("machine", "date", "commit"))
+    places, days, codes = (
+        sorted({r[name] for r in records}) for name in ("machine", "date", "commit")
+    )
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     return "\n".join(
-        [f"{' and '.join(places)}, {when}, finetune at {', '.join(codes)}; seed 0, n = 1 each.", "", *rows]
+        [
+            f"{' and '.join(places)}, {when}, finetune at {', '.join(codes)}; seed 0, n = 1 each.",
+            "",
+            *rows,
+        ]
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sets", type=Path, help=f"folder with {', '.join(plan.SMALL)}")
     parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no run after this time"
+    )
     parser.add_argument("--document", action="store_true", help="run nothing")
     args = parser.parse_args()
     if not args.document and not (args.sets and args.weights):
@@ -91,11 +116,17 @@ def main() -> None:
     has_failed = False
     if not args.document:
         with tempfile.TemporaryDirectory() as folder:
-            given = Given(args.weights.resolve(), ROOT / "benchmarks/.environments", None, Path(folder))
+            given = Given(
+                args.weights.resolve(), ROOT / "benchmarks/.environments", None, Path(folder)
+            )
 
             def measure(run: Run) -> dict:
                 place = given.place("finetune", args.sets.resolve() / run.set)
-                return {**run._asdict(), **attempt(place, partial(train, run)), **circumstances("finetune", None)}
+                return {
+                    **run._asdict(),
+                    **attempt(place, partial(train, run)),
+                    **circumstances("finetune", None),
+                }
 
             def choose(records: list[dict]) -> Run | None:
                 done = {key(r) for r in records}

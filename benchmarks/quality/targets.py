@@ -36,14 +36,29 @@ def reached(points: Sequence[Point]) -> list[tuple[Point, float]]:
 
 def budgets_kept(records: Records) -> list[tuple[dict, float]]:
     """Return our runs of at least a minute that were told how long, each with its seconds divided by those."""
-    ours = [r for r in records if r["tool"] == "finetune" and r["setting"].startswith("minutes") and "seconds" in r]
-    return [(r, r["seconds"] / (60 * number(r["setting"]))) for r in ours if number(r["setting"]) >= _FROM]
+    ours = [
+        r
+        for r in records
+        if r["tool"] == "finetune" and r["setting"].startswith("minutes") and "seconds" in r
+    ]
+    return [
+        (r, r["seconds"] / (60 * number(r["setting"])))
+        for r in ours
+        if number(r["setting"]) >= _FROM
+    ]
 
 
 def no_better(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """Return our budgets of at least a minute that give no more than a shorter one, each with the best of those."""
-    budgets = sorted((p for p in points if p.is_budget and number(p.setting) >= _FROM), key=lambda p: number(p.setting))
-    pairs = [(longer, max(budgets[:i], key=lambda p: p.accuracy)) for i, longer in enumerate(budgets) if i]
+    budgets = sorted(
+        (p for p in points if p.is_budget and number(p.setting) >= _FROM),
+        key=lambda p: number(p.setting),
+    )
+    pairs = [
+        (longer, max(budgets[:i], key=lambda p: p.accuracy))
+        for i, longer in enumerate(budgets)
+        if i
+    ]
     return [(longer, shorter) for longer, shorter in pairs if longer.accuracy <= shorter.accuracy]
 
 
@@ -59,7 +74,9 @@ def at_equal_time(points: Sequence[Point]) -> list[Rival]:
     Between these times the best peer stays the same and we get no worse budget, so that none is left out.
     """
     rivals: list[Rival] = []
-    for peer in sorted((p for p in points if not p.is_ours), key=lambda p: (p.seconds, -p.accuracy)):
+    for peer in sorted(
+        (p for p in points if not p.is_ours), key=lambda p: (p.seconds, -p.accuracy)
+    ):
         if not rivals or peer.accuracy > rivals[-1].peer.accuracy:
             ours = within(points, peer.seconds)
             rivals.append(Rival(peer, ours, error_ratio(ours, peer)))
@@ -95,4 +112,10 @@ def standard_errors(ours: Point | None, peer: Point, num_test: int) -> float:
         return math.inf
     difference = peer.accuracy - ours.accuracy
     variance = sum(p.accuracy * (1 - p.accuracy) / num_test for p in (ours, peer))
-    return difference / math.sqrt(variance) if variance else math.copysign(math.inf, difference) if difference else 0.0
+    return (
+        difference / math.sqrt(variance)
+        if variance
+        else math.copysign(math.inf, difference)
+        if difference
+        else 0.0
+    )

@@ -71,7 +71,11 @@ class Recipe:
         else:
             config, options = VARIANTS.get(self.name, (self.name, ""))
             settings = yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))
-            length = "" if "max_epochs" in settings.get("trainer", {}) else str(usual_epochs(NUM_PICTURES))
+            length = (
+                ""
+                if "max_epochs" in settings.get("trainer", {})
+                else str(usual_epochs(NUM_PICTURES))
+            )
             defaults = "" if "model" in settings or "xavier" in options else DEFAULT_RECIPE
             text = json.dumps(settings) + options + length + defaults
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -86,8 +90,15 @@ PLAIN = ("plain_one_rate", "plain_book", "plain_scratch")
 GROUPS = (
     [Recipe(name, "hotdog", 128) for name in (*CONFIGS, *PLAIN)],
     [Recipe(name, "hotdog", 224) for name in ("hotdog", "hotdog_book", "plain_book")],
-    [Recipe(name, "fashion", 64) for name in ("hotdog", "image_folder", "former_default", "hotdog_book")],
-    [Recipe(name, "hotdog", 224) for name in (*CONFIGS, *PLAIN) if name not in ("hotdog", "hotdog_book", "plain_book")],
+    [
+        Recipe(name, "fashion", 64)
+        for name in ("hotdog", "image_folder", "former_default", "hotdog_book")
+    ],
+    [
+        Recipe(name, "hotdog", 224)
+        for name in (*CONFIGS, *PLAIN)
+        if name not in ("hotdog", "hotdog_book", "plain_book")
+    ],
 )
 
 
@@ -115,10 +126,15 @@ def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
             places = ["--data.root", root, "--trainer.default_root_dir", folder]
             if "scratch" not in recipe.name:
                 places += ["--model.weights", weights]
-        environment = {**os.environ, "FINETUNE_CACHE": f"{folder}/cache"}  # each run begins without one
+        # each run begins without one
+        environment = {**os.environ, "FINETUNE_CACHE": f"{folder}/cache"}
         started = time.perf_counter()
         done = subprocess.run(
-            [*program, *arguments, *places], stdout=subprocess.PIPE, text=True, check=True, env=environment
+            [*program, *arguments, *places],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env=environment,
         )
         seconds = time.perf_counter() - started
         if recipe.name.startswith("plain_"):
@@ -127,9 +143,16 @@ def measure(recipe: Recipe, seed: int, root: str, weights: str) -> dict:
         else:
             run = next(Path(folder).glob("fit/version_0"))
             test = json.loads((run / "test.json").read_text("utf-8"))
-            result = {name: round(test[f"test/{name}"], 5) for name in ("accuracy", "calibration_error", "loss")}
-            result["precision"] = yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["precision"]
-            right = predicted_right(program[0], run / "checkpoints/best.ckpt", f"{root}/test", f"{folder}/rows.csv")
+            result = {
+                name: round(test[f"test/{name}"], 5)
+                for name in ("accuracy", "calibration_error", "loss")
+            }
+            result["precision"] = yaml.safe_load((run / "config.yaml").read_text("utf-8"))[
+                "trainer"
+            ]["precision"]
+            right = predicted_right(
+                program[0], run / "checkpoints/best.ckpt", f"{root}/test", f"{folder}/rows.csv"
+            )
     return {
         "name": recipe.name,
         "data": recipe.data,
@@ -164,7 +187,12 @@ def paired(records: list[dict], names: Sequence[str], data: str, image_size: int
 
     lines, sums = [], [0, 0]
     for seed in SEEDS:
-        found = [key(r) for name in names for r in records if key(r) == (name, data, image_size, seed) and "right" in r]
+        found = [
+            key(r)
+            for name in names
+            for r in records
+            if key(r) == (name, data, image_size, seed) and "right" in r
+        ]
         if len(found) < 2:
             continue
         a, b = (int(next(r for r in records if key(r) == k)["right"], 16) for k in found)
@@ -182,7 +210,11 @@ def paired(records: list[dict], names: Sequence[str], data: str, image_size: int
 
 def valid(records: list[dict]) -> list[dict]:
     """Return the results of the recipes as they are now."""
-    return [r for r in records if r["fingerprint"] == Recipe(r["name"], r["data"], r["image_size"]).fingerprint()]
+    return [
+        r
+        for r in records
+        if r["fingerprint"] == Recipe(r["name"], r["data"], r["image_size"]).fingerprint()
+    ]
 
 
 def names_in(records: list[dict]) -> list[str]:
@@ -209,15 +241,23 @@ def document() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hotdog", help="folder with train/CLASS and test/CLASS")
     parser.add_argument("--fashion_mnist", help="folder with FashionMNIST/raw/*.gz")
     parser.add_argument("--weights", help="state dict of ResNet-18 to start from")
     parser.add_argument("--only", nargs="*", help="names of recipes; all without it")
     parser.add_argument("--image_size", type=int, help="only this size")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
-    parser.add_argument("--untimed", action="store_true", help="leave the seconds out: the machine has other work")
-    parser.add_argument("--paired", nargs=2, metavar="NAME", help="hold two recipes against each other; run nothing")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no run after this time"
+    )
+    parser.add_argument(
+        "--untimed", action="store_true", help="leave the seconds out: the machine has other work"
+    )
+    parser.add_argument(
+        "--paired", nargs=2, metavar="NAME", help="hold two recipes against each other; run nothing"
+    )
     parser.add_argument("--document", action="store_true", help="run nothing")
     args = parser.parse_args()
     if args.paired:
@@ -227,12 +267,23 @@ def main() -> None:
     deadline = time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as folder:
         roots = {"hotdog": args.hotdog, "fashion": None}
-        for recipe, seed in [] if args.document else [(r, s) for g in GROUPS for s in SEEDS for r in g]:
-            chosen = (not args.only or recipe.name in args.only) and args.image_size in (None, recipe.image_size)
-            if not chosen or is_recorded(load(RECORDS), recipe, seed) or time.monotonic() > deadline:
+        for recipe, seed in (
+            [] if args.document else [(r, s) for g in GROUPS for s in SEEDS for r in g]
+        ):
+            chosen = (not args.only or recipe.name in args.only) and args.image_size in (
+                None,
+                recipe.image_size,
+            )
+            if (
+                not chosen
+                or is_recorded(load(RECORDS), recipe, seed)
+                or time.monotonic() > deadline
+            ):
                 continue
             if recipe.data == "fashion" and args.fashion_mnist and not roots["fashion"]:
-                roots["fashion"] = str(write_fashion_folder(args.fashion_mnist, Path(folder) / "fashion"))
+                roots["fashion"] = str(
+                    write_fashion_folder(args.fashion_mnist, Path(folder) / "fashion")
+                )
             if not roots[recipe.data]:
                 continue
             try:

@@ -24,7 +24,10 @@ def label(name: str) -> str:
 def table(records: Records, names: Iterable[str], sizes: Sequence[int]) -> str:
     """Return a Markdown table: a row for each recipe; accuracy, calibration error and seconds for each picture size."""
     cells = [f"accuracy at {s} | ECE | seconds" for s in sizes]
-    lines = ["| recipe | " + " | ".join(cells) + " |", "| --- |" + " --- | --- | --- |" * len(sizes)]
+    lines = [
+        "| recipe | " + " | ".join(cells) + " |",
+        "| --- |" + " --- | --- | --- |" * len(sizes),
+    ]
     for name in names:
         row = [f"{label(name)}"]
         for size in sizes:
@@ -32,7 +35,8 @@ def table(records: Records, names: Iterable[str], sizes: Sequence[int]) -> str:
             row.append(mean_and_spread([r["accuracy"] for r in found], 3))
             errors = [r["calibration_error"] for r in found if "calibration_error" in r]
             row.append(mean_and_spread(errors, 3))
-            seconds = [r["seconds"] for r in found if "seconds" in r]  # not of runs that were paused
+            # not of runs that were paused
+            seconds = [r["seconds"] for r in found if "seconds" in r]
             row.append(f"{min(seconds):.0f}" if seconds else "–")
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
@@ -49,11 +53,15 @@ def draw(records: Records, names: Sequence[str], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8.5, 0.42 * len(names) + 1.1), layout="constrained")
     for row, name in enumerate(names):
         for size in sizes:
-            values = [r["accuracy"] for r in records if (r["name"], r["image_size"]) == (name, size)]
+            values = [
+                r["accuracy"] for r in records if (r["name"], r["image_size"]) == (name, size)
+            ]
             if values:
                 y = row + (0.16 if size == sizes[-1] else -0.16) * (len(sizes) > 1)
                 axes.plot(values, [y] * len(values), "o", ms=5, alpha=0.7, color=_COLOURS[size])
-                axes.plot([statistics.fmean(values)] * 2, [y - 0.15, y + 0.15], lw=2, color=_COLOURS[size])
+                axes.plot(
+                    [statistics.fmean(values)] * 2, [y - 0.15, y + 0.15], lw=2, color=_COLOURS[size]
+                )
     for size in sizes:
         axes.plot([], [], "o-", color=_COLOURS[size], label=f"{size} pixels")
     axes.set_yticks(range(len(names)), [label(name) for name in names])

@@ -31,7 +31,10 @@ COMMANDS = {
     **{f"by hand, {k} × cpu": f"{_BY_HAND[k]} --dtype float32" for k in (1, 2, 4)},
     "LeNet by Lightning, 1 device": _FIT.format("lenet", 10),
     "LeNet by Lightning, ddp on 2": f"{_FIT.format('lenet', 10)} {_DDP}",
-    **{f"by hand, {k} × cpu, float64, 2 epochs": f"{_BY_HAND[k]} --dtype float64 --epochs 2" for k in (1, 2, 4)},
+    **{
+        f"by hand, {k} × cpu, float64, 2 epochs": f"{_BY_HAND[k]} --dtype float64 --epochs 2"
+        for k in (1, 2, 4)
+    },
     "ResNet-18, 1 device, 3 epochs": f"{_FIT.format('resnet18', 3)} --trainer.precision bf16-mixed",
 }
 
@@ -45,14 +48,19 @@ def measure(name: str, root: str) -> dict:
         if arguments[0] == "fit":
             places = ["--trainer.default_root_dir", folder, "--data.root", root]
         started = time.perf_counter()
-        done = subprocess.run([program, *arguments, *places], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [program, *arguments, *places], capture_output=True, text=True, check=True
+        )
         seconds = time.perf_counter() - started
         if arguments[0] == "fit":
             test = json.loads(next(Path(folder).glob("fit/version_0/test.json")).read_text("utf-8"))
             result = {"accuracy": round(test["test/accuracy"], 5)}
         else:
             epochs = re.findall(r"accuracy ([\d.]+)  time ([\d.]+) s", done.stdout)
-            result = {"accuracy": float(epochs[-1][0]), "accuracies": [float(accuracy) for accuracy, _ in epochs]}
+            result = {
+                "accuracy": float(epochs[-1][0]),
+                "accuracies": [float(accuracy) for accuracy, _ in epochs],
+            }
             result |= {"epoch_seconds": [float(seconds) for _, seconds in epochs]}
     return {
         "name": name,
@@ -69,14 +77,20 @@ def table(records: list[dict]) -> str:
     by_name = {record["name"]: record for record in records}
     for name in COMMANDS:
         if record := by_name.get(name):
-            lines.append(f"| {name} | {record['accuracy']:.4f} | {record['seconds']:.0f} | `{record['command']}` |")
+            lines.append(
+                f"| {name} | {record['accuracy']:.4f} | {record['seconds']:.0f} | `{record['command']}` |"
+            )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", help="folder with Fashion-MNIST's files")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no run after this time"
+    )
     parser.add_argument("--document", action="store_true", help="run nothing")
     args = parser.parse_args()
     deadline = time.monotonic() + 60 * args.minutes

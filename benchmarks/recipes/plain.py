@@ -33,7 +33,9 @@ def loaders(root: str, image_size: int, batch_size: int) -> tuple[DataLoader, Da
     to_tensor = [transforms.ToTensor(), _NORMALIZE]
     train_set = ImageFolder(f"{root}/train", transforms.Compose(train + to_tensor))
     test_set = ImageFolder(f"{root}/test", transforms.Compose(test + to_tensor))
-    return DataLoader(train_set, batch_size, shuffle=True, num_workers=1), DataLoader(test_set, 64, num_workers=1)
+    return DataLoader(train_set, batch_size, shuffle=True, num_workers=1), DataLoader(
+        test_set, 64, num_workers=1
+    )
 
 
 def network(weights: str | None, num_classes: int) -> nn.Module:
@@ -41,14 +43,18 @@ def network(weights: str | None, num_classes: int) -> nn.Module:
     net = resnet18()
     if weights is not None:
         state = torch.load(weights, weights_only=True)
-        net.load_state_dict({name: t for name, t in state.items() if not name.startswith("fc.")}, strict=False)
+        net.load_state_dict(
+            {name: t for name, t in state.items() if not name.startswith("fc.")}, strict=False
+        )
     net.fc = nn.Linear(net.fc.in_features, num_classes)
     nn.init.xavier_uniform_(net.fc.weight)
     return net.to(memory_format=torch.channels_last)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", required=True, help="folder with train/CLASS and test/CLASS")
     parser.add_argument("--weights", help="state dict of torchvision's ResNet-18")
     parser.add_argument("--recipe", choices=["book", "scratch", "one_rate"], default="book")
@@ -70,7 +76,9 @@ def main() -> None:
         optimizer = torch.optim.SGD(net.parameters(), lr=5e-4, weight_decay=1e-3)
     else:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=_EPOCHS * len(train))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.02, total_steps=_EPOCHS * len(train)
+        )
     reduction = "mean" if args.recipe == "one_rate" else "sum"
 
     for _ in range(_EPOCHS):
@@ -89,7 +97,10 @@ def main() -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         for x, y in test:
             right += (net(x.to(memory_format=torch.channels_last)).argmax(1) == y).tolist()
-    result = {"accuracy": sum(right) / len(right), "seconds": round(time.perf_counter() - started, 1)}
+    result = {
+        "accuracy": sum(right) / len(right),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
     print(json.dumps({**result, "right": [int(r) for r in right]}))  # in the order of the paths
 
 

@@ -37,7 +37,13 @@ CASES = (
     Case("ddp, batch norm over all", "ddp", **_RESNET, batch_norm="shared"),
     Case("pipeline gpipe", "gpipe", **_CUT),
     Case("pipeline 1f1b", "1f1b", **_CUT),
-    Case("layer-wise, 100,000 classes", "layer-wise", **_RESNET, batch_norm="frozen", num_classes=100_000),
+    Case(
+        "layer-wise, 100,000 classes",
+        "layer-wise",
+        **_RESNET,
+        batch_norm="frozen",
+        num_classes=100_000,
+    ),
 )
 
 
@@ -56,7 +62,9 @@ def save(case: Case | Transport, seconds: dict[str, list[float]]) -> None:
     """Add what was measured to the records."""
     record = {
         "name": case.name,
-        "seconds": {name: [float(f"{value:.4g}") for value in values] for name, values in seconds.items()},
+        "seconds": {
+            name: [float(f"{value:.4g}") for value in values] for name, values in seconds.items()
+        },
         "fingerprint": fingerprint(case),
         "command": "python -m benchmarks.scaling",
         "cores": num_cores(),
@@ -64,27 +72,45 @@ def save(case: Case | Transport, seconds: dict[str, list[float]]) -> None:
     }
     records = load() | {case.name: record}
     write(RECORDS, [records[case.name] for case in CASES if case.name in records])
-    print(case.name, {name: f"{1000 * sorted(values)[len(values) // 2]:.1f} ms" for name, values in seconds.items()})
+    print(
+        case.name,
+        {
+            name: f"{1000 * sorted(values)[len(values) // 2]:.1f} ms"
+            for name, values in seconds.items()
+        },
+    )
 
 
 def document() -> None:
     """Write the tables and the chart of what is recorded."""
     records = load()
     if missing := [case.name for case in CASES if case.name not in records]:
-        print(f"documents are left as they are, since these are not measured yet: {'; '.join(missing)}")
+        print(
+            f"documents are left as they are, since these are not measured yet: {'; '.join(missing)}"
+        )
         return
     fill(ROOT / "docs/parallelism.md", tables(CASES, records))
     draw(CASES, records, ROOT / "docs/parallelism/scaling.png")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="names of cases, measured although they are recorded")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="rounds through the settings of a case")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="*", help="names of cases, measured although they are recorded"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=REPEATS, help="rounds through the settings of a case"
+    )
     parser.add_argument("--document", action="store_true", help="measure nothing")
     args = parser.parse_args()
     records = load()
-    wanted = [case for case in CASES if (case.name in args.only if args.only else case.name not in records)]
+    wanted = [
+        case
+        for case in CASES
+        if (case.name in args.only if args.only else case.name not in records)
+    ]
     if wanted and not args.document:
         os.environ["OMP_NUM_THREADS"] = "1"
         with tempfile.TemporaryDirectory() as folder:
@@ -94,6 +120,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks.scaling.__main__ import main  # by its name: what is spawned finds nothing in a package's `__main__`
+    # by its name: what is spawned finds nothing in a package's `__main__`
+    from benchmarks.scaling.__main__ import main
 
     main()

@@ -58,7 +58,11 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def links(case: Transport, record: dict) -> dict[int, Link]:
     """Return latency and bandwidth among 2 and 4 processes."""
-    return {k: link_of({size: median(record, f"{k} {size}") for size in case.sizes}, k) for k in COUNTS if k > 1}
+    return {
+        k: link_of({size: median(record, f"{k} {size}") for size in case.sizes}, k)
+        for k in COUNTS
+        if k > 1
+    }
 
 
 def modelled(case: Case, record: dict, k: int, link: Link) -> float:
@@ -94,7 +98,11 @@ def transport_table(case: Transport, record: dict, by_k: Mapping[int, Link]) -> 
         row = [f"{size:,}"]
         for k, link in by_k.items():
             made = link.latency + all_reduce_bytes(size, k) / link.bandwidth
-            row += [milliseconds(record, f"{k} {size}"), short(made), percent(made, median(record, f"{k} {size}"))]
+            row += [
+                milliseconds(record, f"{k} {size}"),
+                short(made),
+                percent(made, median(record, f"{k} {size}")),
+            ]
         rows.append(row)
     found = "; ".join(
         f"{k} processes: latency {1e6 * link.latency:.0f} µs, {link.bandwidth / 1e9:.2f} GB/s sent by each"
@@ -108,7 +116,14 @@ def percent(made: float, true: float) -> str:
 
 
 def scaling_table(cases: Sequence[Case], records: Records) -> str:
-    head = ["a step of", "1 process: ms", "2 processes: ms", "speed-up", "4 on 2 cores: ms", "speed-up"]
+    head = [
+        "a step of",
+        "1 process: ms",
+        "2 processes: ms",
+        "speed-up",
+        "4 on 2 cores: ms",
+        "speed-up",
+    ]
     rows = []
     for case in cases:
         record, row = records[case.name], [case.name, milliseconds(records[case.name], "1")]
@@ -118,7 +133,9 @@ def scaling_table(cases: Sequence[Case], records: Records) -> str:
     num = {len(values) for record in records.values() for values in record["seconds"].values()}
     machine, torch_version = ({r[name] for r in records.values()} for name in ("machine", "torch"))
     under = f"Median (lower to upper quartile) of n = {', '.join(map(str, sorted(num)))} rounds; "
-    return f"{markdown(head, rows)}\n\n{under}{'; '.join(machine)}, torch {', '.join(torch_version)}."
+    return (
+        f"{markdown(head, rows)}\n\n{under}{'; '.join(machine)}, torch {', '.join(torch_version)}."
+    )
 
 
 def model_table(cases: Sequence[Case], records: Records, by_k: Mapping[int, Link]) -> str:
@@ -149,7 +166,12 @@ def prediction_table() -> str:
     one_machine = ((1, a100[:1]), (2, a100[:1]), (4, a100[:1]), (8, (a100[0], *h100)))
     for k, machines in (*one_machine, (16, a100[2:]), (32, a100[2:]), (64, MACHINES)):
         for machine in machines:
-            row = [str(k), machine.name if k > 8 else machine.name.split(",")[0] + (", NVLink" if k > 1 else "")]
+            row = [
+                str(k),
+                machine.name
+                if k > 8
+                else machine.name.split(",")[0] + (", NVLink" if k > 1 else ""),
+            ]
             for batch_size in BATCHES:
                 row += predicted(machine, network, k, batch_size)
             rows.append(row)
@@ -161,8 +183,15 @@ def predicted(machine: Machine, network: torch.nn.Module, k: int, batch_size: in
     mark = "†" if batch_size // k < 32 else ""
     found = [f"{short(machine.step(network, k, batch_size, 'frozen'))}{mark}"]
     for batch_norm in ("frozen", "shared"):
-        low, high = (100 * machine.efficiency(network, k, batch_size, batch_norm, overlap) for overlap in (False, True))
-        found.append(f"{low:.0f} to {high:.0f} %{mark}" if round(low) < round(high) else f"{high:.0f} %{mark}")
+        low, high = (
+            100 * machine.efficiency(network, k, batch_size, batch_norm, overlap)
+            for overlap in (False, True)
+        )
+        found.append(
+            f"{low:.0f} to {high:.0f} %{mark}"
+            if round(low) < round(high)
+            else f"{high:.0f} %{mark}"
+        )
     return found
 
 
@@ -174,8 +203,14 @@ def traffic_table() -> str:
     for name, found in (
         ("by hand", lambda k: communication_volume.by_hand_bytes(network, k)),
         ("ddp", lambda k: communication_volume.data_parallel_bytes(network, k)),
-        ("pipeline", lambda k: communication_volume.pipeline_bytes(partition(layers(network), k), x)),
-        ("layer-wise head", lambda k: communication_volume.linear_bytes(network, [head_name(network)], 256, k)),
+        (
+            "pipeline",
+            lambda k: communication_volume.pipeline_bytes(partition(layers(network), k), x),
+        ),
+        (
+            "layer-wise head",
+            lambda k: communication_volume.linear_bytes(network, [head_name(network)], 256, k),
+        ),
         ("ddp, 100,000 classes", lambda k: communication_volume.data_parallel_bytes(large, k)),
         (
             "layer-wise head, 100,000 classes",
@@ -193,11 +228,14 @@ def traffic_table() -> str:
 
 def claims_table() -> str:
     """Return what the model says of the texts' figures."""
-    resnet, lenet, small = untrained("resnet18", 1000), untrained("lenet", 10), untrained("resnet18_small", 10)
+    resnet = untrained("resnet18", 1000)
+    lenet = untrained("lenet", 10)
+    small = untrained("resnet18_small", 10)
     machine, k = MACHINES[0], 8
     ring = k * machine.efficiency(resnet, k, 256, "frozen")
     share = 256 / k / machine.pictures
-    through_one = 2 * communication_volume.by_hand_bytes(resnet, k)[0] / PCIE  # gradients in, weights out
+    # gradients in, weights out
+    through_one = 2 * communication_volume.by_hand_bytes(resnet, k)[0] / PCIE
     own_links = 2 * gradient_bytes(resnet) / PCIE
     keras = (
         f"ResNet-18, 32 pictures on each A100: {ring:.1f} of 8 with ddp over NVLink. In its own form, weights out "
@@ -223,12 +261,18 @@ def claims_table() -> str:
     )
     resnet50 = replace(machine, pictures=2470)
     with torch.device("meta"):
-        best, worst = (k * resnet50.efficiency(models.resnet50(), k, 8 * 256, "frozen", o) for o in (True, False))
+        best, worst = (
+            k * resnet50.efficiency(models.resnet50(), k, 8 * 256, "frozen", o)
+            for o in (True, False)
+        )
     nvidia = f"{worst:.2f} to {best:.2f} of 8: reading pictures and waiting for the slowest are not in the model."
     rows = [
         ["Keras, `multi_gpu_model`: quasi-linear on up to 8 GPUs", keras],
         ["the book, LeNet by hand: 2.7 s an epoch on 1 GPU, 3.6 s on 2", book_lenet],
-        ["the book, ResNet-18: 12.2 s an epoch on 1 GPU, 7.4 s on 2 (.93 becomes .67)", book_resnet],
+        [
+            "the book, ResNet-18: 12.2 s an epoch on 1 GPU, 7.4 s on 2 (.93 becomes .67)",
+            book_resnet,
+        ],
         ["NVIDIA, ResNet-50 on 8 A100: 6.72 of 8 in mixed precision, 7.72 in TF32", nvidia],
     ]
     return markdown(["claim", "what the model says"], rows)

@@ -56,7 +56,9 @@ def link_of(seconds: Mapping[int, float], k: int) -> Link:
     """Return latency and bandwidth from the seconds of all-reduces by their bytes: least squares of relative errors."""
     rows = np.array([[1, all_reduce_bytes(num_bytes, k)] for num_bytes in seconds], float)
     times = np.array(list(seconds.values()))
-    (latency, per_byte), *_ = np.linalg.lstsq(rows / times[:, None], np.ones(len(times)), rcond=None)
+    (latency, per_byte), *_ = np.linalg.lstsq(
+        rows / times[:, None], np.ones(len(times)), rcond=None
+    )
     return Link(float(latency), float(1 / per_byte))
 
 
@@ -97,9 +99,14 @@ def messages_and_bytes(case: Case, k: int) -> tuple[int, float]:
     if k == 1:
         return 0, 0
     if case.way == "layer-wise":  # the logits, and the gradient of the head's input
-        return 2, communication_volume.linear_bytes(network, [head_name(network)], case.batch_size, k)[0]
+        return 2, communication_volume.linear_bytes(
+            network, [head_name(network)], case.batch_size, k
+        )[0]
     if case.way == "ddp":
-        messages, num_bytes = len(buckets(network)), float(communication_volume.data_parallel_bytes(network, k)[0])
+        messages, num_bytes = (
+            len(buckets(network)),
+            float(communication_volume.data_parallel_bytes(network, k)[0]),
+        )
         if case.batch_norm == "shared":
             more, more_bytes = statistics_sent(network, k)
             return messages + more, num_bytes + more_bytes
@@ -114,7 +121,9 @@ def statistics_sent(network: nn.Module, k: int) -> tuple[int, float]:
     """Return messages and bytes of batch norm over all devices: `SharedBatchNorm` gathers mean, squares and
     count of each layer, and sums two values a channel on the way back."""
     channels = [module.num_features for module in batch_norms(network)]  # type: ignore[union-attr]
-    num_bytes = sum((k - 1) * 4 * (2 * num + 1) + all_reduce_bytes(4 * 2 * num, k) for num in channels)
+    num_bytes = sum(
+        (k - 1) * 4 * (2 * num + 1) + all_reduce_bytes(4 * 2 * num, k) for num in channels
+    )
     return 2 * len(channels), num_bytes
 
 
@@ -177,19 +186,26 @@ class Machine:
         machines = math.ceil(k / self.gpus)
         return 1e-6 * (base + 2 * ((k / machines - 1) * nvlink + math.log2(machines) * network))
 
-    def step(self, network: nn.Module, k: int, batch_size: int, batch_norm: str, overlap: bool = True) -> float:
+    def step(
+        self, network: nn.Module, k: int, batch_size: int, batch_norm: str, overlap: bool = True
+    ) -> float:
         """Return the predicted seconds of a step of ddp on k GPUs; `batch_norm` is frozen or shared."""
         compute = batch_size / k / self.pictures
         if k == 1:
             return compute
-        sums = [self.latency(k, False) + all_reduce_bytes(num, k) / self.bandwidth(k) for num in buckets(network)]
+        sums = [
+            self.latency(k, False) + all_reduce_bytes(num, k) / self.bandwidth(k)
+            for num in buckets(network)
+        ]
         exposed = max(sums[-1], sum(sums) - 2 / 3 * compute) if overlap else sum(sums)
         if batch_norm == "shared":
             messages, num_bytes = statistics_sent(network, k)
             exposed += messages * self.latency(k, True) + num_bytes / self.bandwidth(k)
         return compute + exposed
 
-    def efficiency(self, network: nn.Module, k: int, batch_size: int, batch_norm: str, overlap: bool = True) -> float:
+    def efficiency(
+        self, network: nn.Module, k: int, batch_size: int, batch_norm: str, overlap: bool = True
+    ) -> float:
         """Return the speed-up over one GPU divided by k."""
         one = self.step(network, 1, batch_size, batch_norm)
         return one / k / self.step(network, k, batch_size, batch_norm, overlap)

@@ -76,7 +76,9 @@ def key(k: int, variant: str) -> str:
     return f"{k} {variant}".strip()
 
 
-def measure(rank: int, cases: Sequence[Case | Transport], repeats: int, rendezvous: str, record: Callable) -> None:
+def measure(
+    rank: int, cases: Sequence[Case | Transport], repeats: int, rendezvous: str, record: Callable
+) -> None:
     """Be one of the processes; the first calls `record` with a case and {"2": [seconds of a step], …} when it is done.
 
     Args:
@@ -95,7 +97,9 @@ def measure(rank: int, cases: Sequence[Case | Transport], repeats: int, rendezvo
     for case in cases:
         make: Callable = all_reduce_step if isinstance(case, Transport) else training_step
         steps = {
-            (k, variant): make(case, k, variant, own if variant and make is training_step else groups[k])
+            (k, variant): make(
+                case, k, variant, own if variant and make is training_step else groups[k]
+            )
             for k, variant in case.settings
             if rank < k
         }
@@ -153,7 +157,10 @@ def training_step(case: Case, k: int, variant: str, group: Any) -> tuple[Step, i
     if k == 1 or variant:
         run = partial(forward_backward, network, num_pieces=num_pieces)
     elif case.way == "ddp":
-        run = partial(forward_backward, DistributedDataParallel(network, process_group=group, broadcast_buffers=False))
+        run = partial(
+            forward_backward,
+            DistributedDataParallel(network, process_group=group, broadcast_buffers=False),
+        )
     elif case.way == "layer-wise":
         shard_head(network, DeviceMesh.from_group(group, "cpu"))
         run = partial(forward_backward, network)

@@ -33,7 +33,10 @@ def one_forward_one_backward(i: int, k: int, m: int) -> Order:
     return order
 
 
-SCHEDULES: dict[str, Callable[[int, int, int], Order]] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
+SCHEDULES: dict[str, Callable[[int, int, int], Order]] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+}
 
 
 def timeline(schedule: Callable[[int, int, int], Order], k: int, m: int) -> list[list[Task]]:

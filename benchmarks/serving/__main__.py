@@ -55,7 +55,9 @@ def predict_rate(run: str, pictures: list[Path]) -> float:
             listed.write_text("".join(f"{path}\n" for path in chosen))
             began = time.perf_counter()
             command = finetune("predict", run, str(listed), "--output", f"{folder}/said.csv")
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.run(
+                command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             seconds.append(time.perf_counter() - began)
     return (len(pictures) - few) / (seconds[2] - seconds[1])
 
@@ -72,7 +74,9 @@ def forward_ms(run: str) -> float:
         "for _ in range(100): p.classify(x)\n"
         "print(10 * (time.perf_counter() - t))"
     )
-    done = subprocess.run([sys.executable, "-c", script, checkpoint(run)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, checkpoint(run)], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 
@@ -87,7 +91,10 @@ def measure(run: str, paths: list[Path], seconds: float, keep) -> None:
         port = str(free.getsockname()[1])
     servers = {
         "finetune serve": (finetune("serve", run, "--port", "0"), raw(contents)),
-        "the same without batching": (finetune("serve", run, "--port", "0", "--max_batch", "1"), raw(contents)),
+        "the same without batching": (
+            finetune("serve", run, "--port", "0", "--max_batch", "1"),
+            raw(contents),
+        ),
     }
     if importlib.util.find_spec("litserve"):
         peer = [sys.executable, "-m", "benchmarks.serving.litserve_peer", checkpoint(run), port]
@@ -98,7 +105,11 @@ def measure(run: str, paths: list[Path], seconds: float, keep) -> None:
         rates.append(round(predict_rate(run, paths), 1))
         passes.append(round(forward_ms(run), 2))
         for name, (command, request) in servers.items():
-            with serving(command, r"(127\.0\.0\.1|0\.0\.0\.0|localhost):(\d+)") as (_, its_port, pid):
+            with serving(command, r"(127\.0\.0\.1|0\.0\.0\.0|localhost):(\d+)") as (
+                _,
+                its_port,
+                pid,
+            ):
                 wait_for(its_port)
                 for num in CLIENTS:
                     result = load("127.0.0.1", its_port, pid, num, seconds, request)
@@ -108,7 +119,11 @@ def measure(run: str, paths: list[Path], seconds: float, keep) -> None:
 
 
 def _keep_all(
-    run: str, rates: list[float], passes: list[float], found: dict[tuple[str, int], list[dict]], keep
+    run: str,
+    rates: list[float],
+    passes: list[float],
+    found: dict[tuple[str, int], list[dict]],
+    keep,
 ) -> None:
     keep({"about": "predict", "what": Path(run).name, "rate": rates, "forward_ms": passes})
     for (name, num), results in found.items():
@@ -135,12 +150,18 @@ def tables(records: list[dict]) -> dict[str, str]:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for r in (r for r in records if r["about"] == "load"):
-        figures = " | ".join(spread_of(r[name], 1) for name in ("rate", "p50", "p99", "processor", "client"))
+        figures = " | ".join(
+            spread_of(r[name], 1) for name in ("rate", "p50", "p99", "processor", "client")
+        )
         lines.append(f"| {r['server']} | {r['clients']} | {figures} |")
     blocks = {"serving_load": "\n".join(lines)}
     if "predict" in about:
         r = about["predict"]
-        ours = {x["clients"]: x for x in records if x["about"] == "load" and x["server"] == "finetune serve"}
+        ours = {
+            x["clients"]: x
+            for x in records
+            if x["about"] == "load" and x["server"] == "finetune serve"
+        }
         share = median(ours[64]["rate"]) / median(r["rate"])
         passes = median(ours[8]["p99"]) / median(r["forward_ms"])
         blocks["serving_summary"] = (
@@ -156,7 +177,9 @@ def tables(records: list[dict]) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pictures", type=Path, help="folder of photographs")
     parser.add_argument("--checkpoint", help="a checkpoint, or a run's folder")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
@@ -164,7 +187,11 @@ def main() -> None:
     args = parser.parse_args()
 
     def keep(record: dict) -> None:
-        old = [r for r in records_of(RECORDS) if (r["about"], r["what"]) != (record["about"], record["what"])]
+        old = [
+            r
+            for r in records_of(RECORDS)
+            if (r["about"], r["what"]) != (record["about"], record["what"])
+        ]
         save(RECORDS, [*old, {**record, **where_and_when()}])
 
     if not args.document:

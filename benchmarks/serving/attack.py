@@ -30,11 +30,15 @@ def bomb(width: int, height: int) -> bytes:
     """Return a sound PNG of one colour, a thousandth of its size in memory."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     lines = zlib.compress(bytes((3 * width + 1) * height), 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+    )
 
 
 async def bad(kind: str, host: str, port: int, picture: bytes, bombs: dict[str, bytes]) -> str:
@@ -47,7 +51,13 @@ async def bad(kind: str, host: str, port: int, picture: bytes, bombs: dict[str, 
                 case "cut off":
                     return str((await post(stream, picture[: len(picture) // 2]))[0])
                 case "text":
-                    return str((await post(stream, b"hello " * 500, headers="Content-Type: text/plain\r\n"))[0])
+                    return str(
+                        (
+                            await post(
+                                stream, b"hello " * 500, headers="Content-Type: text/plain\r\n"
+                            )
+                        )[0]
+                    )
                 case "empty":
                     return str((await post(stream, b""))[0])
                 case "pixels":
@@ -66,7 +76,9 @@ async def bad(kind: str, host: str, port: int, picture: bytes, bombs: dict[str, 
                     writer.write(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
                     return (await reader.read())[9:12].decode() or "closed"
                 case "slow":
-                    writer.write(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n")
+                    writer.write(
+                        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
+                    )
                     for _ in range(30):
                         await asyncio.sleep(0.2)
                         writer.write(b"x")
@@ -90,13 +102,17 @@ BAD = (
 )
 
 
-async def attack(host: str, port: int, number: int, said: dict[Path, tuple[str, float]], size: int) -> dict:
+async def attack(
+    host: str, port: int, number: int, said: dict[Path, tuple[str, float]], size: int
+) -> dict:
     """Send the requests; return what became of them."""
     paths = [*said]
     contents = {path: path.read_bytes() for path in paths}
     bombs = {"pixels": bomb(20_000, 15_000), "bytes": bytes(size + 1)}
     todo = iter(range(number))
-    rng, counts, memory = random.Random(0), Counter[str](), list[float]()
+    rng = random.Random(0)
+    counts = Counter[str]()
+    memory = list[float]()
     wrong: list[str] = []
     furthest = 0.0
 
@@ -117,7 +133,9 @@ async def attack(host: str, port: int, number: int, said: dict[Path, tuple[str, 
                 wrong.append(f"{status} {content[:200]!r}")
                 continue
             ((label, probability),) = labels(content)
-            furthest = max(furthest, abs(probability - said[path][1]) if label == said[path][0] else 0.0)
+            furthest = max(
+                furthest, abs(probability - said[path][1]) if label == said[path][0] else 0.0
+            )
             if label != said[path][0] and abs(probability - 0.5) > 0.02:
                 wrong.append(f"{path}: {label} {probability}, predict says {said[path]}")
             if i in (number // 5 + 1, number - 1):
@@ -125,25 +143,43 @@ async def attack(host: str, port: int, number: int, said: dict[Path, tuple[str, 
         stream[1].close()
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
-    return {"counts": dict(counts), "wrong": wrong, "memory": memory, "furthest": round(furthest, 6)}
+    return {
+        "counts": dict(counts),
+        "wrong": wrong,
+        "memory": memory,
+        "furthest": round(furthest, 6),
+    }
 
 
 def predicted(run: str, pictures: Path) -> dict[Path, tuple[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         output = f"{folder}/said.csv"
-        subprocess.run(finetune("predict", run, str(pictures), "--output", output), check=True, capture_output=True)
+        subprocess.run(
+            finetune("predict", run, str(pictures), "--output", output),
+            check=True,
+            capture_output=True,
+        )
         with open(output, newline="") as file:
-            return {Path(row["path"]): (row["class"], float(row["probability"])) for row in csv.DictReader(file)}
+            return {
+                Path(row["path"]): (row["class"], float(row["probability"]))
+                for row in csv.DictReader(file)
+            }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pictures", type=Path, required=True, help="folder of photographs")
     parser.add_argument("--checkpoint", required=True, help="a checkpoint, or a run's folder")
     parser.add_argument("--number", type=int, default=10_000)
     args = parser.parse_args()
     said = predicted(args.checkpoint, args.pictures)
-    with serving(finetune("serve", args.checkpoint, "--port", "0", "--timeout", "5")) as (host, port, _):
+    with serving(finetune("serve", args.checkpoint, "--port", "0", "--timeout", "5")) as (
+        host,
+        port,
+        _,
+    ):
         found = asyncio.run(attack(host, port, args.number, said, 32_000_000))
     for kind, count in sorted(found["counts"].items()):
         print(f"{count:6} {kind}")

@@ -19,7 +19,9 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @contextmanager
-def serving(command: Sequence[str], address: str = r"http://([\w.]+):(\d+)") -> Iterator[tuple[str, int, int]]:
+def serving(
+    command: Sequence[str], address: str = r"http://([\w.]+):(\d+)"
+) -> Iterator[tuple[str, int, int]]:
     """Start a service; give its host, port and process number, once it has said its address."""
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, start_new_session=True, **pipe)
@@ -31,7 +33,9 @@ def serving(command: Sequence[str], address: str = r"http://([\w.]+):(\d+)") -> 
         else:
             raise RuntimeError(f"{command} did not begin")
         # A service that logs would wait at a full pipe.
-        threading.Thread(target=lambda rest: [None for _ in rest], args=(process.stdout,), daemon=True).start()
+        threading.Thread(
+            target=lambda rest: [None for _ in rest], args=(process.stdout,), daemon=True
+        ).start()
         yield found[1], int(found[2]), process.pid
     finally:
         process.terminate()
@@ -46,11 +50,15 @@ def finetune(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("finetune")), *arguments]
 
 
-async def post(stream: Stream, body: bytes, path: str = "/predict", headers: str = "") -> tuple[int, bytes]:
+async def post(
+    stream: Stream, body: bytes, path: str = "/predict", headers: str = ""
+) -> tuple[int, bytes]:
     """Send a request, and return the status and the body of its answer."""
     reader, writer = stream
     length = f"Content-Length: {len(body)}\r\n"
-    writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{length}{headers}\r\n".encode() + body)
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{length}{headers}\r\n".encode() + body
+    )
     return await answer(reader)
 
 
@@ -68,7 +76,12 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 def load(
-    host: str, port: int, pid: int, num_clients: int, seconds: float, request: Callable[[int], tuple[bytes, str]]
+    host: str,
+    port: int,
+    pid: int,
+    num_clients: int,
+    seconds: float,
+    request: Callable[[int], tuple[bytes, str]],
 ) -> dict[str, Any]:
     """Let clients ask one after the other without a pause, and return what they saw.
 
@@ -114,8 +127,16 @@ def load(
         own = (time.process_time() - before[1]) / max(count, 1)
         waits.sort()
         waits = waits or [float("nan")]
-        p50, p99 = (1000 * waits[min(len(waits) - 1, int(share * len(waits)))] for share in (0.5, 0.99))
-        known = {"rate": len(waits) / seconds, "p50": p50, "p99": p99, "processor": 1000 * spent, "client": 1000 * own}
+        p50, p99 = (
+            1000 * waits[min(len(waits) - 1, int(share * len(waits)))] for share in (0.5, 0.99)
+        )
+        known = {
+            "rate": len(waits) / seconds,
+            "p50": p50,
+            "p99": p99,
+            "processor": 1000 * spent,
+            "client": 1000 * own,
+        }
         return {**{name: round(value, 1) for name, value in known.items()}, "failed": failed}
 
     return asyncio.run(run())
@@ -126,7 +147,10 @@ def _processor(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     children = Path(f"/proc/{pid}/task/{pid}/children")
-    return spent + sum(_processor(int(child)) for child in (children.read_text().split() if children.exists() else ()))
+    return spent + sum(
+        _processor(int(child))
+        for child in (children.read_text().split() if children.exists() else ())
+    )
 
 
 def resident(text: bytes) -> float:

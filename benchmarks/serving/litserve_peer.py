@@ -29,7 +29,10 @@ class Api(litserve.LitAPI):
 
     def encode_response(self, output: np.ndarray) -> dict:
         names = self.predictor.class_names
-        return {"label": names[int(output.argmax())], "probabilities": dict(zip(names, output.tolist(), strict=True))}
+        return {
+            "label": names[int(output.argmax())],
+            "probabilities": dict(zip(names, output.tolist(), strict=True)),
+        }
 
 
 if __name__ == "__main__":

@@ -43,7 +43,12 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "rate 0.06": ("--model.optimizer.lr", "0.06"),
     "batches of 16, rate 0.02": SMALLER,
     "batches of 8, rate 0.015": ("--batch", "8", "--model.optimizer.lr", "0.015"),
-    "AdamW, rate 0.0005": ("--model.optimizer", "torch.optim.AdamW", "--model.optimizer.lr", "0.0005"),
+    "AdamW, rate 0.0005": (
+        "--model.optimizer",
+        "torch.optim.AdamW",
+        "--model.optimizer.lr",
+        "0.0005",
+    ),
     "mixup 0.2": ("--data.mixup", "0.2"),
     "cutmix 1": ("--data.cutmix", "1"),
     "label smoothing 0.1": ("--model.label_smoothing", "0.1"),
@@ -91,20 +96,38 @@ def train(run: Run, sets: Path, weights: Path, is_alone: bool) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file, out = Path(folder, "right.json"), Path(folder, "out")
         try:
-            done = measure.run(command(run, sets, weights, out), {watch.FILE: str(file)}, Path(folder, "clock.txt"))
-            found = {**json.loads(file.read_text("utf-8")), "seconds": round(done["seconds"], 1), "alone": is_alone}
+            done = measure.run(
+                command(run, sets, weights, out), {watch.FILE: str(file)}, Path(folder, "clock.txt")
+            )
+            found = {
+                **json.loads(file.read_text("utf-8")),
+                "seconds": round(done["seconds"], 1),
+                "alone": is_alone,
+            }
         except (measure.Failed, OSError, ValueError) as error:
-            found = {"failed": str(error).replace(str(sets), "SETS").replace(str(weights), "WEIGHTS")[:200]}
+            found = {
+                "failed": str(error)
+                .replace(str(sets), "SETS")
+                .replace(str(weights), "WEIGHTS")[:200]
+            }
     return {**run._asdict(), **found, **where_and_when()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sets", type=Path, help="folder of the four sets")
     parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
     parser.add_argument("--only", nargs="*", help="names of techniques and sets; all without it")
-    parser.add_argument("--alone", action="store_true", help="nothing else is busy on this machine: the seconds count")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="nothing else is busy on this machine: the seconds count",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no run after this time"
+    )
     parser.add_argument("--document", action="store_true", help="run nothing")
     args = parser.parse_args()
     has_failed = False
@@ -113,7 +136,9 @@ def main() -> None:
             parser.error("--sets and --weights are needed to measure")
         wanted = set(args.only or [])
         if unknown := wanted - {*TECHNIQUES, *SMALL}:
-            parser.error(f"--only: {', '.join(unknown)} are none of {', '.join([*TECHNIQUES, *SMALL])}")
+            parser.error(
+                f"--only: {', '.join(unknown)} are none of {', '.join([*TECHNIQUES, *SMALL])}"
+            )
         techniques, sets = wanted & TECHNIQUES.keys() or TECHNIQUES, wanted & {*SMALL} or SMALL
 
         def choose(records: list[dict]) -> Run | None:
@@ -122,9 +147,13 @@ def main() -> None:
             return next((run for run in chosen if run not in done), None)
 
         # For the callback, in the fits.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+        )
         places = args.sets.resolve(), args.weights.resolve()
-        has_failed = measure_all(RECORDS, choose, lambda run: train(run, *places, args.alone), args.minutes)
+        has_failed = measure_all(
+            RECORDS, choose, lambda run: train(run, *places, args.alone), args.minutes
+        )
     fill(ROOT / "docs/benchmarks.md", blocks(load(RECORDS), TECHNIQUES))
     sys.exit(has_failed)
 

@@ -26,7 +26,9 @@ def right(digits: str) -> np.ndarray:
 
 def epochs(record: dict) -> np.ndarray:
     """Return what was right after each epoch, (num_epochs, num_images)."""
-    return np.stack([right(digits) for name, digits in record["right"].items() if name.startswith("epoch ")])
+    return np.stack(
+        [right(digits) for name, digits in record["right"].items() if name.startswith("epoch ")]
+    )
 
 
 def at_the_end(record: dict) -> float:
@@ -44,7 +46,9 @@ def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]
         rows[name], beyond[name] = [*map(_of(at_the_end), found)], over_confidence(found)
         if alone := [r["seconds"] for r in found if r.get("alone")]:
             seconds[name] = f"{statistics.fmean(alone):.0f} (n = {len(alone)})"
-    names = dict.fromkeys(name for r in base for name in r["right"] if not name.startswith("epoch "))
+    names = dict.fromkeys(
+        name for r in base for name in r["right"] if not name.startswith("epoch ")
+    )
     for name in names:
         told = _VIEWS.get(name, name.replace("ema", "average of the weights, decay"))
         told = told.replace("× ", "evaluated at more pixels a side, × ")
@@ -52,7 +56,13 @@ def blocks(records: Sequence[dict], techniques: Iterable[str]) -> dict[str, str]
         has = [r for r in base if name in r["right"]]
         rows[told] = [(r["set"], r["seed"], float(right(r["right"][name]).mean())) for r in has]
     del rows["default"]
-    columns = ["technique", *SMALL, "mean of the differences to the default", "confidence beyond accuracy", "seconds"]
+    columns = [
+        "technique",
+        *SMALL,
+        "mean of the differences to the default",
+        "confidence beyond accuracy",
+        "seconds",
+    ]
     head = f"| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|\n"
     lines = [
         _row(name, found, rows) + f" {beyond.get(name, '–')} | {seconds.get(name, '–')} |"
@@ -103,7 +113,10 @@ def choices(record: dict, num_draws: int = _DRAWS) -> dict[str, float]:
     sums = dict.fromkeys(("the highest", "patience", "epochs", "kept", "the last"), 0.0)
     for _ in range(num_draws):
         order = rng.permutation(found.shape[1])
-        accuracies, others = found[:, order[:_NUM_CHOOSING]].mean(1), found[:, order[_NUM_CHOOSING:]].mean(1)
+        accuracies, others = (
+            found[:, order[:_NUM_CHOOSING]].mean(1),
+            found[:, order[_NUM_CHOOSING:]].mean(1),
+        )
         sums["the highest"] += others[accuracies.argmax()]
         num = ended(accuracies)
         sums["patience"] += others[kept_epoch(accuracies[:num], _NUM_CHOOSING)]
@@ -123,7 +136,13 @@ def ended(accuracies: np.ndarray, patience: int = _PATIENCE) -> int:
 
 
 def _kept(base: Sequence[dict]) -> dict[str, str]:
-    columns = ["set", "runs", "the highest", f"with `--patience {_PATIENCE}`", "after which share of the epochs"]
+    columns = [
+        "set",
+        "runs",
+        "the highest",
+        f"with `--patience {_PATIENCE}`",
+        "after which share of the epochs",
+    ]
     columns += ["the last within a standard error", "the last"]
     lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
     means = []
@@ -132,7 +151,13 @@ def _kept(base: Sequence[dict]) -> dict[str, str]:
         if found:
             values = [statistics.fmean(f[name] for f in found) for name in found[0]]
             means.append(values)
-            lines.append(f"| {on} | {len(found)} | " + " | ".join(f"{v:.3f}" for v in values) + " |")
+            lines.append(
+                f"| {on} | {len(found)} | " + " | ".join(f"{v:.3f}" for v in values) + " |"
+            )
     if means:
-        lines.append("| mean | | " + " | ".join(f"{statistics.fmean(v):.3f}" for v in zip(*means, strict=True)) + " |")
+        lines.append(
+            "| mean | | "
+            + " | ".join(f"{statistics.fmean(v):.3f}" for v in zip(*means, strict=True))
+            + " |"
+        )
     return {"kept_epoch": "\n".join(lines)}

@@ -52,13 +52,17 @@ class Watch(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if self.is_brief and trainer.current_epoch + 1 != trainer.max_epochs:
             return
-        self.right[f"epoch {trainer.current_epoch + 1}"], self.confidence = _right(trainer, pl_module)
+        self.right[f"epoch {trainer.current_epoch + 1}"], self.confidence = _right(
+            trainer, pl_module
+        )
         self.states = [*self.states[1 - max(LAST) :], _weights(pl_module)]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not self.is_brief:
             self._look_otherwise(trainer, pl_module)
-        Path(os.environ[FILE]).write_text(json.dumps({"right": self.right, "confidence": self.confidence}), "utf-8")
+        Path(os.environ[FILE]).write_text(
+            json.dumps({"right": self.right, "confidence": self.confidence}), "utf-8"
+        )
 
     def _look_otherwise(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Evaluate by averages of the weights, and by other views of the pictures."""
@@ -66,7 +70,9 @@ class Watch(pl.Callback):
         averages = {f"ema {decay}": average for decay, average in self.averages.items()}
         for num in LAST:
             states = self.states[-num:]
-            averages[f"mean of {num}"] = {name: sum(s[name] for s in states) / len(states) for name in states[0]}
+            averages[f"mean of {num}"] = {
+                name: sum(s[name] for s in states) / len(states) for name in states[0]
+            }
         for name, weights in averages.items():
             pl_module.network.load_state_dict(weights, strict=False)
             self.right[name], _ = _right(trainer, pl_module)
@@ -75,7 +81,10 @@ class Watch(pl.Callback):
         size: int = trainer.datamodule.eval_image_size  # type: ignore[attr-defined]
         corners = partial(five_crop, size=[size, size])  # and the middle, which alone is usual
         self.right["five crops"] = _right_of_views(trainer, pl_module, resized_side(size), corners)
-        for name, side, larger in (("whole", size, 1.0), *((f"× {by:g}", resized_side(size), by) for by in LARGER)):
+        for name, side, larger in (
+            ("whole", size, 1.0),
+            *((f"× {by:g}", resized_side(size), by) for by in LARGER),
+        ):
             pixels = round(larger * size)
 
             def middle(image: Tensor, pixels: int = pixels) -> list[Tensor]:
@@ -86,20 +95,31 @@ class Watch(pl.Callback):
 
 def _weights(module: Any, copy: bool = True) -> dict[str, Tensor]:
     """Return the weights and batch norm's statistics of a network; what counts steps is left out."""
-    state = {name: value for name, value in module.network.state_dict().items() if value.is_floating_point()}
+    state = {
+        name: value
+        for name, value in module.network.state_dict().items()
+        if value.is_floating_point()
+    }
     return {name: value.clone() for name, value in state.items()} if copy else state
 
 
 @torch.no_grad()
 def _right(trainer: pl.Trainer, module: Any, is_flipped: bool = False) -> tuple[str, float]:
     """Return a digit for each validation picture, 1 where the network is right, and its mean confidence."""
-    was_training, digits, confidences = module.training, [], []
+    was_training = module.training
+    digits = []
+    confidences = []
     module.eval()
     for batch in trainer.datamodule.val_dataloader():  # type: ignore[attr-defined]
         images = module.normalized(batch["image"].to(module.device))
         with trainer.precision_plugin.forward_context():
-            logits = [module.network(x).float() for x in ((images, images.flip(-1)) if is_flipped else (images,))]
-        confidence, said = (x.cpu() for x in (sum(x.softmax(1) for x in logits) / len(logits)).max(1))
+            logits = [
+                module.network(x).float()
+                for x in ((images, images.flip(-1)) if is_flipped else (images,))
+            ]
+        confidence, said = (
+            x.cpu() for x in (sum(x.softmax(1) for x in logits) / len(logits)).max(1)
+        )
         confidences.append(confidence)
         digits.append("".join(map(str, (said == batch["label"]).int().tolist())))
     module.train(was_training)
@@ -107,7 +127,9 @@ def _right(trainer: pl.Trainer, module: Any, is_flipped: bool = False) -> tuple[
 
 
 @torch.no_grad()
-def _right_of_views(trainer: pl.Trainer, module: Any, side: int, views: Callable[[Tensor], Sequence[Tensor]]) -> str:
+def _right_of_views(
+    trainer: pl.Trainer, module: Any, side: int, views: Callable[[Tensor], Sequence[Tensor]]
+) -> str:
     """Return the same, of the mean of what is said of views of a picture whose shorter side was resized to `side`."""
     pictures, was_training = copy.copy(trainer.datamodule.pictures("val")), module.training  # type: ignore[attr-defined]
     pictures.transform = A.Compose([SmallestMaxSize(side)])

@@ -21,7 +21,8 @@ def with_hints(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         for name in kwargs:
             if name not in known:
-                told = f"{function.__name__}() got an unexpected keyword argument {name!r}"  # Python's own words
+                # Python's own words
+                told = f"{function.__name__}() got an unexpected keyword argument {name!r}"
                 raise TypeError(f"{told}{_hint(name, known)}")
         return function(*args, **kwargs)
 
@@ -36,4 +37,6 @@ def _hint(name: str, known: Container[str]) -> str:
     if full is None:
         return "; help(finetune.fit) lists the arguments"
     word = next((word for word, meant in WORDS["fit"].items() if meant == full), full)
-    return f"; did you mean {word!r}?" if word in known else f"; did you mean options={{{full!r}: …}}?"
+    return (
+        f"; did you mean {word!r}?" if word in known else f"; did you mean options={{{full!r}: …}}?"
+    )

@@ -80,14 +80,17 @@ def _check_contexts() -> None:
 
 
 def _random_numbers() -> Callable[[], None]:
-    python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python = random.getstate()
+    legacy = np.random.get_state()
+    own = torch.get_rng_state()
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def put() -> None:
         random.setstate(python)
         np.random.set_state(legacy)
         torch.set_rng_state(own)
-        if gpus is None:  # as the seed of before would begin: an own generator is not made before it is needed
+        # as the seed of before would begin: an own generator is not made before it is needed
+        if gpus is None:
             torch.cuda.manual_seed_all(torch.initial_seed())
         else:
             torch.cuda.set_rng_state_all(gpus)
@@ -96,13 +99,16 @@ def _random_numbers() -> Callable[[], None]:
 
 
 def _environment() -> Callable[[], None]:
-    before, arguments, hook = dict(os.environ), sys.argv, sys.excepthook
+    before = dict(os.environ)
+    arguments = sys.argv
+    hook = sys.excepthook
 
     def put() -> None:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
-        sys.argv, sys.excepthook = arguments, hook  # torch's process groups have a hook of their own
+        # torch's process groups have a hook of their own
+        sys.argv, sys.excepthook = arguments, hook
 
     return put
 
@@ -133,7 +139,8 @@ def _signals() -> Callable[[], None]:
             if handler is not None and signal.getsignal(signum) != handler:
                 signal.signal(signum, handler)
                 if signum == signal.SIGCHLD:
-                    signal_handling._SIGCHLD_handler_set = False  # so that torch's next workers get theirs
+                    # so that torch's next workers get theirs
+                    signal_handling._SIGCHLD_handler_set = False
 
     return put
 
@@ -141,13 +148,17 @@ def _signals() -> Callable[[], None]:
 def _settings_of_torch() -> Callable[[], None]:
     """Set what decides about results to torch's own defaults."""
     cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
-    flags = {name: getattr(cudnn, name) for name in ("benchmark", "deterministic", "allow_tf32", "enabled")}
-    is_strict = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    dtype, has_grad, multiplied = (
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch.get_float32_matmul_precision(),
+    flags = {
+        name: getattr(cudnn, name)
+        for name in ("benchmark", "deterministic", "allow_tf32", "enabled")
+    }
+    is_strict = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
     )
+    dtype = torch.get_default_dtype()
+    has_grad = torch.is_grad_enabled()
+    multiplied = torch.get_float32_matmul_precision()
     finds_anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     device = torch.get_default_device()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0

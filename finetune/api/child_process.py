@@ -24,7 +24,8 @@ from finetune.system.messages import WrongUsage
 
 _RUN = re.compile(r"run in (.+)")
 _ERROR = "finetune: error: "
-_RANKS = ("RANK", "LOCAL_RANK")  # as Lightning leaves them behind in a process that has trained on several devices
+# as Lightning leaves them behind in a process that has trained on several devices
+_RANKS = ("RANK", "LOCAL_RANK")
 
 
 def needs_processes(devices: object, num_nodes: int, accelerator: object, strategy: object) -> bool:
@@ -56,10 +57,12 @@ def run_command(arguments: Sequence[str]) -> Path:
         [sys.executable, "-m", "finetune", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # a terminal's Ctrl-C is for this process, which hands it on: twice is "at once"
+        # a terminal's Ctrl-C is for this process, which hands it on: twice is "at once"
+        start_new_session=True,
         encoding="utf-8",
         errors="surrogateescape",
-        env={name: value for name, value in os.environ.items() if name not in _RANKS} | {PARENT: str(os.getpid())},
+        env={name: value for name, value in os.environ.items() if name not in _RANKS}
+        | {PARENT: str(os.getpid())},
     )
     assert process.stdout is not None and process.stderr is not None
     told: list[str] = []
@@ -97,7 +100,9 @@ def run_command(arguments: Sequence[str]) -> Path:
 def _run_of(code: int, told: list[str]) -> Path:
     """Return the run's folder from the output of the command, or raise the error that ended it."""
     if code:
-        reason = next((line.removeprefix(_ERROR) for line in reversed(told) if line.startswith(_ERROR)), None)
+        reason = next(
+            (line.removeprefix(_ERROR) for line in reversed(told) if line.startswith(_ERROR)), None
+        )
         if reason is None:
             raise RuntimeError(f"finetune fit ended with code {code}")
         raise WrongUsage(reason) if code == 2 else ValueError(reason)
@@ -118,5 +123,8 @@ def _tell(source: IO[str], target: IO[str] | None, told: list[str]) -> None:
         try:
             target.write(shown.encode(encoding, "replace").decode(encoding))
             target.flush()
-        except (OSError, ValueError):  # nothing reads it any more; without this the child would wait for us
+        except (
+            OSError,
+            ValueError,
+        ):  # nothing reads it any more; without this the child would wait for us
             target = None

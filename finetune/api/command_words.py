@@ -23,15 +23,21 @@ def command_line(
         WrongUsage: An option is passed twice, or only prints.
     """
     if not isinstance(options, Mapping):
-        raise TypeError(f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}")
+        raise TypeError(
+            f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}"
+        )
     given, switches = Given(), ("resume", *LOGGERS)
     for place, named in (("", words), ("options", options)):
         for name, value in named.items():
             if not isinstance(name, str):
-                raise TypeError(f"options has the name {name!r}: names are text, such as 'data.val_fraction'")
+                raise TypeError(
+                    f"options has the name {name!r}: names are text, such as 'data.val_fraction'"
+                )
             full = in_full(command, name)
             if any(in_full(command, other) == full for other, _ in given.flags):
-                raise WrongUsage(f"{both(command, full)} is given twice: as {name!r} in options, too")
+                raise WrongUsage(
+                    f"{both(command, full)} is given twice: as {name!r} in options, too"
+                )
             if (name in ALONE and name not in switches) or name.endswith(".help"):
                 raise WrongUsage(f"--{name} only prints: it is for the command line")
             if name not in switches:
@@ -44,7 +50,11 @@ def command_line(
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"the folder of pictures is a path, not {folder!r}")
     path = os.fsdecode(folder)
-    return [*arguments, "--", path] if is_flag(path) or path == "--" else [arguments[0], path, *arguments[1:]]
+    return (
+        [*arguments, "--", path]
+        if is_flag(path) or path == "--"
+        else [arguments[0], path, *arguments[1:]]
+    )
 
 
 def _text(value: Any, name: str) -> str:
@@ -54,7 +64,9 @@ def _text(value: Any, name: str) -> str:
     try:
         return os.fsdecode(value) if isinstance(value, os.PathLike) else flow_yaml(value, _plain)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} can't be said on a command line or in a config: {error}") from error
+        raise TypeError(
+            f"{name} can't be said on a command line or in a config: {error}"
+        ) from error
 
 
 def _plain(value: Any) -> Any:

@@ -93,12 +93,19 @@ class FittedRun:
             return "", ""
         look = lens(Predictor(self.best), kept_reader(self.record))
         chosen = np.sort(some_of(len(answers.paths), _NUM_SHOWN, SHEET, 0)).tolist()
-        seen = [(i, picture) for i in chosen if (picture := look.see(answers.paths[i], SIDE)) is not None]
+        seen = [
+            (i, picture)
+            for i in chosen
+            if (picture := look.see(answers.paths[i], SIDE)) is not None
+        ]
         if not seen:
             return "", ""
         names = answers.class_names
         captions = [
-            (words(names[answers.predicted[i]], answers.confidence[i]), RIGHT if answers.is_right[i] else WRONG)
+            (
+                words(names[answers.predicted[i]], answers.confidence[i]),
+                RIGHT if answers.is_right[i] else WRONG,
+            )
             for i, _ in seen
         ]
         sheet = draw_sheet(np.stack([picture for _, picture in seen]), captions, _COLUMNS)

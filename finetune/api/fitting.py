@@ -106,21 +106,32 @@ def fit(
         "workers": workers,
     }
     words |= {
-        "backbone": backbone if backbone is None or isinstance(backbone, str) else ",".join(backbone),
+        "backbone": backbone
+        if backbone is None or isinstance(backbone, str)
+        else ",".join(backbone),
         "members": members,
         "devices": devices,
         "precision": precision,
         "seed": seed,
         "out": out,
     }
-    given = {name: value for name, value in {"config": config, **words}.items() if value is not None}
-    given |= {name: value for name, value in {"weights": weights, "freeze": freeze}.items() if value is not ...}
+    given = {
+        name: value for name, value in {"config": config, **words}.items() if value is not None
+    }
+    given |= {
+        name: value
+        for name, value in {"weights": weights, "freeze": freeze}.items()
+        if value is not ...
+    }
     arguments = command_line(folder, {**given, "resume": resume}, options or {})
     return FittedRun(_run_here(arguments, "fit(…, resume=True) goes on where it saved"))
 
 
 def run_test(
-    checkpoint: Path, folder: str | os.PathLike[str] | None, device: torch.device, words: Mapping[str, Any]
+    checkpoint: Path,
+    folder: str | os.PathLike[str] | None,
+    device: torch.device,
+    words: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Run `finetune test` in this process: see `LoadedModel.test`.
 
@@ -157,7 +168,8 @@ def _run_here(arguments: list[str], after_stop: str = "") -> Path:
                 raise
     # Outside of the block above, so that the program's own handlers are restored.
     if interrupted != signal.SIGINT:
-        signal.raise_signal(interrupted)  # ends a program that has no handler, as it would have at once
+        # ends a program that has no handler, as it would have at once
+        signal.raise_signal(interrupted)
         raise SystemExit(128 + interrupted)
     raise KeyboardInterrupt("; ".join(filter(None, ("stopped by Ctrl-C", after_stop))))
 
@@ -189,14 +201,17 @@ class _InProcessCLI(FinetuneCLI):
         trainer = super().instantiate_trainer(**kwargs)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Checkpoints):
-                callback.signal.end = lambda code: stop_at_once(code - 128)  # the process is not ours to end
+                # the process is not ours to end
+                callback.signal.end = lambda code: stop_at_once(code - 128)
         return trainer
 
 
 def _run(arguments: list[str]) -> str | os.PathLike[str]:
     try:
         with torch.inference_mode(False):
-            path = run_lightning(in_full_spelling(arguments), _InProcessCLI, typed=arguments).run.path
+            path = run_lightning(
+                in_full_spelling(arguments), _InProcessCLI, typed=arguments
+            ).run.path
         assert path is not None, "a fit that has ended has a folder"
         return path
     except _NeedsProcesses:
@@ -209,7 +224,13 @@ def _raise_in_one_line(error: Exception) -> NoReturn:
     """Raise an error with the message of one line that the command would print."""
     chain: list[BaseException] = [error]
     line, error = one_line(error), raised(error)  # type: ignore[assignment]
-    kinds: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, OSError, WrongUsage, ValueError)
+    kinds: tuple[type[Exception], ...] = (
+        FileNotFoundError,
+        PermissionError,
+        OSError,
+        WrongUsage,
+        ValueError,
+    )
     kind = next((kind for kind in kinds if isinstance(error, kind)), None)
     if line is None or (kind is not None and str(error) == line):
         raise error
@@ -217,6 +238,10 @@ def _raise_in_one_line(error: Exception) -> NoReturn:
         # A notebook keeps the last error, and that would keep what its functions have filled the memory with.
         for one in chain:
             traceback.clear_frames(one.__traceback__)
-            chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
+            chain += [
+                other
+                for other in (one.__cause__, one.__context__)
+                if other is not None and other not in chain
+            ]
         raise MemoryError(line) from None
     raise (kind or ValueError)(line) from error

@@ -46,7 +46,10 @@ class LoadedModel:
         found, _ = checkpoint_of(os.path.expanduser(os.fspath(path)))
         self.path, self.predictor = Path(found), Predictor(found, device_named(device), None)
         self._pid = os.getpid()
-        self.class_names, self.image_size = list(self.predictor.class_names), self.predictor.image_size
+        self.class_names, self.image_size = (
+            list(self.predictor.class_names),
+            self.predictor.image_size,
+        )
 
     def predict(
         self,
@@ -79,14 +82,19 @@ class LoadedModel:
         if not 0 <= abstain_below <= 1:
             raise ValueError(f"abstain_below must be from 0 to 1, not {abstain_below}")
         if abstain_below and UNSURE in self.class_names:
-            raise ValueError(f"abstain_below would predict {UNSURE}, which is one of the classes: leave it out")
+            raise ValueError(
+                f"abstain_below would predict {UNSURE}, which is one of the classes: leave it out"
+            )
         said: list[Prediction] = []
         for batch in self._batches(pictures, on_bad_image):
             said += self._said(batch, abstain_below)
         return said
 
     def embed(
-        self, pictures: Picture | Iterable[Picture], *, on_bad_image: Literal["error", "skip"] = "error"
+        self,
+        pictures: Picture | Iterable[Picture],
+        *,
+        on_bad_image: Literal["error", "skip"] = "error",
     ) -> np.ndarray:
         """Compute the features of each image: the input of the network's last linear layer, in float32.
 
@@ -102,7 +110,9 @@ class LoadedModel:
         """
         rows = [np.empty((0, self._embedder.num_features), np.float32)]
         for batch in self._batches(pictures, on_bad_image):
-            images = torch.from_numpy(np.stack([image for *_, image in batch])).to(self.predictor.device)
+            images = torch.from_numpy(np.stack([image for *_, image in batch])).to(
+                self.predictor.device
+            )
             with torch.no_grad():
                 rows.append(self._embedder(images.permute(0, 3, 1, 2)).float().cpu().numpy())
         return np.concatenate(rows)
@@ -119,7 +129,9 @@ class LoadedModel:
         """
         model = self.predictor.model
         if isinstance(model.network, OnnxNetwork):
-            raise ValueError(f"{self.path} has no torch network: load the checkpoint that it was exported from")
+            raise ValueError(
+                f"{self.path} has no torch network: load the checkpoint that it was exported from"
+            )
         return Logits(model.network, model.mean, model.std).eval()
 
     @cached_property
@@ -151,9 +163,15 @@ class LoadedModel:
         Raises:
             ValueError: In one line, the error message of the command; FileNotFoundError if the folder does not exist.
         """
-        from finetune.api.fitting import run_test  # imports Lightning's command line, which predicting does not need
+        # imports Lightning's command line, which predicting does not need
+        from finetune.api.fitting import run_test
 
-        return run_test(self.path, folder, self.predictor.device, {"batch": batch, "workers": workers, "out": out})
+        return run_test(
+            self.path,
+            folder,
+            self.predictor.device,
+            {"batch": batch, "workers": workers, "out": out},
+        )
 
     def export(
         self,
@@ -215,13 +233,19 @@ class LoadedModel:
                 raise
             return None
 
-    def _said(self, good: list[tuple[int, str, Picture, np.ndarray]], abstain_below: float) -> Iterator[Prediction]:
+    def _said(
+        self, good: list[tuple[int, str, Picture, np.ndarray]], abstain_below: float
+    ) -> Iterator[Prediction]:
         answers = self.predictor.classify(np.stack([image for *_, image in good]))
         chosen = self.predictor.decide(answers, [name for _, name, *_ in good])
-        for (i, _, picture, _), values, k in zip(good, answers.tolist(), chosen.tolist(), strict=True):
+        for (i, _, picture, _), values, k in zip(
+            good, answers.tolist(), chosen.tolist(), strict=True
+        ):
             label = self.class_names[k] if values[k] >= abstain_below else UNSURE
             path = picture if isinstance(picture, str) else None
-            yield Prediction(label, values[k], dict(zip(self.class_names, values, strict=True)), path, i)
+            yield Prediction(
+                label, values[k], dict(zip(self.class_names, values, strict=True)), path, i
+            )
 
     def __repr__(self) -> str:
         names = [shown(name) for name in self.class_names[:_NUM_SHOWN]]

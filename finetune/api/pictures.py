@@ -16,8 +16,12 @@ Picture: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 
 def each_of(pictures: object) -> Iterator[tuple[str, Picture]]:
     """Yield the name of each image for error messages, and the image; a path as text."""
-    is_one = isinstance(pictures, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray))
-    several: Iterable[object] = [pictures] if is_one or not isinstance(pictures, Iterable) else pictures
+    is_one = isinstance(
+        pictures, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
+    )
+    several: Iterable[object] = (
+        [pictures] if is_one or not isinstance(pictures, Iterable) else pictures
+    )
     for i, picture in enumerate(several):
         name = "the picture" if is_one else f"pictures[{i}]"
         if isinstance(picture, (str, os.PathLike)):
@@ -52,13 +56,19 @@ def _checked(array: np.ndarray, name: str) -> np.ndarray:
 def pixels(picture: Picture, name: str) -> np.ndarray:
     """Return a picture's pixels (H, W, 3) as `decode` would read them of its file."""
     if isinstance(picture, np.ndarray):
-        return np.ascontiguousarray(picture if picture.ndim == 3 else np.repeat(picture[:, :, None], 3, axis=2))
+        return np.ascontiguousarray(
+            picture if picture.ndim == 3 else np.repeat(picture[:, :, None], 3, axis=2)
+        )
     if isinstance(picture, Image.Image):
         quiet()
         try:
             if not picture.width * picture.height:
                 raise ValueError("it has no pixels")
             return rgb_pixels(picture)
-        except Exception as error:  # of a file that is opened, but not read yet: any, as in `decode`
-            raise DecodeError(f"{name}: can't be decoded: {' '.join(str(error).split())}") from error
+        except (
+            Exception
+        ) as error:  # of a file that is opened, but not read yet: any, as in `decode`
+            raise DecodeError(
+                f"{name}: can't be decoded: {' '.join(str(error).split())}"
+            ) from error
     return decode(picture, name)

@@ -93,10 +93,14 @@ def settle_backbone(config: Any, arguments: Sequence[str]) -> Choice:
     if options.ckpt_path is not None:
         settings = read_checkpoint(options.ckpt_path)["hyper_parameters"]
         chosen = Candidate(settings["backbone"], settings.get("weights"))
-        messages.append(f"the network is that of {options.ckpt_path}, {chosen.backbone}: nothing is ranked")
+        messages.append(
+            f"the network is that of {options.ckpt_path}, {chosen.backbone}: nothing is ranked"
+        )
     elif not is_first_process():
         if _CHOICE not in os.environ:
-            raise WrongUsage(f"{_option()} needs to start the other devices' processes itself: name a network to these")
+            raise WrongUsage(
+                f"{_option()} needs to start the other devices' processes itself: name a network to these"
+            )
         chosen = Candidate(*json.loads(os.environ[_CHOICE]))
     else:
         _check_options(options, arguments)
@@ -109,13 +113,19 @@ def settle_backbone(config: Any, arguments: Sequence[str]) -> Choice:
 def _chosen(config: Any, arguments: Sequence[str]) -> tuple[Candidate, dict[str, Any], list[str]]:
     """Rank the candidates; return the best one, the ranking for about.json, and what to log."""
     options = config["fit"]
-    candidates = sorted(candidates_of(options.model.backbone, options.model.weights), key=_needs_download)
+    candidates = sorted(
+        candidates_of(options.model.backbone, options.model.weights), key=_needs_download
+    )
     data = data_module(options.data.class_path, options.data.init_args.as_dict())
     if "train" not in data.splits:
         raise ValueError(is_without(data.root, "train"))
     split = data.splits["train"]
     budget = _SECONDS if options.minutes is None else _SHARE * 60 * options.minutes
-    log.info("ranking %d networks by their features, in at most about %s", len(candidates), duration(budget))
+    log.info(
+        "ranking %d networks by their features, in at most about %s",
+        len(candidates),
+        duration(budget),
+    )
     began = time.monotonic()
     reachable: dict[str, bool] = {}
     by_name = dict(zip(names(candidates), candidates, strict=True))
@@ -125,7 +135,9 @@ def _chosen(config: Any, arguments: Sequence[str]) -> tuple[Candidate, dict[str,
     }
     seed = options.get("seed_everything")
     with isolate_rng():  # the fit begins with random numbers of its own
-        ranking = rank(networks, split.labels, len(data.class_names), budget, seed if type(seed) is int else 0)
+        ranking = rank(
+            networks, split.labels, len(data.class_names), budget, seed if type(seed) is int else 0
+        )
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # processes of their own may train on this GPU
@@ -159,7 +171,9 @@ def told(record: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _record(ranking: Ranking, chosen: Candidate, num_train: int, seconds: float, budget: float) -> dict[str, Any]:
+def _record(
+    ranking: Ranking, chosen: Candidate, num_train: int, seconds: float, budget: float
+) -> dict[str, Any]:
     return {
         "backbone": chosen.backbone,
         "weights": chosen.weights,
@@ -230,7 +244,11 @@ def _load(
 
     def features(chosen: NDArray[np.integer], deadline: float | None) -> NDArray[np.floating]:
         rows: list[NDArray[np.floating]] = []
-        for row in watched(features_of(network, chosen.tolist(), prepared, size), len(chosen), f"features of {name}"):
+        for row in watched(
+            features_of(network, chosen.tolist(), prepared, size),
+            len(chosen),
+            f"features of {name}",
+        ):
             rows.append(row)
             if deadline is not None and len(rows) < len(chosen) and time.monotonic() > deadline:
                 raise OutOfTime
@@ -313,7 +331,9 @@ def _of_weights(part: str) -> Candidate:
     name, equals, weights = part.partition("=")
     if not equals:
         kinds = "a folder of timm's, a checkpoint of finetune, or NAME=FILE"
-        raise NotFound(f"{option} {part}: there is no such file or folder; with {_option()} give {kinds}")
+        raise NotFound(
+            f"{option} {part}: there is no such file or folder; with {_option()} give {kinds}"
+        )
     backbone = network_name(name.strip())
     check_name(backbone)
     weights = os.path.expanduser(weights.strip())
@@ -331,7 +351,9 @@ def _parts(weights: str) -> list[str]:
         try:
             parts = yaml.safe_load(weights)
         except yaml.YAMLError as error:
-            raise WrongUsage(f"{both('fit', _WEIGHTS)} {weights} is not a list: {reason(error)}") from error
+            raise WrongUsage(
+                f"{both('fit', _WEIGHTS)} {weights} is not a list: {reason(error)}"
+            ) from error
     else:
         parts = weights.split(",")
     return list(dict.fromkeys(str(part).strip() for part in parts if str(part).strip()))
@@ -354,7 +376,9 @@ def _check_configs(arguments: Sequence[str]) -> None:
         named = model.get("backbone")
         if named is not None and not is_choice(named):
             where = file if Path(file).is_file() else "the config"
-            raise WrongUsage(f"{_option()} and the backbone {named} of {where} both choose the network: leave one out")
+            raise WrongUsage(
+                f"{_option()} and the backbone {named} of {where} both choose the network: leave one out"
+            )
 
 
 def _check_options(options: Any, arguments: Sequence[str]) -> None:
@@ -365,7 +389,9 @@ def _check_options(options: Any, arguments: Sequence[str]) -> None:
             f"{_option()} only backbone can be frozen"
         )
     if options.trainer.num_nodes != 1 or is_launched():
-        raise WrongUsage(f"{_option()} ranks networks on one machine, in one process: name a network to several")
+        raise WrongUsage(
+            f"{_option()} ranks networks on one machine, in one process: name a network to several"
+        )
     if options.minutes is not None:
         check_minutes(options.minutes, options, arguments)
 

@@ -25,15 +25,21 @@ class BenchmarkCLI(FinetuneCLI):
 
     may_resume = False
 
-    def __init__(self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None
+    ) -> None:
         with tempfile.TemporaryDirectory(prefix="finetune-benchmark-") as folder:
             self.folder = folder
             super().__init__(["fit", *arguments[1:]], typed, began)
 
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
-            parser.description = "Measures a fit, with all its options, and where its time goes. Only caches stay."
+            parser.description = (
+                "Measures a fit, with all its options, and where its time goes. Only caches stay."
+            )
             parser.usage = "finetune benchmark FOLDER [--repeats N] [--devices 1,2] [--output FILE] [options of fit]"
             parser.add_argument(
                 "--repeats",
@@ -42,9 +48,14 @@ class BenchmarkCLI(FinetuneCLI):
                 help="How often each part is measured, steps for two seconds at a time.",
             )
             parser.add_argument(
-                "--devices", type=str | None, default=None, help="Numbers of devices to hold beside each other, as 1,2."
+                "--devices",
+                type=str | None,
+                default=None,
+                help="Numbers of devices to hold beside each other, as 1,2.",
             )
-            parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
+            parser.add_argument(
+                "--output", type=str | None, default=None, help="JSON file to write."
+            )
         return parser
 
     def instantiate_classes(self) -> None:
@@ -52,7 +63,9 @@ class BenchmarkCLI(FinetuneCLI):
             self.parser.error("--minutes is for finetune fit: what is measured here has no length")
         backbone = self.config["fit"].model.backbone
         if is_choice(backbone):
-            self.parser.error(f"--backbone {backbone} is for finetune fit: name the network to measure")
+            self.parser.error(
+                f"--backbone {backbone} is for finetune fit: name the network to measure"
+            )
         super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -63,9 +76,13 @@ class BenchmarkCLI(FinetuneCLI):
         if options.repeats < 1:
             self.parser.error(f"repeats must be at least 1, not {options.repeats}")
         if self.model.is_solved:
-            raise WrongUsage("benchmark measures training steps, and --model.freeze backbone has none: leave it out")
+            raise WrongUsage(
+                "benchmark measures training steps, and --model.freeze backbone has none: leave it out"
+            )
         if self.datamodule.sizes:
-            raise WrongUsage("benchmark measures pictures of one size: leave out --data.image_size_schedule")
+            raise WrongUsage(
+                "benchmark measures pictures of one size: leave out --data.image_size_schedule"
+            )
         self.recorder = Recorder(options.repeats)
         trainer = super().instantiate_trainer(**kwargs)
         self.recorder.attach(trainer)
@@ -88,7 +105,9 @@ class BenchmarkCLI(FinetuneCLI):
 
 def benchmark(arguments: Sequence[str]) -> None:
     """Measure the fit that `arguments` describe."""
-    devices, output, rest = last_value(arguments, "--devices"), last_value(arguments, "--output"), list(arguments)
+    devices = last_value(arguments, "--devices")
+    output = last_value(arguments, "--output")
+    rest = list(arguments)
     if output is not None:
         check_target(output, "--output")
         Path(output).parent.mkdir(parents=True, exist_ok=True)

@@ -51,11 +51,18 @@ def by_hand(
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     done: list[Epoch] = []
-    for epoch in train(replicas, batch_size, lr, epochs, root=Path(root), dtype=_DTYPES[dtype], seed=seed):
+    for epoch in train(
+        replicas, batch_size, lr, epochs, root=Path(root), dtype=_DTYPES[dtype], seed=seed
+    ):
         done.append(epoch)
         Path(output).parent.mkdir(parents=True, exist_ok=True)
-        print(f"epoch {epoch.epoch}  test accuracy {epoch.accuracy:.4f}  time {epoch.seconds:.1f} s", flush=True)
-        draw_curve(figure, done, f"devices {devices}, batch_size {batch_size}, lr {lr:g}, {dtype}", output)
+        print(
+            f"epoch {epoch.epoch}  test accuracy {epoch.accuracy:.4f}  time {epoch.seconds:.1f} s",
+            flush=True,
+        )
+        draw_curve(
+            figure, done, f"devices {devices}, batch_size {batch_size}, lr {lr:g}, {dtype}", output
+        )
     print(f"accuracy curve in {output}")
 
 
@@ -74,7 +81,9 @@ def parse_devices(names: str) -> list[torch.device]:
     devices = [name.strip() for name in names.split(",")]
     for name in devices:
         if name not in there:
-            raise WrongUsage(f"--devices {names}: there is no device {name!r} here; valid are: {', '.join(there)}")
+            raise WrongUsage(
+                f"--devices {names}: there is no device {name!r} here; valid are: {', '.join(there)}"
+            )
     return [there[name] for name in devices]
 
 
@@ -84,15 +93,23 @@ def draw_curve(figure: "Figure", epochs: Sequence[Epoch], settings: str, output:
 
     numbers, accuracies = [e.epoch for e in epochs], [e.accuracy for e in epochs]
     figure.clear()
-    axes = figure.add_subplot(xlabel="epoch", ylabel="test accuracy", xlim=(0.5, len(epochs) + 0.5), ylim=(0, 1))
-    axes.set_title(f"LeNet on Fashion-MNIST, data parallel by hand\n{settings}", loc="left", fontsize="medium")
+    axes = figure.add_subplot(
+        xlabel="epoch", ylabel="test accuracy", xlim=(0.5, len(epochs) + 0.5), ylim=(0, 1)
+    )
+    axes.set_title(
+        f"LeNet on Fashion-MNIST, data parallel by hand\n{settings}", loc="left", fontsize="medium"
+    )
     axes.grid(axis="y", color="#e5e7eb")
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     above: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points"}
     axes.axhline(0.1, color=_GREY, linewidth=1, linestyle="--")
-    axes.annotate("chance", (1, 0.1), xycoords=("axes fraction", "data"), ha="right", color=_GREY, **above)
+    axes.annotate(
+        "chance", (1, 0.1), xycoords=("axes fraction", "data"), ha="right", color=_GREY, **above
+    )
     axes.plot(numbers, accuracies, color=_BLUE, marker="o", markersize=5, clip_on=False)
-    axes.annotate(f"{accuracies[-1]:.4f}", (numbers[-1], accuracies[-1]), ha="center", color=_BLUE, **above)
+    axes.annotate(
+        f"{accuracies[-1]:.4f}", (numbers[-1], accuracies[-1]), ha="center", color=_BLUE, **above
+    )
     with replacing(Path(output)) as file:
         figure.savefig(file, format="png", dpi=120)

@@ -26,9 +26,15 @@ def cache(remove: str | None = None) -> None:
     folder = cache_dir()
     found = {path.stem: path for path in sorted(folder.glob(f"*{PICTURES}"))}
     for kind in FORMER:
-        found |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}  # one of now may have the same stem
+        # one of now may have the same stem
+        found |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}
     if remove is None:
-        columns = (Column("name", no_wrap=True), Column("what", overflow="fold"), "size", "last used")
+        columns = (
+            Column("name", no_wrap=True),
+            Column("what", overflow="fold"),
+            "size",
+            "last used",
+        )
         table = Table(*columns, title=Text(f"caches in {folder}"))
         for name, path in found.items():
             status, about = path.stat(), "features, of an earlier version: no run uses them"
@@ -36,7 +42,11 @@ def cache(remove: str | None = None) -> None:
                 about = "not written by this version of finetune: --remove all leaves it"
             elif path.suffix == PICTURES:
                 packed = opened(path)
-                about = f"{len(packed):,} pictures of {packed.about['root']}" if packed else "damaged pictures"
+                about = (
+                    f"{len(packed):,} pictures of {packed.about['root']}"
+                    if packed
+                    else "damaged pictures"
+                )
             last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
             table.add_row(Text(name), Text(about), f"{status.st_size / 1e9:.2f} GB", last_used)
         Console().print(table if found else Text(f"no caches in {folder}"))
@@ -48,12 +58,18 @@ def cache(remove: str | None = None) -> None:
     if remove == "all":
         left = [path.name for path in chosen if not has_mark(path)]
         chosen = [path for path in chosen if has_mark(path)]
-        unfinished = [path for kind in (PICTURES, *FORMER) for path in unfinished_of(folder, f"*{kind}")]
+        unfinished = [
+            path for kind in (PICTURES, *FORMER) for path in unfinished_of(folder, f"*{kind}")
+        ]
         chosen += [path for path in unfinished if has_mark(path) or path.stat().st_size == 0]
     num_bytes = sum(path.stat().st_size for path in chosen)
     for path in chosen:
         path.unlink()
     print(f"removed {len(chosen)} from {folder}: {num_bytes / 1e9:.2f} GB")
     if left:
-        names = ", ".join(map(shown, left[:_MOST_NAMED])) + (", ..." if len(left) > _MOST_NAMED else "")
-        print(f"left {len(left)} that this version of finetune did not write: {names}; to remove one, give its name")
+        names = ", ".join(map(shown, left[:_MOST_NAMED])) + (
+            ", ..." if len(left) > _MOST_NAMED else ""
+        )
+        print(
+            f"left {len(left)} that this version of finetune did not write: {names}; to remove one, give its name"
+        )

@@ -14,7 +14,12 @@ from finetune.data.checking.check_page import write_json, write_lists, write_pag
 from finetune.data.checking.checks import class_findings, file_findings, folder_findings
 from finetune.data.checking.duplicates import is_blank, larger_crops, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
-from finetune.data.checking.findings import Finding, duplicate_findings, shortcut_findings, worst_first
+from finetune.data.checking.findings import (
+    Finding,
+    duplicate_findings,
+    shortcut_findings,
+    worst_first,
+)
 from finetune.data.checking.perceptual_hash import MAX_EXACT
 from finetune.data.checking.picture_facts import Facts, gathered, look_at
 from finetune.data.checking.shortcuts import shortcuts
@@ -71,7 +76,8 @@ def check(
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
         listing = list_pictures(folder)
-        with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):  # said before pictures are looked at
+        # said before pictures are looked at
+        with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):
             network = _network(weights, backbone, image_size, ckpt_path)
         num = len(listing.paths)
         facts = gathered(watched(look_at(listing.paths), num, "looking at pictures"), num)
@@ -89,14 +95,26 @@ def check(
     if lists is not None:
         print(f"lists in {lists}")
         written = {f"{finding.kind}.txt" for finding in findings}
-        if others := sorted(path.name for path in Path(lists).glob("*.txt") if path.name not in written):
-            print(shorten(f"not of this check, there from before: {shown(', '.join(others))}", 200, placeholder=" …"))
+        if others := sorted(
+            path.name for path in Path(lists).glob("*.txt") if path.name not in written
+        ):
+            print(
+                shorten(
+                    f"not of this check, there from before: {shown(', '.join(others))}",
+                    200,
+                    placeholder=" …",
+                )
+            )
     if num_left_out:
-        print(f"{counted(num_left_out, 'file')} with a line break in the name can't be listed: see check.json")
+        print(
+            f"{counted(num_left_out, 'file')} with a line break in the name can't be listed: see check.json"
+        )
     sys.exit(any(finding.is_judged for finding in findings))
 
 
-def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str | None) -> _Network | None:
+def _network(
+    weights: str | None, backbone: str, image_size: int, ckpt_path: str | None
+) -> _Network | None:
     """Return from which network features come, and how pictures are prepared for it; None without weights."""
     preparation: dict[str, Any] = {}
     if image_size < 1:
@@ -115,7 +133,8 @@ def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str
     if weights is None:
         return None
     if "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to what reads pictures
+        # threads that wait leave the cores to what reads pictures
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch  # takes seconds
 
     from finetune.features.picture_features import Features
@@ -123,7 +142,9 @@ def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str
 
     if is_timm(backbone) and ckpt_path is None:
         about = describe(backbone, weights if os.path.isdir(weights) else None)
-        preparation = {name: getattr(about, name) for name in ("resize", "interpolation", "crop_share")}
+        preparation = {
+            name: getattr(about, name) for name in ("resize", "interpolation", "crop_share")
+        }
 
     features = Features(backbone, weights, image_size)
     try:
@@ -131,9 +152,13 @@ def _network(weights: str | None, backbone: str, image_size: int, ckpt_path: str
     except Exception as error:  # a network may say in any way that a picture is too small
         hint = "" if ckpt_path else ": another --image_size may do"
         size = f"{image_size}x{image_size}"
-        raise WrongUsage(f"{backbone} can't take pictures of {size} pixels ({reason(error)}){hint}") from error
+        raise WrongUsage(
+            f"{backbone} can't take pictures of {size} pixels ({reason(error)}){hint}"
+        ) from error
     return _Network(
-        f"{backbone} of {weights} at {image_size} pixels", features, {"image_size": image_size, **preparation}
+        f"{backbone} of {weights} at {image_size} pixels",
+        features,
+        {"image_size": image_size, **preparation},
     )
 
 
@@ -164,7 +189,9 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
     yield from spreadsheet_findings(listing)
     seen = np.flatnonzero(shows_something)
     of_class = shortcuts(facts, seen, "class", listing.class_of, listing.class_names)
-    yield from shortcut_findings(of_class + shortcuts(facts, seen, "split", listing.split_of, listing.splits))
+    yield from shortcut_findings(
+        of_class + shortcuts(facts, seen, "split", listing.split_of, listing.splits)
+    )
 
 
 def _tell(listing: Listing, findings: list[Finding]) -> None:
@@ -180,6 +207,8 @@ def _tell(listing: Listing, findings: list[Finding]) -> None:
             named = " = ".join(map(listing.name, first.pictures[:2]))
             such_as = ", such as " if len(finding.rows) > 1 else ": "
             example = such_as + (f"{named} ({first.note})" if named else first.note)
-        print(f"  {finding.level if finding.is_judged else 'look':<8} {shown(finding.title + example)}")
+        print(
+            f"  {finding.level if finding.is_judged else 'look':<8} {shown(finding.title + example)}"
+        )
     if not any(finding.is_judged for finding in findings):
         print("  nothing was found wrong")

@@ -78,13 +78,19 @@ def with_pictures(arguments: Sequence[str]) -> list[str]:
     return put_together(command, given)
 
 
-def _flag_in_full(command: str, name: str, value: str | None, is_needed: bool) -> tuple[str, str | None]:
+def _flag_in_full(
+    command: str, name: str, value: str | None, is_needed: bool
+) -> tuple[str, str | None]:
     """Return a flag as the parser has it; a checkpoint must be there if it is needed."""
     full = in_full(command, name)
     if value and full in _PATHS:
         value = os.path.expanduser(value)
     if value and full == "trainer.default_root_dir":
-        found = next(path for path in (Path(value).absolute(), *Path(value).absolute().parents) if path.exists())
+        found = next(
+            path
+            for path in (Path(value).absolute(), *Path(value).absolute().parents)
+            if path.exists()
+        )
         if not found.is_dir():
             raise WrongUsage(f"{both(command, full)} {value}: {found} is a file, not a folder")
     is_run = value and full in _WEIGHTS and _is_folder_of_weights(value)
@@ -98,7 +104,9 @@ def _checkpoint(path: str, is_needed: bool = True) -> str:
     if is_needed and not os.path.exists(path):
         raise NotFound(f"there is no checkpoint {path!r}{_nearest(path)}")
     if path.lower().endswith(_OF_PICTURES):
-        raise WrongUsage(f"{path!r} is a picture: a checkpoint, or a run's folder, comes before the pictures")
+        raise WrongUsage(
+            f"{path!r} is a picture: a checkpoint, or a run's folder, comes before the pictures"
+        )
     if told and _is_first_process():
         print(told, file=sys.stderr)
     return path
@@ -122,8 +130,12 @@ def _take_folder(command: str, given: Given) -> None:
         return
     folder = _only_one(f"finetune {command} FOLDER", given.positionals)
     names = shipped()
-    if not Path(folder).is_dir() and (folder in names or f"{folder}.yaml" in names or folder.endswith(".yaml")):
-        raise WrongUsage(f"{folder} is no folder of pictures but a config: finetune {command} --config {folder}")
+    if not Path(folder).is_dir() and (
+        folder in names or f"{folder}.yaml" in names or folder.endswith(".yaml")
+    ):
+        raise WrongUsage(
+            f"{folder} is no folder of pictures but a config: finetune {command} --config {folder}"
+        )
     if not is_told:
         _check_folder(folder)
     _put(command, given, "data.root", folder)
@@ -157,23 +169,37 @@ def _take_checkpoint_and_folder(command: str, given: Given) -> None:
 
 def _take_checkpoint_and_pictures(command: str, given: Given) -> None:
     flag = _PICTURES[command]
-    if len(given.positionals) == 1 and not given.has("ckpt_path", flag) and not _is_checkpoint(given.positionals[0]):
-        raise WrongUsage(f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT PICTURES")
+    if (
+        len(given.positionals) == 1
+        and not given.has("ckpt_path", flag)
+        and not _is_checkpoint(given.positionals[0])
+    ):
+        raise WrongUsage(
+            f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT PICTURES"
+        )
     _take_checkpoint(command, given)
     if given.positionals and given.has(flag):
         raise WrongUsage(f"pictures are given twice: by --{flag}, and {given.positionals[0]!r}")
     if not given.positionals and not given.has(flag, "config", "data"):
         kinds = "pictures, folders, globs or a LIST.txt"
-        raise WrongUsage(f"finetune {command} needs {kinds}: finetune {command} CKPT PICTURES (--{flag})")
+        raise WrongUsage(
+            f"finetune {command} needs {kinds}: finetune {command} CKPT PICTURES (--{flag})"
+        )
     for path in given.positionals:
-        if not os.path.exists(path) and not (glob.has_magic(path) and next(glob.iglob(path, recursive=True), None)):
-            raise NotFound(f"there is no picture, folder, list or glob {path!r} here{_nearest(path)}")
+        if not os.path.exists(path) and not (
+            glob.has_magic(path) and next(glob.iglob(path, recursive=True), None)
+        ):
+            raise NotFound(
+                f"there is no picture, folder, list or glob {path!r} here{_nearest(path)}"
+            )
 
 
 def _take_one_checkpoint(command: str, given: Given) -> None:
     _take_checkpoint(command, given)
     if given.positionals:
-        raise WrongUsage(f"finetune {command} takes one checkpoint, and no {given.positionals[0]!r}")
+        raise WrongUsage(
+            f"finetune {command} takes one checkpoint, and no {given.positionals[0]!r}"
+        )
 
 
 def _take_one_folder(command: str, given: Given) -> None:
@@ -196,15 +222,24 @@ _BY_POSITION: dict[str, Callable[[str, Given], None]] = {
 
 def _take_checkpoint(command: str, given: Given) -> None:
     if not given.has("ckpt_path"):
-        if not given.positionals and given.has("config") and command not in ("validate", "test", "predict"):
+        if (
+            not given.positionals
+            and given.has("config")
+            and command not in ("validate", "test", "predict")
+        ):
             return  # which may name it
         if not given.positionals:
-            raise WrongUsage(f"finetune {command} needs a checkpoint, or a run's folder: {both(command, 'ckpt_path')}")
+            raise WrongUsage(
+                f"finetune {command} needs a checkpoint, or a run's folder: {both(command, 'ckpt_path')}"
+            )
         given.flags.insert(0, ("ckpt_path", _checkpoint(given.positionals.pop(0))))
 
 
 def _is_checkpoint(path: str) -> bool:
-    is_run = any(os.path.exists(os.path.join(path, name)) for name in ("checkpoints", "best.ckpt", "last.ckpt"))
+    is_run = any(
+        os.path.exists(os.path.join(path, name))
+        for name in ("checkpoints", "best.ckpt", "last.ckpt")
+    )
     return path.endswith((".ckpt", ".onnx", ".safetensors")) or is_run
 
 
@@ -212,12 +247,16 @@ def _is_folder_of_weights(path: str) -> bool:
     """Whether a run's folder is meant, not one of timm's, nor a name such as DEFAULT that one beside has."""
     if os.path.isfile(os.path.join(path, "config.json")):
         return False
-    return os.path.isdir(path) and (os.sep in path or os.path.isdir(os.path.join(path, "checkpoints")))
+    return os.path.isdir(path) and (
+        os.sep in path or os.path.isdir(os.path.join(path, "checkpoints"))
+    )
 
 
 def _only_one(usage: str, paths: list[str]) -> str:
     if len(paths) > 1:
-        raise WrongUsage(f"one folder is needed, not {len(paths)} ({' '.join(map(repr, paths[:3]))}): {usage}")
+        raise WrongUsage(
+            f"one folder is needed, not {len(paths)} ({' '.join(map(repr, paths[:3]))}): {usage}"
+        )
     return paths[0]
 
 

@@ -28,15 +28,21 @@ def find(name: str) -> str:
     for candidate in (name, f"{name}.yaml"):
         if candidate in available:
             return str(available[candidate])
-    names = available if name.endswith(".yaml") else [path.removesuffix(".yaml") for path in available]
-    raise NotFound(f"there is no config {name!r} here, nor is one shipped{did_you_mean(name, names)}")
+    names = (
+        available if name.endswith(".yaml") else [path.removesuffix(".yaml") for path in available]
+    )
+    raise NotFound(
+        f"there is no config {name!r} here, nor is one shipped{did_you_mean(name, names)}"
+    )
 
 
 def _check_text(path: Path) -> None:
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise WrongUsage(f"the config {path} is not UTF-8: byte {error.start} can't be read") from error
+        raise WrongUsage(
+            f"the config {path} is not UTF-8: byte {error.start} can't be read"
+        ) from error
     if not text.strip():
         raise WrongUsage(f"the config {path} is empty")
 
@@ -46,7 +52,9 @@ def resolve(arguments: Sequence[str]) -> list[str]:
 
     The first argument is the command. Later options win, so flags win over configs wherever they stand.
     """
-    command, rest, named = list(arguments[:1]), [], []
+    command = list(arguments[:1])
+    rest = []
+    named = []
     remaining = iter(arguments[1:])
     for argument in remaining:
         flag, equals, value = argument.partition("=")

@@ -22,7 +22,8 @@ USUAL = {
     "Adamax": 2e-3,  # arXiv:1412.6980, section 7.1; torch's default
     "NAdam": 2e-3,  # torch's default
     "RAdam": 1e-3,  # torch's default
-    "RMSprop": 1e-3,  # Hinton's, in lecture 6 of his course of 2012; torch's own, 1e-2, has no source
+    # Hinton's, in lecture 6 of his course of 2012; torch's own, 1e-2, has no source
+    "RMSprop": 1e-3,
 }
 # Where the head starts as one that was fitted on the features and batch norm keeps its statistics, less has to change,
 # and more can be lost (docs/benchmarks.md).
@@ -82,7 +83,9 @@ def _settle_other_arguments(optimizer: Any, name: str, arguments: Sequence[str])
 
 def _arguments_said(arguments: Sequence[str]) -> set[str]:
     """Return the names of the optimizer's arguments that configs and flags give."""
-    return {name for _, said in _said(arguments) for name in {**said, **(said.get("init_args") or {})}}
+    return {
+        name for _, said in _said(arguments) for name in {**said, **(said.get("init_args") or {})}
+    }
 
 
 def settle_clipping(options: Any) -> None:
@@ -98,7 +101,12 @@ def settle_clipping(options: Any) -> None:
     has_fitted_head = resolved_head_init(model.head_init, model.weights, model.members) == "probe"
     has_fixed_statistics = model.freeze_batch_norm is not False
     trains = model.freeze != "backbone"
-    if has_fitted_head and has_fixed_statistics and trains and options.trainer.gradient_clip_val is None:
+    if (
+        has_fitted_head
+        and has_fixed_statistics
+        and trains
+        and options.trainer.gradient_clip_val is None
+    ):
         options.trainer.gradient_clip_val = CLIP_NORM
 
 

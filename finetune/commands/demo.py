@@ -34,7 +34,9 @@ def demo(root: str = "runs/demo", seed: int = 0) -> None:
 
 
 def _demo(root: str, seed: int) -> None:
-    table = Table("", "test accuracy", "seconds", "pictures/s", title="hot dog or not, 80 training pictures")
+    table = Table(
+        "", "test accuracy", "seconds", "pictures/s", title="hot dog or not, 80 training pictures"
+    )
     source, *_ = _fit(root, "source", seed, "sample_source.yaml")
     finetuned, *numbers = _fit(
         root, "finetuned", seed, "sample.yaml", "--model.weights", str(source.checkpoint("best"))
@@ -44,7 +46,11 @@ def _demo(root: str, seed: int) -> None:
     table.add_row("from scratch", *numbers)
     print()
     Console().print(table)
-    sheet(str(finetuned.checkpoint("best")), "data/sample/target/test", str(finetuned.file("sheet.png")))
+    sheet(
+        str(finetuned.checkpoint("best")),
+        "data/sample/target/test",
+        str(finetuned.file("sheet.png")),
+    )
     for name, run in (("pretrained", source), ("fine-tuned", finetuned), ("from scratch", scratch)):
         print(f"{name}: {run.path}")
     print(f"\nnext:\n  finetune predict {finetuned.path} data/sample/target/test")

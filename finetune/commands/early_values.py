@@ -21,7 +21,13 @@ from finetune.training.param_groups import check_rates
 _SOME_STEPS = 1000  # of a run, whose length is not known before its images are listed
 _LIMITS = (
     *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time"),
-    *("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches"),
+    *(
+        "limit_train_batches",
+        "limit_val_batches",
+        "limit_test_batches",
+        "limit_predict_batches",
+        "overfit_batches",
+    ),
     *("val_check_interval", "check_val_every_n_epoch", "log_every_n_steps", "num_sanity_val_steps"),
     *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
 )
@@ -49,7 +55,9 @@ def check_values(config: Any) -> None:
     check(model.members, model.head_init)
     check_solved(model.freeze, model.head_init, model.members)
     if model.freeze == "backbone" and config.ckpt_path is not None:
-        raise WrongUsage("--ckpt_path goes on with training, and model.freeze backbone has none: give it as --weights")
+        raise WrongUsage(
+            "--ckpt_path goes on with training, and model.freeze backbone has none: give it as --weights"
+        )
     optimizer = _made_optimizer(model.optimizer)
     _check_scheduler(model.scheduler, optimizer)
     has_gpu = trainer.accelerator not in ("cpu", "auto") or (
@@ -57,7 +65,9 @@ def check_values(config: Any) -> None:
     )
     if not has_gpu and not _is_number(trainer.devices):
         option = f"{both('fit', 'trainer.devices')} {trainer.devices}"
-        raise WrongUsage(f"{option}: there is no GPU to name here; on a CPU give a number of processes, such as 2")
+        raise WrongUsage(
+            f"{option}: there is no GPU to name here; on a CPU give a number of processes, such as 2"
+        )
 
 
 def _made_optimizer(optimizer: Any) -> Optimizer:

@@ -9,21 +9,27 @@ import sys
 
 from finetune.system.killed_worker import is_of_killed_worker
 
-_OF_A_WORKER = "Caught .* in (DataLoader worker|pin memory thread)"  # such an error carries its traceback as text
+# such an error carries its traceback as text
+_OF_A_WORKER = "Caught .* in (DataLoader worker|pin memory thread)"
 _LONGEST_REASON = 200  # of torch's, which may name thousands of keys
-_LEFT = "remote|clos|abort|timeout|timed out|premature"  # what NCCL says where another process has ended
+# what NCCL says where another process has ended
+_LEFT = "remote|clos|abort|timeout|timed out|premature"
 
 
 def raised(error: BaseException) -> BaseException:
     """Return what a constructor raised, which jsonargparse wraps."""
-    while str(error).startswith("Does not validate against any of the Union") and error.__cause__ is not None:
+    while (
+        str(error).startswith("Does not validate against any of the Union")
+        and error.__cause__ is not None
+    ):
         error = error.__cause__
     return error
 
 
 def stop_behind(error: BaseException) -> BaseException:
     """Return the stop by a signal during which `error` was raised, else `error`."""
-    signals = sys.modules.get("finetune.distributed.signals")  # imports torch: who has not got it can't have raised it
+    # imports torch: who has not got it can't have raised it
+    signals = sys.modules.get("finetune.distributed.signals")
     return signals.stop_behind(error) if signals else error
 
 
@@ -34,24 +40,33 @@ def exit_code(error: BaseException) -> int:
 
 def one_line(error: BaseException) -> str | None:
     """Return what to tell a user, or None for an error that is ours and deserves a traceback."""
-    signals = sys.modules.get("finetune.distributed.signals")  # imports torch: who has not got it can't have raised it
+    # imports torch: who has not got it can't have raised it
+    signals = sys.modules.get("finetune.distributed.signals")
     if isinstance(error, getattr(signals, "Interrupted", ())):
         return str(error)
     error = raised(error)
     text = str(error)
     if is_of_killed_worker(error):
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
-    if isinstance(error, MemoryError) or "ArrayMemoryError" in text or "DefaultCPUAllocator" in text:
+    if (
+        isinstance(error, MemoryError)
+        or "ArrayMemoryError" in text
+        or "DefaultCPUAllocator" in text
+    ):
         return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
     if type(error).__name__ == "OutOfMemoryError" or _is_of_gpu_memory(text):
         return "out of GPU memory: a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
     if "NVIDIA driver on your system is too old" in text or "no kernel image is available" in text:
         reason = text.strip().partition("\n")[0].partition(". ")[0]
         return f"torch can't use this GPU: {reason}; --trainer.accelerator cpu does without it"
-    if gpus := re.match(r"You requested gpu: \[(.*?)\]\s+But your machine only has: \[(.*)\]", text):
+    if gpus := re.match(
+        r"You requested gpu: \[(.*?)\]\s+But your machine only has: \[(.*)\]", text
+    ):
         return f"--devices: GPUs {gpus[1]} are asked for, and here are only {gpus[2]}; auto takes all there are"
     if text.startswith("Error(s) in loading state_dict"):  # torch's, with a line for each key
-        reason = " ".join(text.partition("\n")[2].partition("\n")[0].split())[:_LONGEST_REASON].rstrip(".,: ")
+        reason = " ".join(text.partition("\n")[2].partition("\n")[0].split())[
+            :_LONGEST_REASON
+        ].rstrip(".,: ")
         return f"the weights in the checkpoint do not fit the network that it names, it is damaged: {reason}"
     if re.search(_OF_A_WORKER, text):
         text = text.strip().splitlines()[-1].partition(": ")[2]
@@ -67,10 +82,19 @@ def one_line(error: BaseException) -> str | None:
         return f"the GPUs can't speak to each other: {' '.join(cause.split())}"
     elif type(error).__name__ == "DistBackendError" or _is_left_alone(error):
         return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
-    elif type(error).__name__ == "DistNetworkError":  # the port is taken, or the first process does not answer
+    elif (
+        type(error).__name__ == "DistNetworkError"
+    ):  # the port is taken, or the first process does not answer
         text = text.partition("\n")[0]
-    elif not isinstance(error, (ValueError, OSError)) and type(error).__name__ != "MisconfigurationException":
-        words = ("Early stopping conditioned on metric", "`devices` selected with", "Found more than one stateful")
+    elif (
+        not isinstance(error, (ValueError, OSError))
+        and type(error).__name__ != "MisconfigurationException"
+    ):
+        words = (
+            "Early stopping conditioned on metric",
+            "`devices` selected with",
+            "Found more than one stateful",
+        )
         told = text.startswith(words)  # by Lightning
         return " ".join(text.split()) if told else None
     elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
@@ -79,10 +103,19 @@ def one_line(error: BaseException) -> str | None:
 
 
 def _is_of_gpu_memory(text: str) -> bool:
-    words = ("CUDA error: out of memory", "CUDA out of memory", "ALLOC_FAILED", "'out of memory'", "to CUDA calloc")
+    words = (
+        "CUDA error: out of memory",
+        "CUDA out of memory",
+        "ALLOC_FAILED",
+        "'out of memory'",
+        "to CUDA calloc",
+    )
     return any(word in text for word in words)
 
 
 def _is_left_alone(error: BaseException) -> bool:
-    words = {"DistNetworkError": "Broken pipe|Failed to recv|reset by peer", "RuntimeError": r"\bgloo\b"}
+    words = {
+        "DistNetworkError": "Broken pipe|Failed to recv|reset by peer",
+        "RuntimeError": r"\bgloo\b",
+    }
     return re.search(words.get(type(error).__name__, "(?!)"), str(error)) is not None

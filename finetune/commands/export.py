@@ -24,7 +24,13 @@ from finetune.data.seen import keep_unseen, leave_out_copies
 from finetune.data.transforms import CROP_SHARE
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
-from finetune.inference.export_check import Agreement, Run, hold_against, hold_any_size_against, opened
+from finetune.inference.export_check import (
+    Agreement,
+    Run,
+    hold_against,
+    hold_any_size_against,
+    opened,
+)
 from finetune.inference.exporters import WRITERS
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -69,7 +75,9 @@ def export(
     suffix, write = WRITERS[format]
     checkpoint = read_checkpoint(ckpt_path)
     if isinstance(checkpoint, ExportedCheckpoint):
-        raise WrongUsage(f"{ckpt_path} is an exported file: give the checkpoint that it was made of")
+        raise WrongUsage(
+            f"{ckpt_path} is an exported file: give the checkpoint that it was made of"
+        )
     if root and not quantize:
         raise WrongUsage("--root is for --quantize int8")
     if format != "onnx" and (quantize or input != "network_size"):
@@ -78,7 +86,9 @@ def export(
     kernel = checkpoint["datamodule_hyper_parameters"].get("interpolation", "bilinear")
     if input == "any_size" and kernel != "bilinear":
         hint = "leave it out, and prepare pictures as the .json beside the file says"
-        raise WrongUsage(f"--input any_size can't resize as this network wants it, {kernel}: {hint}")
+        raise WrongUsage(
+            f"--input any_size can't resize as this network wants it, {kernel}: {hint}"
+        )
     kind = ".any_size" * (input == "any_size") + ".int8" * (quantize is not None)
     target = Path(output) if output else Path(ckpt_path).with_suffix(f"{kind}{suffix}")
     if target.suffix != suffix:
@@ -91,12 +101,18 @@ def export(
     pictures, what = _pictures(verify_on)
     model, temperature = predictor.model, predictor.calibration.temperature
     module = EndToEnd(model.network, model.mean, model.std, temperature).eval()
-    print(f"writing {predictor.network_name} as {target.name}, which takes some seconds", file=sys.stderr, flush=True)
+    print(
+        f"writing {predictor.network_name} as {target.name}, which takes some seconds",
+        file=sys.stderr,
+        flush=True,
+    )
     with _workplace() as folder:
         file = folder / target.name
         write(module, predictor.image_size, packed(checkpoint, input), file)
         run = opened(file)
-        agrees = hold_against(predictor, run, np.stack([predictor.prepare(read()) for read in pictures]))
+        agrees = hold_against(
+            predictor, run, np.stack([predictor.prepare(read()) for read in pictures])
+        )
         _check(agrees, suffix, what)
         found = {"verified" if data is None else "verified_before_int8": agrees}
         said, quantized = "", dict[str, Any]()
@@ -134,9 +150,13 @@ def _workplace() -> Iterator[Path]:
 
 def _check(found: Agreement, suffix: str, what: str) -> None:
     if not found.is_good:
-        differs = f"a probability differs by {found.largest:.1e}, {found.num_other} have another class"
+        differs = (
+            f"a probability differs by {found.largest:.1e}, {found.num_other} have another class"
+        )
         where = f"on {found.num_pictures} {what}"
-        raise ValueError(f"the {suffix} was not kept, for it does not say what the network says: {where} {differs}")
+        raise ValueError(
+            f"the {suffix} was not kept, for it does not say what the network says: {where} {differs}"
+        )
 
 
 def _words(found: Agreement, what: str) -> str:
@@ -158,7 +178,8 @@ def _keep(file: Path, facts: Mapping[str, Any], target: Path, beside: Path) -> N
             except OSError as error:  # it names the source
                 raise OSError(error.errno, error.strerror, str(target)) from error
             description.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-            beside.resolve().unlink(missing_ok=True)  # rather none, between here and the end, than that of another file
+            # rather none, between here and the end, than that of another file
+            beside.resolve().unlink(missing_ok=True)
 
 
 def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) -> ImageDataModule:
@@ -173,10 +194,16 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     kind = getattr(finetune, class_path.rpartition(".")[2])
     place = root or settings["init_args"].get("root") or kind.default_root
     if not place or not Path(place).exists():
-        gone = "the pictures of the checkpoint's run are not in" if root is None else "there is no folder"
+        gone = (
+            "the pictures of the checkpoint's run are not in"
+            if root is None
+            else "there is no folder"
+        )
         raise WrongUsage(f"{gone} {place}: --quantize int8 needs them, with --root FOLDER")
     if not kind.is_in(Path(place)):
-        raise WrongUsage(f"{place} does not hold the data set of the checkpoint, {class_path}: --root FOLDER names it")
+        raise WrongUsage(
+            f"{place} does not hold the data set of the checkpoint, {class_path}: --root FOLDER names it"
+        )
     ours = {"class_names": class_names, "root": place, "num_workers": 0}
     with as_wrong_usage("--quantize int8"):
         data: ImageDataModule = kind(**{**settings["init_args"], **ours})
@@ -189,7 +216,9 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     return data
 
 
-def _quantized(predictor: Predictor, source: Path, data: ImageDataModule) -> tuple[Path, dict[str, Any], str]:
+def _quantized(
+    predictor: Predictor, source: Path, data: ImageDataModule
+) -> tuple[Path, dict[str, Any], str]:
     """Return the file in int8, what is to be known of it, and the same in words."""
     from finetune.inference.quantize import compare, in_batches, quantize, readable
 
@@ -202,7 +231,9 @@ def _quantized(predictor: Predictor, source: Path, data: ImageDataModule) -> tup
     quantize(source, target, in_batches(predictor, train, some, "adjusting int8"))
     loss = compare(predictor, source, target, test, tested)
     if loss.reason_against:
-        raise ValueError(f"the int8 file was not kept: {loss.reason_against}, on {loss.num_pictures} test pictures")
+        raise ValueError(
+            f"the int8 file was not kept: {loss.reason_against}, on {loss.num_pictures} test pictures"
+        )
     said = (
         f"int8 on {loss.num_pictures} test pictures: accuracy {loss.accuracy[1]:.4f}, where float has "
         f"{loss.accuracy[0]:.4f}, and {loss.num_other} have another class; one picture at a time takes "
@@ -223,13 +254,17 @@ def _of_any_size(
     target = source.with_name(f"any.{source.name}")
     how = predictor.preparation
     prepend(source, target, predictor.image_size, how["resize"], how.get("crop_share", CROP_SHARE))
-    return target, hold_any_size_against(predictor, prepared_before, opened(target), (read() for read in pictures))
+    return target, hold_any_size_against(
+        predictor, prepared_before, opened(target), (read() for read in pictures)
+    )
 
 
 def _pictures(verify_on: str | None) -> tuple[list[Callable[[], np.ndarray]], str]:
     """Return what reads each picture (H, W, 3), and what they are."""
     if verify_on is None:
-        return [partial(draw, name, (i,)) for i in range(_MOST // 2) for name in TARGET_CLASSES], "drawn pictures"
+        return [
+            partial(draw, name, (i,)) for i in range(_MOST // 2) for name in TARGET_CLASSES
+        ], "drawn pictures"
     paths = files_to_predict(verify_on)
     chosen = np.sort(some_of(len(paths), _MOST, SHEET))
     what = "picture" if len(paths) == 1 else "pictures"

@@ -76,11 +76,15 @@ def fit(
     if options.threshold is not None:
         model.calibrator.aim = parse_aim(options.threshold, model.class_names)
     if finished:
-        return _finish(trainer, model, datamodule, run, options, "; ".join(filter(None, [finished, changed])))
+        return _finish(
+            trainer, model, datamodule, run, options, "; ".join(filter(None, [finished, changed]))
+        )
     known = None
     if first is None and model.weights is not None:
         if is_timm(model.backbone) and model.weights == "DEFAULT" and trainer.is_global_zero:
-            log.info("looking for the weights of %s here, else on the Hugging Face hub", model.backbone)
+            log.info(
+                "looking for the weights of %s here, else on the Hugging Face hub", model.backbone
+            )
         # It fails here, before other processes are started.
         known = read_weights(model.weights, model.backbone, model.network_size).licence
     if resumed:
@@ -92,28 +96,46 @@ def fit(
         run.began_from = None if first is None else str(Path(first).resolve())
         file = Path(model.weights or "")
         weights, is_file = (file.name, True) if file.is_file() else (model.weights, False)
-        run.licence = licence(weights, model.backbone, run.began_from and Path(run.began_from).name, is_file, known)
+        run.licence = licence(
+            weights, model.backbone, run.began_from and Path(run.began_from).name, is_file, known
+        )
         if trainer.is_global_zero and (is_timm(model.backbone) or is_restricted(run.licence)):
-            log.log(logging.WARNING if is_restricted(run.licence) else logging.INFO, "weights: %s", run.licence)
+            log.log(
+                logging.WARNING if is_restricted(run.licence) else logging.INFO,
+                "weights: %s",
+                run.licence,
+            )
     if options.patience is not None:
         check_validated(trainer, datamodule, "--patience counts validations")
     if options.threshold is not None:
         check_has_both_classes(trainer, datamodule)
     start = {"began_from": run.began_from, "licence_of_the_weights": run.licence}
-    run.about = {"command": typed, "folder": os.getcwd(), **start, **overview.tell(trainer, model, datamodule, first)}
+    run.about = {
+        "command": typed,
+        "folder": os.getcwd(),
+        **start,
+        **overview.tell(trainer, model, datamodule, first),
+    }
     if ranking is not None:
         run.about["backbone_ranking"] = ranking
     datamodule.is_fitted = True
-    trainer.ckpt_path = first  # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
+    # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
+    trainer.ckpt_path = first
     trainer.fit(model, datamodule=datamodule, **kwargs)
     trainer.ckpt_path = None
     if is_try and trainer.is_global_zero:
-        run.checkpoint("last").unlink(missing_ok=True)  # `--resume` is to go on in the run before, not in a try
+        # `--resume` is to go on in the run before, not in a try
+        run.checkpoint("last").unlink(missing_ok=True)
     _finish(trainer, model, datamodule, run, options)
 
 
 def _finish(
-    trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run, options: Namespace, finished: str = ""
+    trainer: Trainer,
+    model: Classifier,
+    data: ImageDataModule,
+    run: Run,
+    options: Namespace,
+    finished: str = "",
 ) -> None:
     """Test the best checkpoint, unless that was done or there is nothing to test on."""
     try:
@@ -124,12 +146,18 @@ def _finish(
 
 
 def _test(
-    trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run, options: Namespace, finished: str
+    trainer: Trainer,
+    model: Classifier,
+    data: ImageDataModule,
+    run: Run,
+    options: Namespace,
+    finished: str,
 ) -> None:
     if finished:
         take_up(trainer, run)
     test, best = run.file("test.json"), run.checkpoint("best")
-    is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime  # a prolonged run has another best
+    # a prolonged run has another best
+    is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime
     has_test = "test" in data.splits and options.test_after_fit and trainer.limit_test_batches != 0
     if finished and (is_tested or not has_test) and is_settled(trainer, data, run):
         what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
@@ -144,7 +172,11 @@ def _test(
     if callback.stopped_by and has_test:
         raise Interrupted(callback.stopped_by)
     # Not `stopped_epoch`, which a run that goes on with more patience has from before.
-    waits = (c.wait_count for c in callbacks if isinstance(c, EarlyStopping) and c.monitor == "val/accuracy")
+    waits = (
+        c.wait_count
+        for c in callbacks
+        if isinstance(c, EarlyStopping) and c.monitor == "val/accuracy"
+    )
     is_stopped = options.patience is not None and any(wait >= options.patience for wait in waits)
     if is_stopped and trainer.is_global_zero:
         told = "ended after epoch %d: no higher val/accuracy in --patience %d validations"
@@ -152,7 +184,9 @@ def _test(
     keep_best_weights(trainer, model, data, run)
     if has_test:
         if not best.exists():
-            raise ValueError(f"nothing was trained in {run.path}: a limit ended it before its first step")
+            raise ValueError(
+                f"nothing was trained in {run.path}: a limit ended it before its first step"
+            )
         trainer.test(model, datamodule=data, ckpt_path=best, verbose=False)
         log_sheet(trainer, data, model.class_names, run.file("test_predictions.csv"))
     calibration = read_calibration(read_checkpoint(best)) if best.exists() else Calibration()
@@ -166,17 +200,22 @@ def _test(
         if options.report:
             _report(run, record, data)
         if best.exists():
-            print(f"next: finetune predict {shlex.quote(str(best.parents[1]))} PICTURES", flush=True)
+            print(
+                f"next: finetune predict {shlex.quote(str(best.parents[1]))} PICTURES", flush=True
+            )
     if options.threshold is not None and not finished:
         if calibration.aim is None:
-            raise ValueError(f"--threshold {options.threshold}: there was no validation, and so {best} has none")
+            raise ValueError(
+                f"--threshold {options.threshold}: there was no validation, and so {best} has none"
+            )
         if missed := calibration.missed(model.class_names):
             raise ValueError(f"{missed}, so that {best} has none")
 
 
 def _report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
     """Write the run's page: what fails here takes nothing from the run."""
-    from finetune.commands.report import page_of, reader  # with matplotlib, which takes half a second
+    # with matplotlib, which takes half a second
+    from finetune.commands.report import page_of, reader
     from finetune.runs.data_check import data_check
     from finetune.training.augmented_sheet import write_augmented
 
@@ -186,4 +225,6 @@ def _report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
         page = page_of(record, reader(data.splits.get("test")), check=data_check(record))
         print(f"report in {page}", flush=True)
     except Exception as error:  # of whatever draws or reads: the run itself is whole
-        log.warning("the report could not be written: %s; `finetune report %s` tries again", error, run.path)
+        log.warning(
+            "the report could not be written: %s; `finetune report %s` tries again", error, run.path
+        )

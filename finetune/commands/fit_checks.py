@@ -19,8 +19,13 @@ def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
     if "val" in data.splits and trainer.limit_val_batches == 0:
         raise ValueError(f"{what}, and trainer.limit_val_batches is 0: leave it out")
     if "val" not in data.splits:
-        raise ValueError(f"{what}, and there is no validation split: --data.val_fraction 0.1 sets one apart of train")
-    num, first = num_reads(trainer, data.num_batches, 1), _first_validation(trainer, data.num_batches)
+        raise ValueError(
+            f"{what}, and there is no validation split: --data.val_fraction 0.1 sets one apart of train"
+        )
+    num, first = (
+        num_reads(trainer, data.num_batches, 1),
+        _first_validation(trainer, data.num_batches),
+    )
     if num < first:
         raise ValueError(
             f"{what}, and the fit ends after {num} batches, before the first validation after {first}: give more "
@@ -32,7 +37,10 @@ def _first_validation(trainer: Trainer, num_batches: int) -> int:
     """Return after how many batches a fit validates first; 0 where a clock decides."""
     if trainer._val_check_time_interval is not None:  # type: ignore[attr-defined]
         return 0
-    interval, batches = trainer.val_check_interval, batches_within(trainer.limit_train_batches, num_batches)
+    interval, batches = (
+        trainer.val_check_interval,
+        batches_within(trainer.limit_train_batches, num_batches),
+    )
     inside = interval if isinstance(interval, int) else max(1, int(batches * interval))
     return inside + ((trainer.check_val_every_n_epoch or 1) - 1) * batches
 
@@ -46,14 +54,18 @@ def check_has_both_classes(trainer: Trainer, data: ImageDataModule) -> None:
     if not counts.all():
         name = data.class_names[int(counts.argmin())]
         left = f" in the {num} that trainer.limit_val_batches leaves" if num < len(labels) else ""
-        raise ValueError(f"--threshold needs validation pictures of both classes, there is none of {name}{left}")
+        raise ValueError(
+            f"--threshold needs validation pictures of both classes, there is none of {name}{left}"
+        )
 
 
 def check_begun_from(path: Path | str, model: Classifier) -> None:
     """Make sure that a new run is told what the checkpoint that it begins with decides."""
     checkpoint = read_checkpoint(path)
     is_one = model.hparams["members"] == 1  # else no other begins with its weights
-    hint = "say the same" + (f", or begin with its weights alone: --weights {path}" if is_one else "")
+    hint = "say the same" + (
+        f", or begin with its weights alone: --weights {path}" if is_one else ""
+    )
     weighed = checkpoint["hyper_parameters"].get("class_weights")
     if weighed != model.class_weights:
         told = f"model.class_weights {json.dumps(weighed)}, not {json.dumps(model.class_weights)}"
@@ -61,8 +73,12 @@ def check_begun_from(path: Path | str, model: Classifier) -> None:
     with as_wrong_usage("model.optimizer"):
         optimizer = model.optimizer([{"params": [torch.zeros(1, 1, requires_grad=True)]}])
     # Its numbers, by which kinds differ; flags come and go with versions of torch.
-    wanted = {name for name, value in optimizer.defaults.items() if type(value) in (int, float, tuple)}
-    known = [group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]]
+    wanted = {
+        name for name, value in optimizer.defaults.items() if type(value) in (int, float, tuple)
+    }
+    known = [
+        group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]
+    ]
     if known and (lacking := sorted(wanted - known[0].keys())):
         told = f"another optimizer than {type(optimizer).__name__}, one without {lacking[0]}"
         raise ValueError(f"{path} was trained, and goes on, with {told}: {hint}")

@@ -55,9 +55,13 @@ def taken_apart(arguments: Sequence[str]) -> Given:
         typed, equals, text = argument.partition("=")
         name, value = typed.lstrip("-"), text if equals else None
         if typed.startswith("-c"):  # and perhaps its value at once
-            name, value, typed = "config", argument[2:].removeprefix("=") or None, "-c"
+            name = "config"
+            value = argument[2:].removeprefix("=") or None
+            typed = "-c"
         elif typed.startswith("-h"):
-            name, value, typed = "h", None, "-h"
+            name = "h"
+            value = None
+            typed = "-h"
         if value is None and name not in ALONE and i < len(arguments) and not is_flag(arguments[i]):
             value = arguments[i] if arguments[i] != "--" else None
             i += value is not None

@@ -18,7 +18,12 @@ def help_page(arguments: Sequence[str]) -> str | None:
     """Return the page that a command line asks for; None where it asks for none, or for all options."""
     command, rest = arguments[0], list(arguments[1:])
     asks = next((i for i, argument in enumerate(rest) if argument in ("-h", "--help")), None)
-    if command not in PAGES or asks is None or "--" in rest[:asks] or rest[asks + 1 : asks + 2] == ["all"]:
+    if (
+        command not in PAGES
+        or asks is None
+        or "--" in rest[:asks]
+        or rest[asks + 1 : asks + 2] == ["all"]
+    ):
         return None
     return page(command)
 
@@ -26,7 +31,14 @@ def help_page(arguments: Sequence[str]) -> str | None:
 def page(command: str) -> str:
     """Return the help of a command."""
     usage, text, examples, groups = PAGES[command]
-    lines = [f"usage: finetune {command} {usage}", "", text, "", "for example:", *(f"  {line}" for line in examples)]
+    lines = [
+        f"usage: finetune {command} {usage}",
+        "",
+        text,
+        "",
+        "for example:",
+        *(f"  {line}" for line in examples),
+    ]
     for name, group in groups.items():
         lines += ["", f"{name}:", *(_line(command, option) for option in group)]
     return "\n".join([*lines, "", *_AFTER[command in OWN_PAGES :]]).format(command=command)

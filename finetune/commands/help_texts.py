@@ -23,39 +23,94 @@ class Option(NamedTuple):
 _DATA = (
     Option("data.batch_size", "N", "32", "pictures in a batch, over all devices together"),
     Option("data.image_size", "PIXELS", "224", "side of what the network sees"),
-    Option("data.val_fraction", "SHARE", "0.1", "of train, or of all class folders, where there is no val"),
+    Option(
+        "data.val_fraction",
+        "SHARE",
+        "0.1",
+        "of train, or of all class folders, where there is no val",
+    ),
     Option("data.test_fraction", "SHARE", "0.2", "of all, where the folder has no splits"),
-    Option("data.resize", "HOW", "shorter_side", "then cropped; squash, or whole: squashed and not cropped"),
-    Option("data.on_bad_image", "HOW", "error", "skip: leave unreadable pictures out, and list them"),
+    Option(
+        "data.resize",
+        "HOW",
+        "shorter_side",
+        "then cropped; squash, or whole: squashed and not cropped",
+    ),
+    Option(
+        "data.on_bad_image", "HOW", "error", "skip: leave unreadable pictures out, and list them"
+    ),
 )
 _NETWORK = (
-    Option("model.backbone", "NAME", "resnet18", "of torchvision, as resnet50; of timm, as timm/convnext_nano"),
-    Option("model.weights", "FILE", "DEFAULT", "DEFAULT: published ones; a file, a run; null: random ones"),
-    Option("model.freeze", "STAGE", None, "train what follows a stage, as layer2; backbone: solve the head"),
+    Option(
+        "model.backbone",
+        "NAME",
+        "resnet18",
+        "of torchvision, as resnet50; of timm, as timm/convnext_nano",
+    ),
+    Option(
+        "model.weights",
+        "FILE",
+        "DEFAULT",
+        "DEFAULT: published ones; a file, a run; null: random ones",
+    ),
+    Option(
+        "model.freeze",
+        "STAGE",
+        None,
+        "train what follows a stage, as layer2; backbone: solve the head",
+    ),
     Option("model.members", "N", "1", "networks that learn each by itself and answer together"),
 )
-_CHOICE = Option("model.backbone", "NAME", "resnet18", "of torchvision; timm/NAME; auto, or A,B: by the data")
+_CHOICE = Option(
+    "model.backbone", "NAME", "resnet18", "of torchvision; timm/NAME; auto, or A,B: by the data"
+)
 _TRAINING = (
-    Option("trainer.max_epochs", "N", None, "passes over the training pictures; 5 to 50 by their number"),
-    Option("model.optimizer.lr", "RATE", "0.0001", "of backbone and head alike; 0.001 from a random head"),
+    Option(
+        "trainer.max_epochs",
+        "N",
+        None,
+        "passes over the training pictures; 5 to 50 by their number",
+    ),
+    Option(
+        "model.optimizer.lr",
+        "RATE",
+        "0.0001",
+        "of backbone and head alike; 0.001 from a random head",
+    ),
     Option("model.optimizer", "NAME", "AdamW", "another, as SGD, begins at its usual rate"),
-    Option("model.class_weights", "HOW", None, "balanced: rare classes count as much as frequent ones"),
+    Option(
+        "model.class_weights", "HOW", None, "balanced: rare classes count as much as frequent ones"
+    ),
     Option("seed_everything", "N", "0", "of order, augmentation and new weights"),
 )
 _MACHINE = (
     Option("trainer.devices", "N", "auto", "GPUs, or processes on a CPU, that share each batch"),
     Option("data.num_workers", "N", "auto", "processes that read pictures, for each device"),
-    Option("trainer.precision", "KIND", None, "32-true, bf16-mixed; unsaid, bf16 where the hardware gains"),
+    Option(
+        "trainer.precision",
+        "KIND",
+        None,
+        "32-true, bf16-mixed; unsaid, bf16 where the hardware gains",
+    ),
 )
-_OUT = Option("trainer.default_root_dir", "FOLDER", "runs", "where runs go: FOLDER/{command}/version_N")
+_OUT = Option(
+    "trainer.default_root_dir", "FOLDER", "runs", "where runs go: FOLDER/{command}/version_N"
+)
 _RUN = (
     _OUT,
-    Option("resume", "", None, "go on in the newest run of these data there, or --resume RUN; else begin"),
+    Option(
+        "resume",
+        "",
+        None,
+        "go on in the newest run of these data there, or --resume RUN; else begin",
+    ),
     Option("minutes", "M", None, "end after about M minutes: chooses epochs and size"),
     Option("patience", "N", None, "end after N validations without a higher accuracy"),
     Option("threshold", "AIM", None, "of two classes: recall:0.95, precision:0.95, accuracy or f1"),
 )
-_TRUST = Option("trust_modules", "NAMES", None, "modules that it may import for its data class and transforms")
+_TRUST = Option(
+    "trust_modules", "NAMES", None, "modules that it may import for its data class and transforms"
+)
 _MEASURED = (
     Option("data.batch_size", "N", None, "pictures in a batch; unsaid, that of its training"),
     Option("tta", "flip", None, "the mean of each picture and its mirror image, in twice the time"),
@@ -97,9 +152,17 @@ PICTURES are pictures, folders, globs, or text files with a path on each line.""
         {
             "what is said": (
                 Option(
-                    "output", "FILE", None, ".csv, .jsonl or .parquet; unsaid, runs/predict/version_N/predictions.csv"
+                    "output",
+                    "FILE",
+                    None,
+                    ".csv, .jsonl or .parquet; unsaid, runs/predict/version_N/predictions.csv",
                 ),
-                Option("top_k", "K", None, "the k best classes of each picture, not a column for each class"),
+                Option(
+                    "top_k",
+                    "K",
+                    None,
+                    "the k best classes of each picture, not a column for each class",
+                ),
                 Option("abstain_below", "P", None, "say unsure where the class is less probable"),
             ),
             "data": _MEASURED,
@@ -137,11 +200,25 @@ PAGES["export"] = (
     ),
     {
         "the file": (
-            Option("format", "KIND", "onnx", "torch: a .pt2 for torch.export; safetensors: the weights"),
+            Option(
+                "format", "KIND", "onnx", "torch: a .pt2 for torch.export; safetensors: the weights"
+            ),
             Option("output", "FILE", None, "unsaid, beside the checkpoint"),
-            Option("input", "SIZE", "network_size", "any_size: an .onnx that prepares pictures itself"),
-            Option("verify_on", "PICTURES", None, "what it is compared on; unsaid, on 64 drawn pictures"),
-            Option("quantize", "int8", None, "a quarter of the size, if it loses at most a point and is faster"),
+            Option(
+                "input", "SIZE", "network_size", "any_size: an .onnx that prepares pictures itself"
+            ),
+            Option(
+                "verify_on",
+                "PICTURES",
+                None,
+                "what it is compared on; unsaid, on 64 drawn pictures",
+            ),
+            Option(
+                "quantize",
+                "int8",
+                None,
+                "a quarter of the size, if it loses at most a point and is faster",
+            ),
             Option("root", "FOLDER", None, "pictures for int8; unsaid, those of the run"),
         )
     },
@@ -167,7 +244,9 @@ on, and an API for programs, described at /docs. {_CKPT}""",
             Option("max_batch", "N", "32", "pictures classified at a time, at most"),
         ),
         "limits": (
-            Option("max_waiting", "N", "256", "pictures without an answer; more are refused for now"),
+            Option(
+                "max_waiting", "N", "256", "pictures without an answer; more are refused for now"
+            ),
             Option("max_pictures", "N", "32", "pictures in a request"),
             Option("max_megabytes", "MB", "32.0", "size of a request"),
             Option("max_megapixels", "MPX", "64.0", "width times height of a picture"),
@@ -189,7 +268,10 @@ its {_split}/, or all of its class folders. What it has seen in training is left
             f"finetune {_name} best.ckpt --precision 32-true",
         ),
         {
-            "data": (*_MEASURED, Option("data.on_bad_image", "HOW", None, "skip: leave unreadable pictures out")),
+            "data": (
+                *_MEASURED,
+                Option("data.on_bad_image", "HOW", None, "skip: leave unreadable pictures out"),
+            ),
             "machine": _MACHINE,
             "run": (_OUT, _TRUST),
         },
@@ -213,7 +295,12 @@ nothing. Exit codes: 0 nothing found, 1 something found, notes too, 2 it can't r
             Option("weights", "FILE", None, "of a network whose features tell classes apart"),
             Option("backbone", "NAME", "resnet18", "the network that they are of"),
             Option("image_size", "PIXELS", "96", "side of what it sees"),
-            Option("ckpt_path", "CKPT", None, "a checkpoint of fit instead, or a run: it knows its own labels"),
+            Option(
+                "ckpt_path",
+                "CKPT",
+                None,
+                "a checkpoint of fit instead, or a run: it knows its own labels",
+            ),
         ),
     },
 )
@@ -230,7 +317,12 @@ kept but caches.""",
     ),
     {
         "the measurement": (
-            Option("repeats", "N", "5", "how often each part is measured, two seconds of steps at a time"),
+            Option(
+                "repeats",
+                "N",
+                "5",
+                "how often each part is measured, two seconds of steps at a time",
+            ),
             Option("devices", "N,N", None, "numbers of devices to hold beside each other, as 1,2"),
             Option("output", "FILE", None, "a .json to write"),
         ),

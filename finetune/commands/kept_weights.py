@@ -30,7 +30,10 @@ def is_settled(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
     start, best = run.checkpoint("start"), run.checkpoint("best")
     if not start.exists() or not best.exists():
         return True
-    return run.file(FILE).exists() and read_checkpoint(best)["finetune"].get("interpolation") is not None
+    return (
+        run.file(FILE).exists()
+        and read_checkpoint(best)["finetune"].get("interpolation") is not None
+    )
 
 
 def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> None:
@@ -56,7 +59,9 @@ def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule
     trainer.strategy.barrier("best.ckpt with the kept weights")
 
 
-def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> dict[str, Any]:
+def _replace(
+    trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run
+) -> dict[str, Any]:
     """Replace the weights of best.ckpt; return what was chosen, in plain values."""
     began = time.monotonic()
     best = read_checkpoint(run.checkpoint("best"))
@@ -81,7 +86,10 @@ def _replace(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Ru
     best["finetune"]["interpolation"] = interpolation.as_plain()
     trainer.strategy.checkpoint_io.save_checkpoint(best, run.checkpoint("best"))
     seconds = time.monotonic() - began
-    log.info("the start and the end of training were compared on the validation images in %.1f s", seconds)
+    log.info(
+        "the start and the end of training were compared on the validation images in %.1f s",
+        seconds,
+    )
     return interpolation.as_plain()
 
 

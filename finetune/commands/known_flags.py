@@ -25,8 +25,10 @@ from finetune.system.messages import WrongUsage, did_you_mean
 
 _OF_CLASSES = ("class_path", "init_args", "dict_kwargs")
 _NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # others are left to the parser
-_LATER = ("squeezenet", "timm/")  # networks that are refused, or looked for, where there is more to say of them
-_WORDS = ("null", "none", "true", "false", "inf", "nan")  # what YAML may read as something else than text
+# networks that are refused, or looked for, where there is more to say of them
+_LATER = ("squeezenet", "timm/")
+# what YAML may read as something else than text
+_WORDS = ("null", "none", "true", "false", "inf", "nan")
 
 
 def check_flags(command: str, given: Given) -> None:
@@ -60,7 +62,9 @@ def _wrong_value(full: str, value: str) -> str:
         return f"can't be {value!r}{did_you_mean(value, valid)}"
     if full in NUMBERS and _NO_NUMBER.fullmatch(value) and value.lower() not in _WORDS:
         return f"takes a number, such as 3 or 0.01, not {value!r}"
-    if full in ("model.backbone", "backbone") and version("torchvision").startswith(f"{TORCHVISION}."):
+    if full in ("model.backbone", "backbone") and version("torchvision").startswith(
+        f"{TORCHVISION}."
+    ):
         return _wrong_backbone(value, may_be_chosen=full == "model.backbone")
     return ""
 
@@ -70,7 +74,9 @@ def _wrong_backbone(value: str, may_be_chosen: bool) -> str:
     if may_be_chosen and value == AUTO:
         return ""
     named = [part for part in value.split(",") if part] if may_be_chosen else [value]
-    wrong = [name for name in named if name not in BACKBONES.split() and not name.startswith(_LATER)]
+    wrong = [
+        name for name in named if name not in BACKBONES.split() and not name.startswith(_LATER)
+    ]
     return f"can't be {wrong[0]!r}{did_you_mean(wrong[0], BACKBONES.split())}" if wrong else ""
 
 
@@ -81,9 +87,18 @@ def _is_left_to_the_parser(command: str, typed: str, full: str, given: Given) ->
     name = full.rstrip("+")
     parts = name.split(".")
     groups = {".".join(parts[:n]) for n in range(2, len(parts))}
-    if name in OPTIONS[command] or name.startswith("print_") or parts[-1] == "help" or groups & OPTIONS[command]:
+    if (
+        name in OPTIONS[command]
+        or name.startswith("print_")
+        or parts[-1] == "help"
+        or groups & OPTIONS[command]
+    ):
         return True
-    return parts[0] == "data" and len(parts) > 1 and (parts[1] in _OF_CLASSES or _may_have_own_data(command, given))
+    return (
+        parts[0] == "data"
+        and len(parts) > 1
+        and (parts[1] in _OF_CLASSES or _may_have_own_data(command, given))
+    )
 
 
 def _may_have_own_data(command: str, given: Given) -> bool:
@@ -102,7 +117,9 @@ def _has_own_data(config: str) -> bool:
     except (OSError, ValueError, yaml.YAMLError):
         return True
     data = (content if isinstance(content, dict) else {}).get("data") or {}
-    return not isinstance(data, dict) or not str(data.get("class_path", "finetune.")).startswith("finetune.")
+    return not isinstance(data, dict) or not str(data.get("class_path", "finetune.")).startswith(
+        "finetune."
+    )
 
 
 def _hint(command: str, name: str) -> str:

@@ -52,7 +52,9 @@ log = logging.getLogger(__name__)
 
 # Defaults of Lightning's callbacks that config.yaml could else not hold: of StochasticWeightAveraging, and of Timer.
 register_type(torch.device)
-yaml.SafeDumper.add_multi_representer(LightningEnum, lambda dumper, value: dumper.represent_str(value.value))
+yaml.SafeDumper.add_multi_representer(
+    LightningEnum, lambda dumper, value: dumper.represent_str(value.value)
+)
 # What jsonargparse reads as a number though YAML 1.1 does not: a folder called so is written in quotes.
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 yaml.SafeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
@@ -68,7 +70,9 @@ class FinetuneCLI(LightningCLI):
     kind_of_parser: type[LightningArgumentParser] = OneLineErrorLightningParser
     may_resume = True
 
-    def __init__(self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None
+    ) -> None:
         self.run: Run
         self.subcommand_asked = arguments[0]
         self.typed = typed or arguments
@@ -97,9 +101,18 @@ class FinetuneCLI(LightningCLI):
             "test": {"dataloaders", "verbose"},
             "predict": {"dataloaders", "return_predictions"},
         }
-        return {self.subcommand_asked: {"model", "datamodule", "weights_only", *skipped[self.subcommand_asked]}}
+        return {
+            self.subcommand_asked: {
+                "model",
+                "datamodule",
+                "weights_only",
+                *skipped[self.subcommand_asked],
+            }
+        }
 
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         parser.set_defaults({"data": {"class_path": "finetune.ImageFolderData"}})
         if subcommand == "fit":
@@ -113,19 +126,29 @@ class FinetuneCLI(LightningCLI):
         asks_for_help = any(a in ("-h", "--help") or re.match(r"--[\w.]+\.help\b", a) for a in args)
         if subcommand != "fit" and not asks_for_help:
             if ckpt_path is None:
-                parser.error(f"finetune {subcommand} needs a checkpoint: {both(subcommand, 'ckpt_path')}")
+                parser.error(
+                    f"finetune {subcommand} needs a checkpoint: {both(subcommand, 'ckpt_path')}"
+                )
             self.checkpoint = read_checkpoint(ckpt_path)
-            self._subcommand_parsers[subcommand].set_defaults({"data": data_settings(self.checkpoint, args)})
+            self._subcommand_parsers[subcommand].set_defaults(
+                {"data": data_settings(self.checkpoint, args)}
+            )
         plan = Plan(args)
         if subcommand == "fit" and self.may_resume and not asks_for_help:
             plan = plan_fit(parser, args)
             args = plan.arguments
         self.given = args
         super().parse_arguments(parser, args)
-        if subcommand != "predict" and self.config[subcommand].data.init_args.get("predict") is not None:
-            raise WrongUsage(f"--data.predict: pictures to classify are for finetune predict, not {subcommand}")
+        if (
+            subcommand != "predict"
+            and self.config[subcommand].data.init_args.get("predict") is not None
+        ):
+            raise WrongUsage(
+                f"--data.predict: pictures to classify are for finetune predict, not {subcommand}"
+            )
         known = self.checkpoint
-        if plan.run is not None and not (plan.run / "config.yaml").exists():  # the checkpoint names the data set
+        # the checkpoint names the data set
+        if plan.run is not None and not (plan.run / "config.yaml").exists():
             known = read_checkpoint(last_checkpoint(plan.run))
         check_root(self.config[subcommand], known, args)
         if type(seed := self.config[subcommand].get("seed_everything")) is int:
@@ -149,7 +172,10 @@ class FinetuneCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         if self.config.subcommand == "predict" and config.data.init_args.get("predict") is None:
             self.parser.error(f"finetune predict needs pictures: {both('predict', 'data.predict')}")
-        settings, data = model_settings(self.checkpoint), self.checkpoint["datamodule_hyper_parameters"]
+        settings, data = (
+            model_settings(self.checkpoint),
+            self.checkpoint["datamodule_hyper_parameters"],
+        )
         learned_with = {"class_names": settings["class_names"]}
         learned_with |= {name: data[name] for name in PREPARATION if name in data}
         if "eval_image_size" in config.data.init_args:  # not every class has it
@@ -167,7 +193,9 @@ class FinetuneCLI(LightningCLI):
             num_images = len(self.datamodule.splits["train"].labels)
             self.told.append(settle_length(config, num_images, self.datamodule.batch_size))
             options.trainer.max_epochs = config["max_epochs"]  # for config.yaml
-        completed = complete(config, options, self.run, self._parser(self.subcommand), self.checkpoint)
+        completed = complete(
+            config, options, self.run, self._parser(self.subcommand), self.checkpoint
+        )
         with as_wrong_usage("trainer"):
             trainer = super().instantiate_trainer(**completed)
         return make_ready(trainer)
@@ -194,7 +222,13 @@ class FinetuneCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        check_fit(self.trainer, self.model, self.datamodule, subcommand, self.config[subcommand].get("test_after_fit"))
+        check_fit(
+            self.trainer,
+            self.model,
+            self.datamodule,
+            subcommand,
+            self.config[subcommand].get("test_after_fit"),
+        )
         if subcommand == "predict":
             return {**kwargs, "return_predictions": False}
         return kwargs if subcommand == "fit" else {**kwargs, "verbose": False}
@@ -223,7 +257,9 @@ class FinetuneCLI(LightningCLI):
         )
 
 
-def _put(place: Any, settings: dict[str, Any], kind: type, group: str, args: Sequence[str]) -> list[str]:
+def _put(
+    place: Any, settings: dict[str, Any], kind: type, group: str, args: Sequence[str]
+) -> list[str]:
     """Put settings of a checkpoint in the place of those that were given, and return in words which differ.
 
     Raises:
@@ -233,10 +269,13 @@ def _put(place: Any, settings: dict[str, Any], kind: type, group: str, args: Seq
     for name, value in settings.items():
         given = place.get(name)
         is_flag = any(
-            last_value(args, flag) is not None for flag in (f"--{group}.{name}", f"--{group}.init_args.{name}")
+            last_value(args, flag) is not None
+            for flag in (f"--{group}.{name}", f"--{group}.init_args.{name}")
         )
         if given != value and is_flag:
-            raise WrongUsage(f"--{group}.{name} {given}: the checkpoint decides that it is {value}; leave it out")
+            raise WrongUsage(
+                f"--{group}.{name} {given}: the checkpoint decides that it is {value}; leave it out"
+            )
         if given != value and given not in (None, [], parameters[name].default):
             told.append(f"{group}.{name} {value}, not {given}")
         place[name] = value

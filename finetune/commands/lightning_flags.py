@@ -21,8 +21,12 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
         parser.set_defaults({"model.class_names": []})
         add_trust_flag(parser)
     if subcommand == "predict":
-        parser.add_argument("--output", type=str | None, default=None, help="A .csv, .jsonl or .parquet file.")
-        parser.add_argument("--top_k", type=int | None, default=None, help="Write only the k best classes.")
+        parser.add_argument(
+            "--output", type=str | None, default=None, help="A .csv, .jsonl or .parquet file."
+        )
+        parser.add_argument(
+            "--top_k", type=int | None, default=None, help="Write only the k best classes."
+        )
         parser.add_argument(
             "--abstain_below",
             type=float | None,
@@ -48,10 +52,16 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         help="Let --resume go on with another seed, batch size or training pictures, and so in another order.",
     )
     parser.add_argument(
-        "--test_after_fit", type=bool, default=True, help="Test the best checkpoint, if there is a test split."
+        "--test_after_fit",
+        type=bool,
+        default=True,
+        help="Test the best checkpoint, if there is a test split.",
     )
     parser.add_argument(
-        "--report", type=bool, default=True, help="Write report.html, a page of what came out of the run."
+        "--report",
+        type=bool,
+        default=True,
+        help="Write report.html, a page of what came out of the run.",
     )
     parser.add_argument(
         "--checkpoint_every_n_steps",

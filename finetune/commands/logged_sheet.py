@@ -16,7 +16,9 @@ from finetune.runs.run_logger import ours
 log = logging.getLogger(__name__)
 
 NAME = "test_predictions"
-_MISTAKES, _PICTURES, _COLUMNS = 12, 24, 8
+_MISTAKES = 12
+_PICTURES = 24
+_COLUMNS = 8
 
 
 def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], table: Path) -> None:
@@ -49,7 +51,10 @@ def answered_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | Non
     wrong = np.flatnonzero(~answers.is_right)
     mistakes = wrong[np.argsort(-answers.confidence[wrong], kind="stable")][:_MISTAKES]
     others = np.setdiff1d(np.arange(len(answers.paths)), mistakes)
-    chosen = [*mistakes, *others[np.sort(some_of(len(others), _PICTURES - len(mistakes), SHEET, run_seed()))]]
+    chosen = [
+        *mistakes,
+        *others[np.sort(some_of(len(others), _PICTURES - len(mistakes), SHEET, run_seed()))],
+    ]
     index = {path: i for i, path in enumerate(data.splits["test"].paths)}
     pictures, names = data.pictures("test"), answers.class_names
     shown: list[np.ndarray] = []
@@ -60,6 +65,11 @@ def answered_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | Non
             continue
         text = words(names[answers.predicted[i]], answers.confidence[i])
         is_right = answers.is_right[i]
-        captions.append((text if is_right else f"{text}, is {names[answers.labels[i]]}", RIGHT if is_right else WRONG))
+        captions.append(
+            (
+                text if is_right else f"{text}, is {names[answers.labels[i]]}",
+                RIGHT if is_right else WRONG,
+            )
+        )
         shown.append(image)
     return draw_sheet(np.stack(shown), captions, _COLUMNS, SIDE) if shown else None

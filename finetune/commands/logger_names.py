@@ -36,7 +36,11 @@ def in_arguments(arguments: Sequence[str]) -> list[str]:
         elif equals:
             named[i] = f"{flag}={_in_text(value)}"
         _check(flag, value)
-        if _CSV.fullmatch(value) and "help" not in flag and not any("save_dir" in other for other in arguments):
+        if (
+            _CSV.fullmatch(value)
+            and "help" not in flag
+            and not any("save_dir" in other for other in arguments)
+        ):
             told = "a run's metrics.csv and steps.csv have all that is logged: leave it out, or say where by"
             raise WrongUsage(f"{flag} {value}: {told} --trainer.logger.save_dir FOLDER")
     return named

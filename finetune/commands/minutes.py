@@ -33,11 +33,15 @@ _CHOICE = "FINETUNE_MINUTES"  # what was chosen, for the processes of the other 
 # What else can say how long to train, and what it is where it does not.
 _LIMITS = {"max_steps": -1, "max_time": None, "fast_dev_run": False, "overfit_batches": 0.0}
 _CHOSEN = ("max_epochs", "limit_train_batches")  # what a config says of these is overruled
-_NEARLY = 0.9  # share of what several networks are to see that is enough once a trial of them has taken time, too
-_SIZES = (224, 192, 160, 128)  # the default, and smaller ones that pretrained networks still take well
+# share of what several networks are to see that is enough once a trial of them has taken time, too
+_NEARLY = 0.9
+# the default, and smaller ones that pretrained networks still take well
+_SIZES = (224, 192, 160, 128)
 
 
-def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Make, alone: float = 0.0) -> str:
+def settle_minutes(
+    config: Any, arguments: Sequence[str], began: float, make: Make, alone: float = 0.0
+) -> str:
     """Choose the length of a fit that is given minutes, and return in words what was chosen.
 
     What is chosen stands in the config as if it had been given, so that the run can be repeated: the minutes do not.
@@ -64,25 +68,38 @@ def settle_minutes(config: Any, arguments: Sequence[str], began: float, make: Ma
         _put(config, chosen)
         return ""
     if config.trainer.precision is None:
-        config.trainer.precision = automatic_precision(config.trainer.accelerator, None, goes_on=True)
+        config.trainer.precision = automatic_precision(
+            config.trainer.accelerator, None, goes_on=True
+        )
     aim = Aim(60 * minutes, began, config, alone)
     found, data = aim.tried(make), config.data.init_args
     if not found.is_enough() and _may_shrink(config, arguments) and (sizes := _smaller(make)):
-        data.image_size = next((s for s in sizes if found.at(s / data.image_size).is_enough()), sizes[-1])
+        data.image_size = next(
+            (s for s in sizes if found.at(s / data.image_size).is_enough()), sizes[-1]
+        )
         found = aim.tried(make)
     if _may_be_several(config, arguments):
         config.model.members, found = _members(aim, make, found, config)
     if found.plan is None:
-        smaller_ones = " or ".join(both("fit", f"data.{name}") for name in ("image_size", "batch_size"))
+        smaller_ones = " or ".join(
+            both("fit", f"data.{name}") for name in ("image_size", "batch_size")
+        )
         raise ValueError(
             f"--minutes {minutes:g} is not enough for a single step: all else takes {found.others:.0f} s here, and a "
             f"step {found.costs.batch:.1f} s; give more of them, or a smaller {smaller_ones}"
         )
     epochs, batches, _, seconds = found.plan
     is_kept = found.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0)
-    steps = epochs * math.ceil((batches or found.num_batches) / config.trainer.accumulate_grad_batches)
+    steps = epochs * math.ceil(
+        (batches or found.num_batches) / config.trainer.accumulate_grad_batches
+    )
     _check_least(minutes, config.trainer, {"min_epochs": epochs, "min_steps": steps})
-    chosen = {"max_epochs": epochs, "limit_train_batches": batches, "image_size": data.image_size, "is_kept": is_kept}
+    chosen = {
+        "max_epochs": epochs,
+        "limit_train_batches": batches,
+        "image_size": data.image_size,
+        "is_kept": is_kept,
+    }
     _put(config, {**chosen, "members": config.model.members, "resume": config.resume})
     part = f" of {batches} batches each" if batches else ""
     most = f"; more than {MOST_EPOCHS} epochs are not chosen" if epochs == MOST_EPOCHS else ""
@@ -106,16 +123,20 @@ def _members(aim: Aim, make: Make, alone: Length, config: Any) -> tuple[int, Len
         if not _is_of_memory(error):
             raise
     else:
-        fewer, found = together.of_members(num, tried=num, patience=_NEARLY)  # they take longer than so many times one
+        # they take longer than so many times one
+        fewer, found = together.of_members(num, tried=num, patience=_NEARLY)
         return (fewer, found) if fewer > 1 else (1, alone.now())
-    torch.cuda.empty_cache()  # of what the error held until here: processes of their own may train on this GPU
+    # of what the error held until here: processes of their own may train on this GPU
+    torch.cuda.empty_cache()
     return 1, alone.now()
 
 
 def _is_of_memory(error: Exception) -> bool:
     """Return whether a device had too little memory; cuDNN and the CPU say so in words alone."""
     words = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        word in str(error) for word in words
+    )
 
 
 def check_minutes(minutes: float, config: Any, arguments: Sequence[str]) -> None:
@@ -135,16 +156,22 @@ def check_minutes(minutes: float, config: Any, arguments: Sequence[str]) -> None
         flag = both("fit", f"trainer.{given[0]}")
         raise WrongUsage(f"--minutes and {flag} both say how long to train: leave one out")
     if getattr(config.data.init_args, "image_size_schedule", None) is not None:
-        raise WrongUsage("--minutes tries pictures of one size: leave out --data.image_size_schedule, or give --epochs")
+        raise WrongUsage(
+            "--minutes tries pictures of one size: leave out --data.image_size_schedule, or give --epochs"
+        )
     if config.trainer.num_nodes != 1 or is_launched():
-        raise WrongUsage("--minutes measures on one machine: give --epochs (--trainer.max_epochs) to several")
+        raise WrongUsage(
+            "--minutes measures on one machine: give --epochs (--trainer.max_epochs) to several"
+        )
     if config.ckpt_path is not None:
         raise WrongUsage(
             "--minutes chooses the length of a fit from its first step: to go on from --ckpt_path give --epochs, to "
             "begin with its weights give it as --weights"
         )
     if config.trainer.plugins:
-        raise WrongUsage("--minutes tries steps without trainer.plugins: leave them out, or give --epochs")
+        raise WrongUsage(
+            "--minutes tries steps without trainer.plugins: leave them out, or give --epochs"
+        )
     interval = config.trainer.val_check_interval
     if interval is not None and not (isinstance(interval, float) and 0 < interval <= 1):
         raise WrongUsage(
@@ -166,7 +193,9 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
     """Return what this run's first process has chosen, or the run that this one goes on with."""
     if not is_first_process():
         if _CHOICE not in os.environ:
-            raise WrongUsage("--minutes needs to start the other devices' processes itself: give --epochs to these")
+            raise WrongUsage(
+                "--minutes needs to start the other devices' processes itself: give --epochs to these"
+            )
         return json.loads(os.environ[_CHOICE])
     if not config.resume or not (file := Path(config.resume, "config.yaml")).is_file():
         return None
@@ -179,14 +208,26 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
         other = {name: before["trainer"].get(name, unset) for name, unset in _LIMITS.items()}
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on") from error
-    if given := [f"{name} {other[name]}" for name, unset in _LIMITS.items() if other[name] != unset]:
-        raise WrongUsage(f"{config.resume} ends by trainer.{given[0]}: give that instead of --minutes to go on")
+        raise ValueError(
+            f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on"
+        ) from error
+    if given := [
+        f"{name} {other[name]}" for name, unset in _LIMITS.items() if other[name] != unset
+    ]:
+        raise WrongUsage(
+            f"{config.resume} ends by trainer.{given[0]}: give that instead of --minutes to go on"
+        )
     # What is given all the same is for resuming to refuse or allow, as without --minutes.
     now = {"image_size": config.data.init_args.image_size, "members": config.model.members}
-    log.info("--minutes is for new runs: %s goes on to its %s epochs", config.resume, chosen["max_epochs"])
+    log.info(
+        "--minutes is for new runs: %s goes on to its %s epochs",
+        config.resume,
+        chosen["max_epochs"],
+    )
     groups = {"image_size": "data", "members": "model"}
-    return chosen | {name: value for name, value in now.items() if is_given(arguments, name, groups[name])}
+    return chosen | {
+        name: value for name, value in now.items() if is_given(arguments, name, groups[name])
+    }
 
 
 def _put(config: Any, chosen: Mapping[str, Any]) -> None:

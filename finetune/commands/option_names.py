@@ -33,7 +33,9 @@ def _all(own: str, model: str = _MODEL) -> frozenset[str]:
     return frozenset({*dotted, *common.split(), *own.split()})
 
 
-_FIT = "allow_changes checkpoint_every_n_steps minutes patience report resume test_after_fit threshold"
+_FIT = (
+    "allow_changes checkpoint_every_n_steps minutes patience report resume test_after_fit threshold"
+)
 # Options with few values, and some that take numbers.
 CHOICES = {
     "tta": ("flip",),
@@ -43,9 +45,21 @@ CHOICES = {
     "model.head_init": ("auto", "xavier", "source", "probe"),
 }
 NUMBERS = {
-    *("data.batch_size", "data.image_size", "data.val_fraction", "data.test_fraction", "data.min_crop"),
+    *(
+        "data.batch_size",
+        "data.image_size",
+        "data.val_fraction",
+        "data.test_fraction",
+        "data.min_crop",
+    ),
     *("data.crop_share", "data.mixup", "data.cutmix", "data.eval_image_size"),
-    *("trainer.max_epochs", "trainer.max_steps", "model.optimizer.lr", "model.head_lr_multiplier", "top_k"),
+    *(
+        "trainer.max_epochs",
+        "trainer.max_steps",
+        "model.optimizer.lr",
+        "model.head_lr_multiplier",
+        "top_k",
+    ),
     "model.members",
     *("abstain_below", "minutes", "patience"),
 }
@@ -84,12 +98,45 @@ OPTIONS = {
     "validate": _MEASURE,
     "test": _MEASURE,
     "predict": _MEASURE | {"output", "top_k", "abstain_below"},
-    "sheet": frozenset(["ckpt_path", "pictures", "output", "num", "columns", "seed", "config", "help", "print_config"]),
+    "sheet": frozenset(
+        [
+            "ckpt_path",
+            "pictures",
+            "output",
+            "num",
+            "columns",
+            "seed",
+            "config",
+            "help",
+            "print_config",
+        ]
+    ),
     "export": frozenset(
-        ["ckpt_path", "format", "output", "input", "verify_on", "quantize", "root", "config", "help", "print_config"]
+        [
+            "ckpt_path",
+            "format",
+            "output",
+            "input",
+            "verify_on",
+            "quantize",
+            "root",
+            "config",
+            "help",
+            "print_config",
+        ]
     ),
     "serve": frozenset([*_SERVE.split(), "config", "help", "print_config"]),
     "check": frozenset(
-        ["output", "lists", "weights", "backbone", "image_size", "ckpt_path", "config", "help", "print_config"]
+        [
+            "output",
+            "lists",
+            "weights",
+            "backbone",
+            "image_size",
+            "ckpt_path",
+            "config",
+            "help",
+            "print_config",
+        ]
     ),
 }

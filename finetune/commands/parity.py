@@ -35,7 +35,9 @@ class Row:
     skipped: str = ""
 
 
-def parity(devices: int = 2, steps: int = 10, dtype: Literal["float64", "float32"] = "float64") -> None:
+def parity(
+    devices: int = 2, steps: int = 10, dtype: Literal["float64", "float32"] = "float64"
+) -> None:
     """Train the same networks on the same pictures in every way that uses several devices, and compare the weights.
 
     Takes a minute or two on two cores. CUDA devices are taken where there are enough, else processes and replicas on
@@ -54,18 +56,25 @@ def parity(devices: int = 2, steps: int = 10, dtype: Literal["float64", "float32
     torch.set_num_threads(1)
     try:
         show_status = Console(stderr=True).status("")
-        with tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder, show_status as status:
+        with (
+            tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder,
+            show_status as status,
+        ):
             rows = compare(Path(folder), devices, steps, dtype, status.update)
     finally:
         torch.set_num_threads(threads)
     tolerance = TOLERANCES[dtype]
     show(rows, dtype, tolerance, steps)
-    wrong = [row.name for row in rows if row.difference is not None and not row.difference <= tolerance]
+    wrong = [
+        row.name for row in rows if row.difference is not None and not row.difference <= tolerance
+    ]
     if wrong:
         raise ValueError(f"not what one device computes: {', '.join(wrong)}")
 
 
-def compare(folder: Path, k: int, steps: int, dtype: str, tell: Callable[[str], None] = lambda way: None) -> list[Row]:
+def compare(
+    folder: Path, k: int, steps: int, dtype: str, tell: Callable[[str], None] = lambda way: None
+) -> list[Row]:
     """Train in every way, with all files in `folder`, and return a row for each; `tell` hears what is being done."""
     tell("one device")
     is_cuda = torch.cuda.device_count() >= k
@@ -75,7 +84,10 @@ def compare(folder: Path, k: int, steps: int, dtype: str, tell: Callable[[str], 
     one_process.multiply_in_full()
     batches = one_process.draw_batches(job)
     starts = {name: one_process.start_of(name, job) for name in ("lenet", "small_cnn")}
-    alone = {name: one_process.on_one_device(network, batches, devices[0]) for name, network in starts.items()}
+    alone = {
+        name: one_process.on_one_device(network, batches, devices[0])
+        for name, network in starts.items()
+    }
 
     def row(name: str, network: str, trained: Trained, num_bytes: Sequence[int]) -> Row:
         reference = alone[network].states[0]
@@ -103,7 +115,11 @@ def compare(folder: Path, k: int, steps: int, dtype: str, tell: Callable[[str], 
     for name, network in (("ddp", "lenet"), ("ddp batch norm", "small_cnn")):
         tell(f"finetune fit with {name}")
         trained = many_processes.by_lightning(network, job)
-        rows.append(row(name, network, trained, communication_volume.data_parallel_bytes(starts[network], k)))
+        rows.append(
+            row(
+                name, network, trained, communication_volume.data_parallel_bytes(starts[network], k)
+            )
+        )
     tell("pipelines and layers on several devices")
     for name, split in many_processes.splits(lenet, batches, job).items():
         if isinstance(split, str):
@@ -113,7 +129,9 @@ def compare(folder: Path, k: int, steps: int, dtype: str, tell: Callable[[str], 
     tell("branches")
     siamese, alone["lstm"], trained = one_process.branches(job)
     starts["lstm"] = siamese
-    rows.append(row("branches", "lstm", trained, communication_volume.branches_bytes(siamese, batch_size)))
+    rows.append(
+        row("branches", "lstm", trained, communication_volume.branches_bytes(siamese, batch_size))
+    )
     return rows
 
 

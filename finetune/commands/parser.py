@@ -31,7 +31,9 @@ _UNKNOWN = (
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _VALUE = re.compile(r"(?:.*Given|.*?Got) value: (.*)$", re.S)
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
-_NO_CLASS = re.compile(r"Expected a dot import path string: (\S+)|module '\S+' has no attribute '(\S+?)'")
+_NO_CLASS = re.compile(
+    r"Expected a dot import path string: (\S+)|module '\S+' has no attribute '(\S+?)'"
+)
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
 _OF_CLASSES = ("path but ", "dot import path")  # how jsonargparse tried to read a class's arguments
@@ -83,7 +85,9 @@ def explain(parser: ArgumentParser, message: str) -> str:
             nearest = nearest_key(key.lstrip("-"), valid)
             if nearest == key.lstrip("-"):
                 return f"{key!r} is an option of another command"
-            return f"there is no option {key!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
+            return f"there is no option {key!r}" + (
+                f"; did you mean {nearest!r}?" if nearest else ""
+            )
     if key := _KEY.match(message):
         word = word_for(key[1])
         option = f"{key[1]} (--{word})" if word else key[1]
@@ -112,7 +116,8 @@ def valid_keys(parser: ArgumentParser) -> list[str]:
     for action in parser._actions:
         keys += [option.lstrip("-") for option in action.option_strings]
         default: Any = action.default
-        if isinstance(default, (dict, Namespace)) and "class_path" in default:  # its arguments can be given, too
+        # its arguments can be given, too
+        if isinstance(default, (dict, Namespace)) and "class_path" in default:
             module, _, name = default["class_path"].rpartition(".")
             arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
             keys += [f"{action.dest}.{argument}" for argument in arguments]
@@ -138,7 +143,9 @@ def is_given(args: Sequence[str], name: str, group: str) -> bool:
     flags = (f"--{group}", f"--{group}.init_args")
     tables = [settings_in(value) for flag in flags if (value := last_value(args, flag)) is not None]
     tables += [table.get("init_args") or {} for table in tables]
-    return any(last_value(args, f"{flag}.{name}") is not None for flag in flags) or any(name in t for t in tables)
+    return any(last_value(args, f"{flag}.{name}") is not None for flag in flags) or any(
+        name in t for t in tables
+    )
 
 
 def settings_in(value: str) -> dict[str, Any]:

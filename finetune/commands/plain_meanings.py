@@ -48,7 +48,9 @@ def _replace_logger_flags(given: Given) -> None:
     given.flags = [given.flags[i] for i in kept]
     has_others = given.has("trainer.logger", "trainer.logger+")
     if asked and not has_others:
-        given.flags.append(("trainer.logger", asked[0] if len(asked) == 1 else f"[{', '.join(asked)}]"))
+        given.flags.append(
+            ("trainer.logger", asked[0] if len(asked) == 1 else f"[{', '.join(asked)}]")
+        )
     elif asked:
         given.flags += [("trainer.logger+", name) for name in asked]
     num_added = len(given.flags) - len(given.as_typed)
@@ -73,17 +75,27 @@ def _names_of_timm() -> frozenset[str]:
     folders = spec.submodule_search_locations if spec else None
     files = [path for folder in folders or () for path in Path(folder, "models").glob("*.py")]
     texts = (path.read_text("utf-8", "replace") for path in files)
-    return frozenset(name for text in texts for name in re.findall(r"^@register_model\ndef (\w+)\(", text, re.M))
+    return frozenset(
+        name for text in texts for name in re.findall(r"^@register_model\ndef (\w+)\(", text, re.M)
+    )
 
 
 def _check_group(command: str, full: str, value: str) -> None:
     """Refuse a name where a table of settings is expected."""
-    if full not in ("model", "trainer", "data") or not _SIMPLE_NAME.fullmatch(value) or os.path.isfile(value):
+    if (
+        full not in ("model", "trainer", "data")
+        or not _SIMPLE_NAME.fullmatch(value)
+        or os.path.isfile(value)
+    ):
         return
     if full == "data":
         if os.path.isdir(value) or "/" in value or (value[0].islower() and "." not in value):
             option = "data.predict" if command == "predict" else "data.root"
-            raise WrongUsage(f"--data takes a data class, not {value!r}; did you mean {both(command, option)}?")
+            raise WrongUsage(
+                f"--data takes a data class, not {value!r}; did you mean {both(command, option)}?"
+            )
         return
     hint = f"; did you mean {both(command, 'model.backbone')} {value}?" if full == "model" else ""
-    raise WrongUsage(f"--{full} takes a table of settings, or a YAML file of them, not {value!r}{hint}")
+    raise WrongUsage(
+        f"--{full} takes a table of settings, or a YAML file of them, not {value!r}{hint}"
+    )

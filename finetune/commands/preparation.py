@@ -49,7 +49,10 @@ def settle_preparation(config: Any, arguments: Sequence[str]) -> str:
 def _meant(options: Any, backbone: str) -> tuple[str, dict[str, Any]]:
     """Return who says how pictures are prepared, and the values of `PREPARATION`."""
     path = last_checkpoint(Path(options.resume)) if options.resume else options.ckpt_path
-    if path and (checkpoint := read_checkpoint(path))["hyper_parameters"].get("backbone") == backbone:
+    if (
+        path
+        and (checkpoint := read_checkpoint(path))["hyper_parameters"].get("backbone") == backbone
+    ):
         before = checkpoint["datamodule_hyper_parameters"]
         return str(path), {name: before[name] for name in PREPARATION if name in before}
     weights = options.model.weights
@@ -62,7 +65,10 @@ def _said(arguments: Sequence[str], backbone: str) -> set[str]:
     said = {
         name
         for name in PREPARATION
-        if any(last_value(arguments, f"--data.{prefix}{name}") is not None for prefix in ("", "init_args."))
+        if any(
+            last_value(arguments, f"--data.{prefix}{name}") is not None
+            for prefix in ("", "init_args.")
+        )
     }
     for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, has_value, value = flag.partition("=")

@@ -25,7 +25,12 @@ def report(arguments: Sequence[str]) -> None:
         description="Writes report.html into a run's folder: the result, classes, pictures that it gets wrong, how to "
         "repeat it. Several runs come side by side on one page, two of them also picture by picture.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run of `finetune fit` or `finetune test`.")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="Folder of a run of `finetune fit` or `finetune test`.",
+    )
     told = "The page to write (default: report.html in the run's folder; of several runs comparison.html)."
     parser.add_argument("--output", metavar="FILE.html", help=told)
     told = "What `finetune check` wrote of the run's data (default: check.json where the run was begun, if of them)."
@@ -34,7 +39,9 @@ def report(arguments: Sequence[str]) -> None:
     runs, output = list(map(Path, given.runs)), given.output
     records = [read_run(run) for run in runs]
     if len({record.path.resolve() for record in records}) < len(records):
-        raise WrongUsage("give one run's folder, or several different ones: finetune report RUN_A RUN_B")
+        raise WrongUsage(
+            "give one run's folder, or several different ones: finetune report RUN_A RUN_B"
+        )
     if given.check is not None and len(records) > 1:
         raise WrongUsage("--check goes with one run: finetune report RUN --check check.json")
     check = data_check(records[0], given.check) if len(records) == 1 else None
@@ -63,14 +70,22 @@ def kept_reader(record: RunRecord) -> Callable[[str], np.ndarray] | None:
     """Return `reader` of a run's test pictures where they are no files, but still lie where the run has read them."""
     answers, kind = record.answers, str(record.setting("data", "class_path"))
     if answers is None or not (kind.startswith("finetune.") and kind.endswith(".FashionMNIST")):
-        return None  # the data classes of others, which a config may name, are not imported for a page
+        # the data classes of others, which a config may name, are not imported for a page
+        return None
     from finetune.data.datasets.fashion_mnist import test_split
 
     try:
         split = test_split(Path(record.about.get("folder", ""), record.about.get("root", "")))
         index = {path: i for i, path in enumerate(split.paths)}
         labels = split.labels[[index[path] for path in answers.paths]]
-    except (AssertionError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # gone, cut off, or another set
+    except (
+        AssertionError,
+        KeyError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # gone, cut off, or another set
         return None
     return reader(split) if np.array_equal(labels, answers.labels) else None
 

@@ -21,11 +21,20 @@ from finetune.models.candidates import is_choice
 from finetune.runs.changes import compared
 from finetune.runs.folder import config_text, last_checkpoint
 from finetune.runs.lightning_callbacks import ended_by
-from finetune.runs.newest_run import Found, Wanted, begun_in, find_run, not_found, passed_over, settings_of
+from finetune.runs.newest_run import (
+    Found,
+    Wanted,
+    begun_in,
+    find_run,
+    not_found,
+    passed_over,
+    settings_of,
+)
 from finetune.runs.resume import Changes, is_of_data, read_resumable
 from finetune.system.messages import NotFound, WrongUsage
 
-_ANY_DATA = "finetune.ImageFolderData"  # the default, which continues a run of any data class on its folder
+# the default, which continues a run of any data class on its folder
+_ANY_DATA = "finetune.ImageFolderData"
 
 
 class Plan(NamedTuple):
@@ -58,10 +67,13 @@ def plan_fit(parser: ArgumentParser, arguments: Sequence[str]) -> Plan:
     new = Plan(list(arguments))
     if not any(re.match(r"--(resume|config)(=|$)", argument) for argument in arguments):
         return new
-    if any(argument.startswith("--print_config") for argument in arguments):  # with defaults, which are left out below
+    # with defaults, which are left out below
+    if any(argument.startswith("--print_config") for argument in arguments):
         return new
     # The parser requires data, which may be in the settings of the run.
-    explicit = parser.parse_args([arguments[0], "--data", _ANY_DATA, *arguments[1:]], defaults=False)[arguments[0]]
+    explicit = parser.parse_args(
+        [arguments[0], "--data", _ANY_DATA, *arguments[1:]], defaults=False
+    )[arguments[0]]
     if not explicit.get("resume") or explicit.get("trainer.fast_dev_run"):
         return new
     root = Path(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
@@ -70,18 +82,31 @@ def plan_fit(parser: ArgumentParser, arguments: Sequence[str]) -> Plan:
     else:
         found = find_run(root, _wanted(explicit))
     if found.run is None:
-        if explicit.get("data.class_path") == _ANY_DATA and explicit.get("data.init_args.root") is None:
+        if (
+            explicit.get("data.class_path") == _ANY_DATA
+            and explicit.get("data.init_args.root") is None
+        ):
             why = f", since {passed_over(found.passed)}" if found.passed else ""
             hint = "and there is no data for a new one: finetune fit FOLDER --resume"
             raise NotFound(f"--resume found no run beneath {root} to go on with{why}, {hint}")
         return new._replace(message=not_found(root, found.passed))
     settings = _settings_below_command_line(found, arguments)
-    plan = Plan([arguments[0], "--config", yaml.safe_dump(settings), *arguments[1:]], found.run, found.settings)
-    if found.begun and (limit := _limit_reached(found.run, parser.parse_args(plan.arguments)[arguments[0]])):
+    plan = Plan(
+        [arguments[0], "--config", yaml.safe_dump(settings), *arguments[1:]],
+        found.run,
+        found.settings,
+    )
+    if found.begun and (
+        limit := _limit_reached(found.run, parser.parse_args(plan.arguments)[arguments[0]])
+    ):
         # The user means the later run, not the finished one before it.
         ended = f"{found.begun} ended before its first checkpoint"
-        return new._replace(message=f"{found.run} is finished, with {limit}, and {ended}: a new run begins")
-    return plan._replace(message=f"passed over: {passed_over(found.passed)}" if found.passed else "")
+        return new._replace(
+            message=f"{found.run} is finished, with {limit}, and {ended}: a new run begins"
+        )
+    return plan._replace(
+        message=f"passed over: {passed_over(found.passed)}" if found.passed else ""
+    )
 
 
 def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Changes | None:
@@ -107,10 +132,15 @@ def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Change
             options.model[name] = plan.settings["model"].get(name)
     now = yaml.safe_load(config_text(parser, options, "fit"))
     before = dict(plan.settings)
-    if not (plan.run / "config.yaml").exists():  # the checkpoint has the settings of network and data only
+    # the checkpoint has the settings of network and data only
+    if not (plan.run / "config.yaml").exists():
         before = {**now, "model": {**now["model"], **plan.settings["model"]}}
         data = plan.settings.get("data", {})
-        before["data"] = {**now["data"], **data, "init_args": {**now["data"]["init_args"], **data.get("init_args", {})}}
+        before["data"] = {
+            **now["data"],
+            **data,
+            "init_args": {**now["data"]["init_args"], **data.get("init_args", {})},
+        }
     changes = Changes(before, now)
     _, held = compared(*changes, has_other_pictures=False, allow=options.allow_changes)
     for key, value in held.items():
@@ -124,7 +154,8 @@ def _wanted(explicit: Namespace) -> Wanted:
 
     def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
         class_path = settings["data"].get("class_path")
-        if class_path != (data_class or _ANY_DATA):  # which the command does not name: it is not imported, nor fetched
+        # which the command does not name: it is not imported, nor fetched
+        if class_path != (data_class or _ANY_DATA):
             return False
         own = explicit.data.get("init_args") or Namespace()
         arguments = {**(settings["data"].get("init_args") or {}), **own.as_dict()}
@@ -133,7 +164,11 @@ def _wanted(explicit: Namespace) -> Wanted:
             if key not in made:
                 made[key] = data_module(class_path, arguments)
             return is_of_data(run, made[key], explicit.get("allow_changes", False))
-        except (ArgumentError, ValueError, OSError):  # its settings or its checkpoint cannot be read
+        except (
+            ArgumentError,
+            ValueError,
+            OSError,
+        ):  # its settings or its checkpoint cannot be read
             return False
 
     backbone = explicit.get("model.backbone")
@@ -166,7 +201,8 @@ def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict
     """Return a run's settings as a config that the parser reads before the command line."""
     assert found.run is not None
     settings = dict(found.settings)
-    for name in ("resume", "allow_changes", "ckpt_path", "minutes"):  # options of the command that began the run
+    # options of the command that began the run
+    for name in ("resume", "allow_changes", "ckpt_path", "minutes"):
         settings.pop(name, None)
     trainer = dict(settings.get("trainer") or {})
     trainer["default_root_dir"] = str(found.run.parents[1])
@@ -237,7 +273,9 @@ def _limit_reached(run: Path, options: Namespace) -> str:
     trainer = options.trainer
     parser = OneLineErrorParser()
     parser.add_argument("--callbacks", type=list[Callback] | Callback | None)
-    made = parser.instantiate_classes(parser.parse_object({"callbacks": trainer.callbacks})).callbacks
+    made = parser.instantiate_classes(
+        parser.parse_object({"callbacks": trainer.callbacks})
+    ).callbacks
     callbacks: list[Callback] = list(made) if isinstance(made, list) else [made] if made else []
     if trainer.max_time is not None:
         callbacks.append(Timer(trainer.max_time))

@@ -56,7 +56,9 @@ def serve(
         if not 0 < value < 1e6 or (name in numbers and value < 1):
             raise WrongUsage(f"--{name} {value}: must be above 0, and below a million")
     if max_pictures > max_waiting:
-        raise WrongUsage(f"--max_pictures {max_pictures} of a request can't all wait: --max_waiting is {max_waiting}")
+        raise WrongUsage(
+            f"--max_pictures {max_pictures} of a request can't all wait: --max_waiting is {max_waiting}"
+        )
     token = os.environ.get(TOKEN) if token is None else token
     if token == "":
         raise WrongUsage(f"--token, or {TOKEN}, is empty: give a word, or leave it out")
@@ -70,18 +72,25 @@ def serve(
         raise ValueError(f"finetune serve needs {error.name}: {install('serve')}") from error
     with listen(host, port) as listener:  # before the work of loading: a taken port is told at once
         be_quiet()
-        limits = Limits(int(max_megabytes * 1e6), max_pictures, int(max_megapixels * 1e6), max_waiting, timeout)
+        limits = Limits(
+            int(max_megabytes * 1e6), max_pictures, int(max_megapixels * 1e6), max_waiting, timeout
+        )
         service, told = _loaded(ckpt_path, device, precision, limits, max_batch)
 
         def announce() -> None:
             print(told)
             print(f"serving at {address_of(listener)} (API: /docs); Ctrl-C stops", flush=True)
             if token is None and not is_loopback(host):
-                log.warning("whoever reaches this machine at port %d may ask: --token WORD keeps others out", port)
+                log.warning(
+                    "whoever reaches this machine at port %d may ask: --token WORD keeps others out",
+                    port,
+                )
 
         from finetune.serving.app import make_app
 
-        serve_until_stopped(make_app(service, token, host), listener, timeout, announce, service.stop)
+        serve_until_stopped(
+            make_app(service, token, host), listener, timeout, announce, service.stop
+        )
     print("stopped", file=sys.stderr)
 
 
@@ -89,7 +98,8 @@ def _loaded(
     ckpt_path: str, device: str, precision: str | None, limits: "Limits", max_batch: int
 ) -> tuple["Service", str]:
     """Return the service of a checkpoint, and in words what it is."""
-    from finetune.inference.predictor import Predictor, device_named  # with torch, which takes seconds
+    # with torch, which takes seconds
+    from finetune.inference.predictor import Predictor, device_named
     from finetune.serving.service import Service
     from finetune.training.precision import allow_tf32
 

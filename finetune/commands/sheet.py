@@ -16,7 +16,10 @@ from finetune.system.file_names import class_name, composed
 from finetune.system.files import check_target, replacing
 from finetune.system.messages import WrongUsage, check_seed
 
-RIGHT, WRONG, _GREY, _PAPER = (22, 128, 60), (190, 30, 45), (70, 70, 70), (255, 255, 255)
+RIGHT = (22, 128, 60)
+WRONG = (190, 30, 45)
+_GREY = (70, 70, 70)
+_PAPER = (255, 255, 255)
 SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it
 
 
@@ -51,7 +54,9 @@ def sheet(
     paths = files_to_predict(pictures)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     chosen = np.sort(some_of(len(paths), num, SHEET, seed))
-    shown, seen, parts = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    shown = list[np.ndarray]()
+    seen = list[np.ndarray]()
+    parts = list[np.ndarray]()
     for num, i in enumerate(chosen, 1):
         picture = decode(paths[int(i)])  # one at a time is here whole
         shown.append(predictor.prepare(picture, SIDE))
@@ -68,7 +73,9 @@ def sheet(
     print(f"sheet in {output}")
 
 
-def caption(probability: float, said: str, class_names: list[str], path: Path) -> tuple[str, tuple[int, int, int]]:
+def caption(
+    probability: float, said: str, class_names: list[str], path: Path
+) -> tuple[str, tuple[int, int, int]]:
     """Return the text below a picture and its colour."""
     colour = _GREY
     own = class_name(path.parent)
@@ -83,7 +90,11 @@ def words(said: str, probability: float) -> str:
 
 
 def draw_sheet(
-    images: np.ndarray, captions: list[tuple[str, tuple[int, int, int]]], columns: int, side: int = SIDE, gap: int = 8
+    images: np.ndarray,
+    captions: list[tuple[str, tuple[int, int, int]]],
+    columns: int,
+    side: int = SIDE,
+    gap: int = 8,
 ) -> Image.Image:
     """Lay pictures (N, h, w, 3) uint8 out in rows with a caption below each."""
     columns = min(columns, len(images))
@@ -94,7 +105,9 @@ def draw_sheet(
     for i, (image, (text, colour)) in enumerate(zip(images, captions, strict=True)):
         x, y = gap + i % columns * (side + gap), gap + i // columns * (side + _CAPTION + gap)
         paper.paste(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC), (x, y))
-        font = next(f for s in range(14, 0, -1) if draw.textlength(text, f := _font(s)) <= side or s == 1)
+        font = next(
+            f for s in range(14, 0, -1) if draw.textlength(text, f := _font(s)) <= side or s == 1
+        )
         draw.text((x + side / 2, y + side + _CAPTION / 2), text, colour, font, anchor="mm")
     return paper
 
@@ -105,6 +118,8 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     spec = find_spec("matplotlib")  # its import would read settings of the user's
     assert spec and spec.origin, "it is installed with finetune"
     try:
-        return ImageFont.truetype(Path(spec.origin).with_name("mpl-data") / "fonts/ttf/DejaVuSans.ttf", size)
+        return ImageFont.truetype(
+            Path(spec.origin).with_name("mpl-data") / "fonts/ttf/DejaVuSans.ttf", size
+        )
     except OSError:  # some distributions keep fonts elsewhere
         return ImageFont.load_default(size)

@@ -33,7 +33,8 @@ WORDS = MappingProxyType(
     {
         "fit": _FIT,
         # Its own --devices says which numbers of them are held beside each other; it leaves one file.
-        "benchmark": {word: full for word, full in _FIT.items() if word != "devices"} | {"out": "output"},
+        "benchmark": {word: full for word, full in _FIT.items() if word != "devices"}
+        | {"out": "output"},
         "validate": _MEASURE,
         "test": _MEASURE,
         "predict": _MEASURE | {"out": "output", "pictures": "data.predict"},
@@ -76,7 +77,9 @@ def both(command: str, full: str) -> str:
 
 def word_for(full: str) -> str | None:
     """Return the short word for a full name, where any command has one."""
-    return next((word for words in WORDS.values() for word, name in words.items() if name == full), None)
+    return next(
+        (word for words in WORDS.values() for word, name in words.items() if name == full), None
+    )
 
 
 # An argument of Python in a message: with its group, or alone if nothing else is spelt so.
@@ -90,7 +93,8 @@ def with_options(command: str, message: str) -> str:
 
     def as_option(match: re.Match[str]) -> str:
         name = match[1]
-        options = [full for full in OPTIONS.get(command, ()) if full.count(".") <= 1]  # not those of a class
+        # not those of a class
+        options = [full for full in OPTIONS.get(command, ()) if full.count(".") <= 1]
         matches = [full for full in options if full == name or full.endswith(f".{name}")]
         return both(command, matches[0]) if len(matches) == 1 else name
 

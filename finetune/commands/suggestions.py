@@ -61,7 +61,9 @@ def nearest_key(key: str, valid: list[str]) -> str | None:
         by_last_part = {name.rpartition(".")[2]: name for name in candidates}
         if matches := difflib.get_close_matches(last, list(by_last_part), n=1, cutoff=0.75):
             return by_last_part[matches[0]]
-    meant = {word: option for option, words in _SAID.items() for word in words.split() if option in valid}
+    meant = {
+        word: option for option, words in _SAID.items() for word in words.split() if option in valid
+    }
     long = [word for word in meant if len(word) > 4]  # shorter ones are like too much else
     near = difflib.get_close_matches(last, long, n=1, cutoff=0.7)
     return meant[near[0]] if near else None
@@ -90,5 +92,9 @@ def class_names(option: str) -> list[str]:
     if (home := _CLASSES.get(option)) is None:
         return []
     module = importlib.import_module(home)  # the parser has it already
-    own = (key for key, value in vars(module).items() if str(getattr(value, "__module__", "")).startswith(home))
+    own = (
+        key
+        for key, value in vars(module).items()
+        if str(getattr(value, "__module__", "")).startswith(home)
+    )
     return sorted(key for key in own if key[0].isupper() and key not in _BASES)

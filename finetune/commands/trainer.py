@@ -60,7 +60,9 @@ def complete(
     """
     check_allowed(config)
     if run.command == "fit" and config["enable_checkpointing"] is False:
-        raise WrongUsage("leave trainer.enable_checkpointing out: a fit is tested, and goes on, from its checkpoints")
+        raise WrongUsage(
+            "leave trainer.enable_checkpointing out: a fit is tested, and goes on, from its checkpoints"
+        )
     plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
         goes_on, path = run.command == "fit", None
@@ -76,7 +78,12 @@ def complete(
     callbacks: list[Any] = [folder, LoggedConfig(folder), Results(run), Skipped(run), StopAtOnce()]
     if run.command == "fit":
         has_clock = not isinstance(config["val_check_interval"], int | float | None)
-        callbacks += [Rates(), Checkpoints(run, options.checkpoint_every_n_steps), Clock(run), WorseThanStart()]
+        callbacks += [
+            Rates(),
+            Checkpoints(run, options.checkpoint_every_n_steps),
+            Clock(run),
+            WorseThanStart(),
+        ]
         callbacks += [LiveReport(run)] if options.report else []
         if options.patience is not None:
             callbacks.append(stopping := patience(options.patience, has_clock))
@@ -86,13 +93,19 @@ def complete(
     elif options.tta:
         callbacks.append(AverageFlip())
     if run.command == "predict":
-        callbacks.append(PredictionWriter(run, options.output, options.top_k, options.abstain_below))
+        callbacks.append(
+            PredictionWriter(run, options.output, options.top_k, options.abstain_below)
+        )
     if run.command in ("fit", "test"):
         callbacks.append(PredictionWriter(run))
     own = _listed(config["callbacks"])
-    if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in own):
+    if config["enable_progress_bar"] is not False and not any(
+        isinstance(c, ProgressBar) for c in own
+    ):
         callbacks.append(PicturesBar())
-    config["devices"], config["num_nodes"] = num_processes(config["devices"], config["num_nodes"], plugins)
+    config["devices"], config["num_nodes"] = num_processes(
+        config["devices"], config["num_nodes"], plugins
+    )
     plugins += cluster_environment(plugins)
     config["callbacks"] = [*own, *callbacks]
     has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
@@ -109,7 +122,9 @@ def check_allowed(config: Any) -> None:
         WrongUsage: A setting is not supported.
     """
     if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
-        raise WrongUsage("leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway")
+        raise WrongUsage(
+            "leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway"
+        )
     check_strategy(config["strategy"])
     if isinstance(num := config["accumulate_grad_batches"], int) and num < 1:
         raise WrongUsage(f"trainer.accumulate_grad_batches must be at least 1, got {num}")
@@ -145,7 +160,9 @@ def patience(num: int, has_clock: bool = False) -> EarlyStopping:
         raise WrongUsage(f"--patience must be at least 1, got {num}")
     # Not strict: a limit may end the run before its first validation. With a clock Lightning can not tell when to look.
     at_end = False if has_clock else None
-    return EarlyStopping("val/accuracy", mode="max", patience=num, strict=False, check_on_train_epoch_end=at_end)
+    return EarlyStopping(
+        "val/accuracy", mode="max", patience=num, strict=False, check_on_train_epoch_end=at_end
+    )
 
 
 def make_ready(trainer: Trainer) -> Trainer:
@@ -153,9 +170,12 @@ def make_ready(trainer: Trainer) -> Trainer:
     is_timed = trainer._val_check_time_interval is not None  # type: ignore[attr-defined]
     if is_timed and trainer.world_size > 1:
         hint = "give trainer.val_check_interval in batches, or --devices 1"
-        raise WrongUsage(f"several devices would each validate by a clock of its own, and wait for one another: {hint}")
+        raise WrongUsage(
+            f"several devices would each validate by a clock of its own, and wait for one another: {hint}"
+        )
     take_over(trainer)
-    if trainer.world_size == 1:  # which Lightning reads from what a shell may still have of another job
+    # which Lightning reads from what a shell may still have of another job
+    if trainer.world_size == 1:
         rank_zero_only.rank = 0  # type: ignore[attr-defined]
     prepare_arithmetic(trainer)
     # Where it has no file, a profile goes to Lightning's log, of which we show little.

@@ -43,10 +43,13 @@ def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[st
         ValueError: It names a module that is neither ours nor the user's.
     """
     settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
-    for name in (*_OF_THE_MACHINE, *REMOVED):  # which a data class of the user's own, or an earlier version, saved
+    # which a data class of the user's own, or an earlier version, saved
+    for name in (*_OF_THE_MACHINE, *REMOVED):
         settings.pop(name, None)
     text = last_value(args, "--data") or ""  # a class, or a file or text with one
-    own = last_value(args, "--data.class_path") or (settings_in(text) or {"class_path": text}).get("class_path", "")
+    own = last_value(args, "--data.class_path") or (settings_in(text) or {"class_path": text}).get(
+        "class_path", ""
+    )
     modules = [name for name in [*(last_value(args, _FLAG) or "").split(","), _module(own)] if name]
     class_path = public_paths(checkpoint["finetune"].get("data_class"))
     if _module(class_path) != _OURS:
@@ -96,5 +99,7 @@ def _check(class_path: Any, modules: Sequence[str]) -> None:
 
 def _module(class_path: Any) -> str:
     if not isinstance(class_path, str):
-        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: {class_path!r} is no class path")
+        raise ValueError(
+            f"the checkpoint is not as `finetune fit` writes them: {class_path!r} is no class path"
+        )
     return class_path.rpartition(".")[0]

@@ -26,9 +26,16 @@ _AT_ONCE = 2**22  # pixels compared at once
 _PIECE = 2**16  # bytes inflated at once
 
 # How the warnings of libjpeg begin (jerror.h, JWRN); simplejpeg raises the same exception for an error.
-_WARNINGS = ("Corrupt JPEG data", "Inconsistent progression", "Invalid SOS", "Unknown Adobe color transform", "Warning")
+_WARNINGS = (
+    "Corrupt JPEG data",
+    "Inconsistent progression",
+    "Invalid SOS",
+    "Unknown Adobe color transform",
+    "Warning",
+)
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")  # of a JPEG
-_SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # of those that a length follows, and the end; found faster
+# of those that a length follows, and the end; found faster
+_SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _SOS, _EOI = 0xDA, 0xD9
 # Markers that begin a frame (ITU-T T.81, table B.1).
 _FRAMES = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
@@ -45,12 +52,21 @@ _MAX_FILLER = 2**26  # bytes in a file: an RST for each block of the largest ima
 _MOST_END_BYTES = 64  # of a fax strip's end marker, with fill bits
 # That is one end-of-line code or several, in bits (ITU-T T.4, 4.1.4, and T.6, 2.4.1.1); 0 fills the last byte.
 _FAX_LINE_END = "000000000001"
-_BLACK_AT_THE_LEFT = "0011010111"  # the codes of a run of 0 white pixels and one of 2 black ones (T.4, table 2)
+# the codes of a run of 0 white pixels and one of 2 black ones (T.4, table 2)
+_BLACK_AT_THE_LEFT = "0011010111"
 _FAX_END = re.compile("0{11}1[01]?(?:0{11,}1[01]?)*0*$")
 
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a PNG, by colour type (its specification, 11.2.2)
 # First column, first row, steps between columns and between rows of each pass (specification, 8.2).
-_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_ADAM7 = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
 
 # Tags of a TIFF.
 _WIDTH = 256
@@ -122,15 +138,21 @@ def check_jpeg(content: bytes) -> str:
     """
     check_coefficients(content)
     try:
-        simplejpeg.decode_jpeg(content, min_height=1, min_width=1)  # at 1/8 of the size, which takes little time
+        # at 1/8 of the size, which takes little time
+        simplejpeg.decode_jpeg(content, min_height=1, min_width=1)
         return ""
     except ValueError as error:
         warning = str(error)
     if "premature end" in warning.lower():
         raise IncompleteError(f"the file is truncated: {warning}")
-    if _pixels_differ(JpegImageFile(io.BytesIO(content)), JpegImageFile(io.BytesIO(_filled(content)))):
-        raise IncompleteError("the file is truncated or damaged: Corrupt JPEG data: premature end of data segment")
-    return warning if warning.startswith(_WARNINGS) else ""  # else it is of a kind that only Pillow decodes
+    if _pixels_differ(
+        JpegImageFile(io.BytesIO(content)), JpegImageFile(io.BytesIO(_filled(content)))
+    ):
+        raise IncompleteError(
+            "the file is truncated or damaged: Corrupt JPEG data: premature end of data segment"
+        )
+    # else it is of a kind that only Pillow decodes
+    return warning if warning.startswith(_WARNINGS) else ""
 
 
 def check_coefficients(content: bytes) -> None:
@@ -142,7 +164,8 @@ def check_coefficients(content: bytes) -> None:
     Raises:
         IncompleteError: A scan is missing, or the file is arithmetic-coded.
     """
-    num_unknown: dict[int, list[int]] = {}  # low bits that no scan has brought yet, of each coefficient by component
+    # low bits that no scan has brought yet, of each coefficient by component
+    num_unknown: dict[int, list[int]] = {}
     is_progressive = False
     place = 2
     while found := _SEGMENT.search(content, place):
@@ -153,7 +176,9 @@ def check_coefficients(content: bytes) -> None:
         start = place + 2
         place += int.from_bytes(content[place:start], "big")
         if marker in _ARITHMETIC:
-            raise IncompleteError("it is an arithmetic-coded JPEG, of which missing data go unnoticed: convert it")
+            raise IncompleteError(
+                "it is an arithmetic-coded JPEG, of which missing data go unnoticed: convert it"
+            )
         if marker in _FRAMES:
             is_progressive = marker in _PROGRESSIVE
             components = content[start + 6 : place : 3]
@@ -182,7 +207,10 @@ def _pixels_differ(image: ImageFile, other: ImageFile) -> bool:
     width, height = image.size
     num_rows = max(1, _AT_ONCE // width)
     for top in range(0, height, num_rows):
-        rows = [np.asarray(one.crop((0, top, width, min(top + num_rows, height)))) for one in (image, other)]
+        rows = [
+            np.asarray(one.crop((0, top, width, min(top + num_rows, height))))
+            for one in (image, other)
+        ]
         if not np.array_equal(rows[0], rows[1]):
             return True
     return False
@@ -203,7 +231,9 @@ def _filled(content: bytes) -> bytes:
             copied = found.start()
             num_filler += len(_FILLER)
             if num_filler > _MAX_FILLER:
-                raise IncompleteError("the file is damaged: it has more restart markers than blocks")
+                raise IncompleteError(
+                    "the file is damaged: it has more restart markers than blocks"
+                )
         if marker == _EOI:
             return b"".join([*parts, content[copied:place]])
         if marker not in _RESTARTS:
@@ -248,10 +278,13 @@ def _check_png(image: ImageFile, file: BinaryIO) -> None:
         num_columns = max(0, _divided_up(width - left, across))
         num_rows = max(0, _divided_up(height - top, down))
         if num_columns:
-            needed += num_rows * (1 + _divided_up(num_columns * bits, 8))  # a byte of each row names its filter
+            # a byte of each row names its filter
+            needed += num_rows * (1 + _divided_up(num_columns * bits, 8))
     num_bytes = _num_inflated(file, needed)
     if num_bytes < needed:
-        raise IncompleteError(f"the file is truncated: it has {num_bytes:,} of {needed:,} bytes of pixels")
+        raise IncompleteError(
+            f"the file is truncated: it has {num_bytes:,} of {needed:,} bytes of pixels"
+        )
 
 
 def _check_png_checksums(file: BinaryIO) -> None:
@@ -300,7 +333,8 @@ def _check_strip_bytes(image: TiffImageFile) -> None:
     tags: Any = image.tag_v2
     offsets = tags.get(_STRIP_OFFSETS, ())
     counts = tags.get(_STRIP_BYTES, ())
-    if len(offsets) < 2 or len(counts) != len(offsets) or not all(counts):  # a single strip is often stated wrongly
+    # a single strip is often stated wrongly
+    if len(offsets) < 2 or len(counts) != len(offsets) or not all(counts):
         return
     bits = tags.get(_BITS_PER_SAMPLE, (1,))
     num_samples = 1 if tags.get(_PLANAR) == 2 else tags.get(_SAMPLES_PER_PIXEL, 1)
@@ -311,7 +345,9 @@ def _check_strip_bytes(image: TiffImageFile) -> None:
     for i, count in enumerate(counts):
         rows = min(num_rows, tags[_HEIGHT] - i % num_strips * num_rows)
         if count < rows * row_bytes:
-            raise IncompleteError(f"the file is truncated: strip {i + 1} has {count:,} of {rows * row_bytes:,} bytes")
+            raise IncompleteError(
+                f"the file is truncated: strip {i + 1} has {count:,} of {rows * row_bytes:,} bytes"
+            )
 
 
 def _divided_up(number: int, by: int) -> int:
@@ -329,7 +365,9 @@ def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
         file.seek(tags.get(_OLD_JPEG_OFFSET, 0))
         stream = file.read(tags.get(_OLD_JPEG_BYTES, 0))
         if not stream.startswith(b"\xff\xd8") or bytes([0xFF, _SOS]) not in stream:
-            raise IncompleteError("its strips are old-style JPEGs, of which missing data go unnoticed: convert it")
+            raise IncompleteError(
+                "its strips are old-style JPEGs, of which missing data go unnoticed: convert it"
+            )
         check_jpeg(stream)
         return
     if tags.get(_COMPRESSION) != _JPEG:
@@ -352,12 +390,17 @@ def _check_fax(tags: Any, file: BinaryIO) -> None:
     """
     num_rows = min(tags.get(_ROWS_PER_STRIP, tags[_HEIGHT]), tags[_HEIGHT])
     filler = np.unpackbits(np.frombuffer(_FILLER, np.uint8))
-    if tags[_COMPRESSION] == _GROUP_3:  # whose decoder skips what it does not understand, up to the next row
+    # whose decoder skips what it does not understand, up to the next row
+    if tags[_COMPRESSION] == _GROUP_3:
         is_2d = tags.get(_T4_OPTIONS, 0) & 1
-        row = np.array([int(bit) for bit in _FAX_LINE_END + "1" * is_2d + _BLACK_AT_THE_LEFT], np.uint8)
+        row = np.array(
+            [int(bit) for bit in _FAX_LINE_END + "1" * is_2d + _BLACK_AT_THE_LEFT], np.uint8
+        )
         filler = np.concatenate([row, filler] * 3)
     order: Literal["big", "little"] = "little" if tags.get(_FILL_ORDER, 1) == 2 else "big"
-    for i, (offset, count) in enumerate(zip(tags.get(_STRIP_OFFSETS, ()), tags.get(_STRIP_BYTES, ()), strict=True)):
+    for i, (offset, count) in enumerate(
+        zip(tags.get(_STRIP_OFFSETS, ()), tags.get(_STRIP_BYTES, ()), strict=True)
+    ):
         file.seek(offset)
         strip = file.read(count)
         tail = np.unpackbits(np.frombuffer(strip[-_MOST_END_BYTES:], np.uint8), bitorder=order)
@@ -371,11 +414,25 @@ def _check_fax(tags: Any, file: BinaryIO) -> None:
 
 def _fax_strip(strip: bytes, tags: Any, height: int) -> TiffImageFile:
     """Return a strip of a fax as an image of its own."""
-    values = {_WIDTH: tags[_WIDTH], _HEIGHT: height, _BITS_PER_SAMPLE: 1, _COMPRESSION: tags[_COMPRESSION]}
-    values |= {name: tags.get(name, default) for name, default in ((_PHOTOMETRIC, 0), (_FILL_ORDER, 1))}
-    values |= {_STRIP_OFFSETS: 0, _SAMPLES_PER_PIXEL: 1, _ROWS_PER_STRIP: height, _STRIP_BYTES: len(strip)}
+    values = {
+        _WIDTH: tags[_WIDTH],
+        _HEIGHT: height,
+        _BITS_PER_SAMPLE: 1,
+        _COMPRESSION: tags[_COMPRESSION],
+    }
+    values |= {
+        name: tags.get(name, default) for name, default in ((_PHOTOMETRIC, 0), (_FILL_ORDER, 1))
+    }
+    values |= {
+        _STRIP_OFFSETS: 0,
+        _SAMPLES_PER_PIXEL: 1,
+        _ROWS_PER_STRIP: height,
+        _STRIP_BYTES: len(strip),
+    }
     values |= {name: tags[name] for name in (_T4_OPTIONS, _T6_OPTIONS) if name in tags}
     values[_STRIP_OFFSETS] = 8 + 2 + 12 * len(values) + 4
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(values.items()))
+    entries = b"".join(
+        struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(values.items())
+    )
     header = struct.pack("<2sHIH", b"II", 42, 8, len(values))
     return TiffImageFile(io.BytesIO(header + entries + bytes(4) + strip))

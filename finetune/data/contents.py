@@ -32,7 +32,8 @@ def file_digests(paths: Sequence[str], indices: np.ndarray) -> np.ndarray:
 
 
 def _digest(path: str) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without the flag a pipe would wait for its writer
+    # without the flag a pipe would wait for its writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         size = os.fstat(descriptor).st_size
         digest = blake2b(size.to_bytes(8, "little"), digest_size=8)

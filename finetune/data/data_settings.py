@@ -33,25 +33,33 @@ def check_sizes(
         WrongUsage: One is not.
     """
     if batch_size < 1 or image_size < 8:
-        raise WrongUsage(f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}")
+        raise WrongUsage(
+            f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}"
+        )
     if batch_size > MOST_IN_A_BATCH:
         raise WrongUsage(f"batch_size must be at most {MOST_IN_A_BATCH:,}, got {batch_size:,}")
     if max(image_size, eval_image_size or 0, *schedule) > MOST_PIXELS:
         largest = max(image_size, eval_image_size or 0, *schedule)
-        raise WrongUsage(f"image_size must be at most {MOST_PIXELS}, got {largest}; most networks take 224")
+        raise WrongUsage(
+            f"image_size must be at most {MOST_PIXELS}, got {largest}; most networks take 224"
+        )
     if eval_image_size is not None and eval_image_size < 8:
         raise WrongUsage(f"eval_image_size must be at least 8, got {eval_image_size}")
     if not LEAST_CROP_SHARE <= crop_share <= 1:
         raise WrongUsage(f"crop_share must be from {LEAST_CROP_SHARE} to 1, got {crop_share}")
     if (side := (eval_image_size or image_size) / crop_share) > MOST_RESIZED:
-        raise WrongUsage(f"crop_share {crop_share} would resize images to {side:,.0f} pixels, at most {MOST_RESIZED:,}")
+        raise WrongUsage(
+            f"crop_share {crop_share} would resize images to {side:,.0f} pixels, at most {MOST_RESIZED:,}"
+        )
     sizes = {"image_size": image_size, "eval_image_size": eval_image_size or 0}
     sizes["image_size_schedule"] = max(schedule, default=0)
     name = max(sizes, key=lambda name: sizes[name])
     if cache_size is not None and cache_size < sizes[name]:
         raise WrongUsage(f"cache_size {cache_size} must be at least {name}, {sizes[name]}")
     if not cache_limit_gb >= 0 or (isinstance(num_workers, int) and num_workers < 0):
-        raise WrongUsage(f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative")
+        raise WrongUsage(
+            f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative"
+        )
 
 
 def check_shares(val_fraction: float, test_fraction: float, min_crop: float) -> None:
@@ -79,7 +87,9 @@ def check_lists(augmentations: list[dict[str, Any]] | None, exclude: Sequence[st
             "init_args of plain values"
         )
     if len(exclude) > MOST_EXCLUDED:
-        raise WrongUsage(f"exclude can name {MOST_EXCLUDED:,} class folders at most, got {len(exclude):,}")
+        raise WrongUsage(
+            f"exclude can name {MOST_EXCLUDED:,} class folders at most, got {len(exclude):,}"
+        )
 
 
 def check_mixing(mixup: float, cutmix: float) -> None:
@@ -100,7 +110,9 @@ def folder_of(root: str | None) -> Path:
         WrongUsage: Nobody has.
     """
     if root is None:
-        raise WrongUsage("no data: give the folder of the pictures, by its name or as --data.root FOLDER")
+        raise WrongUsage(
+            "no data: give the folder of the pictures, by its name or as --data.root FOLDER"
+        )
     return Path(root)
 
 

@@ -11,7 +11,14 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from finetune.data.data_settings import check_lists, check_mixing, check_shares, check_sizes, folder_of, is_without
+from finetune.data.data_settings import (
+    check_lists,
+    check_mixing,
+    check_shares,
+    check_sizes,
+    folder_of,
+    is_without,
+)
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
 from finetune.data.image_cache import CacheOfSplits
@@ -91,21 +98,46 @@ class ImageDataModule(pl.LightningDataModule):
         root = root and os.path.expanduser(root)
         super().__init__()
         sizes = self.sizes = parse_sizes(image_size_schedule, image_size)
-        check_sizes(batch_size, image_size, cache_size, cache_limit_gb, num_workers, sizes, eval_image_size, crop_share)
+        check_sizes(
+            batch_size,
+            image_size,
+            cache_size,
+            cache_limit_gb,
+            num_workers,
+            sizes,
+            eval_image_size,
+            crop_share,
+        )
         check_shares(val_fraction, test_fraction, min_crop)
         check_mixing(mixup, cutmix)
-        self.save_hyperparameters(ignore=["predict", "num_workers", "cache_limit_gb", "class_names"])
-        self.root, self.exclude = root or self.default_root, [exclude] if isinstance(exclude, str) else exclude or []
+        self.save_hyperparameters(
+            ignore=["predict", "num_workers", "cache_limit_gb", "class_names"]
+        )
+        self.root, self.exclude = (
+            root or self.default_root,
+            [exclude] if isinstance(exclude, str) else exclude or [],
+        )
         check_lists(augmentations, self.exclude)
-        self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
+        self.batch_size = batch_size
+        self.image_size = image_size
+        self.num_workers = num_workers
         self.on_bad_image, self.cache_limit_gb = on_bad_image, cache_limit_gb
         self.cache_size, self.eval_image_size = cache_size, eval_image_size or image_size
         how = (resize, interpolation, crop_share, crop_and_flip, augmentations or (), min_crop)
-        self.train_transforms, self.eval_transform = pipelines({image_size, *sizes}, self.eval_image_size, *how)
-        self.mixing, self.collate = Mixing(mixup, cutmix), Collate(image_size, self.eval_image_size, *sizes)
+        self.train_transforms, self.eval_transform = pipelines(
+            {image_size, *sizes}, self.eval_image_size, *how
+        )
+        self.mixing, self.collate = (
+            Mixing(mixup, cutmix),
+            Collate(image_size, self.eval_image_size, *sizes),
+        )
         self.splits: dict[str, Split] = {}
-        self._cache, self._transfer, self._ahead = CacheOfSplits(), DeviceCopy(), BatchesAhead()
-        self.class_names, self.fingerprint, self.is_fitted = class_names or [], "", False
+        self._cache = CacheOfSplits()
+        self._transfer = DeviceCopy()
+        self._ahead = BatchesAhead()
+        self.class_names = class_names or []
+        self.fingerprint = ""
+        self.is_fitted = False
         self.seen: Seen | None = None  # what training sees
         if predict is not None:
             self.splits["predict"] = unlabelled(predict, on_bad_image == "skip", is_first_process())
@@ -138,7 +170,9 @@ class ImageDataModule(pl.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         end_workers()
 
-    def loader(self, split: str, train: bool = False, is_limited: bool = False, is_alone: bool = False) -> DataLoader:
+    def loader(
+        self, split: str, train: bool = False, is_limited: bool = False, is_alone: bool = False
+    ) -> DataLoader:
         """Return the batches of this device: of one epoch from where the run stands, or of a split in order.
 
         Args:
@@ -153,15 +187,25 @@ class ImageDataModule(pl.LightningDataModule):
         if split not in self.splits:
             raise ValueError(is_without(self.root, split))
         trainer = self.trainer
-        rank, world_size = (0, 1) if trainer is None or is_alone else (trainer.global_rank, trainer.world_size)
+        rank, world_size = (
+            (0, 1) if trainer is None or is_alone else (trainer.global_rank, trainer.world_size)
+        )
         num = len(self.splits[split].labels)
         if train:
             is_same, place = getattr(self.trainer, "overfit_batches", 0) > 0, position(self.trainer)
-            batches: Any = TrainBatches(num, self.batch_size, run_seed(), rank, world_size, *place, is_same=is_same)
+            batches: Any = TrainBatches(
+                num, self.batch_size, run_seed(), rank, world_size, *place, is_same=is_same
+            )
         else:
             left = limited(self.trainer, split, num, self.batch_size) if is_limited else num
-            key = partial(spread, num=left, num_images=num) if left < num and split != "predict" else None
-            batches = EvalBatches(left, math.ceil(self.batch_size / world_size), rank, world_size, key)
+            key = (
+                partial(spread, num=left, num_images=num)
+                if left < num and split != "predict"
+                else None
+            )
+            batches = EvalBatches(
+                left, math.ceil(self.batch_size / world_size), rank, world_size, key
+            )
         dataset = self.pictures(split, train)
         ahead = self._ahead(self.trainer, split, train, "val" in self.splits)
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
@@ -182,7 +226,10 @@ class ImageDataModule(pl.LightningDataModule):
         if split in ("train", "val") and self.trainer is not None:
             settings = self.splits, self.root or "", self.cache_limit_gb, self.batch_size
             self.splits |= self._cache.take(self.trainer, *settings, reads)
-        given, on_bad_image = self.splits[split], "skip" if split == "predict" else self.on_bad_image
+        given, on_bad_image = (
+            self.splits[split],
+            "skip" if split == "predict" else self.on_bad_image,
+        )
         transform = self.train_transforms[self.image_size] if train else self.eval_transform
         by_epoch = scheduled(self.train_transforms, self.sizes, self.trainer) if train else None
         options = run_seed(), on_bad_image, self.mixing, by_epoch
@@ -196,10 +243,17 @@ class ImageDataModule(pl.LightningDataModule):
     def worker_options(self, num_at_once: int, num_ahead: int = BATCHES_AHEAD) -> dict[str, Any]:
         """Return a loader's options for reading this many pictures at once, on this device."""
         batch_bytes = 3 * num_at_once * max(self.collate.sizes) ** 2
-        return {"collate_fn": self.collate, **loader_options(self.trainer, self.num_workers, batch_bytes, num_ahead)}
+        return {
+            "collate_fn": self.collate,
+            **loader_options(self.trainer, self.num_workers, batch_bytes, num_ahead),
+        }
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        return self._transfer(batch, device, partial(super().transfer_batch_to_device, dataloader_idx=dataloader_idx))
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        return self._transfer(
+            batch, device, partial(super().transfer_batch_to_device, dataloader_idx=dataloader_idx)
+        )
 
     def train_dataloader(self) -> DataLoader:
         return self.loader("train", train=True)

@@ -47,7 +47,10 @@ class ImageDataset(Dataset[dict[str, Any]]):
         mixing: Mixing = _UNMIXED,
         by_epoch: Callable[[int], A.Compose] | None = None,
     ) -> None:
-        self.read, self.labels, self.transform, self.seed = read, labels, transform, seed
+        self.read = read
+        self.labels = labels
+        self.transform = transform
+        self.seed = seed
         self.on_bad_image, self.mixing = on_bad_image, mixing
         self.by_epoch = by_epoch
 
@@ -60,7 +63,9 @@ class ImageDataset(Dataset[dict[str, Any]]):
         mix = None if epoch is None else self.mixing.draw(self.seed, epoch, index, len(self))
         if mix is None or item["image"] is None:
             return item
-        partner, image, share = self._alone(epoch, mix.partner), item["image"], 1.0
+        partner = self._alone(epoch, mix.partner)
+        image = item["image"]
+        share = 1.0
         if partner["image"] is not None:
             image, share = mix.apply(image, partner["image"])
         return {**item, "image": image, "partner_label": partner["label"], "share": share}
@@ -71,14 +76,17 @@ class ImageDataset(Dataset[dict[str, Any]]):
             picture = self.read(index)
         except DecodeError as error:
             if self.on_bad_image == "error":
-                raise DecodeError(f"{error}; --data.on_bad_image skip leaves out what can't be decoded") from error
+                raise DecodeError(
+                    f"{error}; --data.on_bad_image skip leaves out what can't be decoded"
+                ) from error
             return {**item, "error": str(error)}
         try:
             image = self._transformed(picture, epoch, index)
         except Exception:
             if picture.flags.writeable:
                 raise
-            image = self._transformed(picture.copy(), epoch, index)  # it writes into its input, which is a cache's
+            # it writes into its input, which is a cache's
+            image = self._transformed(picture.copy(), epoch, index)
         return {**item, "image": image}
 
     def _transformed(self, picture: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
@@ -106,7 +114,10 @@ class Collate:
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         good = [item for item in items if item["image"] is not None]
-        side = next((len(item["image"]) for item in good[:1] if len(item["image"]) in self.sizes), self.sizes[0])
+        side = next(
+            (len(item["image"]) for item in good[:1] if len(item["image"]) in self.sizes),
+            self.sizes[0],
+        )
         images = np.empty((len(good), side, side, 3), np.uint8)
         for image, item in zip(images, good, strict=True):
             image[:] = item["image"]

@@ -31,9 +31,17 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from finetune.data.completeness import check_coefficients, load
 from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
-from finetune.data.samples import bytes_of_samples, rows_at_once, scale_transparency, stored_mode, use_native_order
+from finetune.data.samples import (
+    bytes_of_samples,
+    rows_at_once,
+    scale_transparency,
+    stored_mode,
+    use_native_order,
+)
 
-IMAGE_SUFFIXES: frozenset[str] = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+IMAGE_SUFFIXES: frozenset[str] = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
+)
 
 # The first bytes decide, not the suffix. The classes are called directly because Image.open() warns from 89 Mpx on,
 # tries formats we do not want (EPS starts Ghostscript) and says only "cannot identify" about a damaged header.
@@ -47,7 +55,8 @@ READERS: dict[bytes, type[ImageFile]] = {
     b"GIF8": GifImageFile,
 }
 
-_BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # in file names, of which each is to stay on a line
+# in file names, of which each is to stay on a line
+_BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # an entry of warnings.filters
 
 
@@ -94,7 +103,9 @@ def decode(
             if shorter_side is None or min(image.size) <= shorter_side:
                 return read_pixels(image, file)[0]
             return _shrunk(image, file, shorter_side)
-    except Exception as error:  # damaged files make Pillow raise nearly every kind, struct.error and KeyError too
+    except (
+        Exception
+    ) as error:  # damaged files make Pillow raise nearly every kind, struct.error and KeyError too
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(reason.split()) or type(error).__name__
         name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
@@ -118,12 +129,17 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _shrunk(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDArray[np.uint8]:
-    from finetune.data.resize import resize  # with torch and OpenCV, which decoding as such does without
+    # with torch and OpenCV, which decoding as such does without
+    from finetune.data.resize import resize
 
-    longer_side = round(max(image.size) * (shorter_side / min(image.size)))  # a fraction's own sides are rounded
-    image.draft(None, (2 * shorter_side, 2 * shorter_side))  # for a JPEG; other formats know no fractions
+    # a fraction's own sides are rounded
+    longer_side = round(max(image.size) * (shorter_side / min(image.size)))
+    # for a JPEG; other formats know no fractions
+    image.draft(None, (2 * shorter_side, 2 * shorter_side))
     picture, _ = read_pixels(image, file)
-    return resize(picture, *sorted((shorter_side, longer_side), reverse=picture.shape[0] >= picture.shape[1]))
+    return resize(
+        picture, *sorted((shorter_side, longer_side), reverse=picture.shape[0] >= picture.shape[1])
+    )
 
 
 def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
@@ -144,7 +160,8 @@ def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
     _check_size(*image.size, max_pixels)
     if isinstance(image, TiffImageFile):
         tags: Any = image.tag_v2
-        _check_size(tags.get(322, 0), tags.get(323, 0), max_pixels)  # of a tile, which may be larger than the picture
+        # of a tile, which may be larger than the picture
+        _check_size(tags.get(322, 0), tags.get(323, 0), max_pixels)
     return image
 
 
@@ -177,7 +194,8 @@ def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
     content = file.read()
     try:
         check_coefficients(content)  # `load` says then what is missing
-        pixels = simplejpeg.decode_jpeg(content, min_height=height, min_width=width)  # a warning is a ValueError
+        # a warning is a ValueError
+        pixels = simplejpeg.decode_jpeg(content, min_height=height, min_width=width)
     except ValueError:
         return None
     with contextlib.suppress(Exception):  # as in `_upright_rgb`
@@ -197,7 +215,8 @@ def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
         return _upright_rgb(image, is_ours=False)
     position = image.fp.tell()
     image.fp.seek(0)
-    file = io.BytesIO(image.fp.read())  # loading closes the file of an image that was opened by its path
+    # loading closes the file of an image that was opened by its path
+    file = io.BytesIO(image.fp.read())
     image.fp.seek(position)
     if isinstance(image, JpegImageFile):
         check_scans(file)
@@ -212,8 +231,10 @@ def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def _upright_rgb(image: Image.Image, is_ours: bool) -> NDArray[np.uint8]:
-    tags: Any = getattr(image, "tag_v2", {})  # only TIFF states a depth below 16 and whether 0 is white
-    with contextlib.suppress(Exception):  # damaged metadata (any kind of exception) is no reason to refuse good pixels
+    # only TIFF states a depth below 16 and whether 0 is white
+    tags: Any = getattr(image, "tag_v2", {})
+    # damaged metadata (any kind of exception) is no reason to refuse good pixels
+    with contextlib.suppress(Exception):
         # In place it takes no copy, and returns nothing.
         image = ImageOps.exif_transpose(image, in_place=is_ours) or image  # type: ignore[call-overload]
     to_bytes = bytes_of_samples(image, tags)
@@ -226,13 +247,17 @@ def _upright_rgb(image: Image.Image, is_ours: bool) -> NDArray[np.uint8]:
     return pixels
 
 
-def _rgb(image: Image.Image, to_bytes: Callable[[NDArray], NDArray[np.uint8]] | None) -> NDArray[np.uint8]:
+def _rgb(
+    image: Image.Image, to_bytes: Callable[[NDArray], NDArray[np.uint8]] | None
+) -> NDArray[np.uint8]:
     if to_bytes is not None:
         values = np.asarray(image)
         transparent = image.info.get("transparency")
         image = Image.fromarray(to_bytes(values))
         if isinstance(transparent, int):  # of a PNG of 16 bits
-            image.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))
+            image.putalpha(
+                Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))
+            )
     if image.has_transparency_data:
         image = image.convert("RGBA")
         paper = Image.new("RGB", image.size, "white")

@@ -38,5 +38,6 @@ def has_16_bits(path: str) -> bool:
     """Return whether the header of a picture states samples of 9 to 16 bits."""
     with suppress(Exception), open_file(path) as file:  # as in `decode`, which says why
         image = read_header(file)
-        return image.mode.startswith("I;16") or ";16" in str(image.tile)  # in colour Pillow keeps 8 of them
+        # in colour Pillow keeps 8 of them
+        return image.mode.startswith("I;16") or ";16" in str(image.tile)
     return False

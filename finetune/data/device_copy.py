@@ -18,7 +18,9 @@ class DeviceCopy:
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
 
-    def __call__(self, batch: Any, device: torch.device, copy: Callable[[Any, torch.device], Any]) -> Any:
+    def __call__(
+        self, batch: Any, device: torch.device, copy: Callable[[Any, torch.device], Any]
+    ) -> Any:
         """Return the batch on a device, ready for what is queued there next.
 
         Args:
@@ -37,5 +39,6 @@ class DeviceCopy:
         computing.wait_stream(stream)
         for value in there.values():
             if isinstance(value, Tensor):
-                value.record_stream(computing)  # its memory is not to be taken for the next copy before it was used
+                # its memory is not to be taken for the next copy before it was used
+                value.record_stream(computing)
         return there

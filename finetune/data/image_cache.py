@@ -57,7 +57,9 @@ class CachedReader:
     """
 
     def __init__(self, files: FileReader, packed: MemmapImages, positions: np.ndarray) -> None:
-        self.files, self.packed, self.positions = files, packed, positions
+        self.files = files
+        self.packed = packed
+        self.positions = positions
 
     def __call__(self, index: int) -> np.ndarray:
         picture = self.packed[self.positions[index]]
@@ -94,8 +96,13 @@ class CacheOfSplits:
             batch_size: Pictures in a batch, over all devices.
             reads: How often each of train will be read.
         """
-        num, is_fit = len(splits["train"].labels) if "train" in splits else 0, trainer.state.fn == "fit"
-        in_all = num_reads(trainer, num, batch_size) if reads is None and is_fit else (reads or 1) * num
+        num, is_fit = (
+            len(splits["train"].labels) if "train" in splits else 0,
+            trainer.state.fn == "fit",
+        )
+        in_all = (
+            num_reads(trainer, num, batch_size) if reads is None and is_fit else (reads or 1) * num
+        )
         build = num > 0 and pays(in_all, num)
         if self._build is not None and self._build >= build:
             return {}
@@ -103,10 +110,19 @@ class CacheOfSplits:
         return from_cache(splits, root, limit_gb, build)
 
 
-def from_cache(splits: Mapping[str, Split], root: str | Path, limit_gb: float, build: bool) -> dict[str, Split]:
+def from_cache(
+    splits: Mapping[str, Split], root: str | Path, limit_gb: float, build: bool
+) -> dict[str, Split]:
     """Return train and val, of splits that are read from files, as read from a cache; see `cached_readers`."""
-    files = {s: p.read for s, p in splits.items() if s in ("train", "val") and isinstance(p.read, FileReader)}
-    return {s: replace(splits[s], read=read) for s, read in cached_readers(files, root, limit_gb, build).items()}
+    files = {
+        s: p.read
+        for s, p in splits.items()
+        if s in ("train", "val") and isinstance(p.read, FileReader)
+    }
+    return {
+        s: replace(splits[s], read=read)
+        for s, read in cached_readers(files, root, limit_gb, build).items()
+    }
 
 
 def cached_readers(
@@ -127,7 +143,8 @@ def cached_readers(
     if limit_gb <= 0 or not splits:
         return {}
     paths = [path for files in splits.values() for path in files.paths]
-    order = sorted(range(len(paths)), key=paths.__getitem__)  # however the pictures are split, it is one cache
+    # however the pictures are split, it is one cache
+    order = sorted(range(len(paths)), key=paths.__getitem__)
     positions = np.empty(len(paths), np.int64)
     positions[order] = np.arange(len(paths))
     paths = [paths[i] for i in order]
@@ -145,19 +162,31 @@ def cached_readers(
         return {}
     mark_used(path)
     parts = np.split(positions, np.cumsum([len(files.paths) for files in splits.values()])[:-1])
-    return {s: CachedReader(files, packed, part) for (s, files), part in zip(splits.items(), parts, strict=True)}
+    return {
+        s: CachedReader(files, packed, part)
+        for (s, files), part in zip(splits.items(), parts, strict=True)
+    }
 
 
-def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float) -> MemmapImages | None:
+def _made(
+    path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float
+) -> MemmapImages | None:
     """Build a cache, unless another process has or could not; return None where there is none.
 
     Who waited for one that was stopped begins anew. Where it failed nobody does: of many each would fail in turn.
     """
     failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
     try:
-        num_bytes, max_bytes = _estimate(paths, about["shorter_side"]), min(limit_gb * 1e9, room(path.parent))
+        num_bytes, max_bytes = (
+            _estimate(paths, about["shorter_side"]),
+            min(limit_gb * 1e9, room(path.parent)),
+        )
         if num_bytes > max_bytes:
-            limit = "--data.cache_limit_gb" if max_bytes == limit_gb * 1e9 else f"half the free disk of {path.parent}"
+            limit = (
+                "--data.cache_limit_gb"
+                if max_bytes == limit_gb * 1e9
+                else f"half the free disk of {path.parent}"
+            )
             above = f"a cache of {num_bytes / 1e9:.2g} GB would be above {limit}, {max_bytes / 1e9:.2g} GB"
             if is_first_process():
                 log.info("%s%s", failure, above)
@@ -166,7 +195,8 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
             packed = opened(path)
             if packed is not None:
                 return packed
-            if has_waited and not unfinished(path):  # nobody was stopped at it, who would have left something
+            # nobody was stopped at it, who would have left something
+            if has_waited and not unfinished(path):
                 if is_first_process():
                     log.warning("%sno cache, another process could not make it", failure)
                 return None
@@ -175,7 +205,9 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
             began = time.perf_counter()
             try:
                 with ThreadPoolExecutor(num_cores()) as pool:
-                    write_memmap(path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes)
+                    write_memmap(
+                        path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes
+                    )
             except (OSError, TooLarge) as error:
                 log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
                 return None
@@ -184,9 +216,18 @@ def _made(path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: flo
                     path.with_name(f".{path.name}.stopped.tmp").touch()
                 raise
             seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
-            log.info("decoded %d pictures once, in %.1f s: %.2f GB in %s", len(paths), seconds, size, path)
+            log.info(
+                "decoded %d pictures once, in %.1f s: %.2f GB in %s",
+                len(paths),
+                seconds,
+                size,
+                path,
+            )
             return MemmapImages(path)
-    except (OSError, NotImplementedError) as error:  # no right to write there, or no locks on that disk
+    except (
+        OSError,
+        NotImplementedError,
+    ) as error:  # no right to write there, or no locks on that disk
         if is_first_process():
             log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
         return None
@@ -203,7 +244,9 @@ def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
     return 3 * len(paths) * float(np.mean(num_pixels))
 
 
-def _decoded(pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int | None) -> Iterator[np.ndarray | None]:
+def _decoded(
+    pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int | None
+) -> Iterator[np.ndarray | None]:
     """Yield the pictures in order while the pool is a few ahead, with a bar on a terminal."""
 
     def load(path: str) -> np.ndarray | None:
@@ -214,7 +257,9 @@ def _decoded(pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int |
 
     console = Console(stderr=True)
     waiting: deque[Future[np.ndarray | None]] = deque()
-    for path in track(paths, "decoding pictures", console=console, transient=True, disable=not console.is_terminal):
+    for path in track(
+        paths, "decoding pictures", console=console, transient=True, disable=not console.is_terminal
+    ):
         waiting.append(pool.submit(load, path))
         if len(waiting) > 4 * num_cores():
             yield waiting.popleft().result()

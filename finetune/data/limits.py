@@ -8,7 +8,8 @@ MAX_BYTES = 8 * MAX_PIXELS  # of a file: four samples of 16 bits a pixel, as the
 MAX_SCANS = 100  # of a JPEG, as in libvips; usual ones have up to 10
 
 _SCAN, _END = 0xDA, 0xD9
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # of those that a length follows, and the end
+# of those that a length follows, and the end
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 
 
 def check_scans(file: BinaryIO) -> None:
@@ -18,8 +19,11 @@ def check_scans(file: BinaryIO) -> None:
         ValueError: It has more than `MAX_SCANS`.
     """
     file.seek(0)
-    content, place, number = file.read(), 2, 0
-    if content.count(bytes([0xFF, _SCAN])) <= MAX_SCANS:  # in a thousandth of the time that decoding takes
+    content = file.read()
+    place = 2
+    number = 0
+    # in a thousandth of the time that decoding takes
+    if content.count(bytes([0xFF, _SCAN])) <= MAX_SCANS:
         return
     while (found := _MARKER.search(content, place)) and content[found.end() - 1] != _END:
         number += content[found.end() - 1] == _SCAN

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 MOST_WORKERS_PER_CORE = 4
 _SHARED_MEMORY = Path("/dev/shm")
-_ASKED_FOR, _HELD = 2, 1  # batches of each worker: what the loader asks for ahead, and what training holds
+# batches of each worker: what the loader asks for ahead, and what training holds
+_ASKED_FOR, _HELD = 2, 1
 BATCHES_AHEAD = _ASKED_FOR + _HELD
 _SMALL = 2**15  # bytes of a tensor that is cheaper to copy than to share
 _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
@@ -44,7 +45,9 @@ def automatic_workers(trainer: pl.Trainer | None, num_devices: int | None = None
     """
     cores = num_cores()
     # srun gives each task cores of its own; what other starters give is for all devices of the machine.
-    sharing = num_devices or trainer.num_devices if trainer and "SLURM_STEP_ID" not in os.environ else 1
+    sharing = (
+        num_devices or trainer.num_devices if trainer and "SLURM_STEP_ID" not in os.environ else 1
+    )
     if trainer and trainer.strategy.root_device.type == "cpu":
         return min(1, cores // (2 * sharing))  # the network needs the cores more than decoding does
     return max(1, min(8, cores // sharing))
@@ -65,7 +68,9 @@ def bounded_workers(num_workers: int, trainer: pl.Trainer | None) -> int:
 @functools.cache
 def _tell_bound(num_workers: int, most: int) -> None:
     where = f"{MOST_WORKERS_PER_CORE} for each of {num_cores()} cores"
-    log.warning("data.num_workers %d: only %d are started for each device, %s", num_workers, most, where)
+    log.warning(
+        "data.num_workers %d: only %d are started for each device, %s", num_workers, most, where
+    )
 
 
 def check_shared_memory(
@@ -95,7 +100,10 @@ def check_shared_memory(
 
 
 def loader_options(
-    trainer: pl.Trainer | None, num_workers: int | str, batch_bytes: int, num_ahead: int = BATCHES_AHEAD
+    trainer: pl.Trainer | None,
+    num_workers: int | str,
+    batch_bytes: int,
+    num_ahead: int = BATCHES_AHEAD,
 ) -> dict[str, Any]:
     """Return a loader's options for reading batches of at most so many bytes on this device.
 
@@ -104,7 +112,11 @@ def loader_options(
         num_workers: A number, which `bounded_workers` bounds, or `auto` for what suits the machine.
         batch_bytes, num_ahead: See `check_shared_memory`.
     """
-    num = bounded_workers(num_workers, trainer) if isinstance(num_workers, int) else automatic_workers(trainer)
+    num = (
+        bounded_workers(num_workers, trainer)
+        if isinstance(num_workers, int)
+        else automatic_workers(trainer)
+    )
     check_shared_memory(num, batch_bytes, trainer.num_devices if trainer else 1, num_ahead)
     return {"num_workers": num, "pin_memory": is_pinned(trainer), "worker_init_fn": start_worker}
 
@@ -124,7 +136,9 @@ class BatchesAhead:
     def __init__(self) -> None:
         self._is_fed = False
 
-    def __call__(self, trainer: pl.Trainer | None, split: str, is_train: bool, has_val: bool) -> int:
+    def __call__(
+        self, trainer: pl.Trainer | None, split: str, is_train: bool, has_val: bool
+    ) -> int:
         """Return the number for a loader that is about to be made; 0 where it is reckoned with.
 
         Args:
@@ -136,7 +150,12 @@ class BatchesAhead:
         if self._is_fed and split in ("train", "val"):
             return 0
         self._is_fed |= is_train
-        is_beside = is_train and has_val and getattr(trainer, "limit_val_batches", 0) != 0 and not is_pinned(trainer)
+        is_beside = (
+            is_train
+            and has_val
+            and getattr(trainer, "limit_val_batches", 0) != 0
+            and not is_pinned(trainer)
+        )
         return BATCHES_AHEAD + _ASKED_FOR * is_beside
 
 
@@ -220,7 +239,11 @@ def start_worker(worker_id: int) -> None:
 def _by_value(tensor: Tensor) -> Any:
     # Labels and indices go in the message itself: each tensor in shared memory costs the process that trains a
     # connection of its own to the worker.
-    if tensor.nbytes > _SMALL or tensor.requires_grad or tensor.dtype not in (torch.int64, torch.float32):
+    if (
+        tensor.nbytes > _SMALL
+        or tensor.requires_grad
+        or tensor.dtype not in (torch.int64, torch.float32)
+    ):
         return reduce_tensor(tensor)
     return torch.from_numpy, (tensor.numpy().copy(),)
 
@@ -228,7 +251,8 @@ def _by_value(tensor: Tensor) -> Any:
 def _end_with(main: Any) -> None:
     # Python's exit and a DataLoader that gives up send SIGTERM, then wait for as long as it takes; a handler would not
     # be told who has sent it. A main process that was killed says nothing.
-    parent = os.getppid()  # the main process or the one that forks for it; younger workers keep it alive to `is_alive`
+    # the main process or the one that forks for it; younger workers keep it alive to `is_alive`
+    parent = os.getppid()
     while main.is_alive() and os.getppid() == parent:
         signum = signal.sigtimedwait({signal.SIGTERM}, 1)
         if signum is not None and signum.si_pid == main.pid:
@@ -236,7 +260,9 @@ def _end_with(main: Any) -> None:
     os._exit(0)  # with another code the DataLoader would report a worker that failed
 
 
-def _tell_unless_left(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+def _tell_unless_left(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
     # A main process that ends while a batch is handed over leaves its worker's thread with half a connection, whose
     # traceback multiprocessing would print (resource_sharer.py). What else fails in a worker reaches the main process.
     if not issubclass(kind, (ConnectionError, EOFError)):

@@ -27,9 +27,11 @@ import numpy as np
 from finetune.system.cache_dir import HEADER_BYTES, MARK
 from finetune.system.files import replacing, unfinished
 
-_TRAILER = struct.Struct("<16sQQ32s")  # what this is, N, where the arrays begin, SHA-256 of what is from there to here
+# what this is, N, where the arrays begin, SHA-256 of what is from there to here
+_TRAILER = struct.Struct("<16sQQ32s")
 _MAGIC = b"finetune packed2"
-_SYNC_BYTES = 2**28  # so much is sent to the disk while the next pictures come, instead of all at the end
+# so much is sent to the disk while the next pictures come, instead of all at the end
+_SYNC_BYTES = 2**28
 
 
 class MemmapImages:
@@ -46,9 +48,12 @@ class MemmapImages:
     def __init__(self, path: Path) -> None:
         self.path = path
         with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # an empty file is a ValueError
+            # an empty file is a ValueError
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         end = len(self._map) - _TRAILER.size
-        magic, num, start, checksum = _TRAILER.unpack_from(self._map, end) if end >= 0 else (b"", 0, 0, b"")
+        magic, num, start, checksum = (
+            _TRAILER.unpack_from(self._map, end) if end >= 0 else (b"", 0, 0, b"")
+        )
         if magic != _MAGIC:
             raise ValueError(f"{path} is cut off, or no file of this kind and version")
         with memoryview(self._map) as content:
@@ -57,11 +62,17 @@ class MemmapImages:
         self.about: dict[str, Any] = json.loads(self._map[start + 16 * num : end])
         self._offsets = np.frombuffer(self._map, np.int64, num, start)
         self._shapes = np.frombuffer(self._map, np.int32, 2 * num, start + 8 * num).reshape(num, 2)
-        self._pixels = np.frombuffer(self._map, np.uint8, max(0, start - HEADER_BYTES), HEADER_BYTES)
+        self._pixels = np.frombuffer(
+            self._map, np.uint8, max(0, start - HEADER_BYTES), HEADER_BYTES
+        )
         sizes = 3 * self._shapes.astype(np.int64).prod(axis=1)
         end_of_pixels = HEADER_BYTES + int(sizes.sum())
-        if not np.array_equal(self._offsets, np.cumsum(sizes) - sizes) or start != _aligned(end_of_pixels):
-            raise ValueError(f"{path} is damaged: it holds more or fewer pixels than its index says")
+        if not np.array_equal(self._offsets, np.cumsum(sizes) - sizes) or start != _aligned(
+            end_of_pixels
+        ):
+            raise ValueError(
+                f"{path} is damaged: it holds more or fewer pixels than its index says"
+            )
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -89,7 +100,9 @@ class TooLarge(Exception):
     """The pictures take more bytes than they may."""
 
 
-def write_memmap(path: Path, pictures: Iterable[np.ndarray | None], about: dict[str, Any], max_bytes: float) -> None:
+def write_memmap(
+    path: Path, pictures: Iterable[np.ndarray | None], about: dict[str, Any], max_bytes: float
+) -> None:
     """Write pictures (H, W, 3) uint8 into a file, or leave nothing behind; what was there before is replaced.
 
     Args:

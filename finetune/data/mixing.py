@@ -31,7 +31,9 @@ class Mix(NamedTuple):
     share: float
     centre: tuple[float, float] | None
 
-    def apply(self, image: NDArray[np.uint8], other: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], float]:
+    def apply(
+        self, image: NDArray[np.uint8], other: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.uint8], float]:
         """Return both (h, w, 3) as one, and the share that the first has in it: at least a half.
 
         The ground is whichever of the two makes it so. The pairs that there may be are the same as if it were always
@@ -42,7 +44,11 @@ class Mix(NamedTuple):
         """
         height, width = image.shape[:2]
         top, left, bottom, right = (0, 0, 0, 0) if self.centre is None else self.box(height, width)
-        kept = self.share if self.centre is None else 1 - (bottom - top) * (right - left) / (height * width)
+        kept = (
+            self.share
+            if self.centre is None
+            else 1 - (bottom - top) * (right - left) / (height * width)
+        )
         ground, filling = (image, other) if kept >= 0.5 else (other, image)
         if self.centre is None:
             mixed = np.asarray(cv2.addWeighted(ground, kept, filling, 1 - kept, 0.0), np.uint8)

@@ -60,7 +60,9 @@ class GreyReader:
         return np.repeat(self.pixels[index][:, :, None], 3, axis=2)
 
 
-def files_to_predict(pictures: str | Sequence[str], skip: bool = False, is_told: bool = True) -> PathList:
+def files_to_predict(
+    pictures: str | Sequence[str], skip: bool = False, is_told: bool = True
+) -> PathList:
     """Return the pictures that a path means: one picture, a folder, a glob, or a .txt file with a path on each line.
 
     Of several such paths, all that they mean, in their order.
@@ -72,7 +74,9 @@ def files_to_predict(pictures: str | Sequence[str], skip: bool = False, is_told:
     """
     if isinstance(pictures, str):
         return _files(os.path.expanduser(pictures), skip, is_told)
-    return PathList(path for pattern in pictures for path in _files(os.path.expanduser(pattern), skip, is_told))
+    return PathList(
+        path for pattern in pictures for path in _files(os.path.expanduser(pattern), skip, is_told)
+    )
 
 
 def _files(pattern: str, skip: bool, is_told: bool) -> PathList:
@@ -90,7 +94,9 @@ def _files(pattern: str, skip: bool, is_told: bool) -> PathList:
         _check_not_many(pattern)
         paths, missing = PathList([pattern]), ""
     else:
-        paths = PathList(path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path))
+        paths = PathList(
+            path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)
+        )
         missing = f"no picture, folder, list or glob {pattern!r} here"
     if not len(paths):
         raise FileNotFoundError(missing)
@@ -100,6 +106,8 @@ def _files(pattern: str, skip: bool, is_told: bool) -> PathList:
 def _check_not_many(path: str) -> None:
     """Refuse a file that stands for many pictures; another one that is none is told of in its row."""
     if path.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")):
-        raise ValueError(f"{path!r} is a table: a list of pictures is a .txt file with a path on each line")
+        raise ValueError(
+            f"{path!r} is a table: a list of pictures is a .txt file with a path on each line"
+        )
     if not any(stored_size(path)) and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
         raise ValueError(f"{path!r} is an archive: unpack it, and give the folder")

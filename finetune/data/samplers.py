@@ -41,7 +41,10 @@ def augmentation_seed(seed: int, epoch: int, index: int) -> int:
 
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Return the seed of torch's generators for one training step, so that no generator state needs saving."""
-    return int(np.random.SeedSequence((_STEP, seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(
+        np.random.SeedSequence((_STEP, seed, step, rank)).generate_state(1, np.uint64)[0]
+        >> np.uint64(1)
+    )
 
 
 def some_of(num_images: int, num: int, kind: int, seed: int = 0) -> np.ndarray:
@@ -87,9 +90,13 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         batch: int = 0,
         is_same: bool = False,
     ) -> None:
-        self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
+        self.num_images = num_images
+        self.batch_size = batch_size
+        self.seed = seed
         self.rank, self.world_size = rank, world_size
-        self.epoch, self.batch, self.is_same = epoch, batch, is_same
+        self.epoch = epoch
+        self.batch = batch
+        self.is_same = is_same
         self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
 
     def set_epoch(self, epoch: int) -> None:
@@ -116,7 +123,12 @@ class EvalBatches(Sampler[Sequence[Any]]):
     """
 
     def __init__(
-        self, num_images: int, num_per_step: int, rank: int, world_size: int, key: Callable[[int], Any] | None = None
+        self,
+        num_images: int,
+        num_per_step: int,
+        rank: int,
+        world_size: int,
+        key: Callable[[int], Any] | None = None,
     ) -> None:
         self.key, self.is_held = key, False
         self.indices, self.num_per_step = share(num_images, rank, world_size), num_per_step
@@ -155,7 +167,11 @@ def spread(place: Any, num: int, num_images: int) -> Any:
 def check_limit(trainer: "pl.Trainer", split: str, num_images: int, batch_size: int) -> None:
     """Make sure that the trainer's limit, where it is a share, leaves something of a split."""
     share = getattr(trainer, f"limit_{split}_batches")
-    if isinstance(share, float) and share > 0 < num_images and not num_within(share, num_images, batch_size):
+    if (
+        isinstance(share, float)
+        and share > 0 < num_images
+        and not num_within(share, num_images, batch_size)
+    ):
         raise ValueError(f"trainer.limit_{split}_batches {share} is less than one batch of {split}")
 
 
@@ -212,10 +228,14 @@ def total_steps(trainer: "pl.Trainer", num_batches: int, interval: str = "step")
     in_epochs = steps_of(range(max_epochs)) if max_epochs >= 0 else -1
     if trainer.max_steps < 0 and in_epochs < 0:
         hint = "give one, or a scheduler that needs no length, or --model.scheduler null"
-        raise ValueError(f"the scheduler needs total_steps in a run without trainer.max_epochs and max_steps: {hint}")
+        raise ValueError(
+            f"the scheduler needs total_steps in a run without trainer.max_epochs and max_steps: {hint}"
+        )
     steps = min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
     if steps == 0:
-        raise ValueError(f"nothing to train: trainer.max_epochs is {max_epochs}, trainer.max_steps {trainer.max_steps}")
+        raise ValueError(
+            f"nothing to train: trainer.max_epochs is {max_epochs}, trainer.max_steps {trainer.max_steps}"
+        )
     if interval == "step":
         return steps
     epochs = 0
@@ -233,7 +253,9 @@ def steps_in(accumulated: int, callbacks: Any, num_batches: int, epochs: range) 
     changing = _changing(callbacks)
     if changing is None:
         return math.ceil(num_batches / accumulated) * len(epochs)
-    return sum(math.ceil(num_batches / changing.get_accumulate_grad_batches(epoch)) for epoch in epochs)
+    return sum(
+        math.ceil(num_batches / changing.get_accumulate_grad_batches(epoch)) for epoch in epochs
+    )
 
 
 def most_accumulated(trainer: "pl.Trainer") -> int:

@@ -11,11 +11,13 @@ from PIL.ImageFile import ImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-_AT_ONCE = 2**24  # pixels converted at once: the conversions of large images would hold several copies of them
+# pixels converted at once: the conversions of large images would hold several copies of them
+_AT_ONCE = 2**24
 
 # Full scales of 32-bit samples, whose files do not state one: fractions, 8, 16 and 32 bits.
 _FULL_SCALES = (1, 2**8 - 1, 2**16 - 1, 2**32 - 1)
-_MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}  # full scales that a TIFF of 16-bit samples may state
+# full scales that a TIFF of 16-bit samples may state
+_MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}
 
 # Tags of a TIFF.
 _BITS_PER_SAMPLE = 258
@@ -33,7 +35,9 @@ def rows_at_once(image: Image.Image) -> Iterator[tuple[int, int]]:
         yield top, min(top + num_rows, image.height)
 
 
-def bytes_of_samples(image: Image.Image, tags: Any) -> Callable[[NDArray], NDArray[np.uint8]] | None:
+def bytes_of_samples(
+    image: Image.Image, tags: Any
+) -> Callable[[NDArray], NDArray[np.uint8]] | None:
     """Return how signed samples and those of 12 to 32 bits become bytes; None for others.
 
     Pillow's own conversion would clip them at 0 and 255.
@@ -44,13 +48,15 @@ def bytes_of_samples(image: Image.Image, tags: Any) -> Callable[[NDArray], NDArr
     bits = _first(tags.get(_BITS_PER_SAMPLE), 16)
     sample_format = _first(tags.get(_SAMPLE_FORMAT), _UNSIGNED)
     if sample_format == _SIGNED and image.mode == "L":
-        return lambda values: np.bitwise_xor(values, 128, dtype=np.uint8)  # Pillow has read them as unsigned ones
+        # Pillow has read them as unsigned ones
+        return lambda values: np.bitwise_xor(values, 128, dtype=np.uint8)
     if sample_format == _SIGNED and bits == 16:
         return lambda values: (values + 2**15 >> 8).astype(np.uint8)
     is_16_bit = image.mode.startswith("I;16")
     if not is_16_bit and image.mode not in ("I", "F"):
         return None
-    is_wrapped = image.mode == "I" and bits == 32 and sample_format == _UNSIGNED  # Pillow holds them as signed ones
+    # Pillow holds them as signed ones
+    is_wrapped = image.mode == "I" and bits == 32 and sample_format == _UNSIGNED
     largest = 0.0
     if not is_16_bit or _MAX_SAMPLE_VALUE in tags:
         for top, bottom in rows_at_once(image):
@@ -58,7 +64,9 @@ def bytes_of_samples(image: Image.Image, tags: Any) -> Callable[[NDArray], NDArr
             if is_wrapped:
                 values = values.astype(np.uint32)
             if image.mode == "I" and values.min() < 0:
-                raise ValueError("its samples of 32 bits are signed, and some are below zero: save it as unsigned ones")
+                raise ValueError(
+                    "its samples of 32 bits are signed, and some are below zero: save it as unsigned ones"
+                )
             largest = max(largest, float(_finite(values).max()))
     # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
     full = next((full for full in _FULL_SCALES if largest <= 2 * full), largest)
@@ -117,7 +125,8 @@ def scale_transparency(image: Image.Image, stored: str, file: BinaryIO) -> None:
         full = 2 ** int(stored[2:]) - 1
         image.info["transparency"] = (colour & full) * 255 // full
     elif stored == "L":
-        image.info["transparency"] = colour & 255  # "the least significant bits are used", says the specification
+        # "the least significant bits are used", says the specification
+        image.info["transparency"] = colour & 255
     elif stored == "RGB":
         image.info["transparency"] = tuple(value & 255 for value in colour)
     elif stored == "RGB;16B":
@@ -130,13 +139,18 @@ def _compare_16_bits(image: Image.Image, colour: tuple[int, int, int], file: Bin
     file.seek(0)
     lower = PngImageFile(io.BytesIO(file.read()))
     codec, extents, offset, _ = lower.tile[0]
-    lower.tile = [type(lower.tile[0])(codec, extents, offset, "RGB;16L")]  # the other byte of each sample
+    # the other byte of each sample
+    lower.tile = [type(lower.tile[0])(codec, extents, offset, "RGB;16L")]
     lower.load()
     alpha = Image.new("L", image.size)
     for top, bottom in rows_at_once(image):
         box = (0, top, image.width, bottom)
-        upper_is_equal = (np.asarray(image.crop(box)) == [value >> 8 for value in colour]).all(axis=2)
-        lower_is_equal = (np.asarray(lower.crop(box)) == [value & 255 for value in colour]).all(axis=2)
+        upper_is_equal = (np.asarray(image.crop(box)) == [value >> 8 for value in colour]).all(
+            axis=2
+        )
+        lower_is_equal = (np.asarray(lower.crop(box)) == [value & 255 for value in colour]).all(
+            axis=2
+        )
         visible = np.where(upper_is_equal & lower_is_equal, 0, 255).astype(np.uint8)
         alpha.paste(Image.fromarray(visible), (0, top))
     image.putalpha(alpha)

@@ -50,9 +50,13 @@ def hold_against(checkpoint: Mapping[str, Any], trainer: "pl.Trainer") -> None:
     split = "val" if command == "validate" else "test" if command == "test" else None
     if command == "fit":
         if not known and is_told:
-            log.warning("the checkpoint, of an older version, does not say what it was trained on: not checked")
+            log.warning(
+                "the checkpoint, of an older version, does not say what it was trained on: not checked"
+            )
         elif known and is_told and checkpoint["finetune"]["data_fingerprint"] != data.fingerprint:
-            log.warning("the training pictures are not those that this run began with: it will end differently")
+            log.warning(
+                "the training pictures are not those that this run began with: it will end differently"
+            )
         if known and data.seen:
             data.seen = joined(data.seen, unpacked(known))
     elif split:
@@ -62,7 +66,9 @@ def hold_against(checkpoint: Mapping[str, Any], trainer: "pl.Trainer") -> None:
         if is_told and split in data.splits and not data.is_fitted:
             log.info(describe(split, data.splits[split], data.root))
             if not known:
-                log.warning("the checkpoint, of an older version, does not say what it has seen of them: not checked")
+                log.warning(
+                    "the checkpoint, of an older version, does not say what it has seen of them: not checked"
+                )
 
 
 def keep_unseen(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: bool = True) -> bool:
@@ -83,7 +89,9 @@ def keep_unseen(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: b
     return True
 
 
-def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None, is_told: bool) -> bool:
+def _is_trained_on(
+    data: Any, checkpoint: Mapping[str, Any], known: Seen | None, is_told: bool
+) -> bool:
     """Return whether this is the folder that the checkpoint was trained on, perhaps moved or renamed.
 
     There are two ways to recognise it:
@@ -97,16 +105,25 @@ def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None,
     is_there = bool(root) and os.path.realpath(root) == os.path.realpath(data.root)
     if known is None:
         return is_there
-    if is_there:  # also by the names that images had before they were moved into the folder of a split
-        here = [replace(split, tag=tag).hashes() for split in data.splits.values() for tag in {split.tag, ""}]
+    # also by the names that images had before they were moved into the folder of a split
+    if is_there:
+        here = [
+            replace(split, tag=tag).hashes()
+            for split in data.splits.values()
+            for tag in {split.tag, ""}
+        ]
         if _holds_half(here, known.names):
             return True
-        sizes = {name: file_sizes(split.paths, True) for name, split in data.splits.items()}  # or they were renamed
+        # or they were renamed
+        sizes = {name: file_sizes(split.paths, True) for name, split in data.splits.items()}
         trained = np.concatenate(
-            [found for name, found in sizes.items() if name in ("train", "val")] or [*sizes.values()]
+            [found for name, found in sizes.items() if name in ("train", "val")]
+            or [*sizes.values()]
         )
         # In both directions: among very many other files every size occurs.
-        if _holds_half([*sizes.values()], known.sizes[known.sizes > 0]) and _holds_half([known.sizes], trained):
+        if _holds_half([*sizes.values()], known.sizes[known.sizes > 0]) and _holds_half(
+            [known.sizes], trained
+        ):
             return True
     order = np.argsort(known.names)
     num = num_equal = num_compared = num_copies = 0
@@ -123,18 +140,28 @@ def _is_trained_on(data: Any, checkpoint: Mapping[str, Any], known: Seen | None,
             num_compared += len(some)
             num_copies += int(np.count_nonzero(digests == known.digests[rows[some]]))
     is_same = 2 * num_equal > num and 2 * num_copies >= num_compared
-    if known.digests is not None:  # else a few copies under their old names would make a folder of new images the same
-        is_same &= 2 * num >= min(len(known.names), sum(len(split.labels) for split in data.splits.values()))
+    # else a few copies under their old names would make a folder of new images the same
+    if known.digests is not None:
+        is_same &= 2 * num >= min(
+            len(known.names), sum(len(split.labels) for split in data.splits.values())
+        )
     if is_there and not is_same and is_told:
-        log.warning("%s holds few of the pictures that this checkpoint was trained on: taken for new ones", data.root)
+        log.warning(
+            "%s holds few of the pictures that this checkpoint was trained on: taken for new ones",
+            data.root,
+        )
     return is_same
 
 
 def _holds_half(here: Sequence[np.ndarray], known: np.ndarray) -> bool:
-    return bool(2 * np.count_nonzero(np.isin(known, np.concatenate([known[:0], *here]))) >= len(known))
+    return bool(
+        2 * np.count_nonzero(np.isin(known, np.concatenate([known[:0], *here]))) >= len(known)
+    )
 
 
-def leave_out_copies(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: bool = True) -> None:
+def leave_out_copies(
+    data: Any, split: str, checkpoint: Mapping[str, Any], is_told: bool = True
+) -> None:
     """Leave copies of the images that the checkpoint was trained on out of a split of another folder.
 
     Raises:
@@ -150,7 +177,11 @@ def leave_out_copies(data: Any, split: str, checkpoint: Mapping[str, Any], is_to
     count, first = _counted(data, split, is_copy)
     _check_not_all_copies(data, split, is_copy)
     if is_told:
-        log.warning("left out %s: copies of pictures that the checkpoint was trained on, such as %s", count, first)
+        log.warning(
+            "left out %s: copies of pictures that the checkpoint was trained on, such as %s",
+            count,
+            first,
+        )
     _keep(data, split, ~is_copy)
 
 
@@ -179,7 +210,9 @@ def _digests(given: Split, known: Seen) -> np.ndarray:
     return file_digests(given.paths, np.flatnonzero((sizes > 0) & np.isin(sizes, known.sizes)))
 
 
-def _are_among(digests: np.ndarray, known: Seen, num_seen: int, is_gone: np.ndarray | None = None) -> np.ndarray:
+def _are_among(
+    digests: np.ndarray, known: Seen, num_seen: int, is_gone: np.ndarray | None = None
+) -> np.ndarray:
     """Return which digests are among the first `num_seen` of a record, or those that `is_gone` selects, (N,)."""
     assert known.digests is not None
     among = known.digests[:num_seen] if is_gone is None else known.digests[:num_seen][is_gone]
@@ -189,17 +222,22 @@ def _are_among(digests: np.ndarray, known: Seen, num_seen: int, is_gone: np.ndar
 def _counted(data: Any, split: str, is_seen: np.ndarray) -> tuple[str, str]:
     """Return how many pictures of a split were seen, in words, and the path of the first."""
     given = data.splits[split]
-    count = f"{np.count_nonzero(is_seen)} of the {len(given.labels)} {split} pictures of {data.root}"
+    count = (
+        f"{np.count_nonzero(is_seen)} of the {len(given.labels)} {split} pictures of {data.root}"
+    )
     return count, shown(given.paths[int(np.argmax(is_seen))])
 
 
-def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known: Seen, is_told: bool) -> None:
+def _leave_out_seen(
+    data: Any, split: str, checkpoint: Mapping[str, Any], known: Seen, is_told: bool
+) -> None:
     given = data.splits[split]
     names, most = given.hashes(), _num_seen(known, split)
     here = np.concatenate([part.hashes() for part in data.splits.values()])
     gone = ~np.isin(known.names[:most], here)
     is_seen = np.isin(names, known.names[:most])
-    if known.digests is not None and (gone.any() or not data.is_fitted):  # a fit has warned at its start
+    # a fit has warned at its start
+    if known.digests is not None and (gone.any() or not data.is_fitted):
         digests = _digests(given, known)
         is_seen |= _are_among(digests, known, most, gone)  # renamed or moved
         is_copy = _are_among(digests, known, most) & ~is_seen
@@ -207,19 +245,38 @@ def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known:
             _check_not_all_copies(data, split, is_copy)
         if is_told and is_copy.any():
             count, first = _counted(data, split, is_copy)
-            log.warning("%s are copies of pictures seen in training, such as %s: they are measured, too", count, first)
+            log.warning(
+                "%s are copies of pictures seen in training, such as %s: they are measured, too",
+                count,
+                first,
+            )
     without = gone if known.digests is None else gone & (known.digests[:most] == UNKNOWN)
     if without.any():
         sizes = file_sizes(given.paths, True)
         is_alike = (sizes > 0) & np.isin(sizes, known.sizes[:most][without])
-        is_seen |= is_alike & np.isin(hashes(replace(given, tag="").names()), known.names[:most][without])
+        is_seen |= is_alike & np.isin(
+            hashes(replace(given, tag="").names()), known.names[:most][without]
+        )
         if is_told and (num := np.count_nonzero(is_alike & ~is_seen)):
-            log.warning("%d of the %s pictures may be training pictures under other names: equal in size", num, split)
-    if is_told and not data.is_fitted and data.fingerprint != checkpoint["finetune"]["data_fingerprint"]:
+            log.warning(
+                "%d of the %s pictures may be training pictures under other names: equal in size",
+                num,
+                split,
+            )
+    if (
+        is_told
+        and not data.is_fitted
+        and data.fingerprint != checkpoint["finetune"]["data_fingerprint"]
+    ):
         train = data.splits["train"].hashes() if "train" in data.splits else names[:0]
         num_new = np.count_nonzero(~np.isin(train, known.names))
         num_gone = counted(int(np.count_nonzero(gone)), "picture is", "pictures are")
-        log.warning("%s is not as in training: %s gone, %d would be new to training", data.root, num_gone, num_new)
+        log.warning(
+            "%s is not as in training: %s gone, %d would be new to training",
+            data.root,
+            num_gone,
+            num_new,
+        )
     if not is_seen.any():
         return
     count, first = _counted(data, split, is_seen)
@@ -241,7 +298,9 @@ def _leave_out_seen(data: Any, split: str, checkpoint: Mapping[str, Any], known:
 def _keep(data: Any, split: str, is_kept: np.ndarray) -> None:
     given, kept = data.splits[split], np.flatnonzero(is_kept)
     paths = type(given.paths)(given.paths[int(i)] for i in kept)
-    data.splits[split] = replace(given, read=partial(_read, given.read, kept), labels=given.labels[kept], paths=paths)
+    data.splits[split] = replace(
+        given, read=partial(_read, given.read, kept), labels=given.labels[kept], paths=paths
+    )
 
 
 def _read(read: Any, indices: np.ndarray, index: int) -> np.ndarray:

@@ -31,7 +31,10 @@ class Seen:
 
     def packed(self) -> dict[str, Any]:
         """Return the record as the content of a checkpoint."""
-        packed = {"names": torch.from_numpy(self.names.view(np.int64)), "sizes": torch.from_numpy(self.sizes)}
+        packed = {
+            "names": torch.from_numpy(self.names.view(np.int64)),
+            "sizes": torch.from_numpy(self.sizes),
+        }
         if self.digests is not None:
             packed["digests"] = torch.from_numpy(self.digests.view(np.int64))
         return {**packed, "num_train": self.num_train}
@@ -46,7 +49,9 @@ class Seen:
 def unpacked(seen: Mapping[str, Any]) -> Seen:
     """Return the record that `Seen.packed` made the content of a checkpoint of."""
     digests = seen["digests"].numpy().view(np.uint64) if "digests" in seen else None
-    return Seen(seen["names"].numpy().view(np.uint64), seen["sizes"].numpy(), seen["num_train"], digests)
+    return Seen(
+        seen["names"].numpy().view(np.uint64), seen["sizes"].numpy(), seen["num_train"], digests
+    )
 
 
 def seen_by(train: Split, val: Split | None, skip: bool = False) -> Seen:
@@ -67,7 +72,9 @@ def with_digests(seen: Seen, train: Split, val: Split | None) -> Seen:
     """Return the record of a run with these splits, with digests; this reads 12 kB of each file."""
     paths = [train.paths, val.paths if val else []]
     sizes = np.split(seen.sizes, [seen.num_train])
-    parts = [file_digests(part, np.flatnonzero(size)) for part, size in zip(paths, sizes, strict=True)]
+    parts = [
+        file_digests(part, np.flatnonzero(size)) for part, size in zip(paths, sizes, strict=True)
+    ]
     return replace(seen, digests=np.concatenate(parts))
 
 
@@ -77,7 +84,9 @@ def joined(now: Seen, before: Seen) -> Seen:
     An image that is trained on in either is one of training in the union. One whose content has changed counts as
     another image.
     """
-    digests = [np.full(len(s.names), UNKNOWN) if s.digests is None else s.digests for s in (now, before)]
+    digests = [
+        np.full(len(s.names), UNKNOWN) if s.digests is None else s.digests for s in (now, before)
+    ]
 
     def is_in(part: slice) -> np.ndarray:
         """Return which images of `before` are among these rows of `now`."""

@@ -33,7 +33,10 @@ class SizeSchedule:
         # The first epoch with epoch * len(sizes) // max_epochs == i, and in the end the one after the last.
         starts = [-(-i * self.max_epochs // len(self.sizes)) for i in range(len(self.sizes) + 1)]
         spans = [(first + 1, last) for first, last in pairwise(starts)]
-        told = [f"epoch {last}" if first == last else f"epochs {first} to {last}" for first, last in spans]
+        told = [
+            f"epoch {last}" if first == last else f"epochs {first} to {last}"
+            for first, last in spans
+        ]
         return ", ".join(f"{size} in {span}" for size, span in zip(self.sizes, told, strict=True))
 
 
@@ -72,9 +75,15 @@ def parse_sizes(given: Sequence[int] | str | None, image_size: int) -> tuple[int
     """
     if given is None:
         return ()
-    parts = [part.strip() for part in given.split(",")] if isinstance(given, str) else [str(size) for size in given]
+    parts = (
+        [part.strip() for part in given.split(",")]
+        if isinstance(given, str)
+        else [str(size) for size in given]
+    )
     if not parts or not all(part.isdecimal() for part in parts):
-        raise WrongUsage(f"image_size_schedule takes sizes in pixels, such as 96,128, not {given!r}")
+        raise WrongUsage(
+            f"image_size_schedule takes sizes in pixels, such as 96,128, not {given!r}"
+        )
     sizes, text = tuple(map(int, parts)), ",".join(parts)
     if min(sizes) < 8:
         raise WrongUsage(f"sizes of image_size_schedule must be at least 8, got {text}")
@@ -96,8 +105,12 @@ def schedule_of(sizes: Sequence[int], trainer: pl.Trainer | None) -> SizeSchedul
         return None
     max_epochs = getattr(trainer, "max_epochs", None)
     if max_epochs is None or max_epochs < 0:
-        raise WrongUsage("image_size_schedule goes by the share of the epochs that are done: give trainer.max_epochs")
+        raise WrongUsage(
+            "image_size_schedule goes by the share of the epochs that are done: give trainer.max_epochs"
+        )
     if max_epochs < len(sizes):
         epochs = f"trainer.max_epochs {max_epochs}"
-        raise WrongUsage(f"image_size_schedule has {len(sizes)} sizes, {epochs} leaves some out: give fewer sizes")
+        raise WrongUsage(
+            f"image_size_schedule has {len(sizes)} sizes, {epochs} leaves some out: give fewer sizes"
+        )
     return SizeSchedule(sizes, max_epochs)

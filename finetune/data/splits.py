@@ -61,7 +61,11 @@ def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
     over the golden ratio: numbered pictures lie evenly, all others at random. Names that differ only in how Unicode
     composes their letters are equal: a copy of a folder on macOS may spell é as two characters.
     """
-    bases, numbers, last, base, key = array("Q"), array("Q"), None, 0, b"" if seed is None else str(seed).encode()
+    bases = array("Q")
+    numbers = array("Q")
+    last = None
+    base = 0
+    key = b"" if seed is None else str(seed).encode()
     for name in map(composed, names):
         stem, dot, suffix = name.rpartition(".")
         if not dot:
@@ -70,13 +74,20 @@ def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
         rest = head, len(stem), suffix
         if rest != last:  # a class is one run of numbers, mostly
             text = f"{head}\0{len(stem)}\0{suffix}".encode(errors="surrogateescape")
-            last, base = rest, int.from_bytes(blake2b(text, digest_size=8, key=key, person=_KIND).digest(), "little")
+            last, base = (
+                rest,
+                int.from_bytes(
+                    blake2b(text, digest_size=8, key=key, person=_KIND).digest(), "little"
+                ),
+            )
         bases.append(base)
         numbers.append(int(stem[len(head) :] or 0) % 2**64)
     return np.array(bases, np.uint64) + np.array(numbers, np.uint64) * np.uint64(_GOLDEN)
 
 
-def stratified(names: Iterable[str], labels: np.ndarray, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
+def stratified(
+    names: Iterable[str], labels: np.ndarray, fractions: Sequence[float], seed: int
+) -> list[np.ndarray]:
     """Split pictures at random, each class in the same proportions, each picture by its own name.
 
     The `hashes` of the names lie on a circle of length 1, on which the parts are arcs as long as their fractions. So
@@ -98,7 +109,8 @@ def stratified(names: Iterable[str], labels: np.ndarray, fractions: Sequence[flo
     """
     places, edges = hashes(names, seed) / 2.0**64, np.cumsum(fractions)
     num_parts = len(fractions) + 1
-    parts = (np.searchsorted(edges, places, side="right") + 1) % num_parts  # 0 for the rest, which follows all others
+    # 0 for the rest, which follows all others
+    parts = (np.searchsorted(edges, places, side="right") + 1) % num_parts
     wanted = [0, *(part for part, fraction in enumerate(fractions, 1) if fraction > 0)]
     order = np.argsort(labels, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
@@ -107,7 +119,11 @@ def stratified(names: Iterable[str], labels: np.ndarray, fractions: Sequence[flo
             counts = np.bincount(parts[members], minlength=num_parts)
             if counts[part]:
                 continue
-            low, high = (edges[part - 2] if part > 1 else 0.0, edges[part - 1]) if part else (edges[-1], 1.0)
+            low, high = (
+                (edges[part - 2] if part > 1 else 0.0, edges[part - 1])
+                if part
+                else (edges[-1], 1.0)
+            )
             spare = members[counts[parts[members]] > np.isin(parts[members], due)]
             away = np.minimum((low - places[spare]) % 1, (places[spare] - high) % 1)
             parts[spare[np.argmin(away)]] = part

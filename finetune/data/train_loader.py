@@ -53,7 +53,9 @@ class TrainLoader(Loader):
         trainer: Says how many epochs there are, and how long; without one none is read ahead.
     """
 
-    def __init__(self, dataset: Any, batches: TrainBatches, trainer: pl.Trainer | None, **options: Any) -> None:
+    def __init__(
+        self, dataset: Any, batches: TrainBatches, trainer: pl.Trainer | None, **options: Any
+    ) -> None:
         every = EveryEpoch(batches, len(batches), 0)
         if trainer is not None:
             every.num_batches = batches_within(trainer.limit_train_batches, len(batches))

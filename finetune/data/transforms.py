@@ -56,7 +56,10 @@ def train_transform(
     Source: d2l.ai, section "Fine-Tuning".
     """
     size, kernel = (image_size, image_size), _KERNELS[interpolation]
-    random = [RandomResizedCrop(size, scale=(min_crop, 1.0), interpolation=kernel), A.HorizontalFlip()]
+    random = [
+        RandomResizedCrop(size, scale=(min_crop, 1.0), interpolation=kernel),
+        A.HorizontalFlip(),
+    ]
     first = random if prepared is None else prepared.transforms
     return _checked(A.Compose([*first, *(build_transform(spec) for spec in extra)]), image_size)
 
@@ -81,7 +84,11 @@ def eval_transform(
         return A.Compose([Resize(image_size, image_size, interpolation=kernel)])
     side = resized_side(image_size, crop_share)
     is_squashed = resize == "squash"
-    first = Resize(side, side, interpolation=kernel) if is_squashed else SmallestMaxSize(side, interpolation=kernel)
+    first = (
+        Resize(side, side, interpolation=kernel)
+        if is_squashed
+        else SmallestMaxSize(side, interpolation=kernel)
+    )
     return A.Compose([first, A.CenterCrop(image_size, image_size)])
 
 
@@ -101,7 +108,10 @@ def pipelines(
     """
     how = resize, interpolation, crop_share
     prepared = {size: None if is_random else eval_transform(size, *how) for size in sizes}
-    train = {size: train_transform(size, extra, min_crop, first, interpolation) for size, first in prepared.items()}
+    train = {
+        size: train_transform(size, extra, min_crop, first, interpolation)
+        for size, first in prepared.items()
+    }
     return train, eval_transform(eval_image_size, *how)
 
 
@@ -137,7 +147,9 @@ def set_random_seed(transform: A.Compose, seed: int) -> None:
     """
     found = list(parts(transform))
     # PCG64 takes its state and, odd, its increment; both come from one hash, as `np.random.default_rng` would have it.
-    words = np.random.SeedSequence(seed).generate_state(_WORDS_OF_PART * len(found), np.uint64).tolist()
+    words = (
+        np.random.SeedSequence(seed).generate_state(_WORDS_OF_PART * len(found), np.uint64).tolist()
+    )
     for i, part in enumerate(found):
         own, high, low, inc_high, inc_low = words[i * _WORDS_OF_PART : (i + 1) * _WORDS_OF_PART]
         if getattr(part.set_random_seed, "__func__", None) not in _SET_RANDOM_SEED:
@@ -200,7 +212,9 @@ def _reason(error: Exception) -> str:
         if detail["type"] != "missing":
             name += f"={detail['input']!r}"
         found.setdefault(name, []).append(detail["msg"])
-    return "; ".join(f"{name}: {' or '.join(dict.fromkeys(messages))}" for name, messages in found.items())
+    return "; ".join(
+        f"{name}: {' or '.join(dict.fromkeys(messages))}" for name, messages in found.items()
+    )
 
 
 def _checked(transform: A.Compose, image_size: int) -> A.Compose:

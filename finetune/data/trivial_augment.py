@@ -46,15 +46,29 @@ OPERATIONS = {
     "Identity": Operation(lambda picture, _: picture),
     "ShearX": Operation(lambda picture, s: _moved(picture, 1, s, 0, 0, 1, 0), _up_to(0.99), True),
     "ShearY": Operation(lambda picture, s: _moved(picture, 1, 0, 0, s, 1, 0), _up_to(0.99), True),
-    "TranslateX": Operation(lambda picture, s: _moved(picture, 1, 0, -int(s), 0, 1, 0), _up_to(32), True),  # pixels
-    "TranslateY": Operation(lambda picture, s: _moved(picture, 1, 0, 0, 0, 1, -int(s)), _up_to(32), True),
+    # pixels
+    "TranslateX": Operation(
+        lambda picture, s: _moved(picture, 1, 0, -int(s), 0, 1, 0), _up_to(32), True
+    ),
+    "TranslateY": Operation(
+        lambda picture, s: _moved(picture, 1, 0, 0, 0, 1, -int(s)), _up_to(32), True
+    ),
     "Rotate": Operation(lambda picture, s: picture.rotate(s), _up_to(135), True),  # degrees
-    "Brightness": Operation(lambda picture, s: ImageEnhance.Brightness(picture).enhance(1 + s), _up_to(0.99), True),
-    "Color": Operation(lambda picture, s: ImageEnhance.Color(picture).enhance(1 + s), _up_to(0.99), True),
-    "Contrast": Operation(lambda picture, s: ImageEnhance.Contrast(picture).enhance(1 + s), _up_to(0.99), True),
-    "Sharpness": Operation(lambda picture, s: ImageEnhance.Sharpness(picture).enhance(1 + s), _up_to(0.99), True),
+    "Brightness": Operation(
+        lambda picture, s: ImageEnhance.Brightness(picture).enhance(1 + s), _up_to(0.99), True
+    ),
+    "Color": Operation(
+        lambda picture, s: ImageEnhance.Color(picture).enhance(1 + s), _up_to(0.99), True
+    ),
+    "Contrast": Operation(
+        lambda picture, s: ImageEnhance.Contrast(picture).enhance(1 + s), _up_to(0.99), True
+    ),
+    "Sharpness": Operation(
+        lambda picture, s: ImageEnhance.Sharpness(picture).enhance(1 + s), _up_to(0.99), True
+    ),
     "Posterize": Operation(  # to 8 … 2 bits
-        lambda picture, s: ImageOps.posterize(picture, int(s)), [round(8 - 6 * step) for step in _STEPS]
+        lambda picture, s: ImageOps.posterize(picture, int(s)),
+        [round(8 - 6 * step) for step in _STEPS],
     ),
     "Solarize": Operation(lambda picture, s: ImageOps.solarize(picture, 255 * s), _STEPS[::-1]),  # type: ignore[arg-type]
     "AutoContrast": Operation(lambda picture, _: ImageOps.autocontrast(picture)),
@@ -77,8 +91,13 @@ class TrivialAugment(A.ImageOnlyTransform):
         name = self.py_random.choice(_NAMES)
         strength = self.py_random.choice(OPERATIONS[name].strengths)
         is_negative = self.py_random.random() < 0.5
-        return {"operation": name, "strength": -strength if is_negative and OPERATIONS[name].is_signed else strength}
+        return {
+            "operation": name,
+            "strength": -strength if is_negative and OPERATIONS[name].is_signed else strength,
+        }
 
-    def apply(self, img: NDArray[np.uint8], operation: str, strength: float, **params: Any) -> NDArray[np.uint8]:
+    def apply(
+        self, img: NDArray[np.uint8], operation: str, strength: float, **params: Any
+    ) -> NDArray[np.uint8]:
         # A copy: what Pillow gives may not be written to, and the next transform may want to.
         return np.array(OPERATIONS[operation].act(Image.fromarray(img), strength))

@@ -15,7 +15,19 @@ from finetune.system.file_names import composed
 log = logging.getLogger(__name__)
 
 # What accompanies pictures in many data sets, and is nobody's picture.
-_HARMLESS = {".csv", ".db", ".html", ".ini", ".json", ".jsonl", ".log", ".md", ".npy", ".npz", ".py"}
+_HARMLESS = {
+    ".csv",
+    ".db",
+    ".html",
+    ".ini",
+    ".json",
+    ".jsonl",
+    ".log",
+    ".md",
+    ".npy",
+    ".npz",
+    ".py",
+}
 _HARMLESS |= {".tsv", ".txt", ".xml", ".yaml", ".yml"}
 _COMMANDS = ("fit", "validate", "test", "predict")  # that leave runs
 
@@ -41,15 +53,31 @@ class Beside:
         for text in self.unread:
             log.warning("left out %s", text)
         if self.suffixes:
-            kinds = ", ".join(f"{num} {suffix or 'without a suffix'}" for suffix, num in self.suffixes.most_common(8))
+            kinds = ", ".join(
+                f"{num} {suffix or 'without a suffix'}"
+                for suffix, num in self.suffixes.most_common(8)
+            )
             more = ", ..." if len(self.suffixes) > 8 else ""
             supported = " ".join(sorted(IMAGE_SUFFIXES))
-            log.warning("left out of %s, as no pictures: %s%s; supported are %s", root, kinds, more, supported)
+            log.warning(
+                "left out of %s, as no pictures: %s%s; supported are %s",
+                root,
+                kinds,
+                more,
+                supported,
+            )
         for folder, num in self.loose.items():
-            log.warning("left out %d picture%s in no class folder: loose in %s", num, "s" * (num != 1), folder)
+            log.warning(
+                "left out %d picture%s in no class folder: loose in %s",
+                num,
+                "s" * (num != 1),
+                folder,
+            )
 
 
-def find_pictures(folder: str | Path, beside: Beside | None = None, on_the_way: Sequence[str] = ()) -> Iterator[str]:
+def find_pictures(
+    folder: str | Path, beside: Beside | None = None, on_the_way: Sequence[str] = ()
+) -> Iterator[str]:
     """Yield the picture files beneath `folder`, nested folders included, sorted by path, without hidden ones and runs.
 
     Args:
@@ -75,13 +103,18 @@ def find_pictures(folder: str | Path, beside: Beside | None = None, on_the_way: 
             if entry.is_symlink() and _is_above(entry.path, on_the_way):
                 text = f"{entry.path} is a link to a folder that it lies in"
                 if beside is None or not beside.skip:
-                    raise OSError(f"{text}: remove it, or leave it out with --data.on_bad_image skip")
+                    raise OSError(
+                        f"{text}: remove it, or leave it out with --data.on_bad_image skip"
+                    )
                 beside.unread.append(text)
                 continue
             yield from find_pictures(entry.path, beside, on_the_way)
         elif is_picture(entry.name):
             yield entry.path
-        elif beside is not None and (suffix := os.path.splitext(entry.name)[1].lower()) not in _HARMLESS:
+        elif (
+            beside is not None
+            and (suffix := os.path.splitext(entry.name)[1].lower()) not in _HARMLESS
+        ):
             beside.suffixes[suffix] += 1
 
 
@@ -92,12 +125,17 @@ def num_loose(folder: str | Path) -> int:
 
 def dangling(folder: str | Path) -> list[str]:
     """Return the links in `folder` itself that lead nowhere."""
-    return [entry.path for entry in _visible(folder) if entry.is_symlink() and not os.path.exists(entry.path)]
+    return [
+        entry.path
+        for entry in _visible(folder)
+        if entry.is_symlink() and not os.path.exists(entry.path)
+    ]
 
 
 def holds_runs(folder: str | Path) -> bool:
     """Return whether `folder` is one of runs, as `finetune` makes it where it is called: their pictures are no data."""
-    begun = [path for command in _COMMANDS if os.path.isdir(path := os.path.join(folder, command))]  # seldom any
+    # seldom any
+    begun = [path for command in _COMMANDS if os.path.isdir(path := os.path.join(folder, command))]
     return any(any(Path(path).glob("version_*/config.yaml")) for path in begun)
 
 
@@ -124,7 +162,9 @@ def is_of_runs(folder: str | Path) -> bool:
 def is_run(folder: str | Path) -> bool:
     """Return whether `folder` is that of a run: beside it in `test`, say, may lie the classes of a split."""
     place, name = os.path.split(os.path.abspath(folder))
-    is_place = os.path.basename(place) in _COMMANDS and re.fullmatch(r"version_\d+", name) is not None
+    is_place = (
+        os.path.basename(place) in _COMMANDS and re.fullmatch(r"version_\d+", name) is not None
+    )
     return is_place and os.path.isfile(os.path.join(folder, "config.yaml"))
 
 

@@ -36,7 +36,8 @@ class Forks(ForkContext):
         self._mask = mask
 
     def Process(self, **options: Any) -> ForkProcess:  # type: ignore[override]  # a class in other contexts
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)  # runs the handlers of what came meanwhile
+        # runs the handlers of what came meanwhile
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         stop_if_asked()
         return ForkProcess(**options)

@@ -19,4 +19,5 @@ def zero_loss(module: nn.Module) -> Tensor:
     """Return the loss of no image: a zero that reaches every parameter, since DDP waits for each gradient."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     total = torch.stack([(parameter * 0).sum() for parameter in trained]).sum()
-    return total.to(torch.promote_types(total.dtype, torch.float32))  # as the losses that other ranks add to it
+    # as the losses that other ranks add to it
+    return total.to(torch.promote_types(total.dtype, torch.float32))

@@ -22,7 +22,11 @@ def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
     Raises:
         WrongUsage: The job was started without what Lightning must know of it.
     """
-    if _has_environment(plugins) or TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+    if (
+        _has_environment(plugins)
+        or TorchElasticEnvironment.detect()
+        or not SLURMEnvironment.detect()
+    ):
         return []
     if _SRUN not in os.environ:  # a batch script, whose processes are Lightning's to start
         return [LightningEnvironment()]
@@ -50,7 +54,8 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
         here = total / nodes
         if total == 1 and not SLURMEnvironment.detect():
-            return devices, num_nodes  # a shell that srun began: what is started there is for Lightning to start
+            # a shell that srun began: what is started there is for Lightning to start
+            return devices, num_nodes
         if total > 1 and not SLURMEnvironment.detect():
             name = os.environ.get("SLURM_JOB_NAME")
             raise ValueError(
@@ -59,7 +64,9 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
     else:
         return devices, num_nodes
     if here % 1 or nodes % 1:
-        raise ValueError(f"{launcher} started {total} processes, not as many on each machine: that can't be")
+        raise ValueError(
+            f"{launcher} started {total} processes, not as many on each machine: that can't be"
+        )
     given = count(devices)
     if given not in (None, here) or num_nodes not in (1, nodes):
         raise ValueError(

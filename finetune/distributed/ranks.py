@@ -40,9 +40,13 @@ def end_with_first_process() -> None:
     """
     first, parent = os.environ.get(_FIRST), os.environ.get(PARENT, "")
     if first is not None and os.environ.get("LOCAL_RANK", "0") != "0":
-        threading.Thread(target=_end_with, args=(int(first),), name="end-with-first", daemon=True).start()
+        threading.Thread(
+            target=_end_with, args=(int(first),), name="end-with-first", daemon=True
+        ).start()
     elif parent == str(os.getppid()):  # else the program's child has handed the variable on
-        threading.Thread(target=_end_with, args=(int(parent),), name="end-with-parent", daemon=True).start()
+        threading.Thread(
+            target=_end_with, args=(int(parent),), name="end-with-parent", daemon=True
+        ).start()
 
 
 def _end_with(pid: int) -> None:
@@ -56,7 +60,10 @@ def take_over(trainer: "pl.Trainer") -> None:
     from pytorch_lightning.strategies.launchers import subprocess_script
 
     ending.clear()
-    launcher, environment = trainer.strategy.launcher, trainer._accelerator_connector.cluster_environment
+    launcher, environment = (
+        trainer.strategy.launcher,
+        trainer._accelerator_connector.cluster_environment,
+    )
     if isinstance(launcher, subprocess_script._SubprocessScriptLauncher):
         if not launcher.cluster_environment.creates_processes_externally:
             os.environ[_FIRST] = str(os.getpid())
@@ -78,11 +85,15 @@ def _observe(processes: list[subprocess.Popen]) -> None:
         if (code := codes[rank - 1]) in _STOPPED:
             if ending.wait(_TIME_TO_STOP):
                 return
-            say(f"finetune: error: process {rank} was stopped, and this one would wait for it for ever")
+            say(
+                f"finetune: error: process {rank} was stopped, and this one would wait for it for ever"
+            )
             os._exit(code)
         if ending.wait(_GRACE):
             time.sleep(_TIME_TO_STOP)  # in which it writes what waited, and tells its own error
-        say(f"finetune: error: process {rank} ended with code {code}, and this one can't go on without it")
+        say(
+            f"finetune: error: process {rank} ended with code {code}, and this one can't go on without it"
+        )
         for process in processes:
             process.kill()
         os._exit(1)

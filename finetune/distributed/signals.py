@@ -38,7 +38,9 @@ class Interrupted(BaseException):
     """
 
     def __init__(self, signum: int, hint: str = "the same command with --resume goes on") -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}" + (f"; {hint}" if hint else ""))
+        super().__init__(
+            f"stopped by {signal.Signals(signum).name}" + (f"; {hint}" if hint else "")
+        )
         self.exit_code = 128 + signum
 
 

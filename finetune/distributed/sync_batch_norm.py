@@ -35,11 +35,24 @@ class SharedBatchNorm(_BatchNorm):
         if not self.training or not dist.is_initialized():
             return super().forward(input)
         self._check_input_dim(input)
-        output, mean, squares, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_group)
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+        output, mean, squares, count = _Normalize.apply(
+            input, self.weight, self.bias, self.eps, self.process_group
+        )
+        if (
+            self.running_mean is not None
+            and self.running_var is not None
+            and self.num_batches_tracked is not None
+        ):
             self.num_batches_tracked.add_(1)
-            for average, value in ((self.running_mean, mean), (self.running_var, squares / (count - 1))):
-                factor = 1 / self.num_batches_tracked.to(average) if self.momentum is None else self.momentum
+            for average, value in (
+                (self.running_mean, mean),
+                (self.running_var, squares / (count - 1)),
+            ):
+                factor = (
+                    1 / self.num_batches_tracked.to(average)
+                    if self.momentum is None
+                    else self.momentum
+                )
                 average.lerp_(value.to(average), factor)
         return output
 
@@ -68,7 +81,11 @@ class _Normalize(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         values = _precise(x)
         num, C = x.numel() // x.size(1), x.size(1)
-        variance, mean = torch.var_mean(values, _all_but_channels(x), correction=0) if num else values.new_zeros(2, C)
+        variance, mean = (
+            torch.var_mean(values, _all_but_channels(x), correction=0)
+            if num
+            else values.new_zeros(2, C)
+        )
         # Nothing here makes a GPU wait for the CPU or the reverse; that is why `num` is filled in, not copied.
         part = torch.cat([mean, num * variance, mean.new_full((1,), num)])
         parts = part.new_empty(dist.get_world_size(group), len(part))
@@ -76,7 +93,9 @@ class _Normalize(torch.autograd.Function):
         means, squares, counts = parts.split([C, C, 1], dim=1)
         count = counts.sum()
         if num < 2 and count < 2:  # on all devices, or on none
-            raise ValueError(f"batch norm needs more than one value a channel to train, got input {tuple(x.shape)}")
+            raise ValueError(
+                f"batch norm needs more than one value a channel to train, got input {tuple(x.shape)}"
+            )
         if weight is not None and bias is not None:  # torch takes mean and weight of one type
             weight, bias = weight.to(mean.dtype), bias.to(mean.dtype)
         mean = (counts * means).sum(0) / count
@@ -84,16 +103,22 @@ class _Normalize(torch.autograd.Function):
         ctx.save_for_backward(x, weight, mean, (square / count + eps).rsqrt(), count)
         ctx.group = group
         ctx.mark_non_differentiable(mean, square, count)
-        output = F.batch_norm(x, mean, square / count, weight, bias, eps=eps) if num else torch.empty_like(x)
+        output = (
+            F.batch_norm(x, mean, square / count, weight, bias, eps=eps)
+            if num
+            else torch.empty_like(x)
+        )
         return output, mean, square, count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse_deviation, count = ctx.saved_tensors
-        sums = mean.new_zeros(2, x.size(1))  # of dy, and of dy times the normalised x, over this device's share
+        # of dy, and of dy times the normalised x, over this device's share
+        sums = mean.new_zeros(2, x.size(1))
         if x.numel():
-            ones, wanted = torch.ones_like(mean), [False, True, True]  # the gradients of weight and bias
+            # the gradients of weight and bias
+            ones, wanted = torch.ones_like(mean), [False, True, True]
             _, sums[1], sums[0] = torch.ops.aten.native_batch_norm_backward(
                 gradient, x, ones, None, None, mean, inverse_deviation, True, 0.0, wanted
             )
@@ -105,14 +130,20 @@ class _Normalize(torch.autograd.Function):
         scale = inverse_deviation if weight is None else inverse_deviation * weight
         slope = inverse_deviation * sums[1]
         shape = (1, -1, *[1] * (x.dim() - 2))
-        scale, slope, offset = (part.view(shape) for part in (scale, scale * slope, scale * (mean * slope - sums[0])))
-        dx = torch.addcmul(torch.addcmul(offset, x, slope, value=-1), gradient, scale, out=torch.empty_like(x))
+        scale, slope, offset = (
+            part.view(shape) for part in (scale, scale * slope, scale * (mean * slope - sums[0]))
+        )
+        dx = torch.addcmul(
+            torch.addcmul(offset, x, slope, value=-1), gradient, scale, out=torch.empty_like(x)
+        )
         if weight is None:
             return dx, None, None, None, None
         return dx, weight_gradient, bias_gradient, None, None
 
 
-def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = (), group: Any = None) -> None:
+def share_statistics(
+    network: nn.Module, except_in: Collection[nn.Module] = (), group: Any = None
+) -> None:
     """Replace every batch norm by one over all devices, save in the modules `except_in`; parameters stay the same.
 
     Args:
@@ -128,10 +159,16 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = (), 
             continue
         if isinstance(child, _BatchNorm):
             shared = _kind(child)(
-                child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
+                child.num_features,
+                child.eps,
+                child.momentum,
+                child.affine,
+                child.track_running_stats,
             )
             shared.process_group, shared.plain = group, getattr(child, "plain", type(child))
-            shared._parameters, shared._buffers, shared._modules = child._parameters, child._buffers, child._modules
+            shared._parameters = child._parameters
+            shared._buffers = child._buffers
+            shared._modules = child._modules
             shared.training = child.training
             setattr(network, name, shared)
         else:
@@ -148,11 +185,21 @@ def plain_copy(network: nn.Module) -> nn.Module:
 
 
 def _kind(norm: nn.Module) -> type[SharedBatchNorm]:
-    if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SharedBatchNorm):
+    if type(norm) in (
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+        nn.BatchNorm3d,
+        nn.SyncBatchNorm,
+        SharedBatchNorm,
+    ):
         return SharedBatchNorm
-    if type(norm) is SharedBatchNormAct or (type(norm).__name__ == "BatchNormAct2d" and {*norm._modules} == _BEHIND):
+    if type(norm) is SharedBatchNormAct or (
+        type(norm).__name__ == "BatchNormAct2d" and {*norm._modules} == _BEHIND
+    ):
         return SharedBatchNormAct
-    raise ValueError(f"{type(norm).__name__} can't take the statistics of several devices: train on one")
+    raise ValueError(
+        f"{type(norm).__name__} can't take the statistics of several devices: train on one"
+    )
 
 
 def _all_but_channels(x: Tensor) -> list[int]:

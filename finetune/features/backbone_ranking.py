@@ -26,7 +26,8 @@ _FEWEST_OF_CLASS = 8  # images per class in the first round, on average,
 _MOST_OF_FIRST_ROUND = 4096  # unless the first round would then have more images than this
 _NUM_FOLDS = 5
 _FEW_IMAGES = 512  # up to which the folds are dealt twice
-_STRENGTHS = (1e-3, 1e-4)  # of the head; the better one counts (docs/networks.md, "Let the data choose")
+# of the head; the better one counts (docs/networks.md, "Let the data choose")
+_STRENGTHS = (1e-3, 1e-4)
 _WORTH_IT = 1.25  # how many times as many images a further round must have
 
 # Given indices of images and the time of `time.monotonic` at which to stop, None for never, returns features (N, D).
@@ -113,7 +114,9 @@ def rank(
         contenders = contenders[:half]
         if len(contenders) == 1:
             break
-        following = _affordable(contenders, num, min(2 * num, len(order)), deadline - time.monotonic())
+        following = _affordable(
+            contenders, num, min(2 * num, len(order)), deadline - time.monotonic()
+        )
         ranking.is_cut |= following < min(2 * num, len(order))
         if following < min(_WORTH_IT * num, len(order)):
             break
@@ -142,7 +145,9 @@ def stratified_order(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64
     return np.argsort(places, kind="stable")
 
 
-def held_out(features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int) -> tuple[float, float]:
+def held_out(
+    features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
+) -> tuple[float, float]:
     """Return log loss and accuracy of a head's cross-validated predictions, at the better of a few strengths.
 
     Few images are dealt to folds twice, which makes their scores more certain.
@@ -221,7 +226,11 @@ class _Contender:
         return self.standing.loss
 
     def play(
-        self, chosen: NDArray[np.integer], labels: NDArray[np.integer], num_classes: int, deadline: float | None
+        self,
+        chosen: NDArray[np.integer],
+        labels: NDArray[np.integer],
+        num_classes: int,
+        deadline: float | None,
     ) -> None:
         """Set the standing on these images, of which those of the rounds before are the first."""
         began = time.monotonic()
@@ -234,7 +243,9 @@ class _Contender:
         self.parts.append(part)
         loss, accuracy = held_out(np.concatenate(self.parts), labels[chosen], num_classes)
         before = self.standing.seconds if self.standing else 0.0
-        self.standing = Standing(self.name, accuracy, loss, len(chosen), before + time.monotonic() - began)
+        self.standing = Standing(
+            self.name, accuracy, loss, len(chosen), before + time.monotonic() - began
+        )
 
 
 def _play(
@@ -260,7 +271,11 @@ def _play(
         except OutOfTime:
             ranking.is_cut = True
             if is_first:
-                ranking.untried = [c.name for c in contenders if c.standing is None and c.name not in ranking.unusable]
+                ranking.untried = [
+                    c.name
+                    for c in contenders
+                    if c.standing is None and c.name not in ranking.unusable
+                ]
             else:
                 for other, standing in zip(contenders, before, strict=True):
                     other.standing = standing
@@ -270,7 +285,9 @@ def _play(
 
 def _affordable(contenders: Sequence[_Contender], num: int, wanted: int, seconds: float) -> int:
     """Return how many images the next round can have: `wanted`, or fewer if they would take too long."""
-    rate = sum(c.standing.seconds / c.standing.num_images for c in contenders if c.standing is not None)
+    rate = sum(
+        c.standing.seconds / c.standing.num_images for c in contenders if c.standing is not None
+    )
     return num + int(min(wanted - num, max(0.0, seconds) / max(rate, 1e-9)))
 
 

@@ -27,7 +27,10 @@ STRENGTH = 3e-4
 
 
 def out_of_fold(
-    features: NDArray[np.floating], labels: NDArray[np.integer], groups: NDArray[np.integer], num_classes: int
+    features: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    groups: NDArray[np.integer],
+    num_classes: int,
 ) -> NDArray[np.float64]:
     """Return the probability of each class for each picture by a head that has not seen it, (N, K).
 
@@ -65,7 +68,10 @@ def ranked(
 
 
 def label_findings(
-    listing: Listing, chosen: NDArray[np.int64], features: NDArray[np.floating], near: Sequence[Pair]
+    listing: Listing,
+    chosen: NDArray[np.int64],
+    features: NDArray[np.floating],
+    near: Sequence[Pair],
 ) -> Iterator[Finding]:
     """Yield the ranking of the chosen pictures, whose features (N, D) are given, and of which some pairs are copies."""
     groups = np.arange(len(listing.paths))
@@ -80,7 +86,13 @@ def label_findings(
         given, best = int(labels[i]), int(probabilities[i].argmax())
         if best != given:
             note = f"{names[given]} by its folder ({probabilities[i, given]:.3f}), {names[best]} by the others "
-            rows.append(Row([int(chosen[i])], f"{note}({probabilities[i, best]:.3f})", 1 - probabilities[i, given]))
+            rows.append(
+                Row(
+                    [int(chosen[i])],
+                    f"{note}({probabilities[i, best]:.3f})",
+                    1 - probabilities[i, given],
+                )
+            )
     if rows:
         right = float((probabilities.argmax(axis=1) == labels).mean())
         title = f"{counted(len(rows), 'picture')} to look at first for wrong labels"
@@ -91,7 +103,9 @@ def label_findings(
         yield Finding("labels", "note", title, advice, rows, is_judged=False)
 
 
-def neighbours(features: NDArray[np.floating], num: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def neighbours(
+    features: NDArray[np.floating], num: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return pairs i < j of which one is among the `num` pictures nearest to the other, by the angle of features."""
     x = features - features.mean(axis=0)
     x = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)).astype(np.float32)

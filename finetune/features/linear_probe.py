@@ -40,7 +40,11 @@ class FittedHead:
 
     def told(self) -> str:
         """Return how the head was fitted, in words."""
-        accuracy = "" if self.probe.accuracy is None else f", cross-validated accuracy {self.probe.accuracy:.4f}"
+        accuracy = (
+            ""
+            if self.probe.accuracy is None
+            else f", cross-validated accuracy {self.probe.accuracy:.4f}"
+        )
         num_images = counted(self.num_images, "image")
         return f"{num_images}, {self.seconds:.1f} s, strength {self.probe.strength:.1e}{accuracy}"
 
@@ -74,13 +78,18 @@ def probe_head(
     num_images = trainer.strategy.broadcast(len(y))
     if not num_images:
         root = getattr(trainer.datamodule, "root", None)  # type: ignore[attr-defined]
-        raise ValueError(f"none of the training pictures in {root} can be decoded: there is nothing to fit a head on")
+        raise ValueError(
+            f"none of the training pictures in {root} can be decoded: there is nothing to fit a head on"
+        )
     fitted = None
     sent = None
     if trainer.is_global_zero:
         weights = class_weight.double().cpu().numpy()
-        fitted = fit_probe(x, y, len(weights), class_weights=weights, label_smoothing=label_smoothing)
-        sent = dataclasses.replace(fitted, out_of_fold=fitted.out_of_fold[:0])  # large, and only rank 0 has its labels
+        fitted = fit_probe(
+            x, y, len(weights), class_weights=weights, label_smoothing=label_smoothing
+        )
+        # large, and only rank 0 has its labels
+        sent = dataclasses.replace(fitted, out_of_fold=fitted.out_of_fold[:0])
     sent = trainer.strategy.broadcast(sent)
     probe = sent if fitted is None else fitted
     assert probe is not None
@@ -111,20 +120,28 @@ def accuracy_of(
         probe: The head.
     """
     x, y = head_inputs(trainer, forward, head(network), data.loader("val", is_limited=True))
-    accuracy = float(((x @ probe.weight.T + probe.bias).argmax(axis=1) == y).mean()) if len(y) else None
+    accuracy = (
+        float(((x @ probe.weight.T + probe.bias).argmax(axis=1) == y).mean()) if len(y) else None
+    )
     return trainer.strategy.broadcast(accuracy)
 
 
 @torch.no_grad()
 def head_inputs(
-    trainer: pl.Trainer, forward: Callable[[Tensor], Tensor], linear: nn.Linear, batches: Iterable[dict[str, Any]]
+    trainer: pl.Trainer,
+    forward: Callable[[Tensor], Tensor],
+    linear: nn.Linear,
+    batches: Iterable[dict[str, Any]],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the inputs of the head, (N, D) float64, and the labels (N,), in the order of the images.
 
     Each device computes its batches. Rank 0 returns all of them, other ranks their own. Arguments: see `probe_head`.
     """
     parts = list(_batches(trainer, forward, linear, batches))
-    x, y = torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
+    x, y = (
+        torch.cat([features for features, _ in parts]),
+        torch.cat([labels for _, labels in parts]),
+    )
     everywhere = [(x, y)]
     if trainer.world_size > 1:  # as they are: float64 would take twice the memory on its way
         gathered = None
@@ -137,7 +154,10 @@ def head_inputs(
 
 
 def _batches(
-    trainer: pl.Trainer, forward: Callable[[Tensor], Tensor], linear: nn.Linear, batches: Iterable[dict[str, Any]]
+    trainer: pl.Trainer,
+    forward: Callable[[Tensor], Tensor],
+    linear: nn.Linear,
+    batches: Iterable[dict[str, Any]],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     seen: list[Tensor] = []
 

@@ -91,7 +91,9 @@ def fit_probe(
     strengths = sorted(map(float, strengths), reverse=True)
     x = np.asarray(features, np.float64)
     y = np.asarray(labels)
-    weights = np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
+    weights = (
+        np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
+    )
     cross_entropy = _CrossEntropy(weights, label_smoothing)
     axes = _principal_axes(x)
     x = _product(x, axes)
@@ -118,7 +120,9 @@ def _principal_axes(x: Array) -> Array:
     return (axes if basis is None else basis @ axes).numpy()
 
 
-def fit_head(features: Array, labels: NDArray[np.integer], num_classes: int, strength: float) -> tuple[Array, Array]:
+def fit_head(
+    features: Array, labels: NDArray[np.integer], num_classes: int, strength: float
+) -> tuple[Array, Array]:
     """Return weight (K, D) and bias (K,) at one strength, solved as far as fits that are only compared."""
     targets = _CrossEntropy(np.ones(num_classes), label_smoothing=0.0).targets(np.asarray(labels))
     return next(_path(features, targets, [strength], _TOLERANCE_OF_FOLDS))
@@ -169,7 +173,10 @@ def _cross_validate(
     best_logits = np.zeros(targets.shape)
     if len(held_out) == 1:  # of a single image
         return [], best, best_logits
-    paths = [_path(x[~rows], cross_entropy.targets(y[~rows]), strengths, _TOLERANCE_OF_FOLDS) for rows in held_out]
+    paths = [
+        _path(x[~rows], cross_entropy.targets(y[~rows]), strengths, _TOLERANCE_OF_FOLDS)
+        for rows in held_out
+    ]
     table: list[tuple[float, float, float]] = []
     for i, fits in enumerate(zip(*paths, strict=True)):
         logits = np.empty(targets.shape)
@@ -185,12 +192,15 @@ def _cross_validate(
     return table, best, best_logits
 
 
-def _path(x: Array, targets: Array, strengths: Sequence[float], tolerance: float) -> Iterator[tuple[Array, Array]]:
+def _path(
+    x: Array, targets: Array, strengths: Sequence[float], tolerance: float
+) -> Iterator[tuple[Array, Array]]:
     """Yield weight (K, D) and bias (K,) for each strength, each solved from where the one before it ended."""
     centre = x.mean(axis=0)
     x = x - centre
     scale = np.sqrt((x**2).sum(axis=1).mean()) or 1.0  # all images alike: nothing to scale
-    x = np.column_stack([x / scale, np.ones(len(x))])  # (N, D + 1): the bias is the weight of a constant
+    # (N, D + 1): the bias is the weight of a constant
+    x = np.column_stack([x / scale, np.ones(len(x))])
     present = np.flatnonzero(targets.any(axis=0))
     fitted = np.zeros((len(present), x.shape[1]))
     for strength in strengths:
@@ -199,12 +209,15 @@ def _path(x: Array, targets: Array, strengths: Sequence[float], tolerance: float
         weight[present] = fitted[:, :-1] / scale
         # Adding one number to all biases changes no probability: fix it.
         centred = fitted[:, -1] - fitted[:, -1].mean()
-        bias = np.full(targets.shape[1], logsumexp(centred) - np.log(len(x)))  # log odds at the centre: 1 in N
+        # log odds at the centre: 1 in N
+        bias = np.full(targets.shape[1], logsumexp(centred) - np.log(len(x)))
         bias[present] = centred
         yield weight, bias - weight @ centre
 
 
-def _solve(x: Array, targets: Array, strength: float, w: Array, tolerance: float = _TOLERANCE) -> Array:
+def _solve(
+    x: Array, targets: Array, strength: float, w: Array, tolerance: float = _TOLERANCE
+) -> Array:
     """Minimise over w (K', D + 1), from an initial value, by Newton's method; `targets` (N, K') as of `_CrossEntropy`.
 
     Twice as fast as scikit-learn's newton-cg, and far more where label smoothing gives each image all classes, which
@@ -230,7 +243,8 @@ def _solve(x: Array, targets: Array, strength: float, w: Array, tolerance: float
         gradient = _product(residual.T, x) / len(x) + penalty * w
         before = norm
         norm = float(np.linalg.norm(gradient))
-        if norm <= tolerance or before / 2 < norm <= 10 * tolerance:  # solved, or as far as rounding lets it
+        # solved, or as far as rounding lets it
+        if norm <= tolerance or before / 2 < norm <= 10 * tolerance:
             return w
         step = _newton_step(x, p, importance, penalty, gradient)
         change = _product(x, step.T)
@@ -264,7 +278,8 @@ def _newton_step(x: Array, p: Array, importance: Array, penalty: Array, gradient
     step, _ = cg(
         LinearOperator(size, hessian, dtype=np.float64),
         -gradient.ravel(),
-        rtol=min(0.1, float(np.linalg.norm(gradient)) ** 0.5),  # closer to the end, closer to Newton's own step
+        # closer to the end, closer to Newton's own step
+        rtol=min(0.1, float(np.linalg.norm(gradient)) ** 0.5),
         maxiter=1000,  # a step that is cut off still goes downhill
         M=LinearOperator(size, precondition, dtype=np.float64),
     )

@@ -78,7 +78,10 @@ def picture_features(
 
 
 def features_of(
-    network: Features, items: Sequence[_Item], prepared: Callable[[_Item], np.ndarray], image_size: int
+    network: Features,
+    items: Sequence[_Item],
+    prepared: Callable[[_Item], np.ndarray],
+    image_size: int,
 ) -> Iterator[np.ndarray]:
     """Yield the features of each image, (D,) float32; the next images are read meanwhile.
 
@@ -91,7 +94,8 @@ def features_of(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
     with ThreadPoolExecutor(min(num_cores(), 16)) as threads:
-        num = max(1, min(_NUM_AT_ONCE, _NUM_AT_ONCE * 224**2 // image_size**2))  # larger ones take as much memory
+        # larger ones take as much memory
+        num = max(1, min(_NUM_AT_ONCE, _NUM_AT_ONCE * 224**2 // image_size**2))
         parts = [items[first : first + num] for first in range(0, len(items), num)]
         waiting = [threads.submit(prepared, item) for item in parts[0]] if parts else []
         for following in [*parts[1:], []][: len(parts)]:

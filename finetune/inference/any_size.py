@@ -19,13 +19,17 @@ from finetune.inference.onnx_network import PREPARED
 
 pixel: Any = UINT8
 op: Any = opset20  # as the exporters write it
-BYTE, INT, LONG, DOUBLE, FLOAT = (getattr(onnx.TensorProto, t) for t in ("UINT8", "INT32", "INT64", "DOUBLE", "FLOAT"))
+BYTE, INT, LONG, DOUBLE, FLOAT = (
+    getattr(onnx.TensorProto, t) for t in ("UINT8", "INT32", "INT64", "DOUBLE", "FLOAT")
+)
 
 # Shapes: N pictures of H x W pixels; S is the side of the result. Lengths are scalars of float64, `first` and `size`
 # int64 of shape (1,): which part of the resized side is kept.
 
 
-def prepend(source: Path, target: Path, image_size: int, resize: ResizeMode, crop_share: float = CROP_SHARE) -> None:
+def prepend(
+    source: Path, target: Path, image_size: int, resize: ResizeMode, crop_share: float = CROP_SHARE
+) -> None:
     """Write a copy of an .onnx whose `images` (N, H, W, 3) may have any H and W, resized bilinearly.
 
     Args:
@@ -38,7 +42,9 @@ def prepend(source: Path, target: Path, image_size: int, resize: ResizeMode, cro
     model = onnx.load(source)
     prepared: list[Any] = ["batch", image_size, image_size, 3]
     first = _preparation(image_size, resize, crop_share).to_model_proto(
-        ir_version=model.ir_version, input_types=[pixel["batch", "height", "width", 3]], output_types=[pixel[*prepared]]
+        ir_version=model.ir_version,
+        input_types=[pixel["batch", "height", "width", 3]],
+        output_types=[pixel[*prepared]],
     )
     first = inliner.inline_local_functions(first)
     del first.graph.value_info[:]  # without types
@@ -83,7 +89,9 @@ def _averages(num_in, num_out, first, size):
     # Taps may lie behind the last pixel, with no weight: cut off again.
     num = op.Unsqueeze(op.Cast(num_in, to=LONG), [0])
     blank = op.Expand(op.Cast(0, to=BYTE), op.Concat(size, num + op.Shape(taps, start=1), axis=0))
-    coarse = op.Slice(op.ScatterElements(blank, taps, op.Cast(coarse, to=BYTE), axis=1), [0], num, [1])
+    coarse = op.Slice(
+        op.ScatterElements(blank, taps, op.Cast(coarse, to=BYTE), axis=1), [0], num, [1]
+    )
     fine = op.Slice(op.ScatterElements(blank, taps, op.Cast(fine, to=BYTE), axis=1), [0], num, [1])
     return coarse, fine, op.Cast(unit, to=INT)
 
@@ -97,7 +105,9 @@ def _rounded(total, unit):
 def _smaller(pixels, height, width, new_height, new_width, top, left, size):
     """Return pixels (N, 3, H, W) as (N, 3, S, S), as torch's antialiased bilinear kernel for bytes makes them."""
     coarse, fine, unit = _averages(width, new_width, left, size)
-    sums = 256 * op.MatMulInteger(pixels, op.Transpose(coarse)) + op.MatMulInteger(pixels, op.Transpose(fine))
+    sums = 256 * op.MatMulInteger(pixels, op.Transpose(coarse)) + op.MatMulInteger(
+        pixels, op.Transpose(fine)
+    )
     narrow = _rounded(sums, unit)
     coarse, fine, unit = _averages(height, new_height, top, size)
     return _rounded(256 * op.MatMulInteger(coarse, narrow) + op.MatMulInteger(fine, narrow), unit)
@@ -115,7 +125,12 @@ def _neighbours(num_in, num_out, first, size):
     lower = op.Cast(before, to=LONG)
     upper = op.Min(op.Max(lower + 1, 0), last)
     lower = op.Min(op.Max(lower, 0), last)
-    return lower, upper, op.Cast(op.Round((1.0 - share) * 2048.0), to=INT), op.Cast(op.Round(share * 2048.0), to=INT)
+    return (
+        lower,
+        upper,
+        op.Cast(op.Round((1.0 - share) * 2048.0), to=INT),
+        op.Cast(op.Round(share * 2048.0), to=INT),
+    )
 
 
 @script()
@@ -137,17 +152,29 @@ def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
     @script()
     def shorter_side(pixels, height, width):
         scale = side / op.Min(height, width)
-        new_height, new_width = op.Max(op.Round(height * scale), 1.0), op.Max(op.Round(width * scale), 1.0)
+        new_height, new_width = (
+            op.Max(op.Round(height * scale), 1.0),
+            op.Max(op.Round(width * scale), 1.0),
+        )
         # A line of pixels is cut to its middle before, as `SmallestMaxSize` does.
         num = op.Floor(most / (op.Min(new_height, new_width) * scale)) - 1.0
         is_line = op.Cast(new_height * new_width > most, to=DOUBLE)
         above = is_line * op.Floor(op.Max(height - num + 1.0, 0.0) / 2.0)
         before = is_line * op.Floor(op.Max(width - num + 1.0, 0.0) / 2.0)
         height, width = height - 2.0 * above, width - 2.0 * before
-        top, left = op.Cast(op.Unsqueeze(above, [0]), to=LONG), op.Cast(op.Unsqueeze(before, [0]), to=LONG)
+        top, left = (
+            op.Cast(op.Unsqueeze(above, [0]), to=LONG),
+            op.Cast(op.Unsqueeze(before, [0]), to=LONG),
+        )
         pixels = op.Slice(pixels, top, top + op.Cast(height, to=LONG), [2])
         pixels = op.Slice(pixels, left, left + op.Cast(width, to=LONG), [3])
-        return pixels, height, width, op.Max(op.Round(height * scale), 1.0), op.Max(op.Round(width * scale), 1.0)
+        return (
+            pixels,
+            height,
+            width,
+            op.Max(op.Round(height * scale), 1.0),
+            op.Max(op.Round(width * scale), 1.0),
+        )
 
     @script()
     def square(pixels, height, width):
@@ -160,9 +187,14 @@ def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
     def prepare(images):
         shape = op.Cast(op.Shape(images), to=DOUBLE)
         pixels = op.Transpose(images, perm=[0, 3, 1, 2])
-        pixels, height, width, new_height, new_width = new_sides(pixels, op.Gather(shape, 1), op.Gather(shape, 2))
+        pixels, height, width, new_height, new_width = new_sides(
+            pixels, op.Gather(shape, 1), op.Gather(shape, 2)
+        )
         size = op.Constant(value_ints=[image_size])
-        top, left = (op.Cast(new_height, to=LONG) - size) / 2, (op.Cast(new_width, to=LONG) - size) / 2
+        top, left = (
+            (op.Cast(new_height, to=LONG) - size) / 2,
+            (op.Cast(new_width, to=LONG) - size) / 2,
+        )
         if op.And(new_height >= height, new_width >= width):
             resized = _larger(pixels, height, width, new_height, new_width, top, left, size)
         else:

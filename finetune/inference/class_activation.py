@@ -32,12 +32,19 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
     if len(networks := members(network)) > 1:
         each = [class_activation(one, x, classes) for one in networks]
         found = [maps for maps in each if maps is not None]
-        return _to_one(torch.from_numpy(np.mean(found, axis=0))).numpy() if len(found) == len(each) else None
+        return (
+            _to_one(torch.from_numpy(np.mean(found, axis=0))).numpy()
+            if len(found) == len(each)
+            else None
+        )
     maps: list[Tensor] = []
     inputs: list[Tensor] = []
     pools = [module for module in network.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
     linear = head(network)
-    hooks = [pool.register_forward_pre_hook(lambda _, given: maps.append(given[0])) for pool in pools[-1:]]
+    hooks = [
+        pool.register_forward_pre_hook(lambda _, given: maps.append(given[0]))
+        for pool in pools[-1:]
+    ]
     hooks.append(linear.register_forward_pre_hook(lambda _, given: inputs.append(given[0])))
     try:
         with torch.no_grad():
@@ -47,7 +54,8 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
             hook.remove()
     if len(maps) != 1 or len(inputs) != 1 or inputs[0].shape != maps[0].shape[:2]:
         return None
-    if not torch.allclose(inputs[0], maps[0].mean(dim=(2, 3)), rtol=1e-3, atol=1e-5):  # in bf16 to the bit
+    # in bf16 to the bit
+    if not torch.allclose(inputs[0], maps[0].mean(dim=(2, 3)), rtol=1e-3, atol=1e-5):
         return None
     weight = linear.weight.detach()[list(classes)]
     spoken = torch.einsum("bc,bcuv->buv", weight.float(), maps[0].float())  # numpy has no bf16

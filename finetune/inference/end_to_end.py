@@ -76,7 +76,9 @@ class Embedder(nn.Module):
         super().__init__()
         networks = members(whole.network)
         self.num_features = sum(head(network).in_features for network in networks)
-        self.parts = nn.ModuleList(Logits(without_head(network), whole.mean, whole.std) for network in networks)
+        self.parts = nn.ModuleList(
+            Logits(without_head(network), whole.mean, whole.std) for network in networks
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features (B, D), the input of the head, of images (B, 3, H, W) uint8 RGB; members are concatenated."""

@@ -42,7 +42,10 @@ def about(
         "members": len(members(predictor.model.network)),
         "class_names": predictor.class_names,
         "input": {"images": whole if is_whole else ["N", 3, size, size, "float32, normalised"]},
-        "output": {**({"probabilities": ["N", "K", "float32"]} if is_whole else {}), "logits": ["N", "K", "float32"]},
+        "output": {
+            **({"probabilities": ["N", "K", "float32"]} if is_whole else {}),
+            "logits": ["N", "K", "float32"],
+        },
         "preparation": f"inside: {preparation}" if is_any else preparation,
         "mean": (predictor.model.mean.flatten() / 255).tolist(),
         "std": (predictor.model.std.flatten() / 255).tolist(),

@@ -20,7 +20,8 @@ _TIE = 1e-6  # of probabilities: which class is said then is a matter of float32
 _ROUNDS, _CALLS = 7, 5
 
 _MOST_TIMED = 4  # pictures as they are, which may be large
-Run = Callable[[np.ndarray], np.ndarray]  # pictures (N, h, w, 3) uint8, prepared or not, to probabilities (N, K)
+# pictures (N, h, w, 3) uint8, prepared or not, to probabilities (N, K)
+Run = Callable[[np.ndarray], np.ndarray]
 
 
 class Agreement(NamedTuple):
@@ -62,7 +63,9 @@ def hold_against(predictor: Predictor, run: Run, images: np.ndarray) -> Agreemen
     return Agreement(len(images), largest, num_other, timed(predictor.classify, run, images))
 
 
-def hold_any_size_against(predictor: Predictor, own: Run, run: Run, pictures: Iterable[np.ndarray]) -> Agreement:
+def hold_any_size_against(
+    predictor: Predictor, own: Run, run: Run, pictures: Iterable[np.ndarray]
+) -> Agreement:
     """Compare what two say of pictures (H, W, 3) of any sizes, and of tiny, wide, tall, large pieces of the first ones.
 
     Args:
@@ -75,17 +78,27 @@ def hold_any_size_against(predictor: Predictor, own: Run, run: Run, pictures: It
     first = list(islice(rest, _MOST_TIMED))
     cut = (piece for picture in first for piece in _pieces(picture))
     alone = (picture[None] for picture in chain(first, cut, rest))
-    num, largest, num_other = 0, 0.0, 0
+    num = 0
+    largest = 0.0
+    num_other = 0
     for batch in chain(alone, (np.stack([picture, picture[::-1]]) for picture in first)):
         differs, others = _differences(predictor, own(batch), run(batch))
-        num, largest, num_other = num + len(batch), max(largest, differs), num_other + others
+        num = num + len(batch)
+        largest = max(largest, differs)
+        num_other = num_other + others
     return Agreement(num, largest, num_other, timed(own, run, first))
 
 
 def _pieces(picture: np.ndarray) -> Iterator[np.ndarray]:
     """Yield parts of a picture (H, W, 3), and four of it side by side."""
     height, width = picture.shape[:2]
-    for rows, columns in ((1, 1), (3, width), (height, 2), (-(-height // 3), -(-width // 2)), (height, -(-width // 7))):
+    for rows, columns in (
+        (1, 1),
+        (3, width),
+        (height, 2),
+        (-(-height // 3), -(-width // 2)),
+        (height, -(-width // 7)),
+    ):
         yield np.ascontiguousarray(picture[-rows:, -columns:])
     yield np.tile(picture, (2, 2, 1))
 
@@ -95,11 +108,15 @@ def _differences(predictor: Predictor, own: np.ndarray, found: np.ndarray) -> tu
     if found.shape != own.shape or not np.isfinite(found).all():
         return float("inf"), len(own)
     differs = np.abs(found - own).max(axis=1)
-    is_other = predictor.decide(found.astype(np.float64)) != predictor.decide(own.astype(np.float64))
+    is_other = predictor.decide(found.astype(np.float64)) != predictor.decide(
+        own.astype(np.float64)
+    )
     return float(differs.max()), int((is_other & (differs > _TIE)).sum())
 
 
-def timed(first: Run, second: Run, images: Sequence[np.ndarray] | np.ndarray) -> tuple[float, float]:
+def timed(
+    first: Run, second: Run, images: Sequence[np.ndarray] | np.ndarray
+) -> tuple[float, float]:
     """Return the milliseconds that each takes for one of the pictures (h, w, 3): medians, taken in turns."""
     seconds: tuple[list[float], list[float]] = [], []
     for i in range(_ROUNDS):

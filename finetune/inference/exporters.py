@@ -46,7 +46,12 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
         )
     assert program is not None
     model = program.model_proto
-    for part in (*model.graph.node, *model.graph.value_info, *model.graph.initializer, *model.graph.input):
+    for part in (
+        *model.graph.node,
+        *model.graph.value_info,
+        *model.graph.initializer,
+        *model.graph.input,
+    ):
         del part.metadata_props[:]  # lines of our source with the folders that they lie in
     for part in (*model.graph.output, model.graph, *model.functions):
         del part.metadata_props[:]
@@ -59,7 +64,9 @@ def write_program(module: EndToEnd, image_size: int, description: str, path: Pat
     """Write a .pt2 file for `torch.export.load`, likewise; its `extra_files` have the description."""
     with _quiet():
         batch = torch.export.Dim("batch")
-        program = torch.export.export(module, (_example(image_size),), dynamic_shapes={"images": {0: batch}})
+        program = torch.export.export(
+            module, (_example(image_size),), dynamic_shapes={"images": {0: batch}}
+        )
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # as above
         content = io.BytesIO()  # where a disk is full torch ends the process
@@ -90,7 +97,9 @@ def _example(image_size: int) -> torch.Tensor:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch's words about its own steps off the screen."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+    ]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

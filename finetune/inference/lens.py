@@ -33,11 +33,16 @@ def lens(predictor: Predictor, read: Callable[[str], np.ndarray] | None = None) 
         found: list[np.ndarray] = []
         for start in range(0, len(paths), _AT_ONCE):
             some = slice(start, start + _AT_ONCE)
-            pictures = [predictor.prepare(read(path) if read else decode(path)) for path in paths[some]]
+            pictures = [
+                predictor.prepare(read(path) if read else decode(path)) for path in paths[some]
+            ]
             maps = predictor.activation(np.stack(pictures), classes[some])
             if maps is None:
                 return None
-            found += [overlaid(cv2.resize(p, (side, side)), m) for p, m in zip(pictures, maps, strict=True)]
+            found += [
+                overlaid(cv2.resize(p, (side, side)), m)
+                for p, m in zip(pictures, maps, strict=True)
+            ]
         return found
 
     return Lens(see, overlay)
@@ -46,8 +51,12 @@ def lens(predictor: Predictor, read: Callable[[str], np.ndarray] | None = None) 
 def overlaid(picture: np.ndarray, spoken: np.ndarray) -> np.ndarray:
     """Return a picture (h, h, 3) uint8 in grey, and in colour where `spoken` (u, v) in [0, 1] is high."""
     side = picture.shape[0]
-    share = cv2.resize(spoken.astype(np.float32), (side, side), interpolation=cv2.INTER_CUBIC).clip(0, 1)
-    heat = cv2.cvtColor(cv2.applyColorMap((255 * share).astype(np.uint8), cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)
+    share = cv2.resize(spoken.astype(np.float32), (side, side), interpolation=cv2.INTER_CUBIC).clip(
+        0, 1
+    )
+    heat = cv2.cvtColor(
+        cv2.applyColorMap((255 * share).astype(np.uint8), cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB
+    )
     grey = np.repeat(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[:, :, None], 3, axis=2)
     weight = 0.65 * share[:, :, None]
     return (grey * (1 - weight) + heat * weight).astype(np.uint8)

@@ -29,7 +29,9 @@ class OnnxNetwork(nn.Module):
 
     def __init__(self, path: str, num_classes: int) -> None:
         super().__init__()
-        self.path, self.num_classes, self.session = path, num_classes, _of_prepared(path)
+        self.path = path
+        self.num_classes = num_classes
+        self.session = _of_prepared(path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "session": None}  # which can't go into another process
@@ -63,7 +65,9 @@ def _of_prepared(path: str) -> Any:
     try:
         network = onnx.utils.Extractor(onnx.load(path)).extract_model([PREPARED], ["logits"])
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{path!r} takes pictures of any size, but not as `finetune export` writes it") from error
+        raise ValueError(
+            f"{path!r} takes pictures of any size, but not as `finetune export` writes it"
+        ) from error
     return open_session(path, network.SerializeToString())
 
 
@@ -78,9 +82,13 @@ def open_session(path: str, content: bytes | None = None) -> Any:
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
     try:
-        return onnxruntime.InferenceSession(content or path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            content or path, options, providers=["CPUExecutionProvider"]
+        )
     except Exception as error:  # of onnxruntime's own kinds
-        raise ValueError(f"{path!r} can't be run by onnxruntime: {str(error).strip().splitlines()[0]}") from error
+        raise ValueError(
+            f"{path!r} can't be run by onnxruntime: {str(error).strip().splitlines()[0]}"
+        ) from error
 
 
 def put_exported(model: Classifier, checkpoint: Mapping[str, Any]) -> None:

@@ -22,7 +22,12 @@ from finetune.training.compile import in_bf16
 from finetune.training.first_pass import check_first_pass
 from finetune.training.precision import automatic_precision
 
-_TRUE = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+_TRUE = {
+    "32-true": torch.float32,
+    "64-true": torch.float64,
+    "bf16-true": torch.bfloat16,
+    "16-true": torch.float16,
+}
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
@@ -71,21 +76,30 @@ class Predictor:
         self.device = torch.device(device)
         kind = "cuda" if self.device.type == "cuda" else "cpu"
         self.precision = precision or automatic_precision(kind, checkpoint, goes_on=False)
-        if kind == "cpu" and self.precision == "16-mixed":  # which a Trainer, too, takes for this on a CPU
+        # which a Trainer, too, takes for this on a CPU
+        if kind == "cpu" and self.precision == "16-mixed":
             self.precision = "bf16-mixed"
         if self.precision not in (*_TRUE, *_MIXED):
-            raise WrongUsage(f"precision {self.precision!r}: valid are {', '.join((*_TRUE, *_MIXED))}")
-        self.model = Classifier(**model_settings(checkpoint)).eval()  # Lightning's way may import what it names
-        self.model.to(_TRUE.get(self.precision))  # before there are weights: float64 would be rounded to float32
+            raise WrongUsage(
+                f"precision {self.precision!r}: valid are {', '.join((*_TRUE, *_MIXED))}"
+            )
+        # Lightning's way may import what it names
+        self.model = Classifier(**model_settings(checkpoint)).eval()
+        # before there are weights: float64 would be rounded to float32
+        self.model.to(_TRUE.get(self.precision))
         put_exported(self.model, checkpoint)
         if isinstance(self.model.network, OnnxNetwork):
             if precision not in (None, "32-true"):
-                raise WrongUsage(f"precision {precision!r}: an .onnx computes as it was exported: leave it out")
+                raise WrongUsage(
+                    f"precision {precision!r}: an .onnx computes as it was exported: leave it out"
+                )
             self.precision = "32-true" if self.precision in _MIXED else self.precision
         try:
             self.model.load_state_dict(checkpoint["state_dict"])
         except RuntimeError as error:  # with all names that are too many or too few
-            raise ValueError(f"{str(ckpt_path)!r} does not hold the weights of {self.model.backbone}") from error
+            raise ValueError(
+                f"{str(ckpt_path)!r} does not hold the weights of {self.model.backbone}"
+            ) from error
         check_first_pass(self.model, self.image_size)
         self.model.to(self.device)
         if self.precision == "bf16-mixed":
@@ -93,7 +107,10 @@ class Predictor:
         self.calibration = read_calibration(checkpoint)
         self.class_names: list[str] = self.model.class_names
         self.network_name = told(self.model.backbone, self.model.hparams["members"])
-        self.versions = {"finetune": checkpoint["finetune"]["version"], "torch": checkpoint["finetune"]["torch"]}
+        self.versions = {
+            "finetune": checkpoint["finetune"]["version"],
+            "torch": checkpoint["finetune"]["torch"],
+        }
 
     def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:
         """Bring a picture (H, W, 3) uint8 RGB to the part and size that the network sees, or to another size.
@@ -142,7 +159,9 @@ class Predictor:
 
         check_finite_rows(torch.from_numpy(probabilities), name_of, self.path, self.precision)
 
-    def decide(self, probabilities: np.ndarray, names: Sequence[object] | None = None) -> np.ndarray:
+    def decide(
+        self, probabilities: np.ndarray, names: Sequence[object] | None = None
+    ) -> np.ndarray:
         """Return the index of the predicted class (N,), by the checkpoint's threshold if it has one.
 
         Args:

@@ -40,7 +40,9 @@ class Loss(NamedTuple):
         """Why the file is of no use, in words; "" where it is."""
         (floats, ints), (slow, fast) = self.accuracy, self.milliseconds
         if floats - ints > POINT + 1e-9:
-            return f"it loses more than a point of accuracy: {ints:.4f}, where float has {floats:.4f}"
+            return (
+                f"it loses more than a point of accuracy: {ints:.4f}, where float has {floats:.4f}"
+            )
         if fast >= slow:
             return f"it is no faster here: {fast:.1f} ms, where float takes {slow:.1f} ms"
         return ""
@@ -61,7 +63,12 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
     """
     forbid_telemetry()
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):
@@ -75,11 +82,21 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
     prepared = target.with_name(f"{target.name}.prepared")
     with _quiet():
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
-        options: dict[str, Any] = {"quant_format": QuantFormat.QDQ, "per_channel": True, "reduce_range": True}
+        options: dict[str, Any] = {
+            "quant_format": QuantFormat.QDQ,
+            "per_channel": True,
+            "reduce_range": True,
+        }
         nodes = [*onnx.load(prepared).graph.node]
         # What follows the last products stays in float: of 256 steps neither logits nor probabilities would be exact.
-        tail = [*_behind_products(nodes), *(node.name for node in nodes if node.op_type == "Softmax")]
-        options |= {"nodes_to_exclude": tail, "extra_options": {"OpTypesToExcludeOutputQuantization": ["Gemm"]}}
+        tail = [
+            *_behind_products(nodes),
+            *(node.name for node in nodes if node.op_type == "Softmax"),
+        ]
+        options |= {
+            "nodes_to_exclude": tail,
+            "extra_options": {"OpTypesToExcludeOutputQuantization": ["Gemm"]},
+        }
         types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
         quantize_static(prepared, target, Reader(), **options, **types)
     prepared.unlink()
@@ -119,14 +136,20 @@ def readable(split: Split, chosen: np.ndarray) -> np.ndarray:
     return good
 
 
-def in_batches(predictor: Predictor, split: Split, chosen: np.ndarray, what: str) -> Iterator[np.ndarray]:
+def in_batches(
+    predictor: Predictor, split: Split, chosen: np.ndarray, what: str
+) -> Iterator[np.ndarray]:
     """Yield the chosen pictures of a split as the network sees them, (n, h, w, 3) uint8."""
     starts = range(0, len(chosen), _AT_ONCE)
     for start in watched(starts, len(starts), what):
-        yield np.stack([predictor.prepare(split.read(int(i))) for i in chosen[start : start + _AT_ONCE]])
+        yield np.stack(
+            [predictor.prepare(split.read(int(i))) for i in chosen[start : start + _AT_ONCE]]
+        )
 
 
-def compare(predictor: Predictor, source: Path, target: Path, split: Split, chosen: np.ndarray) -> Loss:
+def compare(
+    predictor: Predictor, source: Path, target: Path, split: Split, chosen: np.ndarray
+) -> Loss:
     """Measure both files on the chosen pictures of a split."""
     said: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     runs, images = (opened(source), opened(target)), np.empty(0)

@@ -71,8 +71,17 @@ def resnet18_small(num_classes: int) -> models.ResNet:
 
 def small_cnn(num_classes: int) -> nn.Sequential:
     """One convolution and two linear layers, for RGB pictures of 28x28, with torch's own initialisation."""
-    layers: dict[str, nn.Module] = {"size": PictureSize(28), "conv": nn.Conv2d(3, 32, 5), "relu1": nn.ReLU()}
-    layers |= {"pool": nn.MaxPool2d(2), "flatten": nn.Flatten(), "linear": nn.Linear(4608, 64), "relu2": nn.ReLU()}
+    layers: dict[str, nn.Module] = {
+        "size": PictureSize(28),
+        "conv": nn.Conv2d(3, 32, 5),
+        "relu1": nn.ReLU(),
+    }
+    layers |= {
+        "pool": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "linear": nn.Linear(4608, 64),
+        "relu2": nn.ReLU(),
+    }
     return nn.Sequential(OrderedDict(layers, head=nn.Linear(64, num_classes)))
 
 
@@ -112,9 +121,13 @@ def check_name(backbone: str) -> None:
         return
     names = [*OWN, *models.list_models(module=models)]
     if backbone not in names:
-        raise WrongUsage(f"there is no classification network {backbone!r}{did_you_mean(backbone, names)}")
+        raise WrongUsage(
+            f"there is no classification network {backbone!r}{did_you_mean(backbone, names)}"
+        )
     if backbone.startswith("squeezenet"):
-        raise WrongUsage(f"{backbone} is not supported: it ends in a convolution, not in a linear head")
+        raise WrongUsage(
+            f"{backbone} is not supported: it ends in a convolution, not in a linear head"
+        )
 
 
 def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
@@ -143,7 +156,9 @@ def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.
                 "image_size must be a multiple"
             )
         options = {"image_size": side}
-    return _with_xavier_head(models.get_model(backbone, weights=None, num_classes=num_classes, **options), num_classes)
+    return _with_xavier_head(
+        models.get_model(backbone, weights=None, num_classes=num_classes, **options), num_classes
+    )
 
 
 def _with_xavier_head(network: nn.Module, num_classes: int) -> nn.Module:

@@ -52,7 +52,10 @@ def built_in() -> list[Candidate]:
 def names(candidates: Sequence[Candidate]) -> list[str]:
     """Return a name for each candidate: its network, with the weights if several have the same network."""
     backbones = [candidate.backbone for candidate in candidates]
-    return [c.backbone if backbones.count(c.backbone) == 1 else f"{c.backbone}={c.weights}" for c in candidates]
+    return [
+        c.backbone if backbones.count(c.backbone) == 1 else f"{c.backbone}={c.weights}"
+        for c in candidates
+    ]
 
 
 def cached_file(candidate: Candidate) -> Path | None:
@@ -87,7 +90,9 @@ def server(candidate: Candidate) -> str:
 def is_reachable(address: str) -> bool:
     """Return whether a server answers, as quickly as that can be found out: the hub's client would try for a minute."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE):
+        with urllib.request.urlopen(
+            urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE
+        ):
             return True
     except urllib.error.HTTPError:  # an answer all the same
         return True

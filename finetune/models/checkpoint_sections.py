@@ -51,7 +51,9 @@ from finetune.models.checkpoint_values import (
 from finetune.models.ensemble import MOST
 from finetune.system.messages import shown
 
-REQUIRED_SECTIONS = frozenset({"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"})
+REQUIRED_SECTIONS = frozenset(
+    {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
+)
 _RESIZE_MODES = ("shorter_side", "squash", "whole")
 _INTERPOLATIONS = ("bilinear", "bicubic")
 _PRECISIONS = ("32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed")
@@ -64,21 +66,29 @@ _SIDE = f"a whole number from {LEAST_PIXELS} to {MOST_PIXELS}"
 _OPTIONAL_SIDE = Rule(f"{_SIDE}, or null", lambda value: value is None or is_side(value))
 _COUNT = Rule("a whole number, at least 0", is_count)
 _SHARE = Rule("a number above 0 and at most 1", lambda value: is_number(value, 0, 1) and value > 0)
-_FRACTION = Rule("a number at least 0 and below 1", lambda value: is_number(value, 0, 1) and value < 1)
+_FRACTION = Rule(
+    "a number at least 0 and below 1", lambda value: is_number(value, 0, 1) and value < 1
+)
 _NOT_NEGATIVE = Rule("a finite number, at least 0", lambda value: is_number(value, 0, math.inf))
 
 # The arguments of `Classifier`, except those that only config.yaml has.
 HYPER_PARAMETERS = MappingProxyType(
     {
-        "class_names": Rule("at least two different names without control characters", are_class_names, True),
+        "class_names": Rule(
+            "at least two different names without control characters", are_class_names, True
+        ),
         "backbone": Rule("text", is_text, True),
         "weights": _OPTIONAL_TEXT,
         "head_init": one_of("auto", "xavier", "source", "probe"),
         "source_classes": _OPTIONAL_TEXT,
         "class_mapping": Rule("a class or several for each class, or null", is_class_mapping),
         "freeze": _OPTIONAL_TEXT,
-        "freeze_batch_norm": Rule("true, false or null", lambda value: value is None or type(value) is bool),
-        "head_lr_multiplier": Rule("a finite number above 0", lambda v: is_number(v, 0, math.inf) and v > 0),
+        "freeze_batch_norm": Rule(
+            "true, false or null", lambda value: value is None or type(value) is bool
+        ),
+        "head_lr_multiplier": Rule(
+            "a finite number above 0", lambda v: is_number(v, 0, math.inf) and v > 0
+        ),
         "layer_decay": _SHARE,
         "decay_norm_and_bias": _BOOL,
         "scheduler_interval": one_of("step", "epoch"),
@@ -95,7 +105,8 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         "root": _OPTIONAL_TEXT,
         "exclude": Rule(f"names of class folders, at most {MOST_EXCLUDED:,}", are_names),
         "batch_size": Rule(
-            f"a whole number from 1 to {MOST_IN_A_BATCH}", lambda value: is_count(value, 1, MOST_IN_A_BATCH)
+            f"a whole number from 1 to {MOST_IN_A_BATCH}",
+            lambda value: is_count(value, 1, MOST_IN_A_BATCH),
         ),
         "image_size": Rule(_SIDE, is_side, True),
         "eval_image_size": _OPTIONAL_SIDE,
@@ -103,20 +114,26 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         "resize": one_of(*_RESIZE_MODES),
         "interpolation": one_of(*_INTERPOLATIONS),
         "crop_share": Rule(
-            f"a number from {LEAST_CROP_SHARE} to 1", lambda value: is_number(value, LEAST_CROP_SHARE, 1)
+            f"a number from {LEAST_CROP_SHARE} to 1",
+            lambda value: is_number(value, LEAST_CROP_SHARE, 1),
         ),
         "crop_and_flip": _BOOL,
         "min_crop": _SHARE,
         "augmentations": Rule(
-            f"a list of at most {MOST_AUGMENTATIONS} transforms with bounded arguments, or null", are_augmentations
+            f"a list of at most {MOST_AUGMENTATIONS} transforms with bounded arguments, or null",
+            are_augmentations,
         ),
         "mixup": _NOT_NEGATIVE,
         "cutmix": _NOT_NEGATIVE,
         # Of earlier versions.
-        "num_views": Rule("a whole number, at least 1, or null", lambda v: v is None or is_count(v, 1)),
+        "num_views": Rule(
+            "a whole number, at least 1, or null", lambda v: v is None or is_count(v, 1)
+        ),
         "val_fraction": _FRACTION,
         "test_fraction": _FRACTION,
-        "split_seed": Rule("a whole number", lambda value: type(value) is int and abs(value) <= 2**64),
+        "split_seed": Rule(
+            "a whole number", lambda value: type(value) is int and abs(value) <= 2**64
+        ),
         "cache_size": _OPTIONAL_SIDE,
         "on_bad_image": one_of("error", "skip"),
     }
@@ -129,14 +146,22 @@ FINETUNE = MappingProxyType(
         "torch": Rule("text", is_text, True),
         "precision": one_of(*_PRECISIONS, *_PRECISIONS_OF_GPUS, None),
         "data_fingerprint": _TEXT,
-        "seen": Rule("names and sizes of pictures, as many of each, and num_train of them", is_seen),
-        "data_class": Rule(f"one of {', '.join(DATA_CLASSES)}, or a class of another module", is_data_class),
+        "seen": Rule(
+            "names and sizes of pictures, as many of each, and num_train of them", is_seen
+        ),
+        "data_class": Rule(
+            f"one of {', '.join(DATA_CLASSES)}, or a class of another module", is_data_class
+        ),
         "began_from": _OPTIONAL_TEXT,
         "licence_of_the_weights": _OPTIONAL_TEXT,
         "train_metrics": Rule("sums of loss and accuracy", are_train_metrics),
         # Its values are checked by `training.calibration.read_calibration`, which every reader of it calls.
-        "calibration": Rule("a temperature, or null", lambda value: value is None or type(value) is dict),
-        "interpolation": Rule("the weights that were chosen, or null", lambda v: v is None or is_interpolation(v)),
+        "calibration": Rule(
+            "a temperature, or null", lambda value: value is None or type(value) is dict
+        ),
+        "interpolation": Rule(
+            "the weights that were chosen, or null", lambda v: v is None or is_interpolation(v)
+        ),
     }
 )
 
@@ -144,20 +169,28 @@ FINETUNE = MappingProxyType(
 CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
     {
         "Checkpoints": {
-            "highest": Rule("a number from 0 to 1, or null", lambda value: value is None or is_number(value, 0, 1)),
-            "best_score": Rule("accuracy and loss, or null", is_early_best_score),  # of earlier versions
+            "highest": Rule(
+                "a number from 0 to 1, or null",
+                lambda value: value is None or is_number(value, 0, 1),
+            ),
+            # of earlier versions
+            "best_score": Rule("accuracy and loss, or null", is_early_best_score),
             "is_stopped": _BOOL,
             "limits": Rule("limits of a run, or null", are_limits),
             "wanted": Rule("limits of a run, or null", are_limits),
         },
         "WorseThanStart": {
             "accuracy": Rule(
-                "a number from 0 to 1, or null", lambda value: value is None or is_number(value, 0, 1), True
+                "a number from 0 to 1, or null",
+                lambda value: value is None or is_number(value, 0, 1),
+                True,
             ),
             "num_worse": Rule("a whole number, at least 0", is_count, True),
         },
         "StepOnPlateau": {
-            "due": Rule("a finite number or null", lambda v: v is None or is_number(v, -math.inf, math.inf)),
+            "due": Rule(
+                "a finite number or null", lambda v: v is None or is_number(v, -math.inf, math.inf)
+            ),
             "is_due": _BOOL,  # of earlier versions
         },
     }
@@ -188,17 +221,24 @@ LIGHTNING = MappingProxyType(
         "epoch": _COUNT,
         "global_step": _COUNT,
         "pytorch-lightning_version": Rule(
-            "a version", lambda value: is_text(value) and re.fullmatch(r"\d+\.\d+\S{,40}", value) is not None, True
+            "a version",
+            lambda value: is_text(value) and re.fullmatch(r"\d+\.\d+\S{,40}", value) is not None,
+            True,
         ),
         "state_dict": Rule(
             "named dense tensors with values",
             lambda value: (
-                isinstance(value, dict) and all(type(name) is str and is_dense(one) for name, one in value.items())
+                isinstance(value, dict)
+                and all(type(name) is str and is_dense(one) for name, one in value.items())
             ),
         ),
         "loops": Rule("the progress of Lightning's loops", are_loops),
-        "callbacks": Rule("a dict for each callback", lambda v: are_dicts([v]) and are_dicts([*v.values()])),
-        "optimizer_states": Rule("a state with param_groups for each optimizer", are_optimizer_states),
+        "callbacks": Rule(
+            "a dict for each callback", lambda v: are_dicts([v]) and are_dicts([*v.values()])
+        ),
+        "optimizer_states": Rule(
+            "a state with param_groups for each optimizer", are_optimizer_states
+        ),
         "lr_schedulers": Rule("a dict for each scheduler", are_dicts),
     }
 )
@@ -217,12 +257,28 @@ def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
     check_section(checkpoint["hyper_parameters"], HYPER_PARAMETERS, "hyper_parameters", file)
     check_section(checkpoint["finetune"], FINETUNE, "finetune", file)
     data = checkpoint["datamodule_hyper_parameters"]
-    is_ours = checkpoint["finetune"].get("data_class") in (*DATA_CLASSES, *EARLIER_DATA_CLASSES, None)
-    check_section(data, DATAMODULE_HYPER_PARAMETERS, "datamodule_hyper_parameters", file, is_closed=is_ours)
-    if not is_plain({key: value for key, value in data.items() if key not in DATAMODULE_HYPER_PARAMETERS}):
-        refuse(file, "datamodule_hyper_parameters holds more or other values than arguments of a data class")
+    is_ours = checkpoint["finetune"].get("data_class") in (
+        *DATA_CLASSES,
+        *EARLIER_DATA_CLASSES,
+        None,
+    )
+    check_section(
+        data, DATAMODULE_HYPER_PARAMETERS, "datamodule_hyper_parameters", file, is_closed=is_ours
+    )
+    if not is_plain(
+        {key: value for key, value in data.items() if key not in DATAMODULE_HYPER_PARAMETERS}
+    ):
+        refuse(
+            file,
+            "datamodule_hyper_parameters holds more or other values than arguments of a data class",
+        )
     _check_resized_side(data, file)
-    check_section({name: checkpoint[name] for name in LIGHTNING.keys() & checkpoint.keys()}, LIGHTNING, "", file)
+    check_section(
+        {name: checkpoint[name] for name in LIGHTNING.keys() & checkpoint.keys()},
+        LIGHTNING,
+        "",
+        file,
+    )
     _check_callbacks(checkpoint.get("callbacks", {}), file)
     _check_buffers(checkpoint, file)
 
@@ -246,13 +302,22 @@ def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:
 
 def _check_buffers(checkpoint: Mapping[str, Any], file: object) -> None:
     """Check the buffers of the classifier: normalisation, and a weight for each class."""
-    state, num_classes = checkpoint["state_dict"], len(checkpoint["hyper_parameters"]["class_names"])
+    state, num_classes = (
+        checkpoint["state_dict"],
+        len(checkpoint["hyper_parameters"]["class_names"]),
+    )
     shapes = {"mean": (3, 1, 1), "std": (3, 1, 1), "class_weight": (num_classes,)}
     for name, shape in shapes.items():
         values = state.get(name)
         if values is None:
             continue
         if not is_dense(values) or not values.is_floating_point() or tuple(values.shape) != shape:
-            refuse(file, f"state_dict.{name} has the shape {tuple(values.shape)}, expected {shape} of floats")
+            refuse(
+                file,
+                f"state_dict.{name} has the shape {tuple(values.shape)}, expected {shape} of floats",
+            )
         if not bool(values.isfinite().all()) or (name == "std" and float(values.min()) <= 0):
-            refuse(file, f"state_dict.{name} holds {worded(values.flatten().tolist()[:5])}, expected usable numbers")
+            refuse(
+                file,
+                f"state_dict.{name} holds {worded(values.flatten().tolist()[:5])}, expected usable numbers",
+            )

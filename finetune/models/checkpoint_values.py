@@ -16,9 +16,17 @@ from torch import Tensor
 from finetune.system.messages import fault_of_names, shown
 
 # Our data classes. Another one is imported only if the user names it, and has arguments of its own.
-DATA_CLASSES = ("finetune.FashionMNIST", "finetune.Hotdog", "finetune.ImageFolderData", "finetune.SampleData")
-EARLIER_DATA_CLASSES = tuple(name.replace("finetune.", "finetune.datamodules.") for name in DATA_CLASSES)
-LEAST_PIXELS, MOST_PIXELS = 8, 8192  # of a side of the images that a network takes: of larger ones no batch has room
+DATA_CLASSES = (
+    "finetune.FashionMNIST",
+    "finetune.Hotdog",
+    "finetune.ImageFolderData",
+    "finetune.SampleData",
+)
+EARLIER_DATA_CLASSES = tuple(
+    name.replace("finetune.", "finetune.datamodules.") for name in DATA_CLASSES
+)
+# of a side of the images that a network takes: of larger ones no batch has room
+LEAST_PIXELS, MOST_PIXELS = 8, 8192
 MOST_RESIZED = 2**14  # of a side before the centre is cropped
 _MOST_CANDIDATES = 100  # weights among which a fit chooses
 LEAST_CROP_SHARE = 0.1
@@ -89,12 +97,16 @@ def are_class_names(value: Any) -> bool:
 
 def are_names(value: Any) -> bool:
     """Return whether a value is text, a list of texts, or None."""
-    return is_optional_text(value) or (type(value) is list and len(value) <= MOST_EXCLUDED and all(map(is_text, value)))
+    return is_optional_text(value) or (
+        type(value) is list and len(value) <= MOST_EXCLUDED and all(map(is_text, value))
+    )
 
 
 def are_augmentations(value: Any) -> bool:
     """Return whether a value is a list of transforms, or None; `commands.trust` checks the classes that it names."""
-    return value is None or (are_dicts(value) and len(value) <= MOST_AUGMENTATIONS and is_plain(value))
+    return value is None or (
+        are_dicts(value) and len(value) <= MOST_AUGMENTATIONS and is_plain(value)
+    )
 
 
 def is_text(value: Any) -> bool:
@@ -126,11 +138,15 @@ def is_class_mapping(value: Any) -> bool:
     if type(value) is not dict or not all(is_text(key) for key in value):
         return False
     lists = [one if type(one) is list else [one] for one in value.values()]
-    return sum(map(len, lists)) <= _MOST_LISTED and all(is_text(one) for listed in lists for one in listed)
+    return sum(map(len, lists)) <= _MOST_LISTED and all(
+        is_text(one) for listed in lists for one in listed
+    )
 
 
 def is_schedule(value: Any) -> bool:
-    return is_optional_text(value) or (type(value) is list and len(value) <= 1000 and all(map(is_side, value)))
+    return is_optional_text(value) or (
+        type(value) is list and len(value) <= 1000 and all(map(is_side, value))
+    )
 
 
 def is_data_class(value: Any) -> bool:
@@ -151,7 +167,9 @@ def is_seen(value: Any) -> bool:
         return False
     if [column.dtype for column in columns] != [torch.int64, torch.int32, torch.int64]:
         return False
-    return len({len(column) for column in columns}) == 1 and is_count(value["num_train"], most=len(names))
+    return len({len(column) for column in columns}) == 1 and is_count(
+        value["num_train"], most=len(names)
+    )
 
 
 def are_train_metrics(value: Any) -> bool:
@@ -161,7 +179,10 @@ def are_train_metrics(value: Any) -> bool:
         return True
     if type(value) is not dict or value.keys() != expected.keys():
         return False
-    if any(type(value[name]) is not dict or value[name].keys() != names for name, names in expected.items()):
+    if any(
+        type(value[name]) is not dict or value[name].keys() != names
+        for name, names in expected.items()
+    ):
         return False
     sums = [one for state in value.values() for one in state.values()]
     return all(is_dense(one) and one.numel() == 1 for one in sums)
@@ -171,7 +192,9 @@ def is_early_best_score(value: Any) -> bool:
     if value is None:
         return True
     return (
-        type(value) in (list, tuple) and len(value) == 2 and all(is_number(one, -math.inf, math.inf) for one in value)
+        type(value) in (list, tuple)
+        and len(value) == 2
+        and all(is_number(one, -math.inf, math.inf) for one in value)
     )
 
 
@@ -182,10 +205,14 @@ def is_interpolation(value: Any) -> bool:
     candidates = value["candidates"]
     if type(candidates) is not list or not 2 <= len(candidates) <= _MOST_CANDIDATES:
         return False
-    if not all(type(one) is dict and one.keys() == {"share", "loss", "accuracy"} for one in candidates):
+    if not all(
+        type(one) is dict and one.keys() == {"share", "loss", "accuracy"} for one in candidates
+    ):
         return False
     numbers = all(
-        is_number(one["share"], 0, 1) and is_number(one["accuracy"], 0, 1) and is_number(one["loss"], 0, math.inf)
+        is_number(one["share"], 0, 1)
+        and is_number(one["accuracy"], 0, 1)
+        and is_number(one["loss"], 0, math.inf)
         for one in candidates
     )
     shares = [one["share"] for one in candidates]
@@ -224,15 +251,23 @@ def _is_optimizer_state(value: Any) -> bool:
     groups, state = value.get("param_groups"), value.get("state", {})
     if not are_dicts(groups) or not groups or type(state) is not dict:
         return False
-    own = [one for values in state.values() for one in (values.values() if type(values) is dict else [values])]
+    own = [
+        one
+        for values in state.values()
+        for one in (values.values() if type(values) is dict else [values])
+    ]
     return all(is_dense(one) for one in own if isinstance(one, Tensor))
 
 
 def are_dicts(value: Any) -> bool:
-    return type(value) is list and all(type(one) is dict and all(type(key) is str for key in one) for one in value)
+    return type(value) is list and all(
+        type(one) is dict and all(type(key) is str for key in one) for one in value
+    )
 
 
-def check_section(values: Any, rules: Mapping[str, Rule], section: str, file: object, is_closed: bool = True) -> None:
+def check_section(
+    values: Any, rules: Mapping[str, Rule], section: str, file: object, is_closed: bool = True
+) -> None:
     """Check the values of a section; one that is not closed may have more keys."""
     if not isinstance(values, dict):
         refuse(file, f"{section} is {worded(values)}, expected a dict")
@@ -253,7 +288,11 @@ def worded(value: Any) -> str:
     """Return a value for an error message: short ones as they are, without control characters."""
     if value is None or type(value) in (int, float, str, bool):
         return shown(repr(value))[:80]
-    if type(value) in (list, tuple) and len(value) <= 5 and all(type(one) in (int, float, str) for one in value):
+    if (
+        type(value) in (list, tuple)
+        and len(value) <= 5
+        and all(type(one) in (int, float, str) for one in value)
+    ):
         return shown(repr(value))[:120]
     return f"of type {type(value).__name__}"
 
@@ -266,7 +305,8 @@ def refuse(file: object, problem: str) -> NoReturn:
 def class_paths(value: Any) -> Iterator[Any]:
     """Yield every class path in nested values, and in text that a parser would take for such."""
     if isinstance(value, str):
-        with suppress(yaml.YAMLError, ValueError, AttributeError, LookupError):  # of 4006-38-13, and of !!bool x
+        # of 4006-38-13, and of !!bool x
+        with suppress(yaml.YAMLError, ValueError, AttributeError, LookupError):
             parsed = yaml.safe_load(value)
             value = parsed if isinstance(parsed, (dict, list)) else None
     if isinstance(value, dict):

@@ -42,7 +42,8 @@ def together(logits: Tensor) -> Tensor:
 
 
 def _mean(logits: Tensor, num: int) -> Tensor:
-    return logits.log_softmax(2).logsumexp(0) - math.log(num)  # nothing that torch.fx could not follow
+    # nothing that torch.fx could not follow
+    return logits.log_softmax(2).logsumexp(0) - math.log(num)
 
 
 def members(network: nn.Module) -> list[nn.Module]:
@@ -59,7 +60,9 @@ def check(num: int, head_init: str) -> None:
     if type(num) is not int or not 1 <= num <= MOST:
         raise WrongUsage(f"model.members must be a whole number from 1 to {MOST}, not {num!r}")
     if num > 1 and head_init not in ("auto", "xavier"):
-        raise WrongUsage(f"model.members begin with other heads, which model.head_init {head_init} makes alike")
+        raise WrongUsage(
+            f"model.members begin with other heads, which model.head_init {head_init} makes alike"
+        )
 
 
 def several(num: int, head_init: str, make: Callable[[], nn.Module]) -> nn.Module:

@@ -16,7 +16,9 @@ def advice(names: Collection[str], backbone: str) -> str:
     own = _names(backbone)
     if len(own & set(names)) >= _OTHER_CODE * len(own):
         return "It is of another network: name that one with --backbone"
-    twin = backbone.removeprefix(PREFIX).partition(".")[0] if is_timm(backbone) else PREFIX + backbone
+    twin = (
+        backbone.removeprefix(PREFIX).partition(".")[0] if is_timm(backbone) else PREFIX + backbone
+    )
     if _is_known(twin) and len(_names(twin) & set(names)) >= (1 - _OTHER_CODE) * len(names):
         return f"It is of {twin}: take --backbone {twin}"
     origin = "timm" if is_timm(backbone) else "torchvision"

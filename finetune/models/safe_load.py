@@ -38,12 +38,24 @@ class _PlainDict:
 _IGNORED = (
     "argparse.Namespace",  # timm, torchvision's references
     "types.SimpleNamespace",
-    *(f"pathlib.{name}" for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")),
-    *(f"pathlib._local.{name}" for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")),
-    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
+    *(
+        f"pathlib.{name}"
+        for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+    ),
+    *(
+        f"pathlib._local.{name}"
+        for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+    ),
+    *(
+        f"numpy.{core}.multiarray.{name}"
+        for core in ("core", "_core")
+        for name in ("scalar", "_reconstruct")
+    ),
     "numpy.dtype",
     "numpy.ndarray",
-    *(f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "str", "tuple")),  # types as values
+    *(
+        f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "str", "tuple")
+    ),  # types as values
     "typing.Any",
     "omegaconf.base.ContainerMetadata",  # Hydra, in the hyperparameters of Lightning
     "omegaconf.base.Metadata",
@@ -95,7 +107,11 @@ def load_safely(path: str | Path) -> Any:
         ValueError: It is not a file of torch, is damaged, or holds other objects.
     """
     if not Path(path).is_file():
-        hint = ": it is a folder; give the file in it, such as checkpoints/best.ckpt" if Path(path).is_dir() else ""
+        hint = (
+            ": it is a folder; give the file in it, such as checkpoints/best.ckpt"
+            if Path(path).is_dir()
+            else ""
+        )
         raise FileNotFoundError(f"there is no checkpoint {str(path)!r}{hint}")
     with open(path, "rb") as file:
         head = file.read(8)
@@ -106,6 +122,7 @@ def load_safely(path: str | Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # of many types, for a file that is not one of torch
             reason = "it is damaged, or an archive of something else"
-            if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to run the code in the file
+            # torch's own message advises to run the code in the file
+            if isinstance(error, pickle.UnpicklingError):
                 reason = f"it holds {named_object(error) or 'objects'}, which is neither a tensor nor a plain value"
     raise ValueError(f"{str(path)!r} is not a checkpoint that can be loaded safely: {reason}")

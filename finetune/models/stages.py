@@ -51,7 +51,9 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
             path = prefix + name
             if path == last or next(module.parameters(), None) is None:
                 continue
-            if last.startswith(path + ".") or (name in _CONTAINERS if layers is None else _is_row(module, path)):
+            if last.startswith(path + ".") or (
+                name in _CONTAINERS if layers is None else _is_row(module, path)
+            ):
                 walk(module, path + ".")
             else:
                 found[path] = module
@@ -65,7 +67,8 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
 
     walk(network, "")
     if layers is None or callable(_groups(network)):
-        return found  # networks with such a function register in forward order, which CaiT's layers are not in
+        # networks with such a function register in forward order, which CaiT's layers are not in
+        return found
     return dict(sorted(found.items(), key=lambda part: min(_layers_in(part[1], part[0]))))
 
 
@@ -122,7 +125,9 @@ def check_solved(last: str | None, head_init: str, members: int) -> None:
     if last != "backbone":
         return
     if members > 1:
-        raise WrongUsage("model.freeze backbone solves the head, so model.members would all be alike: leave one out")
+        raise WrongUsage(
+            "model.freeze backbone solves the head, so model.members would all be alike: leave one out"
+        )
     if head_init == "source":
         raise WrongUsage(
             "model.freeze backbone solves the head, so model.head_init source has no effect: leave one out"
@@ -144,7 +149,11 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
     if len(networks := members(network)) > 1:
         return [stage for one in networks for stage in freeze(one, last)]
     parts = stages(network)
-    named = [i for i, name in enumerate(parts) if last == "backbone" or name == last or name.startswith(last + ".")]
+    named = [
+        i
+        for i, name in enumerate(parts)
+        if last == "backbone" or name == last or name.startswith(last + ".")
+    ]
     if not named:
         earlier = [name for name, depth in depths(network).items() if depth > 1]
         hint = f": --model.freeze {earlier[-1]} freezes all but the last" if earlier else ""
@@ -170,9 +179,13 @@ def stage_parameters(network: nn.Module) -> dict[str, list[nn.Parameter]]:
     ViT's class token, with the first.
     """
     found = {name: list(stage.parameters()) for name, stage in stages(network).items()}
-    inside = {id(p) for parameters in (*found.values(), head(network).parameters()) for p in parameters}
+    inside = {
+        id(p) for parameters in (*found.values(), head(network).parameters()) for p in parameters
+    }
     outside = {name: p for name, p in network.named_parameters() if id(p) not in inside}
-    beside_head = [name for name in outside if head_name(network).startswith(f"{name.rpartition('.')[0]}.")]
+    beside_head = [
+        name for name in outside if head_name(network).startswith(f"{name.rpartition('.')[0]}.")
+    ]
     for stage in list(found)[-1:]:
         found[stage] += [outside.pop(name) for name in beside_head]
     for stage in list(found)[:1]:

@@ -17,12 +17,17 @@ from finetune.system.messages import WrongUsage, did_you_mean, install
 
 PREFIX = "timm/"
 _CONFIG = "config.json"  # in a folder as timm writes it
-_ARGS = {"num_classes", "img_size", "global_pool"}  # what a network may have been built with; `read_timm` looks at more
-_ABOVE = ("num_classes", "label_names", "label_descriptions")  # beside the description, and before it
+# what a network may have been built with; `read_timm` looks at more
+_ARGS = {"num_classes", "img_size", "global_pool"}
+# beside the description, and before it
+_ABOVE = ("num_classes", "label_names", "label_descriptions")
 _NUM_IMAGENET = 1000
 _IMAGENET = re.compile(r"(^|_)in1k(_|$)")  # in the tag of weights whose head is of ImageNet-1k
 _OWN_ARGS = {"in_chans": 3}
-_RESIZE: Mapping[str, Literal["shorter_side", "squash"]] = {"center": "shorter_side", "squash": "squash"}
+_RESIZE: Mapping[str, Literal["shorter_side", "squash"]] = {
+    "center": "shorter_side",
+    "squash": "squash",
+}
 
 
 class Description(NamedTuple):
@@ -77,7 +82,9 @@ def timm_name(backbone: str) -> str:
         raise WrongUsage(f"timm {timm.__version__} has no network {architecture!r}{near}")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
     if dot and tag not in tags:
-        raise WrongUsage(f"timm {timm.__version__} has no weights {tag!r} of {architecture}{did_you_mean(tag, tags)}")
+        raise WrongUsage(
+            f"timm {timm.__version__} has no weights {tag!r} of {architecture}{did_you_mean(tag, tags)}"
+        )
     return name
 
 
@@ -118,13 +125,21 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
     there = told["architecture"]
     own = timm_name(backbone).partition(".")[0]
     if there != own:
-        raise WrongUsage(f"{path} is of {there}, not of {own}: take --model.backbone {PREFIX}{there}")
+        raise WrongUsage(
+            f"{path} is of {there}, not of {own}: take --model.backbone {PREFIX}{there}"
+        )
     args = told.get("model_args") or {}
     if not isinstance(args, dict):
         raise _damaged(path, "its model_args are no mapping")
-    others = {key: value for key, value in args.items() if key not in _ARGS and value != _OWN_ARGS.get(key, not value)}
+    others = {
+        key: value
+        for key, value in args.items()
+        if key not in _ARGS and value != _OWN_ARGS.get(key, not value)
+    }
     if others:
-        raise WrongUsage(f"{path} is of a {there} that was built otherwise ({others}): only timm's own can be had")
+        raise WrongUsage(
+            f"{path} is of a {there} that was built otherwise ({others}): only timm's own can be had"
+        )
     return told
 
 
@@ -143,7 +158,9 @@ def backbone_of(folder: str | Path) -> str:
 def _told(path: Path) -> dict[str, Any]:
     """Return the content of a folder's description, which names an architecture."""
     if not path.is_file():
-        raise WrongUsage(f"the folder {str(path.parent)!r} has no {_CONFIG}, as timm's `save_for_hf` writes it")
+        raise WrongUsage(
+            f"the folder {str(path.parent)!r} has no {_CONFIG}, as timm's `save_for_hf` writes it"
+        )
     try:
         told = json.loads(path.read_text("utf-8"))
         told["architecture"]
@@ -163,11 +180,22 @@ def _described(name: str, told: Mapping[str, Any]) -> Description:
         mean, std = (tuple(float(value) for value in told[key]) for key in ("mean", "std"))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name} does not say how pictures are prepared: {error!r}") from error
-    if len(mean) != 3 or len(std) != 3 or not all(map(math.isfinite, mean)) or not all(0 < v < math.inf for v in std):
-        raise ValueError(f"{name} wants pixels of mean {mean} and standard deviation {std}, which can't be had")
+    if (
+        len(mean) != 3
+        or len(std) != 3
+        or not all(map(math.isfinite, mean))
+        or not all(0 < v < math.inf for v in std)
+    ):
+        raise ValueError(
+            f"{name} wants pixels of mean {mean} and standard deviation {std}, which can't be had"
+        )
     if len(size) != 3 or size[0] != 3 or size[1] != size[2] or type(size[1]) is not int:
         raise ValueError(f"{name} takes pictures of {size}, not of three colours and equal sides")
-    if interpolation not in ("bilinear", "bicubic") or mode not in _RESIZE or not 0 < crop_share <= 1:
+    if (
+        interpolation not in ("bilinear", "bicubic")
+        or mode not in _RESIZE
+        or not 0 < crop_share <= 1
+    ):
         asked = f"interpolation {interpolation}, crop {mode} of {crop_share}"
         raise ValueError(f"{name} wants pictures prepared in a way that is not known here: {asked}")
     resize = "whole" if mode == "squash" and crop_share == 1 else _RESIZE[mode]
@@ -183,11 +211,14 @@ def _class_names(told: Mapping[str, Any], num: int) -> list[str] | None:
     if isinstance(names, list | tuple) and len(names) == num and isinstance(descriptions, dict):
         return [str(descriptions.get(name, name)) for name in names]
     if num == _NUM_IMAGENET and _IMAGENET.search(str(told.get("tag") or "")):
-        return list(models.ResNet18_Weights.IMAGENET1K_V1.meta["categories"])  # timm's rows are in the same order
+        # timm's rows are in the same order
+        return list(models.ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
     return None
 
 
-def create(backbone: str, num_classes: int, image_size: int | None = None, **options: Any) -> nn.Module:
+def create(
+    backbone: str, num_classes: int, image_size: int | None = None, **options: Any
+) -> nn.Module:
     """Make timm's network with a head of K classes.
 
     Args:
@@ -211,7 +242,10 @@ def create(backbone: str, num_classes: int, image_size: int | None = None, **opt
     told = f"{backbone} can't be had for {asked}: that of its weights is image_size {own}"
     try:
         network = sized(**{**options, "pretrained": False})
-    except (TypeError, AssertionError) as error:  # it has no such argument, or its windows don't fit
+    except (
+        TypeError,
+        AssertionError,
+    ) as error:  # it has no such argument, or its windows don't fit
         raise WrongUsage(told) from error
     if not options.get("pretrained"):
         return network
@@ -245,9 +279,13 @@ def _check_parts(network: nn.Module, backbone: str) -> None:
         raise WrongUsage(f"{backbone} is not supported: {what}, not one")
     found = network.get_submodule(name)
     if not isinstance(found, nn.Linear):
-        raise WrongUsage(f"{backbone} is not supported: it ends in a {type(found).__name__}, not in a linear head")
+        raise WrongUsage(
+            f"{backbone} is not supported: it ends in a {type(found).__name__}, not in a linear head"
+        )
     if name != head_name(network):
-        raise WrongUsage(f"{backbone} is not supported: its head {name} is not the last of its linear layers")
+        raise WrongUsage(
+            f"{backbone} is not supported: its head {name} is not the last of its linear layers"
+        )
     if len([*network.named_parameters(remove_duplicate=False)]) != len([*network.parameters()]):
         raise WrongUsage(
             f"{backbone} is not supported: several of its modules share weights"

@@ -12,7 +12,13 @@ import torch
 from torch import nn
 
 from finetune.models.misfits import advice
-from finetune.models.timm_backbones import Description, create, describe, pretrained_cfg, read_config
+from finetune.models.timm_backbones import (
+    Description,
+    create,
+    describe,
+    pretrained_cfg,
+    read_config,
+)
 from finetune.models.weight_files import Pretrained, check_one, read_file
 from finetune.system.messages import WrongUsage, reason
 
@@ -77,28 +83,41 @@ def _quiet_hub() -> Iterator[None]:
 
 
 def _arranged(
-    given: Pretrained, backbone: str, image_size: int | None, about: Description | None = None, pool: str | None = None
+    given: Pretrained,
+    backbone: str,
+    image_size: int | None,
+    about: Description | None = None,
+    pool: str | None = None,
 ) -> Pretrained:
     """Return weights of a file with the names and shapes that the network has now."""
     check_one(given)
     rows = given.state.get(f"{pretrained_cfg(backbone).classifier}.weight")
     num = 0 if rows is None else len(rows)
-    told = {"state_dict": given.state, "num_classes": num, "label_offset": None}  # the rows are what they are
+    # the rows are what they are
+    told = {"state_dict": given.state, "num_classes": num, "label_offset": None}
     try:
         with _missing_keys() as missing:
             source = create(backbone, num, image_size, pretrained=True, pretrained_cfg_overlay=told)
     except WrongUsage:
         raise
-    except Exception as error:  # torch's for names and shapes; timm's own, of what it arranges, are of many kinds
+    except (
+        Exception
+    ) as error:  # torch's for names and shapes; timm's own, of what it arranges, are of many kinds
         to_do = f". {advice(given.state, backbone)}" if isinstance(error, RuntimeError) else ""
-        raise ValueError(f"{given.origin} does not fit {backbone}: {_short(reason(error))}{to_do}") from error
+        raise ValueError(
+            f"{given.origin} does not fit {backbone}: {_short(reason(error))}{to_do}"
+        ) from error
     # Published weights of ConvNeXt (FCMAE) and DaViT (Florence-2) end before the head's norm.
     expected = (f"{pretrained_cfg(backbone).classifier}.", "head.norm.")
     if lacking := [key for key in missing if not key.startswith(expected)]:
         to_do = f". {advice(given.state, backbone)}"
-        raise ValueError(f"{given.origin} does not fit {backbone}: it lacks {_short(', '.join(lacking))}{to_do}")
+        raise ValueError(
+            f"{given.origin} does not fit {backbone}: it lacks {_short(', '.join(lacking))}{to_do}"
+        )
     if pool is not None and (own := _pool(source)) not in (None, pool):
-        raise WrongUsage(f"{given.origin} is of a network that pools by {pool}, {backbone} by {own}")
+        raise WrongUsage(
+            f"{given.origin} is of a network that pools by {pool}, {backbone} by {own}"
+        )
     if about is not None:
         return _pretrained(source, about, given.origin, about.class_names)
     return replace(given, state=source.state_dict())
@@ -124,7 +143,9 @@ def _missing_keys() -> Iterator[list[str]]:
         logger.removeFilter(look)
 
 
-def _pretrained(source: nn.Module, about: Description, origin: str, class_names: list[str] | None) -> Pretrained:
+def _pretrained(
+    source: nn.Module, about: Description, origin: str, class_names: list[str] | None
+) -> Pretrained:
     mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (about.mean, about.std))
     return Pretrained(source.state_dict(), class_names, origin, mean, std)
 

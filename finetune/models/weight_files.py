@@ -34,7 +34,8 @@ class Pretrained:
     origin: str  # for messages
     mean: Tensor | None = None  # (3, 1, 1) in grey levels: the normalisation that they state
     std: Tensor | None = None
-    licence: str | None = None  # what a fit of ours, from which they come, has said of the weights that it began with
+    # what a fit of ours, from which they come, has said of the weights that it began with
+    licence: str | None = None
     averaged: str | None = None  # the entry of the file from which averaged weights were taken
 
     def write_normalization(self, mean: Tensor, std: Tensor) -> None:
@@ -82,15 +83,22 @@ def _read_safetensors(path: Path) -> Pretrained:
 
     try:
         with safe_open(str(path), "pt") as file:
-            state, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            names = file.keys()
+            state = {name: file.get_tensor(name) for name in names}
+            about = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} can't be read as safetensors: {error}") from error
     if EXPORTED not in about:
         return Pretrained(tidy(state), None, str(path))
     try:  # of `finetune export`: which pixels it has learned with
         known = json.loads(about[EXPORTED])
-        mean, std = (torch.tensor(known[name], dtype=torch.float32).view(3, 1, 1) for name in ("mean", "std"))
-        names, terms = [str(name) for name in known["model"]["class_names"]], known.get("licence_of_the_weights")
+        mean, std = (
+            torch.tensor(known[name], dtype=torch.float32).view(3, 1, 1) for name in ("mean", "std")
+        )
+        names, terms = (
+            [str(name) for name in known["model"]["class_names"]],
+            known.get("licence_of_the_weights"),
+        )
         if not are_class_names(names):
             raise ValueError(fault_of_names(names))
         return Pretrained(tidy(state), names, str(path), mean, std, terms and str(terms))
@@ -113,20 +121,32 @@ def _read_torch(path: Path) -> Pretrained:
     state, averaged = _state_dict(content)
     are_named = isinstance(state, dict) and state and all(isinstance(name, str) for name in state)
     if not are_named or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} is not a state dict: it holds something else than named tensors. {_SAVE}")
+        raise ValueError(
+            f"{path} is not a state dict: it holds something else than named tensors. {_SAVE}"
+        )
     if not _is_own(content, state):
-        if "pytorch-lightning_version" in content:  # the module may hold more, such as a loss with weights
-            state = {key: value for key, value in state.items() if key.startswith("model.")} or state
+        # the module may hold more, such as a loss with weights
+        if "pytorch-lightning_version" in content:
+            state = {
+                key: value for key, value in state.items() if key.startswith("model.")
+            } or state
         return Pretrained(tidy(state), None, str(path), averaged=averaged)
     settings, own = content["hyper_parameters"], content.get("finetune")
     mean, std = state.get("mean"), state.get("std")
     for name, value in (("mean", mean), ("std", std)):
         if value is not None and value.shape != (3, 1, 1):
-            raise ValueError(f"{path} is no checkpoint of ours: its {name} has the shape {tuple(value.shape)}")
+            raise ValueError(
+                f"{path} is no checkpoint of ours: its {name} has the shape {tuple(value.shape)}"
+            )
     terms = own.get("licence_of_the_weights") if isinstance(own, dict) else None
     names = settings.get("class_names")
     return Pretrained(
-        tidy(state), names if are_class_names(names) else None, str(path), mean, std, terms and str(terms)
+        tidy(state),
+        names if are_class_names(names) else None,
+        str(path),
+        mean,
+        std,
+        terms and str(terms),
     )
 
 
@@ -140,7 +160,8 @@ def _state_dict(content: Any) -> tuple[Any, str | None]:
             break
         averaged = name if name in _AVERAGED else averaged
         content = content[name]
-    if averaged and isinstance(content, dict):  # torch.optim.swa_utils.AveragedModel counts its updates there
+    # torch.optim.swa_utils.AveragedModel counts its updates there
+    if averaged and isinstance(content, dict):
         content = {key: value for key, value in content.items() if key != "n_averaged"}
     return content, averaged
 
@@ -148,15 +169,20 @@ def _state_dict(content: Any) -> tuple[Any, str | None]:
 def _is_own(content: dict[str, Any], state: dict[str, Tensor]) -> bool:
     """Return whether this is a checkpoint of `finetune fit`, not of another program that uses Lightning."""
     settings = content.get("hyper_parameters")
-    return isinstance(settings, dict) and ("finetune" in content or any(key.startswith("network.") for key in state))
+    return isinstance(settings, dict) and (
+        "finetune" in content or any(key.startswith("network.") for key in state)
+    )
 
 
 def tidy(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Bring names to those of today's torchvision modules and half precision to float32."""
     state = {k: v for k, v in state.items() if k.startswith("network.")} or state
-    for prefix in ("network.", "module.", "model.", "_orig_mod.") * 2:  # twice: they are nested in any order
+    # twice: they are nested in any order
+    for prefix in ("network.", "module.", "model.", "_orig_mod.") * 2:
         if all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
     for pattern, replacement in _RENAMED.items():
         state = {re.sub(pattern, replacement, key): value for key, value in state.items()}
-    return {k: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for k, v in state.items()}
+    return {
+        k: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for k, v in state.items()
+    }

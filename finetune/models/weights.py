@@ -25,7 +25,8 @@ from finetune.system.messages import WrongUsage, did_you_mean, shown
 
 log = logging.getLogger(__name__)
 
-_SUFFIXES = (".bin", ".ckpt", ".pkl", ".pt", ".pth", ".safetensors", ".tar")  # of files, as trainers name them
+# of files, as trainers name them
+_SUFFIXES = (".bin", ".ckpt", ".pkl", ".pt", ".pth", ".safetensors", ".tar")
 
 # Auxiliary classifiers of Inception and GoogLeNet, which only help to train from scratch: we build without them.
 _AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
@@ -50,7 +51,9 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
     if backbone not in OWN:
         enum = models.get_model_weights(backbone)
         published = {
-            name: weight for key, weight in enum.__members__.items() for name in (key, f"{enum.__name__}.{key}")
+            name: weight
+            for key, weight in enum.__members__.items()
+            for name in (key, f"{enum.__name__}.{key}")
         }
     if found := published.get(weights):
         side = vit_size(backbone, image_size)
@@ -60,7 +63,9 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
         return _read_published(found)
     path = Path(weights)
     if path.suffix == ".onnx":
-        raise WrongUsage(f"training can't begin with {weights}: an .onnx gives answers alone; take the checkpoint")
+        raise WrongUsage(
+            f"training can't begin with {weights}: an .onnx gives answers alone; take the checkpoint"
+        )
     if path.is_file():
         return read_file(path)
     if path.is_dir():
@@ -69,21 +74,31 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
     if path.suffix.lower() in _SUFFIXES or len(path.parts) > 1:
         raise FileNotFoundError(f"there is no weights file {weights}")
     valid = ", ".join(name for name in published if "." not in name)
-    hint = f"valid are: {valid}" if valid else "none are published: give a file, or --model.weights null"
+    hint = (
+        f"valid are: {valid}"
+        if valid
+        else "none are published: give a file, or --model.weights null"
+    )
     raise WrongUsage(f"{weights!r} is neither a file nor weights of {backbone}; {hint}")
 
 
 def _read_published(weights: Any) -> Pretrained:
     path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
     published = re.search(r"-([0-9a-f]{8,})\.", path.name)
-    if path.is_file() and published:  # torchvision checks the hash of what it downloads, not of what is there already
+    # torchvision checks the hash of what it downloads, not of what is there already
+    if path.is_file() and published:
         with path.open("rb") as file:
             if not hashlib.file_digest(file, "sha256").hexdigest().startswith(published[1]):
-                raise ValueError(f"{path} is broken: its sha256 does not begin with {published[1]}; delete it")
+                raise ValueError(
+                    f"{path} is broken: its sha256 does not begin with {published[1]}; delete it"
+                )
     try:
         with nullcontext() if path.exists() else one_at_a_time(path):
             state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError is what torch.hub raises for a wrong hash
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # RuntimeError is what torch.hub raises for a wrong hash
         hint = f"give other weights with --model.weights FILE, null for none, or: put {weights.url} at {path} by hand"
         raise OSError(f"can't download {weights} ({error}); {hint}") from error
     preset = weights.transforms()
@@ -109,13 +124,18 @@ def load_weights(network: nn.Module, pretrained: Pretrained, backbone: str | Non
         # Files written before torch 0.4.1 have no `num_batches_tracked`; nothing but a momentum of None reads it.
         "missing": [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")],
         "unexpected": [k for k in given if k not in wanted],
-        "of another shape": [f"{k} {there} instead of {here}" for k, (there, here) in shapes.items() if there != here],
-        "not finite": [k for k, value in given.items() if not value.isfinite().all()],  # so in VGG-16's "features"
+        "of another shape": [
+            f"{k} {there} instead of {here}" for k, (there, here) in shapes.items() if there != here
+        ],
+        # so in VGG-16's "features"
+        "not finite": [k for k, value in given.items() if not value.isfinite().all()],
     }
     if found := [f"{kind}: {_some(keys)}" for kind, keys in problems.items() if keys]:
         is_other = any(keys for kind, keys in problems.items() if kind != "not finite")
         to_do = f". {advice(pretrained.state, backbone)}" if backbone and is_other else ""
-        raise ValueError(f"{pretrained.origin} does not fit this network; {'; '.join(found)}{to_do}")
+        raise ValueError(
+            f"{pretrained.origin} does not fit this network; {'; '.join(found)}{to_do}"
+        )
     own.update(given)
     # Updating the network's own state keeps its version numbers, without which torchvision's MNASNet refuses to load.
     network.load_state_dict(own)
@@ -165,7 +185,9 @@ def source_head(
         For each class the categories whose rows it got.
     """
     if pretrained is None:
-        raise ValueError("head_init: source copies rows of a source classifier; give its file with weights")
+        raise ValueError(
+            "head_init: source copies rows of a source classifier; give its file with weights"
+        )
     categories = source_classes or pretrained.class_names
     if not categories:
         hint = "give a text file with a name for each row, --model.source_classes FILE"
@@ -174,37 +196,54 @@ def source_head(
     weight = pretrained.state.get(f"{head_name(network)}.weight")
     if weight is None or weight.shape[1:] != target.weight.shape[1:]:
         there = "none" if weight is None else f"one of shape {tuple(weight.shape)}"
-        raise ValueError(f"{pretrained.origin} needs a head on {target.in_features} features to copy, it has {there}")
-    bias = pretrained.state.get(f"{head_name(network)}.bias", torch.zeros(len(weight)))  # MaxViT's head has none
+        raise ValueError(
+            f"{pretrained.origin} needs a head on {target.in_features} features to copy, it has {there}"
+        )
+    # MaxViT's head has none
+    bias = pretrained.state.get(f"{head_name(network)}.bias", torch.zeros(len(weight)))
     if len(categories) != len(weight):
-        raise ValueError(f"{pretrained.origin} has {len(weight)} classes, but {len(categories)} names were given")
+        raise ValueError(
+            f"{pretrained.origin} has {len(weight)} classes, but {len(categories)} names were given"
+        )
     mapping = {composed(name): category for name, category in (mapping or {}).items()}
     for name in mapping.keys() - set(map(composed, class_names)):
-        raise ValueError(f"the mapping names an unknown class {name!r}{did_you_mean(name, class_names)}")
+        raise ValueError(
+            f"the mapping names an unknown class {name!r}{did_you_mean(name, class_names)}"
+        )
     matched = {}
     for row, name in enumerate(class_names):
         wanted = mapping.get(composed(name), name)
         wanted = [wanted] if isinstance(wanted, str) else wanted
         found = {category: _rows(category, categories) for category in wanted}
         for category in [c for c in found if composed(name) in mapping and not found[c]]:
-            raise ValueError(f"no source category is called {category!r}{did_you_mean(category, categories)}")
+            raise ValueError(
+                f"no source category is called {category!r}{did_you_mean(category, categories)}"
+            )
         rows = sorted({index for indices in found.values() for index in indices})
         matched[name] = [categories[index] for index in rows]
         if rows:
             with torch.no_grad():
                 target.weight[row] = weight[rows].double().mean(0)
                 target.bias[row] = bias[rows].double().mean()
-    told = (f"{name} from {' + '.join(found) or 'nothing: random'}" for name, found in matched.items())
+    told = (
+        f"{name} from {' + '.join(found) or 'nothing: random'}" for name, found in matched.items()
+    )
     log.info("rows of the head: %s", shown("; ".join(told)))
     return matched
 
 
 def _rows(name: str, categories: list[str]) -> list[int]:
     """Indices of the categories of this name: as it is written or, where none is, with case and separators folded."""
-    exact = [index for index, category in enumerate(categories) if category == name]  # ImageNet: Cardigan and cardigan
-    folded = [re.sub(r"[\s_-]", "", unicodedata.normalize("NFKC", n).casefold()) for n in [name, *categories]]
+    # ImageNet: Cardigan and cardigan
+    exact = [index for index, category in enumerate(categories) if category == name]
+    folded = [
+        re.sub(r"[\s_-]", "", unicodedata.normalize("NFKC", n).casefold())
+        for n in [name, *categories]
+    ]
     return exact or [index for index, category in enumerate(folded[1:]) if category == folded[0]]
 
 
 def _some(items: list[str], limit: int = 3) -> str:
-    return ", ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")
+    return ", ".join(items[:limit]) + (
+        f" and {len(items) - limit} more" if len(items) > limit else ""
+    )

@@ -27,7 +27,9 @@ class Siamese(nn.Module):
         self.dense = nn.Linear(2 * 64, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dense(torch.cat([_last_output(self.lstm, branch) for branch in x], dim=1)).squeeze(1)
+        return self.dense(
+            torch.cat([_last_output(self.lstm, branch) for branch in x], dim=1)
+        ).squeeze(1)
 
 
 class Branches(nn.Module):
@@ -42,7 +44,10 @@ class Branches(nn.Module):
         self.dense = copy.deepcopy(network.dense).cpu()
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs = [_last_output(cast(nn.LSTM, lstm), branch) for lstm, branch in zip(self.copies, x, strict=True)]
+        outputs = [
+            _last_output(cast(nn.LSTM, lstm), branch)
+            for lstm, branch in zip(self.copies, x, strict=True)
+        ]
         return self.dense(torch.cat([output.cpu() for output in outputs], dim=1)).squeeze(1)
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:

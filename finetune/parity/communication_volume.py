@@ -66,7 +66,9 @@ def branches_bytes(network: Siamese, batch_size: int) -> list[int]:
     The second device sends its gradients to the first, which sends back the sum.
     """
     gradients = sum(p.nbytes for p in network.lstm.parameters())
-    return [gradients + batch_size * network.lstm.hidden_size * network.dense.weight.element_size()] * 2
+    return [
+        gradients + batch_size * network.lstm.hidden_size * network.dense.weight.element_size()
+    ] * 2
 
 
 def _ring_bytes(num_bytes: int, k: int) -> int:

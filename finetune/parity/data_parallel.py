@@ -32,7 +32,10 @@ def init_params(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     def normal(*shape: int) -> Tensor:
         return (0.01 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
 
-    W1, W2, W3, W4 = normal(20, 1, 3, 3), normal(50, 20, 5, 5), normal(800, 128), normal(128, 10)
+    W1 = normal(20, 1, 3, 3)
+    W2 = normal(50, 20, 5, 5)
+    W3 = normal(800, 128)
+    W4 = normal(128, 10)
     b1, b2, b3, b4 = (torch.zeros(num, dtype=dtype) for num in (20, 50, 128, 10))
     return [W1, b1, W2, b2, W3, b3, W4, b4]
 
@@ -61,7 +64,9 @@ def allreduce(data: Sequence[Tensor]) -> None:
         data[i].copy_(data[0])
 
 
-def split_batch(X: Tensor, y: Tensor, devices: Sequence[torch.device]) -> tuple[list[Tensor], list[Tensor]]:
+def split_batch(
+    X: Tensor, y: Tensor, devices: Sequence[torch.device]
+) -> tuple[list[Tensor], list[Tensor]]:
     """Return a batch's pictures and labels as one equal part for each device, in order.
 
     Raises:
@@ -69,7 +74,9 @@ def split_batch(X: Tensor, y: Tensor, devices: Sequence[torch.device]) -> tuple[
     """
     assert len(X) == len(y)
     if len(X) % len(devices):
-        raise ValueError(f"a batch of {len(X)} pictures can't be split evenly over {len(devices)} devices")
+        raise ValueError(
+            f"a batch of {len(X)} pictures can't be split evenly over {len(devices)} devices"
+        )
     num = len(X) // len(devices)
     return (
         [part.to(device) for part, device in zip(X.split(num), devices, strict=True)],
@@ -78,7 +85,11 @@ def split_batch(X: Tensor, y: Tensor, devices: Sequence[torch.device]) -> tuple[
 
 
 def train_batch(
-    X: Tensor, y: Tensor, device_params: Sequence[Sequence[Tensor]], devices: Sequence[torch.device], lr: float
+    X: Tensor,
+    y: Tensor,
+    device_params: Sequence[Sequence[Tensor]],
+    devices: Sequence[torch.device],
+    lr: float,
 ) -> None:
     """Take one step of plain SGD on the mean loss of a batch; all replicas end with the same weights.
 
@@ -112,12 +123,16 @@ def sgd(params: Sequence[Tensor], lr: float, batch_size: int) -> None:
 
 
 @torch.no_grad()
-def predict(X: Tensor, device_params: Sequence[Sequence[Tensor]], devices: Sequence[torch.device]) -> Tensor:
+def predict(
+    X: Tensor, device_params: Sequence[Sequence[Tensor]], devices: Sequence[torch.device]
+) -> Tensor:
     """Return logits (B, 10) on the first device: the batch is split over the replicas, their outputs are joined.
 
     B need not divide by the number of devices. The form is that of Keras's `multi_gpu_model`.
     """
-    shards = [part.to(device) for part, device in zip(X.tensor_split(len(devices)), devices, strict=True)]
+    shards = [
+        part.to(device) for part, device in zip(X.tensor_split(len(devices)), devices, strict=True)
+    ]
     outputs = [lenet(shard, params) for shard, params in zip(shards, device_params, strict=True)]
     return torch.cat([output.to(devices[0]) for output in outputs])
 
@@ -182,8 +197,13 @@ def train(
         synchronize(devices)
         seconds = time.perf_counter() - start
         if not all(p.isfinite().all() for p in device_params[0]):
-            raise ValueError(f"lr {lr} is too high: weights are no longer finite after epoch {epoch}")
-        logits = [predict(scale(pixels, dtype), device_params, devices).cpu() for pixels in X_test.split(batch_size)]
+            raise ValueError(
+                f"lr {lr} is too high: weights are no longer finite after epoch {epoch}"
+            )
+        logits = [
+            predict(scale(pixels, dtype), device_params, devices).cpu()
+            for pixels in X_test.split(batch_size)
+        ]
         yield Epoch(epoch, float((torch.cat(logits).argmax(1) == y_test).double().mean()), seconds)
 
 

@@ -54,8 +54,14 @@ class RankWeights(pl.Callback):
         self._seconds.append(time.perf_counter() - self._start)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        state = {n.removeprefix("network."): v for n, v in pl_module.state_dict().items() if n.startswith("network.")}
-        torch.save((on_cpu(state), median(self._seconds)), self.folder / f"rank{trainer.global_rank}.pt")
+        state = {
+            n.removeprefix("network."): v
+            for n, v in pl_module.state_dict().items()
+            if n.startswith("network.")
+        }
+        torch.save(
+            (on_cpu(state), median(self._seconds)), self.folder / f"rank{trainer.global_rank}.pt"
+        )
 
 
 def by_lightning(network: str, job: Job) -> Trained:
@@ -65,7 +71,10 @@ def by_lightning(network: str, job: Job) -> Trained:
     (folder / "classes.txt").write_text("\n".join(CLASS_NAMES), "utf-8")
     settings = {
         "seed_everything": run_seed(),  # pictures come in the order that `draw_batches` has seen
-        "data": {"class_path": "finetune.ImageFolderData", "init_args": {**job.data, "num_workers": 0}},
+        "data": {
+            "class_path": "finetune.ImageFolderData",
+            "init_args": {**job.data, "num_workers": 0},
+        },
         "model": {
             "backbone": network,
             "weights": str(job.folder / f"{network}.pt"),
@@ -86,7 +95,10 @@ def by_lightning(network: str, job: Job) -> Trained:
             "max_epochs": 1,
             "default_root_dir": str(folder),
             "callbacks": [
-                {"class_path": "finetune.parity.many_processes.RankWeights", "init_args": {"folder": str(folder)}}
+                {
+                    "class_path": "finetune.parity.many_processes.RankWeights",
+                    "init_args": {"folder": str(folder)},
+                }
             ],
         },
         "test_after_fit": False,
@@ -94,14 +106,20 @@ def by_lightning(network: str, job: Job) -> Trained:
     (folder / "fit.yaml").write_text(yaml.safe_dump(settings), "utf-8")
     command = [sys.executable, "-m", "finetune", "fit", "--config", str(folder / "fit.yaml")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", errors="replace")
+    done = subprocess.run(
+        command, env=environment, capture_output=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode:
-        raise ValueError(f"finetune fit of {network} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        raise ValueError(
+            f"finetune fit of {network} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
+        )
     saved = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(job.k)]
     return Trained([state for state, _ in saved], max(seconds for _, seconds in saved))
 
 
-def splits(start: nn.Module, batches: Batches, job: Job) -> dict[str, tuple[Trained, list[int]] | str]:
+def splits(
+    start: nn.Module, batches: Batches, job: Job
+) -> dict[str, tuple[Trained, list[int]] | str]:
     """Cut a network between its layers and within them, all in one set of processes.
 
     Returns:
@@ -118,9 +136,17 @@ def splits(start: nn.Module, batches: Batches, job: Job) -> dict[str, tuple[Trai
             continue
         trained = Trained([ways[name][0] for ways in saved], max(ways[name][1] for ways in saved))
         if name == "layer-wise":
-            found[name] = trained, communication_volume.linear_bytes(start, linear_names(start), job.batch_size, job.k)
+            found[name] = (
+                trained,
+                communication_volume.linear_bytes(
+                    start, linear_names(start), job.batch_size, job.k
+                ),
+            )
         else:
-            found[name] = trained, communication_volume.pipeline_bytes(partition(layers(start), job.k), x)
+            found[name] = (
+                trained,
+                communication_volume.pipeline_bytes(partition(layers(start), job.k), x),
+            )
     return found
 
 
@@ -133,11 +159,14 @@ def _split_processes(rank: int, job: Job) -> None:
     rendezvous = f"file://{job.folder / 'rendezvous'}"
     backend, timeout = "nccl" if job.is_cuda else "gloo", timedelta(minutes=1)
     dist.init_process_group(backend, rendezvous, rank=rank, world_size=job.k, timeout=timeout)
-    start, batches = torch.load(job.folder / "splits.pt", weights_only=False)  # written by ourselves
+    # written by ourselves
+    start, batches = torch.load(job.folder / "splits.pt", weights_only=False)
     found: dict[str, Any] = {}
     for name in SCHEDULES:
         try:
-            found[f"pipeline {name}"] = _pipeline(copy.deepcopy(start), batches, name, job.k, device)
+            found[f"pipeline {name}"] = _pipeline(
+                copy.deepcopy(start), batches, name, job.k, device
+            )
         except ValueError as error:
             found[f"pipeline {name}"] = str(error)
     found["layer-wise"] = _layer_wise(start.to(device), batches, job.k, device)
@@ -145,7 +174,9 @@ def _split_processes(rank: int, job: Job) -> None:
     dist.destroy_process_group()
 
 
-def _pipeline(network: nn.Module, batches: Batches, name: str, k: int, device: torch.device) -> tuple[State, float]:
+def _pipeline(
+    network: nn.Module, batches: Batches, name: str, k: int, device: torch.device
+) -> tuple[State, float]:
     parts = partition(layers(network), k)
     dtype = next(network.parameters()).dtype
     pipeline = Pipeline(parts, batches[0][0].to("meta", dtype), name, 2 * k, device=device)
@@ -154,7 +185,9 @@ def _pipeline(network: nn.Module, batches: Batches, name: str, k: int, device: t
     return pipeline.full_state(), seconds
 
 
-def _layer_wise(network: nn.Module, batches: Batches, k: int, device: torch.device) -> tuple[State, float]:
+def _layer_wise(
+    network: nn.Module, batches: Batches, k: int, device: torch.device
+) -> tuple[State, float]:
     dtype = next(network.parameters()).dtype
     shard_linear(network, linear_names(network), init_device_mesh(device.type, (k,)))
 

@@ -40,8 +40,18 @@ class Job:
     @property
     def data(self) -> dict[str, Any]:
         """Arguments of the data module: pictures as they are, all of them for training."""
-        as_they_are = {"image_size": 28, "resize": "whole", "crop_and_flip": False, "augmentations": None}
-        return {"root": str(self.folder / "data"), "batch_size": self.batch_size, "val_fraction": 0, **as_they_are}
+        as_they_are = {
+            "image_size": 28,
+            "resize": "whole",
+            "crop_and_flip": False,
+            "augmentations": None,
+        }
+        return {
+            "root": str(self.folder / "data"),
+            "batch_size": self.batch_size,
+            "val_fraction": 0,
+            **as_they_are,
+        }
 
 
 @dataclass
@@ -69,7 +79,9 @@ def draw_batches(job: Job) -> Batches:
         folder = job.folder / "data/train" / CLASS_NAMES[i % _NUM_CLASSES]
         folder.mkdir(parents=True, exist_ok=True)
         blobs = rng.integers(0, 256, (4, 4, 3), np.uint8)
-        cv2.imwrite(str(folder / f"{i:06d}.png"), cv2.resize(blobs, (28, 28), interpolation=cv2.INTER_CUBIC))
+        cv2.imwrite(
+            str(folder / f"{i:06d}.png"), cv2.resize(blobs, (28, 28), interpolation=cv2.INTER_CUBIC)
+        )
     data = ImageFolderData(**job.data, num_workers=0)
     return [(batch["image"], batch["label"]) for batch in data.loader("train", train=True)]
 
@@ -111,7 +123,10 @@ def by_hand(start: nn.Module, batches: Batches, devices: Sequence[torch.device])
 
     seconds = timed(step, batches, devices)
     states = [dict(zip(names, replica, strict=True)) for replica in replicas]
-    return Trained([on_cpu({n: p.T if n in turned else p for n, p in state.items()}) for state in states], seconds)
+    return Trained(
+        [on_cpu({n: p.T if n in turned else p for n, p in state.items()}) for state in states],
+        seconds,
+    )
 
 
 def branches(job: Job) -> tuple[Siamese, Trained, Trained]:
@@ -125,7 +140,10 @@ def branches(job: Job) -> tuple[Siamese, Trained, Trained]:
     start = Siamese().to(dtype)
     inputs = torch.randn(job.steps, 2, job.batch_size, 140, 256, dtype=dtype)
     batches = [(x, torch.randint(2, (job.batch_size,)).to(dtype)) for x in inputs]
-    devices = [torch.device("cuda", i) if torch.cuda.device_count() > 1 else torch.device("cpu") for i in range(2)]
+    devices = [
+        torch.device("cuda", i) if torch.cuda.device_count() > 1 else torch.device("cpu")
+        for i in range(2)
+    ]
     whole, split = copy.deepcopy(start).to(devices[0]), Branches(start, devices)
 
     def one(x: Tensor, y: Tensor) -> None:
@@ -139,7 +157,9 @@ def branches(job: Job) -> tuple[Siamese, Trained, Trained]:
     return start, Trained([on_cpu(whole.state_dict())], alone), Trained(states, seconds)
 
 
-def timed(step: Callable[[Tensor, Tensor], Any], batches: Batches, devices: Sequence[torch.device]) -> float:
+def timed(
+    step: Callable[[Tensor, Tensor], Any], batches: Batches, devices: Sequence[torch.device]
+) -> float:
     """Take a step on each batch and return the median of their seconds."""
     seconds = []
     for x, y in batches:
@@ -153,10 +173,14 @@ def timed(step: Callable[[Tensor, Tensor], Any], batches: Batches, devices: Sequ
 def distance(a: State, b: State) -> float:
     """Return the largest difference between two networks' weights; not a number counts as infinite."""
     assert a.keys() == b.keys()
-    return max(float((a[name].double() - b[name].double()).abs().nan_to_num(torch.inf).max()) for name in a)
+    return max(
+        float((a[name].double() - b[name].double()).abs().nan_to_num(torch.inf).max()) for name in a
+    )
 
 
-def sgd_step(network: nn.Module, backward: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], None]:
+def sgd_step(
+    network: nn.Module, backward: Callable[[Tensor, Tensor], Any]
+) -> Callable[[Tensor, Tensor], None]:
     """Return a step of plain SGD with the gradients that `backward` leaves in the network."""
     optimizer = torch.optim.SGD(network.parameters(), lr=LR)
 

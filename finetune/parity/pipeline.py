@@ -32,9 +32,13 @@ def layers(network: nn.Module) -> list[nn.Sequential]:
         children |= {"flatten": nn.Flatten(), "fc": children.pop("fc")}
         starts = ["conv1", "layer2", "layer3", "layer4"]
     elif isinstance(network, nn.Sequential):
-        starts = [name for name, child in children.items() if next(child.parameters(), None) is not None]
+        starts = [
+            name for name, child in children.items() if next(child.parameters(), None) is not None
+        ]
     else:
-        raise ValueError(f"{type(network).__name__} can't be cut between layers: only a ResNet or an nn.Sequential can")
+        raise ValueError(
+            f"{type(network).__name__} can't be cut between layers: only a ResNet or an nn.Sequential can"
+        )
     parts: list[OrderedDict[str, nn.Module]] = [OrderedDict()]
     for name, child in children.items():
         if name in starts[1:]:
@@ -46,10 +50,15 @@ def layers(network: nn.Module) -> list[nn.Sequential]:
 def partition(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
     """Join neighbours until k are left, each of as many parts as the others or one fewer."""
     if not 1 <= k <= len(parts):
-        raise ValueError(f"a network of {len(parts)} parts can't be cut into {k}: take 1 to {len(parts)} devices")
+        raise ValueError(
+            f"a network of {len(parts)} parts can't be cut into {k}: take 1 to {len(parts)} devices"
+        )
     bounds = [-(-i * len(parts) // k) for i in range(k + 1)]
     joined = [parts[bounds[i] : bounds[i + 1]] for i in range(k)]
-    return [nn.Sequential(OrderedDict(child for part in row for child in part.named_children())) for row in joined]
+    return [
+        nn.Sequential(OrderedDict(child for part in row for child in part.named_children()))
+        for row in joined
+    ]
 
 
 def part_inputs(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
@@ -87,23 +96,33 @@ class Pipeline:
         device: torch.device | str = "cpu",
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        rank, k, m = dist.get_rank(group), dist.get_world_size(group), num_micro_batches
+        rank = dist.get_rank(group)
+        k = dist.get_world_size(group)
+        m = num_micro_batches
         if schedule not in SCHEDULES:
             raise ValueError(f"there is no schedule {schedule!r}: take {' or '.join(SCHEDULES)}")
         if len(parts) != k:
-            raise ValueError(f"a network of {len(parts)} parts needs as many processes, not {k}: cut it into {k}")
+            raise ValueError(
+                f"a network of {len(parts)} parts needs as many processes, not {k}: cut it into {k}"
+            )
         if m < 1 or len(x) % m:
             raise ValueError(f"a batch of {len(x)} can't be split evenly into {m} micro-batches")
         if schedule == "1f1b" and m < k:
             raise ValueError(f"1f1b over {k} processes needs at least {k} micro-batches, not {m}")
         self.is_first, self.is_last = rank == 0, rank == k - 1
-        self.batch_size, self.device, self.group = len(x), torch.device(device), group
+        self.batch_size = len(x)
+        self.device = torch.device(device)
+        self.group = group
         self.part = parts[rank].to(self.device)
         # Told the shapes, torch need not find them out by running the network on made-up data.
         given, made = part_inputs(parts, x[: len(x) // m])[rank : rank + 2]
         given.requires_grad_(not self.is_first)
-        stage = PipelineStage(self.part, rank, k, self.device, given, made.requires_grad_(), group=group)
-        self._schedule = SCHEDULES[schedule](stage, m, lambda *pair: loss(*pair) / m, scale_grads=False)
+        stage = PipelineStage(
+            self.part, rank, k, self.device, given, made.requires_grad_(), group=group
+        )
+        self._schedule = SCHEDULES[schedule](
+            stage, m, lambda *pair: loss(*pair) / m, scale_grads=False
+        )
 
     def step(self, x: Tensor | None, y: Tensor | None) -> Tensor | None:
         """Run a batch forward and backward, adding to the gradients of `part`.
@@ -117,7 +136,9 @@ class Pipeline:
         """
         for given in (x, y):
             if given is not None and len(given) != self.batch_size:
-                raise ValueError(f"this pipeline takes batches of {self.batch_size}, not of {len(given)}")
+                raise ValueError(
+                    f"this pipeline takes batches of {self.batch_size}, not of {len(given)}"
+                )
         inputs = (x.to(self.device),) if self.is_first and x is not None else ()
         target = y.to(self.device) if self.is_last and y is not None else None
         losses: list[Tensor] = []

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from finetune.models.stages import head_name
 
@@ -36,7 +41,9 @@ def shard_linear(network: nn.Module, names: Sequence[str], mesh: DeviceMesh) -> 
         mesh: The devices that share the layers, one-dimensional.
     """
     if mesh.ndim != 1:
-        raise ValueError(f"layers are spread over one axis of devices, not over {mesh.ndim}: pass mesh[axis]")
+        raise ValueError(
+            f"layers are spread over one axis of devices, not over {mesh.ndim}: pass mesh[axis]"
+        )
     plan: dict[str, ParallelStyle] = {}
     for i, name in enumerate(names):
         if i % 2:
@@ -56,4 +63,7 @@ def shard_head(network: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def full_state(network: nn.Module) -> dict[str, Tensor]:
     """Copy the state of a network with spread layers, each whole again; all processes of the mesh must call it."""
     state = network.state_dict()
-    return {n: (value.full_tensor() if isinstance(value, DTensor) else value).clone() for n, value in state.items()}
+    return {
+        n: (value.full_tensor() if isinstance(value, DTensor) else value).clone()
+        for n, value in state.items()
+    }

@@ -24,12 +24,15 @@ Make = Callable[[], tuple[ImageDataModule, Classifier]]
 MOST_EPOCHS = 100
 _TRIED = 0.05  # share of the time in which steps are timed, and seconds at most
 _LONGEST_TRIAL = 5.0
-_MOST_TRIED = 0.1  # share of the time that the trial's steps may take, those that are not timed, too
+# share of the time that the trial's steps may take, those that are not timed, too
+_MOST_TRIED = 0.1
 # How often each of several networks sees a picture, at least, and as a share of what is usual: up to there a single one
 # gains more by learning longer. In docs/benchmarks.md, "How long" and "Several networks".
 _FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL = 15, 0.8
-_MOST_MEMBERS = 5  # each answers for each picture, for good; what a further one adds is less than the one before
-_BY_SIDE = 1.6  # the power of the side that a step's seconds grow with: some of it does not depend on the pixels
+# each answers for each picture, for good; what a further one adds is less than the one before
+_MOST_MEMBERS = 5
+# the power of the side that a step's seconds grow with: some of it does not depend on the pixels
+_BY_SIDE = 1.6
 _ENDING = 2.5  # seconds for what is written in the end, the report most of all
 
 
@@ -58,7 +61,9 @@ class Length(NamedTuple):
         """Return whether training sees half as many pictures as it does at least where nobody says how long."""
         return 2 * self.times_seen() >= fewest_epochs(self.num_images)
 
-    def of_members(self, most: int | None = None, tried: int = 1, patience: float = 1.0) -> tuple[int, "Length"]:
+    def of_members(
+        self, most: int | None = None, tried: int = 1, patience: float = 1.0
+    ) -> tuple[int, "Length"]:
         """Return how many networks can each be trained so long that one more epoch is worth less than one more.
 
         Args:
@@ -69,9 +74,13 @@ class Length(NamedTuple):
         Returns:
             Their number, and what to expect.
         """
-        enough = patience * max(_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images))
+        enough = patience * max(
+            _FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images)
+        )
         several = range(most or _MOST_MEMBERS, 1, -1)
-        expected = ((num, self._times(num / tried, "checkpoint", "size", "copying")) for num in several)
+        expected = (
+            (num, self._times(num / tried, "checkpoint", "size", "copying")) for num in several
+        )
         return next((found for found in expected if found[1].times_seen() >= enough), (1, self))
 
     def now(self) -> "Length":
@@ -88,7 +97,9 @@ class Length(NamedTuple):
 
     def _times(self, factor: float, *others: str) -> "Length":
         """Return what to expect where steps, evaluation and others take so many times as much."""
-        costs = {name: getattr(self.costs, name) * factor for name in ("batch", "evaluate", *others)}
+        costs = {
+            name: getattr(self.costs, name) * factor for name in ("batch", "evaluate", *others)
+        }
         return self.again(self.costs._replace(**costs))
 
 
@@ -113,7 +124,9 @@ class Aim:
     """
 
     def __init__(self, seconds: float, began: float, config: Any, alone: float = 0.0) -> None:
-        self.seconds, self.began, self.trainer = seconds, began, config.trainer
+        self.seconds = seconds
+        self.began = began
+        self.trainer = config.trainer
         self.is_tested, self.every_n_steps = config.test_after_fit, config.checkpoint_every_n_steps
         self.starting = starting(self.trainer, time.monotonic() - began - alone)
 
@@ -127,25 +140,37 @@ class Aim:
             data, model = make()
             batch_size = data.batch_size
             timed = min(_LONGEST_TRIAL, _TRIED * self.seconds)
-            costs = trial(model, data, self.trainer, timed, _MOST_TRIED * self.seconds, self.began + self.seconds)
+            costs = trial(
+                model,
+                data,
+                self.trainer,
+                timed,
+                _MOST_TRIED * self.seconds,
+                self.began + self.seconds,
+            )
         sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
         is_decoded = "val" in sizes and isinstance(data.splits["val"].read, FileReader)
-        pictures = _Pictures(sizes, batch_size, int(data.num_workers), data.cache_limit_gb, is_decoded)
+        pictures = _Pictures(
+            sizes, batch_size, int(data.num_workers), data.cache_limit_gb, is_decoded
+        )
         return self._length(costs, pictures)
 
     def _length(self, costs: Costs, pictures: _Pictures) -> Length:
         sizes, batch_size = pictures.sizes, pictures.batch_size
         num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
         num_tested, num_validated = (
-            num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size) / num_devices
+            num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size)
+            / num_devices
             for split in ("test", "val")
         )
         others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
-        if is_worth_it(costs.checkpoint, costs.size):  # the first, and what waits in the end: a last, perhaps a best
+        # the first, and what waits in the end: a last, perhaps a best
+        if is_worth_it(costs.checkpoint, costs.size):
             others += 3 * costs.checkpoint
         at_once = max(1, min(pictures.num_workers, num_cores() // num_devices))
 
-        def decode(num: float) -> float:  # of each of so many pictures of a device: a process reads whole batches
+        # of each of so many pictures of a device: a process reads whole batches
+        def decode(num: float) -> float:
             return costs.decode / max(1, min(at_once, math.ceil(num * num_devices / batch_size)))
 
         evaluate = costs.evaluate + (decode(num_validated) if pictures.is_decoded else 0.0)
@@ -154,7 +179,11 @@ class Aim:
         batches = num_batches = math.ceil(num / batch_size)
         for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is
             validations, inside, saves = self._occasions(batches)
-            between = costs.between + validations * num_validated * evaluate + (inside + saves) * costs.checkpoint
+            between = (
+                costs.between
+                + validations * num_validated * evaluate
+                + (inside + saves) * costs.checkpoint
+            )
             epoch = min(batches, num / batch_size) * costs.batch + between
             waiting = seconds_of_each(costs.checkpoint, costs.size, costs.copying, epoch)
             written = costs.checkpoint + costs.copying  # before a best inside the next epoch
@@ -166,8 +195,15 @@ class Aim:
 
     def _occasions(self, batches: int) -> tuple[float, float, float]:
         """Return how often an epoch of so many batches is validated, or a share of that; how often inside it; saves."""
-        share, every = self.trainer["val_check_interval"], self.trainer["check_val_every_n_epoch"] or 1
+        share, every = (
+            self.trainer["val_check_interval"],
+            self.trainer["check_val_every_n_epoch"] or 1,
+        )
         each = batches if share is None else max(1, int(batches * share))
         inside = (batches // each - (batches % each == 0)) / every
         steps = batches / self.trainer["accumulate_grad_batches"]
-        return batches // each / every, inside, steps / self.every_n_steps if self.every_n_steps else 0.0
+        return (
+            batches // each / every,
+            inside,
+            steps / self.every_n_steps if self.every_n_steps else 0.0,
+        )

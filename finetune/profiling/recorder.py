@@ -58,18 +58,26 @@ class Recorder(pl.Callback):
         self.other: dict[str, float] = {}
         self.floor: dict[str, float] = {}
         self._plain: PlainLoop | None = None
-        self._step, self._chunk, self._batch_size, self._warm_up = 0, 0, 0, _WARM_UP
+        self._step = 0
+        self._chunk = 0
+        self._batch_size = 0
+        self._warm_up = _WARM_UP
         self._began, self._paused = 0.0, 0.0
 
     def attach(self, trainer: pl.Trainer) -> None:
         """Put this among the callbacks, and leave out those that write checkpoints or a line for each epoch."""
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        callbacks[:] = [callback for callback in callbacks if not isinstance(callback, (Checkpoint, ProgressBar))]
+        callbacks[:] = [
+            callback
+            for callback in callbacks
+            if not isinstance(callback, (Checkpoint, ProgressBar))
+        ]
         callbacks.append(self)
         trainer.profiler = self.waiting  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        install_stop_at_once()  # there is nothing to save; Lightning's own handlers would wait for other devices
+        # there is nothing to save; Lightning's own handlers would wait for other devices
+        install_stop_at_once()
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self._batch_size = min(data.batch_size, len(data.splits["train"].labels))
         # What its processes have read ahead while something else was measured is not to be measured.
@@ -91,12 +99,15 @@ class Recorder(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._resume()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._step += 1
         taken = self._step - self._warm_up
         if taken < -1:
             return
-        if taken <= 0 or taken == self._chunk:  # as often as the plain loop: a GPU's queue is not to run empty
+        # as often as the plain loop: a GPU's queue is not to run empty
+        if taken <= 0 or taken == self._chunk:
             synchronize(pl_module.device)
         if taken == 0 and self._chunk == 0:
             is_full = len(batch["label"]) == self._batch_size or trainer.world_size > 1
@@ -129,28 +140,40 @@ class Recorder(pl.Callback):
     def _prepare(self, trainer: pl.Trainer, pl_module: Any, batch: Any) -> None:
         """Choose how many steps to take at a time, and measure what needs a batch."""
         seconds = max(time.perf_counter() - self._began, 1e-6)
-        self._chunk = trainer.strategy.broadcast(min(max(round(_SECONDS / seconds), _CHUNK[0]), _CHUNK[1]))
-        if trainer.world_size > 1 or isinstance(trainer.optimizers[0], torch.optim.LBFGS):  # which needs a closure
+        self._chunk = trainer.strategy.broadcast(
+            min(max(round(_SECONDS / seconds), _CHUNK[0]), _CHUNK[1])
+        )
+        # which needs a closure
+        if trainer.world_size > 1 or isinstance(trainer.optimizers[0], torch.optim.LBFGS):
             return
         device = pl_module.device
         host = {name: batch[name].cpu() for name in ("image", "label")}
         if device.type != "cpu":
             host = {name: tensor.pin_memory() for name, tensor in host.items()}
             self.parts["transfer"] = step_timing.timed(
-                lambda: [tensor.to(device, non_blocking=True) for tensor in host.values()], device, self.repeats
+                lambda: [tensor.to(device, non_blocking=True) for tensor in host.values()],
+                device,
+                self.repeats,
             )
         self._plain = PlainLoop(pl_module, batch)
         self.parts |= self._plain.parts(self.repeats)
         precision = str(trainer.precision)
-        compute = next((dtype for name, dtype in _DTYPES.items() if precision.startswith(name)), torch.float32)
+        compute = next(
+            (dtype for name, dtype in _DTYPES.items() if precision.startswith(name)), torch.float32
+        )
         try:
             rates = measured_rates(device, compute)
             least = least_seconds(self._plain.step, rates)
-            self.floor = {**least, "operations_per_second": rates.operations, "bytes_per_second": rates.bytes}
+            self.floor = {
+                **least,
+                "operations_per_second": rates.operations,
+                "bytes_per_second": rates.bytes,
+            }
         except torch.OutOfMemoryError:  # the fit itself has room
             self.floor = {}
         if precision == "32-true":
-            with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):  # as Lightning has it
+            # as Lightning has it
+            with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
                 other = self._plain.parts(self.repeats)
             self.other["bf16-mixed"] = sum(statistics.median(seconds) for seconds in other.values())
 
@@ -181,7 +204,13 @@ class Recorder(pl.Callback):
             "date": datetime.date.today().isoformat(),
         }
         seconds: dict[str, Sequence[float]] = {**self.parts, "whole": self.whole}
-        return {"about": about, "seconds": seconds, "waited": self.waited, "other": self.other, "floor": self.floor}
+        return {
+            "about": about,
+            "seconds": seconds,
+            "waited": self.waited,
+            "other": self.other,
+            "floor": self.floor,
+        }
 
 
 def _kept(data: Any) -> str:

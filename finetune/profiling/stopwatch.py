@@ -58,7 +58,9 @@ class Stopwatch(pl.Callback):
     """
 
     def __init__(self, seconds: float, most: float, folder: str) -> None:
-        self.seconds, self.most, self.folder = seconds, most, folder
+        self.seconds = seconds
+        self.most = most
+        self.folder = folder
         self.ends: list[float] = []
         self.sizes: list[int] = []  # pictures
         self.is_first: list[bool] = []  # of an epoch
@@ -80,9 +82,15 @@ class Stopwatch(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         install_stop_at_once()  # there is nothing to save
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         # Not after every step, or a GPU's queue would run empty: where a whole batch lies between two that are no such.
-        if len(self.ends) <= _WARM_UP or batch_idx == 0 or batch_idx + 2 >= trainer.num_training_batches:
+        if (
+            len(self.ends) <= _WARM_UP
+            or batch_idx == 0
+            or batch_idx + 2 >= trainer.num_training_batches
+        ):
             step_timing.synchronize(pl_module.device)
         self.ends.append(time.perf_counter())
         self.is_first.append(batch_idx == 0)
@@ -92,7 +100,9 @@ class Stopwatch(pl.Callback):
         step_timing.synchronize(pl_module.device)
         self.ends[-1] = time.perf_counter()
         timed = slice(warm_up, None)
-        seconds, between = _batch_and_between(self.ends[timed], self.sizes[timed], self.is_first[timed])
+        seconds, between = _batch_and_between(
+            self.ends[timed], self.sizes[timed], self.is_first[timed]
+        )
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         evaluate = _evaluating(pl_module, trainer, max(1, *self.sizes), data.eval_image_size)
         decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
@@ -102,7 +112,9 @@ class Stopwatch(pl.Callback):
         start = self.ends[warm_up] - self.began - (warm_up + 1) * seconds - epochs * between
         size = os.path.getsize(path)
         copying = _copying(trainer, pl_module.device) if is_worth_it(checkpoint, size) else 0.0
-        self.costs = Costs(max(0.0, start), seconds, evaluate, decode, checkpoint, size, copying, between)
+        self.costs = Costs(
+            max(0.0, start), seconds, evaluate, decode, checkpoint, size, copying, between
+        )
         raise Measured
 
     def _warm_up(self) -> int | None:
@@ -116,11 +128,15 @@ class Stopwatch(pl.Callback):
 def _copying(trainer: pl.Trainer, device: torch.device) -> float:
     """Return the seconds of copying a checkpoint, which is left out where there is no memory for it."""
     with suppress(MemoryError, RuntimeError):
-        return step_timing.clocked(lambda: copy_of(trainer._checkpoint_connector.dump_checkpoint()), device)[1]
+        return step_timing.clocked(
+            lambda: copy_of(trainer._checkpoint_connector.dump_checkpoint()), device
+        )[1]
     return 0.0
 
 
-def _batch_and_between(ends: list[float], sizes: list[int], is_first: list[bool]) -> tuple[float, float]:
+def _batch_and_between(
+    ends: list[float], sizes: list[int], is_first: list[bool]
+) -> tuple[float, float]:
     """Return the seconds of a whole batch, and those between two epochs.
 
     Where no whole batch comes after another of its epoch they are not told apart, and the batch has all.

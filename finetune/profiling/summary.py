@@ -54,14 +54,18 @@ def text(result: dict[str, Any]) -> str:
         devices = f"{row['devices']} device{'s' * (row['devices'] > 1)}"
         lines.append(
             f"{devices}: {row['rate']:,.0f} pictures/s, {row['speed_up']:.2f} times 1, efficiency "
-            f"{100 * row['efficiency']:.0f} %" + (" of the shared cores" if about["device_type"] == "cpu" else "")
+            f"{100 * row['efficiency']:.0f} %"
+            + (" of the shared cores" if about["device_type"] == "cpu" else "")
         )
     return "\n".join(lines)
 
 
 def advice(result: dict[str, Any]) -> list[str]:
     """Return which part holds the run up, and what would help, as far as it was measured."""
-    about, seconds = result["about"], {name: statistics.median(v) for name, v in result["seconds"].items() if v}
+    about, seconds = (
+        result["about"],
+        {name: statistics.median(v) for name, v in result["seconds"].items() if v},
+    )
     if "plain" not in seconds:
         return []
     if statistics.median(result["waited"]) > _WAITS:
@@ -69,22 +73,32 @@ def advice(result: dict[str, Any]) -> list[str]:
         free = about["cores"] - about["num_workers"] - (about["device_type"] == "cpu")
         if about["cache"] == "nothing" and seconds.get("decode", 0) > seconds.get("augment", 0):
             share = seconds["decode"] / (seconds["decode"] + seconds["augment"])
-            lines.append(f"would help: a cache (--data.cache_limit_gb), since decoding is {100 * share:.0f} % of it")
+            lines.append(
+                f"would help: a cache (--data.cache_limit_gb), since decoding is {100 * share:.0f} % of it"
+            )
         if free > 0:
-            lines.append(f"would help: --data.num_workers {about['num_workers'] + free}, as many as cores are free")
+            lines.append(
+                f"would help: --data.num_workers {about['num_workers'] + free}, as many as cores are free"
+            )
         if len(lines) == 1:
             lines.append("would help: more cores, a smaller --data.image_size, fewer augmentations")
         return lines
     part = max(("forward", "backward", "optimizer"), key=seconds.__getitem__)
-    lines = [f"bottleneck: the network, its {part} most, {100 * seconds[part] / seconds['whole']:.0f} % of a step"]
+    lines = [
+        f"bottleneck: the network, its {part} most, {100 * seconds[part] / seconds['whole']:.0f} % of a step"
+    ]
     total = seconds["forward"] + seconds["backward"] + seconds["optimizer"]
     for precision, other in result["other"].items():
         if total / other > 1.1:
-            lines.append(f"would help: --trainer.precision {precision}, measured {total / other:.1f} times as fast")
+            lines.append(
+                f"would help: --trainer.precision {precision}, measured {total / other:.1f} times as fast"
+            )
     if not about["compiled"] and about["device_type"] == "cuda":
         lines.append("may help: --model.compile true; add it here to measure it")
     if seconds["plain"] / seconds["whole"] < 0.97:
-        lines.append(f"what is not the network takes {100 * (1 - seconds['plain'] / seconds['whole']):.0f} % of a step")
+        lines.append(
+            f"what is not the network takes {100 * (1 - seconds['plain'] / seconds['whole']):.0f} % of a step"
+        )
     if len(lines) == 1:
         lines.append("would help: a smaller --data.image_size, or --model.freeze")
     return lines
@@ -100,7 +114,9 @@ def scaling(results: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     for rate, result in zip(rates, results, strict=True):
         num = result["about"]["num_devices"]
         ideal = rates[0] if result["about"]["device_type"] == "cpu" else base * num
-        rows.append({"devices": num, "rate": rate, "speed_up": rate / base, "efficiency": rate / ideal})
+        rows.append(
+            {"devices": num, "rate": rate, "speed_up": rate / base, "efficiency": rate / ideal}
+        )
     return rows
 
 

@@ -56,7 +56,12 @@ def trial(
     num_devices = num_devices_of(trainer["accelerator"], trainer["devices"])
     if _is_cuda(trainer["accelerator"]):
         allow_tf32()  # as the fit will
-    with _folder(trainer["default_root_dir"]) as folder, _cores(num_devices), _untold(), _order_of_gpus():
+    with (
+        _folder(trainer["default_root_dir"]) as folder,
+        _cores(num_devices),
+        _untold(),
+        _order_of_gpus(),
+    ):
         stopwatch = Stopwatch(seconds, most, folder)
         fit = pl.Trainer(
             accelerator=trainer["accelerator"],
@@ -65,7 +70,8 @@ def trial(
             accumulate_grad_batches=trainer["accumulate_grad_batches"],
             benchmark=trainer["benchmark"],
             deterministic=trainer["deterministic"],
-            max_epochs=10**6,  # so many that what is kept of the pictures is made, as in a fit of several
+            # so many that what is kept of the pictures is made, as in a fit of several
+            max_epochs=10**6,
             limit_val_batches=0,
             callbacks=[stopwatch],
             default_root_dir=folder,
@@ -79,13 +85,19 @@ def trial(
         )
         model.scheduler = None  # it takes no time, and may want an end, or a validation
         check_fit(fit, model, data)
-        if model.head_init != "probe":  # a head is fitted again, what is kept of pictures is there then
+        # a head is fitted again, what is kept of pictures is there then
+        if model.head_init != "probe":
             model.on_fit_start = stopwatch.paused(model.on_fit_start)  # type: ignore[method-assign]
         load = data.train_dataloader
 
         def train_dataloader() -> Any:
             if (seconds := decoding(data)) > _SOON:
-                seen = (end - time.monotonic() - seconds) / _step(model, data) * data.batch_size * num_devices
+                seen = (
+                    (end - time.monotonic() - seconds)
+                    / _step(model, data)
+                    * data.batch_size
+                    * num_devices
+                )
                 data.cache_limit_gb *= seen >= 2 * len(data.splits["train"].labels)
             return load()
 
@@ -112,19 +124,26 @@ def decoding(data: ImageDataModule) -> float:
     if not isinstance(pictures.read, FileReader):
         return 0.0
     # Others each time: those of a trial before are in memory.
-    some, began = some_of(len(pictures), _NUM_DECODED, ESTIMATE, time.time_ns()), time.perf_counter()
+    some, began = (
+        some_of(len(pictures), _NUM_DECODED, ESTIMATE, time.time_ns()),
+        time.perf_counter(),
+    )
     for i in some.tolist():
         with suppress(DecodeError):
             pictures.read(i)
     each = (time.perf_counter() - began) / len(some)
     return (
-        each * sum(len(data.splits[split].labels) for split in ("train", "val") if split in data.splits) / num_cores()
+        each
+        * sum(len(data.splits[split].labels) for split in ("train", "val") if split in data.splits)
+        / num_cores()
     )
 
 
 def _step(model: Classifier, data: ImageDataModule) -> float:
     """Return about how many seconds the network takes for a batch of training."""
-    images = torch.zeros(data.batch_size, 3, data.image_size, data.image_size, dtype=torch.uint8, device=model.device)
+    images = torch.zeros(
+        data.batch_size, 3, data.image_size, data.image_size, dtype=torch.uint8, device=model.device
+    )
 
     def step() -> None:
         with model.trainer.precision_plugin.forward_context():
@@ -152,13 +171,18 @@ def _folder(root: Any) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix=".finetune-trial-", dir=place)
     except OSError as error:
         reason = error.strerror or error
-        raise OSError(f"nothing can be written in {place}: {reason}; --out names another folder for runs") from error
+        raise OSError(
+            f"nothing can be written in {place}: {reason}; --out names another folder for runs"
+        ) from error
 
 
 @contextmanager
 def _untold() -> Iterator[None]:
     """Keep to ourselves what the fit will say again; what is computed once for both, the trial alone can tell."""
-    log = logging.getLogger("finetune.training"), logging.getLogger("finetune.features.linear_probe")
+    log = (
+        logging.getLogger("finetune.training"),
+        logging.getLogger("finetune.features.linear_probe"),
+    )
     before = [one.level for one in log]
     for one in log:
         one.setLevel(logging.ERROR)
@@ -176,7 +200,11 @@ def num_devices_of(accelerator: Any, devices: Any) -> int:
 
 def _first(accelerator: Any, devices: Any) -> list[int] | int:
     """Return the first device of the fit, which another than the machine's first may be."""
-    names = [name for name in devices.split(",") if name] if isinstance(devices, str) and "," in devices else devices
+    names = (
+        [name for name in devices.split(",") if name]
+        if isinstance(devices, str) and "," in devices
+        else devices
+    )
     return [int(names[0])] if isinstance(names, list) and names and _is_cuda(accelerator) else 1
 
 

@@ -74,4 +74,6 @@ def read_answers(path: Path, class_names: Sequence[str]) -> Answers:
             [row["path"] for row in unread],
         )
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise ValueError(f"{path} does not go with this run's classes, or is damaged: {error}") from error
+        raise ValueError(
+            f"{path} does not go with this run's classes, or is damaged: {error}"
+        ) from error

@@ -32,7 +32,8 @@ def told(epoch: int, accuracy: float, highest: float) -> str:
     if accuracy == highest:
         return f"of epoch {epoch}: the highest val/accuracy, {highest:.4f}"
     return (
-        f"of epoch {epoch}: val/accuracy {accuracy:.4f}, the last within a standard error of the highest, {highest:.4f}"
+        f"of epoch {epoch}: val/accuracy {accuracy:.4f}, "
+        f"the last within a standard error of the highest, {highest:.4f}"
     )
 
 

@@ -10,10 +10,17 @@ _ORDER = ("seed_everything", "data.batch_size")
 _PICTURES = ("data.root", "data.val_fraction", "data.test_fraction", "data.split_seed")
 # With another of these the optimizer's state would not fit.
 _FIXED = (
-    *("model.backbone", "model.members", "model.freeze", "model.layer_decay", "model.decay_norm_and_bias"),
+    *(
+        "model.backbone",
+        "model.members",
+        "model.freeze",
+        "model.layer_decay",
+        "model.decay_norm_and_bias",
+    ),
     *("model.optimizer.class_path", "model.scheduler.class_path"),
 )
-_SINCE = {"model.members": 1}  # what the config.yaml of an earlier version does not say, as it was then
+# what the config.yaml of an earlier version does not say, as it was then
+_SINCE = {"model.members": 1}
 # What was used at the beginning only, or lies in the checkpoint.
 _HELD = (
     *("model.optimizer.", "model.scheduler.", "model.head_lr_multiplier", "model.class_weights"),
@@ -24,10 +31,29 @@ _LENGTH = ("trainer.max_epochs", "trainer.max_steps", "trainer.limit_train_batch
 _OF_TEST = ("trainer.limit_test_batches", "trainer.precision")
 # What changes no result: where and how fast it runs, what it shows.
 _FREE = (
-    *("resume", "ckpt_path", "allow_changes", "test_after_fit", "checkpoint_every_n_steps", "model.compile"),
+    *(
+        "resume",
+        "ckpt_path",
+        "allow_changes",
+        "test_after_fit",
+        "checkpoint_every_n_steps",
+        "model.compile",
+    ),
     *("data.num_workers", "data.cache_limit_gb", "data.predict", "data.root"),
-    *("trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes", "trainer.default_root_dir"),
-    *("trainer.logger", "trainer.log_every_n_steps", "trainer.enable_", "trainer.plugins", "trainer.profiler"),
+    *(
+        "trainer.accelerator",
+        "trainer.strategy",
+        "trainer.devices",
+        "trainer.num_nodes",
+        "trainer.default_root_dir",
+    ),
+    *(
+        "trainer.logger",
+        "trainer.log_every_n_steps",
+        "trainer.enable_",
+        "trainer.plugins",
+        "trainer.profiler",
+    ),
 )
 
 
@@ -58,15 +84,25 @@ def compared(
     is_one = old.get("model.members") == 1  # else no other begins with it
     hint = "may start from what it learned: --model.weights LAST.CKPT" if is_one else "begins"
     if fixed := {key: value for key, value in values.items() if key in _FIXED}:
-        raise ValueError(f"the run can't go on with {_told(fixed)}; a new run {hint} without --resume")
+        raise ValueError(
+            f"the run can't go on with {_told(fixed)}; a new run {hint} without --resume"
+        )
     longer = {key: value for key, value in values.items() if key in _LENGTH and _is_longer(*value)}
-    own_length = [old.get(f"model.scheduler.init_args.{name}") for name in ("total_steps", "epochs")]
-    if longer and str(old.get("model.scheduler.class_path")).endswith("OneCycleLR") and not any(own_length):
+    own_length = [
+        old.get(f"model.scheduler.init_args.{name}") for name in ("total_steps", "epochs")
+    ]
+    if (
+        longer
+        and str(old.get("model.scheduler.class_path")).endswith("OneCycleLR")
+        and not any(own_length)
+    ):
         raise ValueError(
             f"the run can't go on with {_told(longer)}, since OneCycleLR ends with the length that it began with: "
             f"leave that as it was; a new run {hint} without --resume"
         )
-    order = {k: v for k, v in values.items() if k in _ORDER or (has_other_pictures and k in _PICTURES)}
+    order = {
+        k: v for k, v in values.items() if k in _ORDER or (has_other_pictures and k in _PICTURES)
+    }
     if (order or has_other_pictures) and not allow:
         what = _told(order) if order else "other training pictures"
         raise ValueError(
@@ -81,8 +117,12 @@ def compared(
         if _flag(key).startswith(_HELD) and not (is_shape and key.startswith("model.scheduler."))
     }
     stay = {_flag(key): values[_flag(key)] for key in held}
-    changed = {k: v for k, v in values.items() if k not in stay and (k in order or not k.startswith(_FREE))}
-    of_the_model = {k: v for k, v in changed.items() if k.startswith(("data.", "model.")) and k not in order}
+    changed = {
+        k: v for k, v in values.items() if k not in stay and (k in order or not k.startswith(_FREE))
+    }
+    of_the_model = {
+        k: v for k, v in changed.items() if k.startswith(("data.", "model.")) and k not in order
+    }
     if is_finished and of_the_model:
         raise ValueError(
             f"the run is finished, and was not trained with {_told(of_the_model)}: leave that as it was, or begin a "
@@ -92,7 +132,9 @@ def compared(
         changed = {key: value for key, value in changed.items() if key in _OF_TEST or key in order}
     told = [f"changed: {_told(changed)}"] if changed else []
     if is_shape and not changed.keys().isdisjoint(_LENGTH):
-        told.append("the learning rate goes on where WarmupCosine of the new length is by now, not as if begun with it")
+        told.append(
+            "the learning rate goes on where WarmupCosine of the new length is by now, not as if begun with it"
+        )
     told += [
         f"{key} stays {json.dumps(a)}, not {json.dumps(b)}, since the checkpoint decides"
         for key, (a, b) in stay.items()
@@ -101,7 +143,8 @@ def compared(
 
 
 def _is_longer(old: float | None, new: float | None) -> bool:
-    if isinstance(old, float) or isinstance(new, float):  # a share of an epoch's batches, which are not known here
+    # a share of an epoch's batches, which are not known here
+    if isinstance(old, float) or isinstance(new, float):
         return False
     before, now = (math.inf if limit in (None, -1) else limit for limit in (old, new))
     return now > before
@@ -120,4 +163,6 @@ def _flag(key: str) -> str:
 
 
 def _told(values: Mapping[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{key} {json.dumps(new)} (was {json.dumps(old)})" for key, (old, new) in values.items())
+    return ", ".join(
+        f"{key} {json.dumps(new)} (was {json.dumps(old)})" for key, (old, new) in values.items()
+    )

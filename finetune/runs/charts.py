@@ -80,18 +80,32 @@ def curves(
     """
     with _chart(about) as (axes, made):
         for i, (name, (places, values)) in enumerate(lines.items()):
-            label = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"  # what is told apart is at the end
+            # what is told apart is at the end
+            label = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
             color, style = _look_of(i)
-            axes.plot(places, values, style, color=color, label=label, marker="o" if len(values) == 1 else "")
+            axes.plot(
+                places,
+                values,
+                style,
+                color=color,
+                label=label,
+                marker="o" if len(values) == 1 else "",
+            )
         axes.set(xlabel=x, ylabel=y, yscale="log" if is_log else "linear")
         if is_log:
             _write_numbers(axes.yaxis)
         if x == "epoch":
-            axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # of one epoch: no parts of it
+            # of one epoch: no parts of it
+            axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         if mark is not None:
             axes.axvline(mark[0], color=_INK, linewidth=0.8, linestyle=":")
             axes.annotate(
-                mark[1], (mark[0], 1), xycoords=("data", "axes fraction"), ha="right", va="bottom", fontsize=9
+                mark[1],
+                (mark[0], 1),
+                xycoords=("data", "axes fraction"),
+                ha="right",
+                va="bottom",
+                fontsize=9,
             )
         if len(lines) > 1 and has_legend:
             rows = math.ceil(len(lines) / 2)
@@ -106,8 +120,12 @@ def line_sample(i: int) -> str:
     """Return a piece of line `i` of a chart as SVG, for a legend elsewhere on the page."""
     color, style = _look_of(i)
     dashes = " ".join(f"{2 * float(length):g}" for length in _STYLES[style].split())
-    line = f'<line x1="0" y1="5" x2="28" y2="5" stroke="var({_STANDING_IN[color]})" stroke-width="2"'
-    return f'<svg width="28" height="10" aria-hidden="true">{line} stroke-dasharray="{dashes}"/></svg>'
+    line = (
+        f'<line x1="0" y1="5" x2="28" y2="5" stroke="var({_STANDING_IN[color]})" stroke-width="2"'
+    )
+    return (
+        f'<svg width="28" height="10" aria-hidden="true">{line} stroke-dasharray="{dashes}"/></svg>'
+    )
 
 
 def _look_of(i: int) -> tuple[str, str]:
@@ -169,7 +187,8 @@ def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]
         content = io.StringIO()
         nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of names: the page's own fonts show them
+            # of names: the page's own fonts show them
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
             figure.savefig(content, format="svg", transparent=True, metadata=nothing)
     made.append(_inline(content.getvalue(), about))
 
@@ -179,7 +198,8 @@ def _inline(svg: str, about: str) -> str:
     svg = svg[svg.index("<svg") :]
     for standing_in, variable in _STANDING_IN.items():
         svg = svg.replace(standing_in, f"var({variable})")
-    svg = re.sub(r"<(metadata|defs)>\s*<(style|rdf).*?</\1>\s*", "", svg, flags=re.DOTALL)  # rules for all of a page
+    # rules for all of a page
+    svg = re.sub(r"<(metadata|defs)>\s*<(style|rdf).*?</\1>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;\"]*|(?<=px) 'DejaVu Sans'[^;\"]*", "font-family: inherit", svg)
     used, own = set(re.findall(r"#([\w.]+)", svg)), blake2b(svg.encode(), digest_size=4).hexdigest()
     svg = re.sub(r' id="([\w.]+)"', lambda found: found[0] if found[1] in used else "", svg)

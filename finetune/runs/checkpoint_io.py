@@ -27,7 +27,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Lightning's own goes through the system's temporary folder; from another file system that ends in a plain copy.
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in unfinished(target):
@@ -37,12 +39,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
             told = str(error)
-            if "inline_container" in told:  # how torch's writer says that the disk took no more; a GPU's are others
+            # how torch's writer says that the disk took no more; a GPU's are others
+            if "inline_container" in told:
                 free = shutil.disk_usage(target.parent).free / 1e6
                 told = f"its disk took no more, with {free:.0f} MB free now that the part is removed ({told})"
             raise OSError(f"the checkpoint {target} could not be written: {told}") from error
 
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = True
+    ) -> dict[str, Any]:
         return _load(path)
 
 
@@ -95,8 +100,12 @@ def check_size(checkpoint: Mapping[str, Any], size: int | None, network: nn.Modu
         ValueError: They are for another.
     """
     given, own = checkpoint["hyper_parameters"].get("network_size"), network.state_dict()
-    weights = {name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()}
-    if given != size and any(weights[name].shape != own[name].shape for name in weights.keys() & own.keys()):
+    weights = {
+        name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()
+    }
+    if given != size and any(
+        weights[name].shape != own[name].shape for name in weights.keys() & own.keys()
+    ):
         raise ValueError(
             f"the checkpoint's network is made for pictures of {given} pixels, this one for {size}: give "
             f"--data.image_size {given}, or begin a new run with --model.weights and that checkpoint"
@@ -112,13 +121,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     checkpoint = _load(path)
     if not _is_ours(checkpoint):
-        raise ValueError(f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights")
+        raise ValueError(
+            f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights"
+        )
     return checkpoint
 
 
 def _load(path: str | Path) -> Any:
     if Path(path).suffix == ".pt2":
-        raise ValueError(f"{str(path)!r} may run what it holds when it is read: give a .ckpt, .onnx or .safetensors")
+        raise ValueError(
+            f"{str(path)!r} may run what it holds when it is read: give a .ckpt, .onnx or .safetensors"
+        )
     if Path(path).is_file():
         check_no_lfs_pointer(path)
     checkpoint = read_exported(path) if Path(path).suffix in READABLE else load_safely(path)

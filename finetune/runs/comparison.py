@@ -17,7 +17,8 @@ from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
 _NUM_SHOWN = 24
-_MOST_COLUMNS = 3  # runs side by side; more get a row each, so that the page is not wider than the screen
+# runs side by side; more get a row each, so that the page is not wider than the screen
+_MOST_COLUMNS = 3
 _SETTINGS = (
     ("model", "backbone"),
     ("model", "members"),
@@ -58,7 +59,9 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     """Hold two runs against each other on the pictures that both were tested on, or say why that can't be done."""
     if a.answers is None or b.answers is None:
         run = a if a.answers is None else b
-        return f"{run.name} has no test_predictions.csv: `finetune test` on its checkpoint writes one"
+        return (
+            f"{run.name} has no test_predictions.csv: `finetune test` on its checkpoint writes one"
+        )
     names, place = a.answers.class_names, {path: i for i, path in enumerate(_places(b))}
     if names != b.answers.class_names:
         return "they have other classes"
@@ -98,9 +101,13 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
     differing: list[tuple[str, str, list[Shown]]] = []
     if isinstance(pair, Pair) and lens is not None and (answers := runs[0].answers) is not None:
         for k, chosen in enumerate((pair.only_a, pair.only_b)):
-            order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][:_NUM_SHOWN].tolist()
+            order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][
+                :_NUM_SHOWN
+            ].tolist()
             told = f"{len(chosen)} pictures; those of which {names[0]} was surest come first."
-            differing.append((f"Only {names[k]} is right", told, shown(answers, order, lens, has_overlay=False)))
+            differing.append(
+                (f"Only {names[k]} is right", told, shown(answers, order, lens, has_overlay=False))
+            )
     replace_text(
         target,
         render(
@@ -148,7 +155,11 @@ def _sentence(names: Sequence[str], pair: Pair | str) -> str:
 
 def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     told = f"{len(names)} runs; two at a time are held against each other picture by picture."
-    tested = {name: {*_places(run)} for name, run in zip(names, runs, strict=True) if run.answers is not None}
+    tested = {
+        name: {*_places(run)}
+        for name, run in zip(names, runs, strict=True)
+        if run.answers is not None
+    }
     first = next(iter(tested), "")
     if others := [name for name, places in tested.items() if places != tested[first]]:
         told += f" Not tested on the pictures of {first}: {', '.join(others)}."
@@ -160,7 +171,10 @@ def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
     for name in ("f1", "loss", "calibration_error"):
         values = [run.result.get(f"test/{name}") for run in runs]
         if any(value is not None for value in values):
-            yield f"test {name.replace('_', ' ')}", ["" if value is None else f"{value:.4f}" for value in values]
+            yield (
+                f"test {name.replace('_', ' ')}",
+                ["" if value is None else f"{value:.4f}" for value in values],
+            )
     yield "seconds", [f"{sum(run.seconds.values()):.0f}" if run.seconds else "" for run in runs]
     yield "best epoch", [str(run.best[0] if run.best else "") for run in runs]
     for keys in _SETTINGS:
@@ -183,5 +197,11 @@ def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
         found = [(name, run.line(what)) for name, run in zip(names, runs, strict=True)]
         lines: dict[str, Any] = dict(found)  # one without points keeps its colour
         if drawn := [name for name, line in found if line[0]]:
-            about = what.removesuffix("_epoch").replace("val/", "validation ").replace("train/", "training ")
-            yield curves(lines, "epoch", about, f"{about} of {', '.join(drawn)} by epoch", has_legend=False)
+            about = (
+                what.removesuffix("_epoch")
+                .replace("val/", "validation ")
+                .replace("train/", "training ")
+            )
+            yield curves(
+                lines, "epoch", about, f"{about} of {', '.join(drawn)} by epoch", has_legend=False
+            )

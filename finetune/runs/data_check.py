@@ -50,17 +50,22 @@ def data_check(run: RunRecord, given: str | None = None) -> DataCheck | None:
         WrongUsage: What is given is not there, damaged, or of other pictures.
     """
     if given is None:
-        path = Path(run.about.get("folder", ""), "check.json")  # where `check` writes if it is not told otherwise
+        # where `check` writes if it is not told otherwise
+        path = Path(run.about.get("folder", ""), "check.json")
         try:
             return _read(run, path) if "folder" in run.about and path.is_file() else None
         except WrongUsage:  # nobody has named it: it may be anything
             return None
     if "splits" not in run.about:
-        raise WrongUsage(f"--check: {shown(run.path)} has no about.json, which says what pictures it is of")
+        raise WrongUsage(
+            f"--check: {shown(run.path)} has no about.json, which says what pictures it is of"
+        )
     if Path(given).is_dir():
         given = str(Path(given, "check.json"))
     if not Path(given).is_file():
-        raise WrongUsage(f"--check: no file {shown(given)}: `finetune check FOLDER --output X` writes X/check.json")
+        raise WrongUsage(
+            f"--check: no file {shown(given)}: `finetune check FOLDER --output X` writes X/check.json"
+        )
     return _read(run, Path(given))
 
 
@@ -74,7 +79,10 @@ def _read(run: RunRecord, path: Path) -> DataCheck:
             {
                 **{name: str(finding[name]) for name in ("kind", "level", "title")},
                 "is_judged": bool(finding["is_judged"]),
-                "rows": [{"files": [*map(str, row["files"])], "note": str(row["note"])} for row in finding["rows"]],
+                "rows": [
+                    {"files": [*map(str, row["files"])], "note": str(row["note"])}
+                    for row in finding["rows"]
+                ],
             }
             for finding in content["findings"]
         ]
@@ -82,7 +90,9 @@ def _read(run: RunRecord, path: Path) -> DataCheck:
         date, network = str(content["date"]), str(content["network"])
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         told = f"{type(error).__name__}: {error}"
-        raise WrongUsage(f"{shown(path)} is no check.json of this version of `finetune check` ({told})") from error
+        raise WrongUsage(
+            f"{shown(path)} is no check.json of this version of `finetune check` ({told})"
+        ) from error
     return DataCheck(path, root, date, network, num, findings, _doubt(run, root, +totals, path))
 
 
@@ -95,9 +105,13 @@ def _doubt(run: RunRecord, root: str, totals: Counter[str], path: Path) -> str:
     read = os.path.join(run.about.get("folder", ""), run.about.get("root", ""))
     is_same_folder = os.path.realpath(read) == os.path.realpath(root)
     if own == totals:
-        return "" if is_same_folder else f"It lay in {root} then, with as many pictures of each class."
+        return (
+            "" if is_same_folder else f"It lay in {root} then, with as many pictures of each class."
+        )
     if not is_same_folder:
-        raise WrongUsage(f"{shown(path)} is of {shown(root)}, the run has read {shown(read)}: check that folder")
+        raise WrongUsage(
+            f"{shown(path)} is of {shown(root)}, the run has read {shown(read)}: check that folder"
+        )
     return (
         f"It found {sum(totals.values()):,} pictures there, this run has read {sum(own.values()):,}: "
         "some were added or removed in between, or left out."

@@ -20,16 +20,19 @@ from torch import Tensor
 SHARE = 0.02  # of the time, that goes into checkpoints at epochs' ends
 LONGEST = 60.0  # seconds that one waits, even if they come to a larger share
 QUICK = 0.05  # seconds: what is written as soon as that does not wait
-MOST = 500_000_000  # bytes of one that waits, of which there may be two, and a third while that is copied
+# bytes of one that waits, of which there may be two, and a third while that is copied
+MOST = 500_000_000
 
 
 class DeferredCheckpoints:
     """What waits, by the names under which it is to be written. That is the first process's; others hold nothing."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[str, Any]] = {}  # in the order in which they are to be written
+        # in the order in which they are to be written
+        self._waiting: dict[str, dict[str, Any]] = {}
         self._writing, self._size = 0.0, 0  # seconds and bytes of the latest
-        self._seconds = self._since_last = 0.0  # of all that was written for the latest last.ckpt, and since then
+        # of all that was written for the latest last.ckpt, and since then
+        self._seconds = self._since_last = 0.0
         self._ended = self._asked = -math.inf  # when a last.ckpt was written, when an epoch ended
 
     @contextmanager
@@ -41,8 +44,11 @@ class DeferredCheckpoints:
         self._writing, self._size = now - began, path.stat().st_size
         self._since_last += self._writing
         self._asked += self._writing  # which is no part of the next epoch
-        if "last" in names:  # or what is written as the best inside epochs would let the last wait for ever
-            self._seconds, self._since_last, self._ended = self._since_last, 0.0, now
+        # or what is written as the best inside epochs would let the last wait for ever
+        if "last" in names:
+            self._seconds = self._since_last
+            self._since_last = 0.0
+            self._ended = now
 
     def may_wait(self) -> bool:
         """Return whether what is to be written as an epoch ends would, as the last time, take more than its share.
@@ -63,7 +69,10 @@ class DeferredCheckpoints:
         """
         try:
             copied = copy_of(checkpoint)
-        except (MemoryError, RuntimeError):  # the latter is torch's; what else is wrong, writing it will say
+        except (
+            MemoryError,
+            RuntimeError,
+        ):  # the latter is torch's; what else is wrong, writing it will say
             return False
         self.drop(names)
         self._waiting |= dict.fromkeys(names, copied)
@@ -94,7 +103,8 @@ def seconds_of_each(writing: float, size: int, copying: float, epoch: float) -> 
     """
     if not is_worth_it(writing, size):
         return writing
-    num = max(1, min(math.ceil(writing / SHARE / epoch), math.ceil(LONGEST / epoch) - 1))  # of which one is written
+    # of which one is written
+    num = max(1, min(math.ceil(writing / SHARE / epoch), math.ceil(LONGEST / epoch) - 1))
     return (writing + (num - 1) * copying) / num
 
 

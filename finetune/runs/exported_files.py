@@ -32,16 +32,27 @@ InputSize = Literal["network_size", "any_size"]  # of the pictures that a file t
 
 def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size") -> str:
     """Return as JSON what is needed of a checkpoint beside its network to test, predict and serve."""
-    model, data, origin = (checkpoint[k] for k in ("hyper_parameters", "datamodule_hyper_parameters", "finetune"))
-    seen, state, data_class = origin.get("seen"), checkpoint["state_dict"], str(origin.get("data_class"))
+    model, data, origin = (
+        checkpoint[k] for k in ("hyper_parameters", "datamodule_hyper_parameters", "finetune")
+    )
+    seen = origin.get("seen")
+    state = checkpoint["state_dict"]
+    data_class = str(origin.get("data_class"))
     plain = {
-        "model": {name: model[name] for name in _MODEL if name in model} | {"weights": begun_with(checkpoint)},
+        "model": {name: model[name] for name in _MODEL if name in model}
+        | {"weights": begun_with(checkpoint)},
         "licence_of_the_weights": licence_of(checkpoint),
         "data": {name: data[name] for name in _DATA if name in data},
         "origin": {name: origin.get(name) for name in _ORIGIN},
         "input": input_size,
-        "data_class": data_class if data_class.startswith("finetune.") else "finetune.ImageFolderData",
-        "seen": seen and {name: _text(value) if isinstance(value, Tensor) else value for name, value in seen.items()},
+        "data_class": data_class
+        if data_class.startswith("finetune.")
+        else "finetune.ImageFolderData",
+        "seen": seen
+        and {
+            name: _text(value) if isinstance(value, Tensor) else value
+            for name, value in seen.items()
+        },
         "mean": state["mean"].flatten().tolist(),
         "std": state["std"].flatten().tolist(),
         "class_weight": state["class_weight"].tolist(),
@@ -98,12 +109,19 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
         plain = json.loads(text)
         _check(plain)
         seen = plain["seen"] and {
-            **{name: _tensor(plain["seen"][name], kind) for name, kind in _SEEN.items() if name in plain["seen"]},
+            **{
+                name: _tensor(plain["seen"][name], kind)
+                for name, kind in _SEEN.items()
+                if name in plain["seen"]
+            },
             "num_train": int(plain["seen"]["num_train"]),
         }
         # The network of an .onnx normalises by itself.
         mean, std = (plain["mean"], plain["std"]) if state else ([0.0] * 3, [1.0] * 3)
-        state |= {name: torch.tensor(values).view(3, 1, 1) for name, values in (("mean", mean), ("std", std))}
+        state |= {
+            name: torch.tensor(values).view(3, 1, 1)
+            for name, values in (("mean", mean), ("std", std))
+        }
         state["class_weight"] = torch.tensor(plain["class_weight"])
         origin = {**plain["origin"], "data_class": plain["data_class"], "seen": seen}
         content = {
@@ -117,15 +135,26 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
             "pytorch-lightning_version": pl.__version__,
         }
         return ExportedCheckpoint(content, Path(path))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:  # or RecursionError
-        raise ValueError(f"{str(path)!r} is damaged: what it says of itself can't be read") from error
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:  # or RecursionError
+        raise ValueError(
+            f"{str(path)!r} is damaged: what it says of itself can't be read"
+        ) from error
 
 
 def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
     try:
         import onnx
     except ImportError as error:
-        raise ValueError(f"reading an .onnx file needs onnx and onnxruntime: {install('export')}") from error
+        raise ValueError(
+            f"reading an .onnx file needs onnx and onnxruntime: {install('export')}"
+        ) from error
     from google.protobuf.message import DecodeError
 
     try:
@@ -133,7 +162,9 @@ def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
     except DecodeError as error:
         raise ValueError(f"{str(path)!r} is damaged, or no .onnx file") from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model)):
-        raise ValueError(f"{str(path)!r} has its weights in other files, which `finetune export` never does")
+        raise ValueError(
+            f"{str(path)!r} has its weights in other files, which `finetune export` never does"
+        )
     return {prop.key: prop.value for prop in model.metadata_props}.get(KEY), {}
 
 

@@ -15,7 +15,8 @@ from finetune.runs.side_files import continue_side_file, is_about
 from finetune.system.files import replace_text
 from finetune.system.messages import shown
 
-_OF_THE_BEGINNING = ("command", "lines", "backbone_ranking")  # what about.json keeps when a run goes on
+# what about.json keeps when a run goes on
+_OF_THE_BEGINNING = ("command", "lines", "backbone_ranking")
 
 
 class Run:
@@ -29,7 +30,9 @@ class Run:
     """
 
     def __init__(self, root: str | Path, command: str, path: Path | None = None) -> None:
-        self.root, self.command, self.path = Path(root), command, path
+        self.root = Path(root)
+        self.command = command
+        self.path = path
         self.began_from: str | None = None
         self.licence: str | None = None
         self.about: dict[str, Any] | None = None
@@ -61,7 +64,9 @@ class Run:
 def versions(root: str | Path, command: str) -> list[Path]:
     """Return the runs of `command` beneath `root`, oldest first."""
     folders = Path(root, command).glob("version_*")
-    return sorted((f for f in folders if f.is_dir() and re.fullmatch(r"version_\d+", f.name)), key=_version)
+    return sorted(
+        (f for f in folders if f.is_dir() and re.fullmatch(r"version_\d+", f.name)), key=_version
+    )
 
 
 def last_checkpoint(run: Path) -> Path:
@@ -72,14 +77,26 @@ def last_checkpoint(run: Path) -> Path:
 def is_try(run: Path) -> bool:
     """Return whether a run was one of `--trainer.fast_dev_run`; killed, it leaves a checkpoint."""
     try:
-        return bool(yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["fast_dev_run"])
-    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # it ended before, or is of another version
+        return bool(
+            yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["fast_dev_run"]
+        )
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        yaml.YAMLError,
+    ):  # it ended before, or is of another version
         return False
 
 
 def not_looked_at(root: str | Path) -> list[Path]:
     """Return the runs beneath `root` that have a `last.ckpt` but another name, where `--resume` does not look."""
-    found = [path.parent.parent for depth in ("*", "*/*") for path in Path(root).glob(f"{depth}/checkpoints/last.ckpt")]
+    found = [
+        path.parent.parent
+        for depth in ("*", "*/*")
+        for path in Path(root).glob(f"{depth}/checkpoints/last.ckpt")
+    ]
     return sorted(set(found) - set(versions(root, "fit")))
 
 
@@ -91,7 +108,9 @@ class RunFolder(pl.Callback):
     """Lets rank 0 choose the run's folder, hands it to the others, and writes `config.yaml` and `about.json`."""
 
     def __init__(self, run: Run, parser: ArgumentParser, config: Namespace) -> None:
-        self.run, self.parser, self.config = run, parser, config
+        self.run = run
+        self.parser = parser
+        self.config = config
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         is_new = self.run.path is None or not self.run.file("config.yaml").exists()
@@ -99,15 +118,22 @@ class RunFolder(pl.Callback):
             self.run.choose()
         chosen, ckpt_path = trainer.strategy.broadcast((self.run.path, trainer.ckpt_path))
         if self.run.path not in (None, chosen):
-            raise RuntimeError(f"this process would go on in {self.run.path}, rank 0 in {chosen}: start them together")
+            raise RuntimeError(
+                f"this process would go on in {self.run.path}, rank 0 in {chosen}: start them together"
+            )
         self.run.path = chosen
         if stage == "fit" and str(ckpt_path) != str(trainer.ckpt_path):
-            raise OSError(f"this process does not see the runs that rank 0 does: put {self.run.root} on a shared disk")
+            raise OSError(
+                f"this process does not see the runs that rank 0 does: put {self.run.root} on a shared disk"
+            )
         if trainer.is_global_zero and (is_new or stage == "fit"):
             began = f"# It began from {shown(self.run.began_from)}\n" if self.run.began_from else ""
             replace_text(self.run.file("config.yaml"), began + self.text())
             if self.run.about is not None:
-                replace_text(self.run.file("about.json"), json.dumps(self._about(self.run.about), indent=2) + "\n")
+                replace_text(
+                    self.run.file("about.json"),
+                    json.dumps(self._about(self.run.about), indent=2) + "\n",
+                )
 
     def on_exception(self, *_: Any) -> None:
         if self.run.command == "fit":  # others leave nothing to write
@@ -122,7 +148,9 @@ class RunFolder(pl.Callback):
         kept = {"command": ""} | {
             name: first[name] for name in ("command", "lines", "backbone_ranking") if name in first
         }
-        return about | kept | {"went_on_by": [*first.get("went_on_by", []), about.get("command", "")]}
+        return (
+            about | kept | {"went_on_by": [*first.get("went_on_by", []), about.get("command", "")]}
+        )
 
     def text(self) -> str:
         """Return what goes into config.yaml."""

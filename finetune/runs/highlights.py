@@ -95,15 +95,26 @@ def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool
     side = _LARGE if has_overlay else _SMALL
     with ThreadPoolExecutor() as threads:
         seen = list(threads.map(lambda path: lens.see(path, side), paths))
-        images = list(threads.map(lambda image: "" if image is None else thumbnail(image, side), seen))
+        images = list(
+            threads.map(lambda image: "" if image is None else thumbnail(image, side), seen)
+        )
     there = [k for k, image in enumerate(seen) if image is not None]
     overlays = [""] * len(paths)
     if has_overlay and there:
-        found = lens.overlay([paths[k] for k in there], [int(answers.predicted[chosen[k]]) for k in there], side)
+        found = lens.overlay(
+            [paths[k] for k in there], [int(answers.predicted[chosen[k]]) for k in there], side
+        )
         for k, overlay in zip(there, found or (), strict=bool(found)):
             overlays[k] = thumbnail(overlay, side)
     names = answers.class_names
     return [
-        Shown(image, overlay, path, names[answers.labels[i]], names[answers.predicted[i]], float(answers.confidence[i]))
+        Shown(
+            image,
+            overlay,
+            path,
+            names[answers.labels[i]],
+            names[answers.predicted[i]],
+            float(answers.confidence[i]),
+        )
         for i, path, image, overlay in zip(chosen, paths, images, overlays, strict=True)
     ]

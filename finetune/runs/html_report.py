@@ -14,7 +14,15 @@ from finetune.runs.data_check import DataCheck
 from finetune.runs.highlights import NUM_SHOWN, Lens, Shown, kinds, most_of_cells, shown
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import coverage, interval, outcome, percent, precision_recall, reliability, unscaled
+from finetune.runs.statistics import (
+    coverage,
+    interval,
+    outcome,
+    percent,
+    precision_recall,
+    reliability,
+    unscaled,
+)
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
@@ -54,14 +62,20 @@ def write_report(
             headline=headline(run),
             facts=list(_facts(run, versions)),
             charts=list(learning(run)),
-            seconds=[(phase, PHASES[phase], run.seconds[phase]) for phase in PHASES if run.seconds.get(phase)],
+            seconds=[
+                (phase, PHASES[phase], run.seconds[phase])
+                for phase in PHASES
+                if run.seconds.get(phase)
+            ],
             classes=list(_classes(run)),
             cells=cells,
             unseen=_unseen(run, lens, [picture for cell in cells for picture in cell["pictures"]]),
             matrix=_matrix(run) if 0 < len(run.result.get("class_names", ())) <= _MANY else None,
             kinds=list(_kinds(answers, lens)) if answers and lens else [],
             judgement=list(_judgement(run)),
-            augmented=base64.b64encode(augmented.read_bytes()).decode() if augmented.is_file() else "",
+            augmented=base64.b64encode(augmented.read_bytes()).decode()
+            if augmented.is_file()
+            else "",
             weights=weights_and_licence(run),
             card=model_card(run),
             look=run.about.get("first_look"),
@@ -96,9 +110,8 @@ def headline(run: RunRecord) -> str:
     if matrix:
         num, largest = sum(map(sum, matrix)), max(range(len(matrix)), key=lambda i: sum(matrix[i]))
         always = percent(sum(matrix[largest]) / max(1, num))
-        return (
-            f"{outcome(matrix, 'test')}. Always saying {run.result['class_names'][largest]} would be right on {always}."
-        )
+        name = run.result["class_names"][largest]
+        return f"{outcome(matrix, 'test')}. Always saying {name} would be right on {always}."
     if run.best:
         return (
             f"{percent(run.best[1])} of the validation pictures are named rightly after epoch {run.best[0]}, "
@@ -126,14 +139,21 @@ def learning(run: RunRecord) -> Iterator[str]:
     best = (run.best[0], "best.ckpt") if run.best else None
     for what in ("loss", "accuracy"):
         train = "train/loss_epoch" if what == "loss" else "train/accuracy"
-        lines = {name: run.line(key) for name, key in (("training", train), ("validation", f"val/{what}"))}
+        lines = {
+            name: run.line(key)
+            for name, key in (("training", train), ("validation", f"val/{what}"))
+        }
         lines = {name: line for name, line in lines.items() if line[0]}
         if lines:
             last = ", ".join(
-                f"{name} {line[1][0]:.3f} at first, {line[1][-1]:.3f} at last" for name, line in lines.items()
+                f"{name} {line[1][0]:.3f} at first, {line[1][-1]:.3f} at last"
+                for name, line in lines.items()
             )
             yield curves(lines, "epoch", what, f"The {what} by epoch: {last}.", mark=best)
-    rates = {name.split("/")[-1].removesuffix("_no_decay"): run.line(name, "step") for name in run.names("lr-")}
+    rates = {
+        name.split("/")[-1].removesuffix("_no_decay"): run.line(name, "step")
+        for name in run.names("lr-")
+    }
     if rates := {name: line for name, line in list(rates.items())[:5] if line[0]}:
         yield curves(rates, "step", "learning rate", "The learning rates by step.", is_log=True)
 
@@ -165,7 +185,9 @@ def _matrix(run: RunRecord) -> list[list[tuple[int, float]]]:
 def _cells(answers: Answers, lens: Lens | None) -> Iterator[dict[str, Any]]:
     names = answers.class_names
     pairs, counts = np.unique(answers.labels * len(names) + answers.predicted, return_counts=True)
-    found = sorted(zip(counts.tolist(), pairs.tolist(), strict=True), key=lambda cell: (-cell[0], cell[1]))
+    found = sorted(
+        zip(counts.tolist(), pairs.tolist(), strict=True), key=lambda cell: (-cell[0], cell[1])
+    )
     if len(names) > _MANY:
         wrong = [cell for cell in found if cell[1] // len(names) != cell[1] % len(names)]
         found = wrong[:_NUM_PAIRS]
@@ -175,7 +197,13 @@ def _cells(answers: Answers, lens: Lens | None) -> Iterator[dict[str, Any]]:
         chosen = answers.of(label, predicted)[:most].tolist()
         pictures = shown(answers, chosen, lens, has_overlay=False) if lens else []
         key, pair_names = f"cell-{label}-{predicted}", (names[label], names[predicted])
-        yield {"id": key, "names": pair_names, "count": count, "pictures": pictures, "is_right": label == predicted}
+        yield {
+            "id": key,
+            "names": pair_names,
+            "count": count,
+            "pictures": pictures,
+            "is_right": label == predicted,
+        }
 
 
 def _kinds(answers: Answers, lens: Lens) -> Iterator[dict[str, Any]]:
@@ -195,15 +223,21 @@ def _judgement(run: RunRecord) -> Iterator[tuple[str, str]]:
     temperature = (run.result.get("calibration") or {}).get("temperature", 1.0)
     if errors[1] is not None and answers.probabilities is not None:
         before = unscaled(answers.probabilities, temperature)
-        bins |= {"before scaling": reliability(before[np.arange(len(before)), answers.predicted], answers.is_right)}
+        bins |= {
+            "before scaling": reliability(
+                before[np.arange(len(before)), answers.predicted], answers.is_right
+            )
+        }
         text += f", {errors[1]:.3f} before scaling by the temperature {temperature:.3f}"
     text += ". On the line it is right as often as it says; below it, it is too sure. Larger dots are more pictures."
     yield reliability_chart(bins, text.lstrip(". ")), text.lstrip(". ")
     share, accuracy = coverage(answers.confidence, answers.is_right)
-    text = (
-        "If it only answers where it is surest: the share of pictures that it answers, and how many of these are right."
+    text = "If it only answers where it is surest: "
+    text += "the share of pictures that it answers, and how many of these are right."
+    yield (
+        curves({"": (share.tolist(), accuracy.tolist())}, "share answered", "accuracy", text),
+        text,
     )
-    yield curves({"": (share.tolist(), accuracy.tolist())}, "share answered", "accuracy", text), text
     if len(answers.class_names) == 2 and answers.probabilities is not None:
         yield from _two_classes(answers)
 
@@ -211,9 +245,17 @@ def _judgement(run: RunRecord) -> Iterator[tuple[str, str]]:
 def _two_classes(answers: Answers) -> Iterator[tuple[str, str]]:
     assert answers.probabilities is not None
     name = answers.class_names[1]
-    thresholds, precision, recall = precision_recall(answers.probabilities[:, 1], answers.labels == 1)
+    thresholds, precision, recall = precision_recall(
+        answers.probabilities[:, 1], answers.labels == 1
+    )
     text = f"Precision and recall of {name}, as the threshold from which it is said falls."
-    yield curves({"": (recall.tolist(), precision.tolist())}, f"recall of {name}", "precision", text), text
-    lines = {"precision": (thresholds.tolist(), precision.tolist()), "recall": (thresholds.tolist(), recall.tolist())}
+    yield (
+        curves({"": (recall.tolist(), precision.tolist())}, f"recall of {name}", "precision", text),
+        text,
+    )
+    lines = {
+        "precision": (thresholds.tolist(), precision.tolist()),
+        "recall": (thresholds.tolist(), recall.tolist()),
+    }
     text = f"What it costs to say {name} from another probability on than 0.5."
     yield curves(lines, f"{name} is said from this probability on", "", text), text

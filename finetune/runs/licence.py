@@ -12,13 +12,19 @@ from finetune.system.messages import shown
 # As timm's descriptions name them. What else they name has terms of its own.
 _FREE = {"apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0"}
 _NOT_COMMERCIAL = ("-nc", "noncommercial", "apple-amlr", "seer")  # in the name
-_WARNING, _OTHER, _OWN = "commercial use is not allowed", "terms of their own", "a licence of their own"
+_WARNING = "commercial use is not allowed"
+_OTHER = "terms of their own"
+_OWN = "a licence of their own"
 _FILES = (".pt", ".pth", ".safetensors", ".ckpt")
 _BEGAN = ", on the terms of whoever trained it, which began with "
 
 
 def licence(
-    weights: str | None, backbone: str, began_from: str | None = None, is_file: bool = False, known: str | None = None
+    weights: str | None,
+    backbone: str,
+    began_from: str | None = None,
+    is_file: bool = False,
+    known: str | None = None,
 ) -> str:
     """Return what training started from and whose terms hold for it, in a sentence; what is not known is unknown.
 
@@ -60,13 +66,19 @@ def _of_timm(weights: str, backbone: str) -> str:
     if is_folder and not os.path.isdir(weights):
         return f"the folder {PurePath(weights).name}: licence unknown, whoever gave it to you says on which terms"
     about = describe(backbone, weights if is_folder else None)
-    which = f"the weights in the folder {PurePath(weights).name}" if is_folder else f"timm's {about.name} weights"
+    which = (
+        f"the weights in the folder {PurePath(weights).name}"
+        if is_folder
+        else f"timm's {about.name} weights"
+    )
     name = about.licence or "unknown"
     if name == "unknown":
         return f"{which}: licence unknown"
     if any(part in name for part in _NOT_COMMERCIAL):
         return f"{which}, licence {name}: {_WARNING}"
-    return f"{which}, licence {name}" + ("" if name in _FREE else f": {_OTHER}, which you should read")
+    return f"{which}, licence {name}" + (
+        "" if name in _FREE else f": {_OTHER}, which you should read"
+    )
 
 
 def _own_terms(weights: str, backbone: str) -> str | None:

@@ -35,7 +35,8 @@ class Rates(LearningRateMonitor):
         self.last = self._extract_stats(trainer, "any") if is_last else {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": dict(self.last)}  # a run may go on in the validation that follows the last batch
+        # a run may go on in the validation that follows the last batch
+        return {"last": dict(self.last)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = {str(name): float(rate) for name, rate in state_dict.get("last", {}).items()}
@@ -45,12 +46,19 @@ def limits(trainer: pl.Trainer) -> dict[str, Any]:
     """Return what can end a run early, as a checkpoint keeps it: a run that one of these ended may be prolonged."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     # Lightning puts a number there once a fit begins.
-    min_epochs = trainer.min_epochs or int(trainer.min_epochs is None and trainer.min_steps is not None)
+    min_epochs = trainer.min_epochs or int(
+        trainer.min_epochs is None and trainer.min_steps is not None
+    )
     values: dict[str, Any] = {"min_epochs": min_epochs, "min_steps": trainer.min_steps}
     values["max_time"] = next((c._duration for c in callbacks if isinstance(c, Timer)), None)
     for c in callbacks:
         if isinstance(c, EarlyStopping):
-            values[c.state_key] = [c.patience, c.min_delta, c.stopping_threshold, c.divergence_threshold]
+            values[c.state_key] = [
+                c.patience,
+                c.min_delta,
+                c.stopping_threshold,
+                c.divergence_threshold,
+            ]
     return values
 
 
@@ -60,18 +68,33 @@ def ended_by(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> str:
     # One pass more is due after the last epoch, for the statistics of batch norm.
     epochs -= any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks)  # type: ignore[attr-defined]
     if trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs:
-        return _reached(epochs, "epochs", f"trainer.max_epochs {trainer.max_epochs}", trainer.max_epochs)
+        return _reached(
+            epochs, "epochs", f"trainer.max_epochs {trainer.max_epochs}", trainer.max_epochs
+        )
     if 0 <= trainer.max_steps <= checkpoint["global_step"]:
-        return _reached(checkpoint["global_step"], "steps", f"trainer.max_steps {trainer.max_steps}", trainer.max_steps)
+        return _reached(
+            checkpoint["global_step"],
+            "steps",
+            f"trainer.max_steps {trainer.max_steps}",
+            trainer.max_steps,
+        )
     states = checkpoint.get("callbacks", {})
     own = states.get("Checkpoints", {})
     if not own.get("is_stopped"):
         return ""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         state = states.get(callback.state_key)
-        if isinstance(callback, Timer) and state and state["time_elapsed"]["train"] >= (callback._duration or math.inf):
+        if (
+            isinstance(callback, Timer)
+            and state
+            and state["time_elapsed"]["train"] >= (callback._duration or math.inf)
+        ):
             return f"trainer.max_time, {callback._duration:.0f} s"
-        if isinstance(callback, EarlyStopping) and state and state["wait_count"] >= callback.patience:
+        if (
+            isinstance(callback, EarlyStopping)
+            and state
+            and state["wait_count"] >= callback.patience
+        ):
             return f"early stopping, patience {callback.patience}"
     return "a callback that stopped it" if own.get("limits") == limits(trainer) else ""
 
@@ -81,7 +104,9 @@ def _reached(num: int, what: str, limit: str, most: int | None) -> str:
     return limit if num == most else f"{num:,} {what} trained, more than {limit}"
 
 
-def keep_patience(checkpoint: MutableMapping[str, Any], trainer: pl.Trainer, is_new_run: bool = False) -> None:
+def keep_patience(
+    checkpoint: MutableMapping[str, Any], trainer: pl.Trainer, is_new_run: bool = False
+) -> None:
     """Let early stopping keep the patience that it was given now: it would take the checkpoint's.
 
     A new run that begins from another's checkpoint waits for higher numbers of its own: none of that state is left.
@@ -105,11 +130,15 @@ def check_averaging(trainer: pl.Trainer, model: nn.Module, name: str) -> None:
     """
     if any(isinstance(c, WeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
         # Where it loads best.ckpt for the test it takes the weights that were not averaged (Lightning 2.6).
-        raise ValueError("the test would measure other weights than best.ckpt holds with WeightAveraging: leave it out")
+        raise ValueError(
+            "the test would measure other weights than best.ckpt holds with WeightAveraging: leave it out"
+        )
     if not any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
         return
     if not batch_norms(model):
-        raise ValueError(f"StochasticWeightAveraging needs batch norm, which {name} has not: leave it out")
+        raise ValueError(
+            f"StochasticWeightAveraging needs batch norm, which {name} has not: leave it out"
+        )
     if any(not m.training for m in batch_norms(model.train())):
         raise ValueError(
             "StochasticWeightAveraging computes the statistics of batch norm anew, the frozen ones too: leave it out, "

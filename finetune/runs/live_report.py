@@ -12,7 +12,8 @@ from finetune.runs.folder import Run
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 20.0  # seconds of training before the first page: a run that is over by then gets its page at the end
+# seconds of training before the first page: a run that is over by then gets its page at the end
+_PATIENCE = 20.0
 _SHARE = 0.01  # of the time
 _RUNNING = '<meta http-equiv="refresh"'  # in a page that loads itself anew, and in no other
 
@@ -25,7 +26,9 @@ class LiveReport(pl.Callback):
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self._cost, self._since = run, _SHARE * _PATIENCE, 0.0
+        self.run = run
+        self._cost = _SHARE * _PATIENCE
+        self._since = 0.0
 
     def on_train_start(self, *_: Any) -> None:
         self._since = time.monotonic()
@@ -72,6 +75,7 @@ def _write(run: Run, is_running: bool) -> None:
 
     assert run.path is not None
     record = replace(read_run(run.path), answers=None)
-    if is_running:  # one that is prolonged has the result of a best.ckpt that may be another's by now
+    # one that is prolonged has the result of a best.ckpt that may be another's by now
+    if is_running:
         record = replace(record, result={})
     write_report(record, None, {}, is_running=is_running)

@@ -57,7 +57,8 @@ class MetricsCSV(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = {name: value if is_defined(name, value) else "" for name, value in metrics.items()}
         row: dict[str, Any] = {"step": step, **values}
-        if row == self._last or self.run.command != "fit":  # written ahead; test.json or val.json has it
+        # written ahead; test.json or val.json has it
+        if row == self._last or self.run.command != "fit":
             return
         self._last = row
         self._epoch |= values
@@ -75,30 +76,46 @@ class MetricsCSV(Logger):
 
         All devices call it, in `on_train_batch_end` or `on_train_epoch_end`, where all else has logged.
         """
-        connector, step = trainer._logger_connector, trainer.fit_loop.epoch_loop._batches_that_stepped
+        connector, step = (
+            trainer._logger_connector,
+            trainer.fit_loop.epoch_loop._batches_that_stepped,
+        )
         metrics = connector.metrics["log"] if is_epoch_end or connector.should_update_logs else {}
         if metrics:
             row = {name: value.item() for name, value in metrics.items()}
             self.log_metrics({**row, "epoch": trainer.current_epoch}, step - is_epoch_end)
 
     @rank_zero_only
-    def log_epoch(self, epoch: int, step: int, seconds: float, rates: Mapping[str, float] | None = None) -> None:
+    def log_epoch(
+        self, epoch: int, step: int, seconds: float, rates: Mapping[str, float] | None = None
+    ) -> None:
         """Write the row of an epoch, counted from one, of which everything is logged; `rates` perhaps not."""
         values, self._epoch = {**self._epoch, **(rates or {})}, {}
         named = {"train/loss_epoch": "train/loss"}  # which is that of the last step that logged
-        values = {named.get(name, name): value for name, value in values.items() if name not in ("epoch", "train/loss")}
-        values = dict(sorted(values.items(), key=lambda item: _ORDER.get(item[0].partition("/")[0], len(_ORDER))))
+        values = {
+            named.get(name, name): value
+            for name, value in values.items()
+            if name not in ("epoch", "train/loss")
+        }
+        values = dict(
+            sorted(
+                values.items(), key=lambda item: _ORDER.get(item[0].partition("/")[0], len(_ORDER))
+            )
+        )
         row = {"epoch": epoch, "step": step, "seconds": round(seconds, 3), **values}
         path = self.run.file("metrics.csv")
         # A run that a limit ended inside an epoch, and that was prolonged, has a part of it already.
         rows = [*(row for row in read_metrics(path) if int(row["epoch"]) < epoch), row]
-        replace_text(path, _csv(rows, list(dict.fromkeys(name for row in rows for name in row)), header=True))
+        replace_text(
+            path, _csv(rows, list(dict.fromkeys(name for row in rows for name in row)), header=True)
+        )
 
     @rank_zero_only
     def rewind(self, global_step: int) -> None:
         """Drop the rows of steps that a resumed run will do again: those from `global_step` on."""
         steps, epochs = self.run.file("steps.csv"), self.run.file("metrics.csv")
-        if epochs.exists() and not steps.exists():  # of an earlier version, which knew no other file
+        # of an earlier version, which knew no other file
+        if epochs.exists() and not steps.exists():
             epochs.rename(steps)
         kept = _keep(steps, lambda row: int(row["step"]) < global_step)
         self._columns = list(kept[0]) if kept else []
@@ -106,7 +123,9 @@ class MetricsCSV(Logger):
         current = int(ended[-1]["epoch"]) if ended else 0  # Lightning's count, from zero
         for row in kept:
             if not row.get("epoch") or int(row["epoch"]) >= current:
-                self._epoch |= {name: value for name, value in row.items() if value and name != "step"}
+                self._epoch |= {
+                    name: value for name, value in row.items() if value and name != "step"
+                }
 
 
 def is_defined(name: str, value: Any) -> bool:
@@ -122,7 +141,8 @@ def read_metrics(path: str | Path) -> list[dict[str, str]]:
     """Return the rows of a metrics.csv or steps.csv, none where there is no file, without a half-written last row."""
     if not Path(path).exists():
         return []
-    with open(path, encoding="utf-8", newline="\n") as lines:  # a class's name may have what else ends lines
+    # a class's name may have what else ends lines
+    with open(path, encoding="utf-8", newline="\n") as lines:
         return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
 
@@ -134,8 +154,13 @@ def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[st
             _check(row)
         kept = [row for row in rows if is_kept(row)]
     except (ValueError, TypeError, KeyError, csv.Error, IsADirectoryError) as error:
-        set_aside(path, f"{path} is damaged: {reason(error)}", "its rows are missing in the report and its charts")
-        path.touch()  # else the other file would be taken for that of an earlier version, which had only one
+        set_aside(
+            path,
+            f"{path} is damaged: {reason(error)}",
+            "its rows are missing in the report and its charts",
+        )
+        # else the other file would be taken for that of an earlier version, which had only one
+        path.touch()
         return []
     if rows:
         replace_text(path, _csv(kept, list(rows[0]), header=True))

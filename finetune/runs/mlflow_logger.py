@@ -19,7 +19,8 @@ from finetune.system.messages import reason
 
 log = logging.getLogger(__name__)
 _ANSWERS = 10.0  # seconds in which a server does
-_NOT_ALLOWED = re.compile("[^a-zA-Z0-9_/. -]")  # in a name: Lightning drops them, with a warning at each step
+# in a name: Lightning drops them, with a warning at each step
+_NOT_ALLOWED = re.compile("[^a-zA-Z0-9_/. -]")
 _LONGEST = 240  # letters of a name
 
 
@@ -59,7 +60,9 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         self.check_package()
         settings = {"experiment_name": experiment_name, "tags": tags, "prefix": prefix}
         self._settings: dict[str, Any] = {**settings, "artifact_location": artifact_location}
-        self._given_name, self._given_id, self.goes_on = run_name, run_id, run_id is not None
+        self._given_name = run_name
+        self._given_id = run_id
+        self.goes_on = run_id is not None
         self._uri = tracking_uri or (None if save_dir else os.environ.get("MLFLOW_TRACKING_URI"))
         self._dir = save_dir
         self._names: dict[str, str] = {}  # of what is logged, and as MLflow has them
@@ -85,14 +88,22 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         return client
 
     def _client(self, uri: str, name: str, run_id: str | None) -> Any:
-        pl.loggers.MLFlowLogger.__init__(self, tracking_uri=uri, run_name=name, run_id=run_id, **self._settings)
+        pl.loggers.MLFlowLogger.__init__(
+            self, tracking_uri=uri, run_name=name, run_id=run_id, **self._settings
+        )
         try:
             return super().experiment
-        except Exception as error:  # a server's MlflowException, or of a folder nothing more special
-            is_gone = getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST" or "does not exist" in str(error)
+        except (
+            Exception
+        ) as error:  # a server's MlflowException, or of a folder nothing more special
+            is_gone = getattr(
+                error, "error_code", ""
+            ) == "RESOURCE_DOES_NOT_EXIST" or "does not exist" in str(error)
             if run_id is None or self._given_id or not is_gone:
                 raise
-        log.warning("MLFlowLogger: what was logged of this run before is no longer there: it begins anew")
+        log.warning(
+            "MLFlowLogger: what was logged of this run before is no longer there: it begins anew"
+        )
         self.goes_on = False
         return self._client(uri, name, None)
 

@@ -11,16 +11,24 @@ def weights_and_licence(run: RunRecord) -> str:
     """Return what training started from and whose terms hold for it, in a sentence."""
     if told := run.about.get("licence_of_the_weights"):
         return str(told)
-    return licence(run.setting("model", "weights"), run.setting("model", "backbone"), run.about.get("began_from"))
+    return licence(
+        run.setting("model", "weights"),
+        run.setting("model", "backbone"),
+        run.about.get("began_from"),
+    )
 
 
 def model_card(run: RunRecord) -> str:
     """Return the card as Markdown; what only a person can know is left to be filled in."""
     result, about = run.result, run.about
-    names = result.get("class_names") or list(about.get("splits", {}).get("train", {}).get("counts", {}))
+    names = result.get("class_names") or list(
+        about.get("splits", {}).get("train", {}).get("counts", {})
+    )
     sizes = (run.setting("data", "init_args", name) for name in ("eval_image_size", "image_size"))
     size, backbone = next(filter(None, sizes), None), run.setting("model", "backbone")
-    network = f"{num} × {backbone}" if (num := run.setting("model", "members") or 1) > 1 else backbone
+    network = (
+        f"{num} × {backbone}" if (num := run.setting("model", "members") or 1) > 1 else backbone
+    )
     lines = [
         f"# {run.name}",
         "",
@@ -58,8 +66,15 @@ def _measured(run: RunRecord, names: list[str]) -> list[str]:
     if not matrix:
         return ["No test pictures: nothing was measured on pictures that no choice was made by."]
     num, right = sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
-    rows = [f"{num} test pictures of {run.about.get('root', 'the data set')}.", "", "| | recall | 95 % interval |"]
-    rows += ["| --- | --- | --- |", f"| all (accuracy) | {percent(right / max(1, num))} | {interval(right, num)} |"]
+    rows = [
+        f"{num} test pictures of {run.about.get('root', 'the data set')}.",
+        "",
+        "| | recall | 95 % interval |",
+    ]
+    rows += [
+        "| --- | --- | --- |",
+        f"| all (accuracy) | {percent(right / max(1, num))} | {interval(right, num)} |",
+    ]
     for i, (name, row) in enumerate(zip(names, matrix, strict=True)):
         share = percent(row[i] / sum(row)) if sum(row) else "none"
         rows.append(f"| {name} | {share} | {interval(row[i], sum(row))} |")
@@ -70,4 +85,7 @@ def _trained(about: dict[str, Any]) -> list[str]:
     train = about.get("splits", {}).get("train", {}).get("counts", {})
     told = ", ".join(f"{name} {num}" for name, num in list(train.items())[:20])
     more = f" and {len(train) - 20} more classes" if len(train) > 20 else ""
-    return [f"{sum(train.values())} pictures: {told}{more}", f"fingerprint {about.get('fingerprint') or 'unknown'}"]
+    return [
+        f"{sum(train.values())} pictures: {told}{more}",
+        f"fingerprint {about.get('fingerprint') or 'unknown'}",
+    ]

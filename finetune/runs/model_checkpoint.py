@@ -48,8 +48,10 @@ class Checkpoints(Checkpoint):
         self.signal, self._deferred = SignalFlag(), DeferredCheckpoints()
         self.highest: float | None = None  # val/accuracy
         self._is_due = self._is_best = False
-        self.limits: dict[str, Any] | None = None  # of a run that a callback has stopped, not a signal
-        self.wanted: dict[str, Any] | None = None  # the limits with which a callback wants a stop, perhaps later
+        # of a run that a callback has stopped, not a signal
+        self.limits: dict[str, Any] | None = None
+        # the limits with which a callback wants a stop, perhaps later
+        self.wanted: dict[str, Any] | None = None
         self._is_stop_held = self._is_of_another = False
         self._epoch_began, self._is_extra_pass = 0.0, False
         self.stopped_by = 0  # the signal that all devices agree on once training has ended
@@ -61,8 +63,11 @@ class Checkpoints(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.highest, self.wanted = highest_of(state_dict), state_dict.get("wanted")
 
-    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        self._is_of_another = str(trainer.ckpt_path) != str(self.run.checkpoint("last"))  # --ckpt_path
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any
+    ) -> None:
+        # --ckpt_path
+        self._is_of_another = str(trainer.ckpt_path) != str(self.run.checkpoint("last"))
         keep_patience(checkpoint, trainer, self._is_of_another and trainer.state.fn == "fit")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -81,13 +86,21 @@ class Checkpoints(Checkpoint):
         self.signal.install()  # here, since Lightning installs its own just before
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         loop = trainer.fit_loop.epoch_loop
         assert trainer.fit_loop._data_fetcher is not None
         if self._is_accumulating(trainer) or trainer.fit_loop._skip_backward:
-            return  # the latter is a pass that StochasticWeightAveraging makes for batch norm, and makes again
-        self._is_due |= bool(self.every_n_steps) and trainer.global_step % (self.every_n_steps or 1) == 0
+            # the latter is a pass that StochasticWeightAveraging makes for batch norm, and makes again
+            return
+        self._is_due |= (
+            bool(self.every_n_steps) and trainer.global_step % (self.every_n_steps or 1) == 0
+        )
         is_validated = "val" in trainer.datamodule.splits  # type: ignore[attr-defined]
         is_next = is_validated and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
         if loop.batch_progress.is_last_batch or is_next:
@@ -99,7 +112,8 @@ class Checkpoints(Checkpoint):
             self._save(trainer, "last")
         if signum:
             trainer._logger_connector.on_batch_end()
-            trainer._logger_connector.update_train_step_metrics()  # which Lightning would log after this hook
+            # which Lightning would log after this hook
+            trainer._logger_connector.update_train_step_metrics()
             raise Interrupted(signum)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
@@ -125,7 +139,9 @@ class Checkpoints(Checkpoint):
         accuracy = float(metrics["val/accuracy"])
         self.highest = accuracy if self.highest is None else max(accuracy, self.highest)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        num_images = num_within(trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size)
+        num_images = num_within(
+            trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size
+        )
         is_best = accuracy >= lowest_kept(self.highest, num_images)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._is_best = is_best  # written once for both, as the epoch ends
@@ -153,10 +169,14 @@ class Checkpoints(Checkpoint):
                 seconds = time.monotonic() - self._epoch_began
                 logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
         is_best, self._is_best = self._is_best, False
-        names = ("best", "last") if is_best else ("last", "best") if self.highest is None else ("last",)
+        names = (
+            ("best", "last") if is_best else ("last", "best") if self.highest is None else ("last",)
+        )
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._save(trainer, *names, may_wait=True)
-        elif self.highest is None and trainer.is_global_zero:  # a limit has ended it, and its last.ckpt is there
+        elif (
+            self.highest is None and trainer.is_global_zero
+        ):  # a limit has ended it, and its last.ckpt is there
             self._forget_results_of(["best"])
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 
@@ -164,10 +184,12 @@ class Checkpoints(Checkpoint):
         # What came since the last batch: `last.ckpt` is written, or waits, and the epoch's metrics are logged by now.
         if signum := self.signal.agreed(trainer):
             self._write_deferred(trainer)
-            trainer.strategy.barrier("last.ckpt")  # or who starts the processes ends the first once another has ended
+            # or who starts the processes ends the first once another has ended
+            trainer.strategy.barrier("last.ckpt")
             raise Interrupted(signum)
         self._epoch_began = time.monotonic()
-        self._is_extra_pass = trainer.fit_loop._skip_backward  # StochasticWeightAveraging's for batch norm
+        # StochasticWeightAveraging's for batch norm
+        self._is_extra_pass = trainer.fit_loop._skip_backward
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write_deferred(trainer)
@@ -177,7 +199,9 @@ class Checkpoints(Checkpoint):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.signal.restore()
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         try:
             self._write_deferred(trainer)
         except Exception as error:  # the first one is the news
@@ -186,7 +210,8 @@ class Checkpoints(Checkpoint):
 
     def _save(self, trainer: pl.Trainer, *names: str, may_wait: bool = False) -> None:
         """Write a checkpoint, under several names in their order: a kill between them leaves the later one old."""
-        check_finite(trainer, "train/loss")  # a GPU is waited for, as for the weights that are written
+        # a GPU is waited for, as for the weights that are written
+        check_finite(trainer, "train/loss")
         check_weights(trainer)
         may_wait &= not self._is_due  # by `every_n_steps`
         if "last" in names:
@@ -209,9 +234,13 @@ class Checkpoints(Checkpoint):
 
     def _write_deferred(self, trainer: pl.Trainer, but: Sequence[str] = ()) -> None:
         for names, checkpoint in self._deferred.take(but):
-            self._write(trainer, names, partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint))
+            self._write(
+                trainer, names, partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint)
+            )
 
-    def _write(self, trainer: pl.Trainer, names: Sequence[str], save: Callable[[Path], None]) -> None:
+    def _write(
+        self, trainer: pl.Trainer, names: Sequence[str], save: Callable[[Path], None]
+    ) -> None:
         first, *others = (self.run.checkpoint(name) for name in names)
         if not trainer.is_global_zero:
             save(first)  # what is spread over devices is brought together by all

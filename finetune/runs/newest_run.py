@@ -17,7 +17,9 @@ from finetune.system.messages import reason
 
 # Arguments of the model in a checkpoint that `--resume` does not take from there: the data give the first two, the
 # others decided only how the run began.
-_NOT_RESUMED = frozenset({"class_names", "network_size", "head_init", "source_classes", "class_mapping"})
+_NOT_RESUMED = frozenset(
+    {"class_names", "network_size", "head_init", "source_classes", "class_mapping"}
+)
 _TRANSFORMS = "albumentations"
 
 
@@ -52,7 +54,9 @@ class Wanted:
         if self.root is None or not data:
             return ""
         root = (data.get("init_args") or {}).get("root")
-        is_same_folder = root is not None and Path(begun_in(run), root).resolve() == Path(self.root).resolve()
+        is_same_folder = (
+            root is not None and Path(begun_in(run), root).resolve() == Path(self.root).resolve()
+        )
         if is_same_folder or (last_checkpoint(run).is_file() and self.has_data_of(run, settings)):
             return ""
         return f"of other data (data.root {root}, not {self.root})"
@@ -131,11 +135,19 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 def _settings_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the network in a checkpoint, and those of the data if they name only classes of ours."""
-    known = {name: value for name, value in checkpoint["hyper_parameters"].items() if name not in _NOT_RESUMED}
+    known = {
+        name: value
+        for name, value in checkpoint["hyper_parameters"].items()
+        if name not in _NOT_RESUMED
+    }
     settings: dict[str, Any] = {"model": {**known, "weights": known.get("weights")}}
     class_path = public_paths(checkpoint["finetune"].get("data_class"))
     arguments = dict(checkpoint["datamodule_hyper_parameters"])
-    modules = {path.rpartition(".")[0] or _TRANSFORMS for path in class_paths(arguments) if isinstance(path, str)}
+    modules = {
+        path.rpartition(".")[0] or _TRANSFORMS
+        for path in class_paths(arguments)
+        if isinstance(path, str)
+    }
     if str(class_path).startswith("finetune.") and modules <= {_TRANSFORMS}:
         settings["data"] = {"class_path": class_path, "init_args": arguments}
     return settings

@@ -32,7 +32,9 @@ def write_parquet(target: Path, parts: Sequence[Path], columns: Sequence[str]) -
     """
     pyarrow = check_pyarrow()
     is_text = {name: name in ("path", "error") or name.startswith("class") for name in columns}
-    schema = pyarrow.schema([(name, pyarrow.string() if text else pyarrow.float64()) for name, text in is_text.items()])
+    schema = pyarrow.schema(
+        [(name, pyarrow.string() if text else pyarrow.float64()) for name, text in is_text.items()]
+    )
     with pyarrow.parquet.ParquetWriter(target, schema) as writer:
         for part in parts:
             with open(part, encoding="utf-8") as lines:

@@ -20,7 +20,14 @@ from torch import Tensor
 from finetune.data.splits import Split
 from finetune.runs.folder import Run
 from finetune.runs.parquet import check_pyarrow, write_parquet
-from finetune.system.files import append_files, check_target, create_part, put_in_place, remove_dead, replacing
+from finetune.system.files import (
+    append_files,
+    check_target,
+    create_part,
+    put_in_place,
+    remove_dead,
+    replacing,
+)
 from finetune.system.messages import WrongUsage, shown
 
 log = logging.getLogger(__name__)
@@ -50,7 +57,11 @@ class PredictionWriter(pl.Callback):
     """
 
     def __init__(
-        self, run: Run, output: str | None = None, top_k: int | None = None, abstain_below: float | None = None
+        self,
+        run: Run,
+        output: str | None = None,
+        top_k: int | None = None,
+        abstain_below: float | None = None,
     ) -> None:
         if output and Path(output).suffix.lower() not in SUFFIXES:
             raise WrongUsage(f"--output {output}: the suffix must be one of {' '.join(SUFFIXES)}")
@@ -62,7 +73,10 @@ class PredictionWriter(pl.Callback):
             raise WrongUsage(f"--top_k must be at least 1, got {top_k}")
         if abstain_below is not None and not 0 <= abstain_below <= 1:
             raise WrongUsage(f"--abstain_below must be from 0 to 1, got {abstain_below}")
-        self.run, self.output, self.top_k, self.abstain_below = run, output, top_k, abstain_below or 0.0
+        self.run = run
+        self.output = output
+        self.top_k = top_k
+        self.abstain_below = abstain_below or 0.0
         self.split = "predict"
         self.counts: Counter[str | None] = Counter()
         self._last: list[dict[str, Any]] = []  # row of this process
@@ -92,7 +106,9 @@ class PredictionWriter(pl.Callback):
         if self.top_k is not None and self.top_k > len(names):
             raise WrongUsage(f"--top_k {self.top_k}: there are only {len(names)} classes")
         if self.abstain_below and UNSURE in names:
-            raise ValueError(f"--abstain_below would predict {UNSURE}, which is one of the classes: leave it out")
+            raise ValueError(
+                f"--abstain_below would predict {UNSURE}, which is one of the classes: leave it out"
+            )
         if trainer.is_global_zero:
             num = len(trainer.datamodule.splits["predict"].paths)  # type: ignore[attr-defined]
             log.info("predicting %d picture%s", num, "s" * (num != 1))
@@ -101,7 +117,9 @@ class PredictionWriter(pl.Callback):
     def _begin(self, trainer: pl.Trainer, names: list[str]) -> None:
         extra = [f"p_{name}" for name in names]
         if self.top_k is not None:
-            extra = [f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")]
+            extra = [
+                f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")
+            ]
         label = ["label"] if self.split == "test" else []
         self.columns = ["path", *label, "class", "probability", *extra, "error"]
         token = [os.urandom(4).hex()]  # two runs may write one file: that of the last is whole
@@ -114,14 +132,17 @@ class PredictionWriter(pl.Callback):
             self._part = io.StringIO(newline="")
             return
         self.place.parent.mkdir(parents=True, exist_ok=True)
-        self._has_begun = True  # before the file is there: a signal may come between its birth and the next line
+        # before the file is there: a signal may come between its birth and the next line
+        self._has_begun = True
         part = self._part_path(trainer.global_rank)
         create_part(part, self.place)
         self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix])
         if self.suffix == ".csv" and trainer.is_global_zero:
             self._part.write(",".join(map(_quoted, self.columns)) + "\n")
 
-    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
+    def on_predict_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
+    ) -> None:
         assert self._part is not None
         given = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
         rows = list(self._rows(outputs, given, pl_module.class_names))  # type: ignore[arg-type]
@@ -146,12 +167,15 @@ class PredictionWriter(pl.Callback):
         mine = self.counts, sent, self._last
         everywhere: list[Any] = [mine] * trainer.world_size
         if trainer.world_size > 1:
-            dist.all_gather_object(everywhere, mine)  # also the barrier after which all parts are whole
+            # also the barrier after which all parts are whole
+            dist.all_gather_object(everywhere, mine)
         if trainer.is_global_zero:
             others = [] if self.split == "test" else range(1, trainer.world_size)
             with self._kept(trainer, *others):
                 parts = [self._part_path(rank) for rank in (0, *others)]
-                with parts[0].open("a", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix]) as part:
+                with parts[0].open(
+                    "a", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix]
+                ) as part:
                     part.writelines(text for _, text, _ in everywhere)
                 self._join(parts)
             if self.split == "predict":
@@ -178,7 +202,9 @@ class PredictionWriter(pl.Callback):
             told = f"{self.target} could not be written: {error.strerror or error}"
             raise OSError(f"{told}; the rows so far are kept in {parts}") from error
 
-    def _rows(self, outputs: dict[str, Any], given: Split, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def _rows(
+        self, outputs: dict[str, Any], given: Split, names: Sequence[str]
+    ) -> Iterator[dict[str, Any]]:
         probabilities: Tensor = outputs["probabilities"].cpu()
         order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
         known = zip(probabilities.tolist(), outputs["class"].tolist(), order, strict=True)
@@ -192,11 +218,18 @@ class PredictionWriter(pl.Callback):
                 yield row | {"error": errors[index]}
                 continue
             values, said, best = good[index]
-            best = [said, *(k for k in best if k != said)]  # a threshold may say the less probable one
+            # a threshold may say the less probable one
+            best = [said, *(k for k in best if k != said)]
             is_sure = values[said] >= self.abstain_below
-            row |= {"class": names[said] if is_sure else UNSURE, "probability": round(values[said], _DIGITS)}
+            row |= {
+                "class": names[said] if is_sure else UNSURE,
+                "probability": round(values[said], _DIGITS),
+            }
             if self.top_k is None:
-                row |= {f"p_{name}": round(value, _DIGITS) for name, value in zip(names, values, strict=True)}
+                row |= {
+                    f"p_{name}": round(value, _DIGITS)
+                    for name, value in zip(names, values, strict=True)
+                }
             else:
                 for i in range(2, self.top_k + 1):
                     k = best[i - 1]

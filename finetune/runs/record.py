@@ -62,12 +62,18 @@ class RunRecord:
     def line(self, name: str, over: str = "epoch") -> tuple[list[float], list[float]]:
         """Return how a metric went: at which step or in which epoch, counted from one, and its values."""
         rows = [row for row in self.metrics if row.get(name) and row.get(over)]
-        places = [float(row[over]) + 1 for row in rows] if over == "epoch" else [float(row[over]) for row in rows]
+        places = (
+            [float(row[over]) + 1 for row in rows]
+            if over == "epoch"
+            else [float(row[over]) for row in rows]
+        )
         return places, [float(row[name]) for row in rows]
 
     def names(self, prefix: str) -> list[str]:
         """Return the metrics whose names begin so."""
-        return [name for name in (self.metrics[0] if self.metrics else ()) if name.startswith(prefix)]
+        return [
+            name for name in (self.metrics[0] if self.metrics else ()) if name.startswith(prefix)
+        ]
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -76,7 +82,9 @@ class RunRecord:
         if not epochs:
             return None
         num = sum(self.about.get("splits", {}).get("val", {}).get("counts", {}).values())
-        limit = self.setting("trainer", "overfit_batches") or self.setting("trainer", "limit_val_batches")
+        limit = self.setting("trainer", "overfit_batches") or self.setting(
+            "trainer", "limit_val_batches"
+        )
         batch_size = self.setting("data", "init_args", "batch_size") or 1
         kept = kept_epoch(accuracies, num_within(limit, num, batch_size))
         return int(epochs[kept]), accuracies[kept]
@@ -134,7 +142,9 @@ def _result(path: Path) -> dict[str, Any]:
     names, matrix = result.get("class_names", []), result.get("confusion_matrix") or []
     rows = [names, *([matrix, *matrix] if isinstance(matrix, list) and matrix else [])]
     if any(not isinstance(row, list) or len(row) != len(rows[0]) for row in rows):
-        raise ValueError(f"{path} is damaged: its confusion_matrix does not go with its class_names")
+        raise ValueError(
+            f"{path} is damaged: its confusion_matrix does not go with its class_names"
+        )
     return result
 
 
@@ -154,4 +164,6 @@ def _found(answers: Answers, folder: str) -> Answers:
     Where nobody knows that folder, this one is as good as any.
     """
     joined = [(path, os.path.join(folder or os.getcwd(), path)) for path in answers.paths]
-    return replace(answers, paths=[there if os.path.isfile(there) else path for path, there in joined])
+    return replace(
+        answers, paths=[there if os.path.isfile(there) else path for path, there in joined]
+    )

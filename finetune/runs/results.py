@@ -35,26 +35,38 @@ class Results(pl.Callback):
     def _report(self, trainer: pl.Trainer, pl_module: Any, split: str) -> None:
         if not trainer.is_global_zero:
             return
-        logged = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(f"{split}/")}
-        values = {name: None if math.isnan(value) else value for name, value in logged.items()}  # JSON has no NaN
+        logged = {
+            name: float(v)
+            for name, v in trainer.callback_metrics.items()
+            if name.startswith(f"{split}/")
+        }
+        # JSON has no NaN
+        values = {name: None if math.isnan(value) else value for name, value in logged.items()}
         file = self.run.file(f"{split}.json")
         details = {
             # From the run's folder: both may be moved, or seen from another folder than this.
-            "checkpoint": os.path.relpath(os.path.realpath(trainer.ckpt_path), os.path.realpath(file.parent))
+            "checkpoint": os.path.relpath(
+                os.path.realpath(trainer.ckpt_path), os.path.realpath(file.parent)
+            )
             if trainer.ckpt_path
             else None,
             "folder": os.getcwd(),  # of which paths of pictures may be told
             "class_names": pl_module.class_names,
             "confusion_matrix": pl_module.confusion_matrix,
             "calibration": pl_module.calibration.as_plain(),
-            "interpolation": pl_module.interpolation.as_plain() if pl_module.interpolation else None,
+            "interpolation": pl_module.interpolation.as_plain()
+            if pl_module.interpolation
+            else None,
         }
         write_results(file, {**values, **details})
         names = ("accuracy", "loss", "f1", "calibration_error_before_scaling", "calibration_error")
         for name in (f"{split}/{n}" for n in names):
             if name in values:
                 print(f"{name} {values[name]:.4f}", flush=True)
-        print(outcome(pl_module.confusion_matrix, "test" if split == "test" else "validation"), flush=True)
+        print(
+            outcome(pl_module.confusion_matrix, "test" if split == "test" else "validation"),
+            flush=True,
+        )
         for line in pl_module.calibration.told(pl_module.class_names):
             print(line, flush=True)
 
@@ -66,7 +78,9 @@ class Skipped(pl.Callback):
         self.run = run
         self.errors: set[str] = set()
 
-    def _on_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+    def _on_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         self.errors.update(error for _, error in batch["bad"])
 
     on_train_batch_end = on_validation_batch_end = on_test_batch_end = _on_batch_end  # type: ignore[assignment]
@@ -85,10 +99,13 @@ class Skipped(pl.Callback):
             self._report(trainer)
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
-        if self.run.path is not None and trainer.is_global_zero:  # alone: nobody knows what the other devices do
+        # alone: nobody knows what the other devices do
+        if self.run.path is not None and trainer.is_global_zero:
             try:
                 self._write(self.errors)
-            except OSError as error:  # the exception is the news, and checkpoints are still to be written
+            except (
+                OSError
+            ) as error:  # the exception is the news, and checkpoints are still to be written
                 log.warning("skipped.txt lacks some pictures: %s", error)
 
     def _report(self, trainer: pl.Trainer) -> None:
@@ -111,7 +128,10 @@ class Skipped(pl.Callback):
         if found:
             path = self.run.file("skipped.txt")
             own_bytes = "surrogateescape"  # of file names that are not UTF-8
-            listed = set(path.read_text("utf-8", own_bytes).splitlines()) if path.exists() else set()  # before a resume
+            # before a resume
+            listed = (
+                set(path.read_text("utf-8", own_bytes).splitlines()) if path.exists() else set()
+            )
             replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)), own_bytes)
 
 

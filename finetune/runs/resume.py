@@ -90,18 +90,24 @@ def read_resumable(path: Path | str) -> dict[str, Any]:
     """
     checkpoint = read_checkpoint(path)
     if isinstance(checkpoint, ExportedCheckpoint):
-        raise WrongUsage(f"{path} is an exported file, from which nothing can go on: give the checkpoint")
+        raise WrongUsage(
+            f"{path} is an exported file, from which nothing can go on: give the checkpoint"
+        )
     missing = [name for name in PROGRESS if name not in checkpoint]
     is_solved = checkpoint["hyper_parameters"].get("freeze") == "backbone"  # without an optimizer
     if not missing and not checkpoint["optimizer_states"] and not is_solved:
         missing = ["optimizer_states"]
     if missing:
         hint = f"begin a new run with its weights: --weights {path}"
-        raise ValueError(f"training cannot continue from {path}, which has no {', '.join(missing)}: {hint}")
+        raise ValueError(
+            f"training cannot continue from {path}, which has no {', '.join(missing)}: {hint}"
+        )
     return checkpoint
 
 
-def check_changes(run: Run, data: ImageDataModule, changes: Changes, allow_changes: bool, is_finished: bool) -> str:
+def check_changes(
+    run: Run, data: ImageDataModule, changes: Changes, allow_changes: bool, is_finished: bool
+) -> str:
     """Return what has changed since a run began, in words; "" for nothing.
 
     Raises:
@@ -133,7 +139,11 @@ def go_on(trainer: pl.Trainer, run: Run, told: str) -> None:
     known = checkpoint["finetune"]
     run.began_from, run.licence = known.get("began_from"), known.get("licence_of_the_weights")
     if trainer.is_global_zero:
-        others = [other for other in not_looked_at(run.root) if _written(other) > _written(run.path or other)]
+        others = [
+            other
+            for other in not_looked_at(run.root)
+            if _written(other) > _written(run.path or other)
+        ]
         told = f"; {told}" if told else ""
         told += "".join(f"; {other} is newer, but not called version_N" for other in others)
         log.info("going on in %s from step %d%s", run.path, checkpoint["global_step"], told)
@@ -153,7 +163,11 @@ def take_up(trainer: pl.Trainer, run: Run) -> None:
     epochs: Any = trainer.fit_loop.epoch_progress.current
     epochs.completed = epochs.processed  # in a checkpoint of an epoch's end it lags behind
     is_stale = not best.exists() or best.stat().st_mtime < last.stat().st_mtime
-    if is_stale and highest_of(checkpoint["callbacks"]["Checkpoints"]) is None and trainer.is_global_zero:
+    if (
+        is_stale
+        and highest_of(checkpoint["callbacks"]["Checkpoints"]) is None
+        and trainer.is_global_zero
+    ):
         link(last, best)
 
 

@@ -26,7 +26,9 @@ def checkpoint_of(path: str) -> tuple[str, str]:
             return str(best), ""
         if last.is_file():
             return str(last), f"{path} has no best checkpoint: {last} it is"
-    runs = sorted(folder.glob("*/checkpoints/*.ckpt")) or sorted(folder.glob("*/*/checkpoints/*.ckpt"))
+    runs = sorted(folder.glob("*/checkpoints/*.ckpt")) or sorted(
+        folder.glob("*/*/checkpoints/*.ckpt")
+    )
     newest = max(runs, key=os.path.getmtime, default=None)
     hint = f"; did you mean {newest.parents[1]}?" if newest else ""
     raise WrongUsage(f"the folder {path} is no run: it holds no checkpoints/best.ckpt{hint}")
@@ -39,6 +41,9 @@ def run_of(path: str) -> str:
         place = place.parent
     if place.name == "checkpoints":
         place = place.parent
-    has_begun = (place / "checkpoints").is_dir() or re.fullmatch(r"version_\d+", place.name)  # or it is a data folder
-    is_run = (place / "checkpoints/last.ckpt").is_file() or ((place / "config.yaml").is_file() and has_begun)
+    # or it is a data folder
+    has_begun = (place / "checkpoints").is_dir() or re.fullmatch(r"version_\d+", place.name)
+    is_run = (place / "checkpoints/last.ckpt").is_file() or (
+        (place / "config.yaml").is_file() and has_begun
+    )
     return str(place) if is_run else ""

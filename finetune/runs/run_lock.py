@@ -5,7 +5,8 @@ import fcntl
 import os
 from pathlib import Path
 
-_held: dict[Path, int] = {}  # descriptors, until `release` or this process ends; one that was killed holds nothing
+# descriptors, until `release` or this process ends; one that was killed holds nothing
+_held: dict[Path, int] = {}
 
 
 def hold(run: Path) -> None:
@@ -15,7 +16,10 @@ def hold(run: Path) -> None:
         ValueError: Another process does.
     """
     path = run.resolve() / ".lock"
-    if path in _held or (descriptor := _locked(path, run, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)) is None:
+    if (
+        path in _held
+        or (descriptor := _locked(path, run, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)) is None
+    ):
         return
     with contextlib.suppress(OSError):
         os.truncate(descriptor, 0)
@@ -45,7 +49,9 @@ def _locked(path: Path, run: Path, flags: int, kind: int) -> int | None:
     except (BlockingIOError, PermissionError):
         pid = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
-        raise ValueError(f"another process, {pid}, goes on in {run}: wait for its end, or end it") from None
+        raise ValueError(
+            f"another process, {pid}, goes on in {run}: wait for its end, or end it"
+        ) from None
     except OSError:
         os.close(descriptor)
         return None

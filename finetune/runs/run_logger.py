@@ -21,7 +21,8 @@ from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, install, reason
 
 FILE = "loggers.json"  # in the run's folder: by what names its loggers go on
-_LATER = ("log_metrics", "log_picture", "save", "finalize", "close")  # what is done of a run that has begun
+# what is done of a run that has begun
+_LATER = ("log_metrics", "log_picture", "save", "finalize", "close")
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +52,9 @@ def _outlived(act: Callable[..., Any]) -> Callable[..., Any]:
                 return act(self, *args, **options)
             except Exception as error:
                 self.has_failed = True
-                log.warning("%s: %s: from here on it logs nothing", type(self).__name__, reason(error))
+                log.warning(
+                    "%s: %s: from here on it logs nothing", type(self).__name__, reason(error)
+                )
 
     return method
 
@@ -114,7 +117,8 @@ class RunLogger(Logger):
         """
         needed = install(cls.package)
         spec = find_spec(cls.package)
-        if spec is None or spec.origin is None:  # a folder of that name, as wandb leaves them where it is used
+        # a folder of that name, as wandb leaves them where it is used
+        if spec is None or spec.origin is None:
             raise WrongUsage(f"{cls.__name__} needs {cls.package}: {needed}")
         try:
             import_module(cls.package)
@@ -143,7 +147,9 @@ class RunLogger(Logger):
     def _run_path(self) -> Path:
         """Return the run's folder, and choose it: Lightning asks before it calls the hook in which that is done."""
         if self._run is None:
-            raise ValueError(f"finetune.{type(self).__name__} belongs to a run of finetune; elsewhere take Lightning's")
+            raise ValueError(
+                f"finetune.{type(self).__name__} belongs to a run of finetune; elsewhere take Lightning's"
+            )
         return self._run.choose()
 
     def _run_folder(self) -> str:
@@ -155,14 +161,18 @@ class RunLogger(Logger):
 
     def _take_up(self) -> str | None:
         """Return the name by which this run was logged before; None in a new run."""
-        names = continue_side_file(self._run_path() / FILE, are_names, "the run's loggers begin anew")
+        names = continue_side_file(
+            self._run_path() / FILE, are_names, "the run's loggers begin anew"
+        )
         before = names.get(self._key)
         self.goes_on = self.goes_on or before is not None
         return before
 
     def _remember(self, name: str) -> None:
         path = self._run_path() / FILE
-        replace_text(path, json.dumps({**read_side_file(path, are_names), self._key: name}, indent=2) + "\n")
+        replace_text(
+            path, json.dumps({**read_side_file(path, are_names), self._key: name}, indent=2) + "\n"
+        )
 
 
 class LoggedConfig(pl.Callback):

@@ -84,11 +84,20 @@ def is_about(content: dict[str, Any]) -> bool:
         lines = content.get(name, [])
         texts += lines if isinstance(lines, list) else [None]
     splits = content.get("splits", {})
-    if not isinstance(splits, dict) or not all(isinstance(split, dict) for split in splits.values()):
+    if not isinstance(splits, dict) or not all(
+        isinstance(split, dict) for split in splits.values()
+    ):
         return False
     counts = [split.get("counts") for split in splits.values()]
-    are_counts = all(isinstance(count, dict) and all(type(num) is int for num in count.values()) for count in counts)
-    return are_counts and all(type(text) is str for text in texts) and _is_ranking(content.get("backbone_ranking"))
+    are_counts = all(
+        isinstance(count, dict) and all(type(num) is int for num in count.values())
+        for count in counts
+    )
+    return (
+        are_counts
+        and all(type(text) is str for text in texts)
+        and _is_ranking(content.get("backbone_ranking"))
+    )
 
 
 def _is_ranking(ranking: Any) -> bool:
@@ -100,6 +109,10 @@ def _is_ranking(ranking: Any) -> bool:
     rows = ranking.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return False
-    numbers = [row.get(name) for row in rows for name in ("accuracy", "loss", "num_images", "seconds")]
+    numbers = [
+        row.get(name) for row in rows for name in ("accuracy", "loss", "num_images", "seconds")
+    ]
     numbers.append(ranking.get("seconds"))
-    return all(type(number) in (int, float) for number in numbers) and all(type(row.get("name")) is str for row in rows)
+    return all(type(number) in (int, float) for number in numbers) and all(
+        type(row.get("name")) is str for row in rows
+    )

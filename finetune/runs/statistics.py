@@ -57,7 +57,9 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / 2**num)
 
 
-def reliability(confidence: np.ndarray, is_right: np.ndarray, num_bins: int = 10) -> list[tuple[float, float, int]]:
+def reliability(
+    confidence: np.ndarray, is_right: np.ndarray, num_bins: int = 10
+) -> list[tuple[float, float, int]]:
     """Return mean confidence, share that is right and number of pictures of each bin of confidence that has any.
 
     Args:
@@ -77,7 +79,9 @@ def unscaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:
     return odds / odds.sum(axis=1, keepdims=True)
 
 
-def precision_recall(score: np.ndarray, is_positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def precision_recall(
+    score: np.ndarray, is_positive: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return thresholds, precision and recall, (T,) each, the highest first: said is what scores at least so much.
 
     Args:
@@ -86,7 +90,8 @@ def precision_recall(score: np.ndarray, is_positive: np.ndarray) -> tuple[np.nda
     """
     order = np.argsort(-score, kind="stable")
     score, hits = score[order], np.cumsum(is_positive[order])
-    last = np.append(score[1:] != score[:-1], True)  # of pictures with equal scores all are said, or none
+    # of pictures with equal scores all are said, or none
+    last = np.append(score[1:] != score[:-1], True)
     said = np.arange(1, len(score) + 1)
     return score[last], (hits / said)[last], (hits / max(1, int(is_positive.sum())))[last]
 

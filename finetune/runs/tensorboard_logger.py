@@ -38,7 +38,14 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
     ) -> None:
         self.check_package()
         self._is_placed = save_dir is not None
-        super().__init__(save_dir or "", name, version, default_hp_metric=False, prefix=prefix, flush_secs=flush_secs)
+        super().__init__(
+            save_dir or "",
+            name,
+            version,
+            default_hp_metric=False,
+            prefix=prefix,
+            flush_secs=flush_secs,
+        )
 
     @property
     @rank_zero_experiment
@@ -46,7 +53,9 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
         if self._experiment is None:
             before = self._take_up()
             if not self._is_placed:
-                self._root_dir, self._name, self._version = self._run_folder(), "", ""
+                self._root_dir = self._run_folder()
+                self._name = ""
+                self._version = ""
             elif before is not None:
                 self._version = before
             elif not isinstance(self.version, str):  # `version` counts those that are there

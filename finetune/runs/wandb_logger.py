@@ -53,13 +53,27 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
         self.check_package()
         # Said to wandb.init itself: what was used in this process before has its own notion.
-        mode = os.environ.get("WANDB_MODE", "offline") if offline is None else "offline" if offline else "online"
+        mode = (
+            os.environ.get("WANDB_MODE", "offline")
+            if offline is None
+            else "offline"
+            if offline
+            else "online"
+        )
         if mode not in _MODES:
             raise WrongUsage(f"WANDB_MODE is {mode!r}: it must be online, offline or disabled")
         offline = mode in ("offline", "dryrun")
         project = project or os.environ.get("WANDB_PROJECT", "finetune")
-        others: dict[str, Any] = {"entity": entity, "group": group, "tags": tags, "notes": notes, "mode": mode}
-        super().__init__(name, save_dir or "", offline=offline, id=id, project=project, prefix=prefix, **others)
+        others: dict[str, Any] = {
+            "entity": entity,
+            "group": group,
+            "tags": tags,
+            "notes": notes,
+            "mode": mode,
+        }
+        super().__init__(
+            name, save_dir or "", offline=offline, id=id, project=project, prefix=prefix, **others
+        )
         del self._wandb_init["anonymous"]  # wandb would say that it has no effect
 
     @property
@@ -77,7 +91,8 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
         Path(folder, "wandb").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=Path(folder, "wandb")):
             """Where it can't write wandb would take the temporary folder, in silence."""
-        os.environ.setdefault("WANDB_CACHE_DIR", str(Path(folder, "wandb", "cache")))  # its own logs, for one
+        # its own logs, for one
+        os.environ.setdefault("WANDB_CACHE_DIR", str(Path(folder, "wandb", "cache")))
         self._save_dir = self._wandb_init["dir"] = folder
         self._wandb_init["id"] = self._wandb_init["id"] or self._take_up()
         self._wandb_init["name"] = self._wandb_init["name"] or self._title()
@@ -93,7 +108,8 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
 
     @rank_zero_only
     def log_config(self, settings: Mapping[str, Any]) -> None:
-        self.experiment.config.update(dict(settings), allow_val_change=True)  # each command writes a file of its own
+        # each command writes a file of its own
+        self.experiment.config.update(dict(settings), allow_val_change=True)
 
     @rank_zero_only
     def log_picture(self, name: str, image: Image.Image, step: int) -> None:

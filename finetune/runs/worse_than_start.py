@@ -36,7 +36,9 @@ class WorseThanStart(pl.Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking or self.accuracy is None:
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        num_images = num_within(trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size)
+        num_images = num_within(
+            trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size
+        )
         error = math.sqrt(self.accuracy * (1 - self.accuracy) / max(1, num_images))
         accuracy = float(trainer.callback_metrics["val/accuracy"])
         is_worse = accuracy < self.accuracy - _STANDARD_ERRORS * error
@@ -46,7 +48,9 @@ class WorseThanStart(pl.Callback):
 
 
 def _message(trainer: pl.Trainer, pl_module: Any, accuracy: float, start: float) -> str:
-    rates = ", ".join(dict.fromkeys(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups))
+    rates = ", ".join(
+        dict.fromkeys(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
+    )
     if batch_norms(pl_module.network) and not pl_module.has_fixed_statistics:
         advice = "Try --model.freeze_batch_norm true, or a lower --lr"
     else:

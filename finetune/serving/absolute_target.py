@@ -23,6 +23,14 @@ class AbsoluteTarget:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (target := _ABSOLUTE.fullmatch(scope["raw_path"])):
             raw_path = target[2] or b"/"
-            headers = [(b"host", target[1]), *(pair for pair in scope["headers"] if pair[0] != b"host")]
-            scope = {**scope, "raw_path": raw_path, "path": unquote(raw_path.decode("ascii")), "headers": headers}
+            headers = [
+                (b"host", target[1]),
+                *(pair for pair in scope["headers"] if pair[0] != b"host"),
+            ]
+            scope = {
+                **scope,
+                "raw_path": raw_path,
+                "path": unquote(raw_path.decode("ascii")),
+                "headers": headers,
+            }
         await self.app(scope, receive, send)

@@ -45,15 +45,28 @@ class Addresses:
         return JSONResponse({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        is_ready = not self.service.is_stopping and self.service.room.waiting < self.limits.max_waiting
+        is_ready = (
+            not self.service.is_stopping and self.service.room.waiting < self.limits.max_waiting
+        )
         return JSONResponse({"status": "ready" if is_ready else "busy"}, 200 if is_ready else 503)
 
     async def about(self, request: Request) -> Response:
         p = self.service.predictor
-        known = {"class_names": p.class_names, "backbone": p.model.backbone, "image_size": p.image_size}
+        known = {
+            "class_names": p.class_names,
+            "backbone": p.model.backbone,
+            "image_size": p.image_size,
+        }
         aim, choice = p.calibration.aim, p.calibration.choice
-        threshold = aim and choice and choice.value and {"label": p.class_names[aim.positive], "at_least": choice.value}
-        return JSONResponse({**known, "precision": p.precision, "threshold": threshold, "versions": p.versions})
+        threshold = (
+            aim
+            and choice
+            and choice.value
+            and {"label": p.class_names[aim.positive], "at_least": choice.value}
+        )
+        return JSONResponse(
+            {**known, "precision": p.precision, "threshold": threshold, "versions": p.versions}
+        )
 
     async def prometheus(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), media_type=self.service.metrics.content_type)
@@ -89,9 +102,13 @@ def make_app(service: Service, token: str | None, host: str) -> Starlette:
         assert isinstance(error, HTTPException)
         paths = " ".join(route.path for route in routes)
         what = {404: f"there is nothing at {shown(request.url.path)[:80]!r}, but at {paths}"}
-        what[405] = f"{request.method} is not for {request.url.path}: /predict takes POST, the others GET"
+        what[405] = (
+            f"{request.method} is not for {request.url.path}: /predict takes POST, the others GET"
+        )
         return Refused(
-            error.status_code, what.get(error.status_code, error.detail), headers=dict(error.headers or {})
+            error.status_code,
+            what.get(error.status_code, error.detail),
+            headers=dict(error.headers or {}),
         ).response()
 
     def failed(request: Request, error: Exception) -> Response:

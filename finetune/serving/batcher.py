@@ -26,9 +26,14 @@ class Batcher:
     """
 
     def __init__(
-        self, classify: Callable[[np.ndarray], np.ndarray], max_batch: int, on_batch: Callable[[int], None]
+        self,
+        classify: Callable[[np.ndarray], np.ndarray],
+        max_batch: int,
+        on_batch: Callable[[int], None],
     ) -> None:
-        self._classify, self._max_batch, self._on_batch = classify, max_batch, on_batch
+        self._classify = classify
+        self._max_batch = max_batch
+        self._on_batch = on_batch
         self._waiting: deque[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = deque()
         self.is_busy = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
@@ -61,9 +66,13 @@ class Batcher:
             self.is_busy = True
             self._on_batch(len(batch))
             task = self.run(self._classify, np.stack([image for image, _ in batch]))
-            asyncio.ensure_future(task).add_done_callback(lambda done: self._answer([row for _, row in batch], done))
+            asyncio.ensure_future(task).add_done_callback(
+                lambda done: self._answer([row for _, row in batch], done)
+            )
 
-    def _answer(self, rows: Sequence[asyncio.Future[np.ndarray]], done: asyncio.Future[np.ndarray]) -> None:
+    def _answer(
+        self, rows: Sequence[asyncio.Future[np.ndarray]], done: asyncio.Future[np.ndarray]
+    ) -> None:
         self.is_busy = False
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
         for i, row in enumerate(rows):

@@ -39,7 +39,10 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, token: str | None, host: str, seconds: float) -> None:
-        self.app, self.token, self.is_local, self.seconds = app, token, is_loopback(host), seconds
+        self.app = app
+        self.token = token
+        self.is_local = is_loopback(host)
+        self.seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,14 +62,24 @@ class Guard:
     def _refused(self, headers: Headers, path: str) -> Refused | None:
         if self.token is not None:
             kind, _, given = headers.get("authorization", "").partition(" ")
-            is_known = hmac.compare_digest(given.strip().encode(), self.token.encode()) and kind.lower() == "bearer"
+            is_known = (
+                hmac.compare_digest(given.strip().encode(), self.token.encode())
+                and kind.lower() == "bearer"
+            )
             if path in _OPEN or is_known:
                 return None
             bearer = {"WWW-Authenticate": "Bearer"}
-            return Refused(401, "a token is needed: send the header Authorization: Bearer TOKEN", headers=bearer)
+            return Refused(
+                401,
+                "a token is needed: send the header Authorization: Bearer TOKEN",
+                headers=bearer,
+            )
         name = _name_of(headers.get("host", ""))
         if self.is_local and not is_loopback(name):
-            return Refused(403, f"this service answers to localhost, not to {shown(name)!r}: --token lets others ask")
+            return Refused(
+                403,
+                f"this service answers to localhost, not to {shown(name)!r}: --token lets others ask",
+            )
         return None
 
 

@@ -21,7 +21,8 @@ from finetune.system.messages import WrongUsage, reason
 _HEADER_SECONDS = 10.0  # for a connection to bring all headers of a request
 _READ_SECONDS = 30.0  # for a client to read something of what it was sent
 _MAX_HEADER_BYTES = 2**14
-_BACKLOG = 1024  # connections that the system holds until they are taken, which asyncio does with all of them at once
+# connections that the system holds until they are taken, which asyncio does with all of them at once
+_BACKLOG = 1024
 _FILES = 24  # that are open beside connections
 
 
@@ -89,9 +90,13 @@ class PatientProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None], on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_start: Callable[[], None], on_stop: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self.on_start, self.on_stop, self.has_ended = on_start, on_stop, False
+        self.on_start = on_start
+        self.on_stop = on_stop
+        self.has_ended = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -130,9 +135,13 @@ def listen(host: str, port: int) -> socket.socket:
         WrongUsage: There is no such address here, or the port is taken.
     """
     if not 0 <= port < 2**16:
-        raise WrongUsage(f"--port {port}: a port is from 1 to {2**16 - 1}; 0 takes one that is free")
+        raise WrongUsage(
+            f"--port {port}: a port is from 1 to {2**16 - 1}; 0 takes one that is free"
+        )
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -161,7 +170,11 @@ def address_of(listener: socket.socket) -> str:
 
 
 def serve_until_stopped(
-    app: ASGIApp, listener: socket.socket, seconds: float, on_start: Callable[[], None], on_stop: Callable[[], None]
+    app: ASGIApp,
+    listener: socket.socket,
+    seconds: float,
+    on_start: Callable[[], None],
+    on_stop: Callable[[], None],
 ) -> None:
     """Answer until Ctrl-C, SIGTERM or a closed terminal, then finish what was accepted.
 
@@ -191,11 +204,18 @@ def serve_until_stopped(
     )
     server = _Server(config, on_start, on_stop)
     # uvicorn raises the signals that ended it once more, when its own handlers are gone: its end is no error here.
-    signums = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
-    before: dict[int, Any] = {signum: signal.signal(signum, server.handle_exit) for signum in signums}
+    signums = [
+        s
+        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(s) != signal.SIG_IGN
+    ]
+    before: dict[int, Any] = {
+        signum: signal.signal(signum, server.handle_exit) for signum in signums
+    }
     try:
         try:
-            listener.listen(_backlog())  # who asks from now on is answered, as soon as the loop runs
+            # who asks from now on is answered, as soon as the loop runs
+            listener.listen(_backlog())
         except OSError as error:
             host, port = listener.getsockname()[:2]
             raise _taken(host, port, error) from error

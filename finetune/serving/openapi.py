@@ -9,7 +9,10 @@ _PREDICTION = {
     "type": "object",
     "required": ["name", "label", "probability", "probabilities"],
     "properties": {
-        "name": {"type": "string", "description": "of the file, as the request has it; empty for a body without one"},
+        "name": {
+            "type": "string",
+            "description": "of the file, as the request has it; empty for a body without one",
+        },
         "label": {
             "type": "string",
             "description": "the class that is said, by the checkpoint's threshold if it has one",
@@ -67,9 +70,15 @@ def description(limits: Limits) -> dict[str, Any]:
         "description": f"One picture as the body, or several as files of a multipart form: {pixels}.",
         "parameters": [
             _option(
-                "top_k", {"type": "integer", "minimum": 1}, "give so many of the most probable classes, at most all"
+                "top_k",
+                {"type": "integer", "minimum": 1},
+                "give so many of the most probable classes, at most all",
             ),
-            _option("looked_at", {"type": "boolean", "default": False}, "show where in the picture the class was seen"),
+            _option(
+                "looked_at",
+                {"type": "boolean", "default": False},
+                "show where in the picture the class was seen",
+            ),
         ],
         "requestBody": {
             "required": True,
@@ -90,10 +99,16 @@ def description(limits: Limits) -> dict[str, Any]:
     counts: dict[str, Any] = {"summary": "Counts for Prometheus", "responses": {"200": text}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "finetune", "version": finetune.__version__, "description": "An image classifier."},
+        "info": {
+            "title": "finetune",
+            "version": finetune.__version__,
+            "description": "An image classifier.",
+        },
         "paths": {
             "/predict": {"post": _for_token(predict)},
-            "/model": {"get": _for_token(_get("Classes, network and threshold", {"type": "object"}))},
+            "/model": {
+                "get": _for_token(_get("Classes, network and threshold", {"type": "object"}))
+            },
             "/healthz": {"get": _get("Whether the process lives", plain)},
             "/readyz": {"get": ready},
             "/metrics": {"get": _for_token(counts)},
@@ -111,7 +126,9 @@ _BINARY = {"type": "string", "format": "binary"}
 _PREDICTIONS = {
     "type": "object",
     "required": ["predictions"],
-    "properties": {"predictions": {"type": "array", "items": {"$ref": "#/components/schemas/Prediction"}}},
+    "properties": {
+        "predictions": {"type": "array", "items": {"$ref": "#/components/schemas/Prediction"}}
+    },
 }
 
 

@@ -29,7 +29,10 @@ class Refused(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.pictures, self.headers = status, message, list(pictures), headers
+        self.status = status
+        self.message = message
+        self.pictures = list(pictures)
+        self.headers = headers
 
     def response(self) -> JSONResponse:
         content: dict[str, Any] = {"error": self.message}
@@ -40,7 +43,9 @@ class Refused(Exception):
 
 def busy(message: str, seconds: float) -> Refused:
     """Return a refusal for now: who comes back after so many seconds has a chance."""
-    return Refused(429, f"{message}; try again in {max(1, round(seconds))} s", headers=_after(seconds))
+    return Refused(
+        429, f"{message}; try again in {max(1, round(seconds))} s", headers=_after(seconds)
+    )
 
 
 def too_late(message: str, seconds: float) -> Refused:

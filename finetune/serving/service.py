@@ -86,7 +86,9 @@ class Service:
                 wish = self._wish(request)
                 uploads = await body.uploads()
                 with self.room.pictures(len(uploads)):
-                    return JSONResponse({"predictions": await _unless_gone(request, self._said(uploads, wish))})
+                    return JSONResponse(
+                        {"predictions": await _unless_gone(request, self._said(uploads, wish))}
+                    )
         except TimeoutError:
             seconds = f"{self.limits.seconds:g} s"
             if not body.has_arrived:
@@ -105,9 +107,14 @@ class Service:
         query, names = request.query_params, self.predictor.class_names
         for name in query:
             if name not in Wish._fields:
-                raise Refused(400, f"there is no option {shown(name)[:80]!r}{did_you_mean(name, Wish._fields)}")
+                raise Refused(
+                    400,
+                    f"there is no option {shown(name)[:80]!r}{did_you_mean(name, Wish._fields)}",
+                )
         top_k, looked_at = query.get("top_k"), query.get("looked_at", "false").lower()
-        if top_k is not None and not (re.fullmatch(r"[0-9]{1,9}", top_k) and 1 <= int(top_k) <= len(names)):
+        if top_k is not None and not (
+            re.fullmatch(r"[0-9]{1,9}", top_k) and 1 <= int(top_k) <= len(names)
+        ):
             raise Refused(400, f"top_k must be from 1 to {len(names)}, the number of classes")
         if looked_at not in ("true", "1", "false", "0"):
             raise Refused(400, "looked_at is true or false")
@@ -116,12 +123,18 @@ class Service:
     async def _said(self, uploads: Sequence[Upload], wish: Wish) -> list[dict[str, Any]]:
         loop = asyncio.get_running_loop()
         held = list(uploads)
-        tasks = [loop.run_in_executor(self.decoders, self._image, held, i) for i in range(len(held))]
+        tasks = [
+            loop.run_in_executor(self.decoders, self._image, held, i) for i in range(len(held))
+        ]
         try:
             found = await asyncio.gather(*tasks, return_exceptions=True)
         finally:  # a thread's queue keeps what is cancelled until it comes to it
             held.clear()
-        bad = [{"index": i, "name": uploads[i].name, "error": str(e)} for i, e in enumerate(found) if _is_bad(e)]
+        bad = [
+            {"index": i, "name": uploads[i].name, "error": str(e)}
+            for i, e in enumerate(found)
+            if _is_bad(e)
+        ]
         if bad:
             raise Refused(422, str(bad[0]["error"]), bad)
         images = [image for image in found if isinstance(image, np.ndarray)]
@@ -139,15 +152,24 @@ class Service:
     def _check(self, uploads: Sequence[Upload], probabilities: np.ndarray) -> None:
         """Refuse a request with a picture whose probabilities are not finite numbers, which JSON does not have."""
         try:
-            self.predictor.check(probabilities, [_name(upload, i) for i, upload in enumerate(uploads)])
+            self.predictor.check(
+                probabilities, [_name(upload, i) for i, upload in enumerate(uploads)]
+            )
         except NotFinite as error:
             log.error("%s", error)
-            told = f"{Path(self.predictor.path).name} gives probabilities that are not finite numbers"
+            told = (
+                f"{Path(self.predictor.path).name} gives probabilities that are not finite numbers"
+            )
             lost = np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist()
-            bad = [{"index": i, "name": uploads[i].name, "error": f"{_name(uploads[i], i)}: {told}"} for i in lost]
+            bad = [
+                {"index": i, "name": uploads[i].name, "error": f"{_name(uploads[i], i)}: {told}"}
+                for i in lost
+            ]
             raise Refused(500, str(bad[0]["error"]), bad) from error
 
-    def _one(self, upload: Upload, probabilities: np.ndarray, said: int, wish: Wish) -> dict[str, Any]:
+    def _one(
+        self, upload: Upload, probabilities: np.ndarray, said: int, wish: Wish
+    ) -> dict[str, Any]:
         order = (-probabilities).argsort(kind="stable")[: wish.top_k]
         names = self.predictor.class_names
         known = {names[k]: round(float(probabilities[k]), _DIGITS) for k in order}
@@ -157,7 +179,9 @@ class Service:
     def _image(self, uploads: Sequence[Upload], index: int) -> np.ndarray:
         """Return what the network sees of a picture; what is no picture is a DecodeError."""
         upload = uploads[index]
-        return self.predictor.prepare(decode(upload.content, _name(upload, index), max_pixels=self.limits.max_pixels))
+        return self.predictor.prepare(
+            decode(upload.content, _name(upload, index), max_pixels=self.limits.max_pixels)
+        )
 
     def _classify(self, images: np.ndarray) -> np.ndarray:
         start = time.perf_counter()
@@ -181,7 +205,9 @@ def _is_bad(found: Any) -> bool:
     return isinstance(found, DecodeError)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+async def _unless_gone(
+    request: Request, work: Coroutine[Any, Any, list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
     """Return what the work returns, and end it if the client goes away before.
 
     Raises:

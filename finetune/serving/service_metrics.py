@@ -24,11 +24,15 @@ class ServiceMetrics:
         text = "Requests to /predict that were let in, by the status of their answer."
         self._requests = Counter("finetune_requests", text, ["status"], registry=registry)
         text = "Seconds from the headers of a good request to its answer."
-        self._seconds = Histogram("finetune_request_seconds", text, buckets=_SECONDS, registry=registry)
+        self._seconds = Histogram(
+            "finetune_request_seconds", text, buckets=_SECONDS, registry=registry
+        )
         text = "Pictures by the class that was said."
         self._said = Counter("finetune_pictures", text, ["label"], registry=registry)
         text = "Pictures that were classified together."
-        self._batches = Histogram("finetune_batch_size", text, buckets=[2**i for i in range(8)], registry=registry)
+        self._batches = Histogram(
+            "finetune_batch_size", text, buckets=[2**i for i in range(8)], registry=registry
+        )
         text = "Pictures accepted that have no answer yet."
         Gauge("finetune_waiting_pictures", text, registry=registry).set_function(waiting)
         for name in class_names:  # from zero: a rate can be had of the first

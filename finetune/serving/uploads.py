@@ -66,7 +66,9 @@ class Room:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.waiting, self.num_bytes = limits, 0, 0
+        self.limits = limits
+        self.waiting = 0
+        self.num_bytes = 0
         self.rate: float | None = None
 
     @property
@@ -81,7 +83,10 @@ class Room:
             Refused: There is none.
         """
         if self.waiting + num_pictures > self.limits.max_waiting:
-            raise busy(f"{self.waiting} pictures are waiting, and {self.limits.max_waiting} may", self.seconds)
+            raise busy(
+                f"{self.waiting} pictures are waiting, and {self.limits.max_waiting} may",
+                self.seconds,
+            )
 
     @contextmanager
     def pictures(self, number: int) -> Iterator[None]:
@@ -132,7 +137,8 @@ def text_format(content: bytes, content_type: str) -> str:
 
 
 class _InMemory(MultiPartParser):
-    spool_max_size = 0  # never to a disk, of which there may be none: what is held is limited already
+    # never to a disk, of which there may be none: what is held is limited already
+    spool_max_size = 0
     is_whole = False
 
     def on_end(self) -> None:
@@ -152,7 +158,9 @@ class Body:
     """
 
     def __init__(self, request: Request, room: Room) -> None:
-        self.request, self.room, self.num_bytes = request, room, 0
+        self.request = request
+        self.room = room
+        self.num_bytes = 0
         self.has_arrived = False
 
     async def uploads(self) -> list[Upload]:
@@ -164,15 +172,26 @@ class Body:
         """
         headers, limits = self.request.headers, self.room.limits
         if headers.get("content-encoding", "identity") != "identity":
-            raise Refused(415, f"Content-Encoding {shown(headers['content-encoding'])!r}: send pictures as they are")
-        if (length := headers.get("content-length", "")).isdigit() and int(length) > limits.max_bytes:
+            raise Refused(
+                415,
+                f"Content-Encoding {shown(headers['content-encoding'])!r}: send pictures as they are",
+            )
+        if (length := headers.get("content-length", "")).isdigit() and int(
+            length
+        ) > limits.max_bytes:
             raise self._too_large()
-        if headers.get("content-type", "").partition(";")[0].strip().lower() == "multipart/form-data":
+        if (
+            headers.get("content-type", "").partition(";")[0].strip().lower()
+            == "multipart/form-data"
+        ):
             uploads = await self._of_form()
         else:
             uploads = [Upload("", b"".join([chunk async for chunk in self._stream()]))]
         if not uploads or uploads == [Upload("", b"")]:
-            raise Refused(422, "there is no picture in the request: send one as its body, or files of a multipart form")
+            raise Refused(
+                422,
+                "there is no picture in the request: send one as its body, or files of a multipart form",
+            )
         for upload in uploads:
             if text := text_format(upload.content, headers.get("content-type", "")):
                 raise Refused(
@@ -189,10 +208,13 @@ class Body:
 
     async def _of_form(self) -> list[Upload]:
         limits = self.room.limits
-        charset = parse_options_header(self.request.headers["content-type"])[1].get(b"charset", _CHARSETS[0])
+        charset = parse_options_header(self.request.headers["content-type"])[1].get(
+            b"charset", _CHARSETS[0]
+        )
         if charset.lower() not in _CHARSETS:
             raise Refused(
-                415, f"the multipart form is in {shown(charset.decode('latin-1'))[:_LONGEST_NAME]!r}: use UTF-8"
+                415,
+                f"the multipart form is in {shown(charset.decode('latin-1'))[:_LONGEST_NAME]!r}: use UTF-8",
             )
 
         async def whole() -> AsyncGenerator[bytes, None]:
@@ -201,25 +223,31 @@ class Body:
             if not parser.is_whole:  # what came of its last part would be missing
                 raise MultiPartException("it ends before its last boundary")
 
-        parser = _InMemory(self.request.headers, whole(), max_files=limits.max_pictures, max_fields=8)
+        parser = _InMemory(
+            self.request.headers, whole(), max_files=limits.max_pictures, max_fields=8
+        )
         try:
             form = await parser.parse()
         except MultiPartException as error:
             if error.message.startswith("Too many files"):
-                raise Refused(413, f"a request has at most {limits.max_pictures} pictures") from error
+                raise Refused(
+                    413, f"a request has at most {limits.max_pictures} pictures"
+                ) from error
             raise Refused(400, f"the multipart form can't be read: {error.message}") from error
         found = []
         for field, value in form.multi_items():
             if not isinstance(value, UploadFile):
                 raise Refused(
-                    422, f"the field {shown(field)[:_LONGEST_NAME]!r} is no file: curl -F picture=@a.jpg sends one"
+                    422,
+                    f"the field {shown(field)[:_LONGEST_NAME]!r} is no file: curl -F picture=@a.jpg sends one",
                 )
             found.append(Upload(shown(value.filename or "")[:_LONGEST_NAME], await value.read()))
             await value.close()
         return found
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        while not self.has_arrived:  # known with the last bytes: whoever reads on would wait for the client to leave
+        # known with the last bytes: whoever reads on would wait for the client to leave
+        while not self.has_arrived:
             message = await self.request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
@@ -233,5 +261,6 @@ class Body:
 
     def _too_large(self) -> Refused:
         return Refused(
-            413, f"a request has at most {self.room.limits.max_bytes:,} bytes: send smaller pictures, or fewer"
+            413,
+            f"a request has at most {self.room.limits.max_bytes:,} bytes: send smaller pictures, or fewer",
         )

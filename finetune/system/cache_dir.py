@@ -45,7 +45,9 @@ def files_digest(paths: Sequence[str], root: str | Path) -> str:
         except OSError:  # whoever reads it will say so
             size, changed = -1, (-1, -1)
         digest.update(
-            f"{path.removeprefix(prefix)}\0{size}\0{changed[0]}\0{changed[1]}\n".encode(errors="surrogateescape")
+            f"{path.removeprefix(prefix)}\0{size}\0{changed[0]}\0{changed[1]}\n".encode(
+                errors="surrogateescape"
+            )
         )
     return digest.hexdigest()
 

@@ -26,7 +26,9 @@ def check_no_lfs_pointer(path: str | Path) -> None:
     """
     with open(path, "rb") as file:
         if file.read(len(_LFS)) == _LFS:
-            raise ValueError(f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its repository")
+            raise ValueError(
+                f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its repository"
+            )
 
 
 def check_target(path: str | Path, option: str) -> None:
@@ -39,9 +41,13 @@ def check_target(path: str | Path, option: str) -> None:
     target = Path(os.path.abspath(path))
     if target.is_dir():
         raise WrongUsage(f"{option} {path} is a folder: name a file in it")
-    if target.exists() and (not target.is_file() or target.parent == Path("/dev")):  # a pipe or device, or a link there
-        raise WrongUsage(f"{option} {path} is no file that another could take the place of: name one")
-    folder = next(parent for parent in Path(os.path.realpath(target)).parents if parent.exists())  # where a link leads
+    # a pipe or device, or a link there
+    if target.exists() and (not target.is_file() or target.parent == Path("/dev")):
+        raise WrongUsage(
+            f"{option} {path} is no file that another could take the place of: name one"
+        )
+    # where a link leads
+    folder = next(parent for parent in Path(os.path.realpath(target)).parents if parent.exists())
     if not folder.is_dir():
         raise WrongUsage(f"{option} {path}: {folder} is a file, not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):

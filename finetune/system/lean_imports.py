@@ -19,7 +19,9 @@ _PATCHED = "torchmetrics"
 class _Finder(MetaPathFinder):
     has_plots = True
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != _PATCHED:
             return None
         sys.meta_path.remove(self)
@@ -63,7 +65,9 @@ def _stand_ins(has_plots: bool) -> dict[str, ModuleType]:
         style = SimpleNamespace(context=lambda _: lambda function: function)
         found["matplotlib.axes"] = axes = _module("matplotlib.axes", Axes=object)
         found["matplotlib.pyplot"] = _module("matplotlib.pyplot", Figure=object, style=style)
-        found["matplotlib"] = _module("matplotlib", axes=axes, colors=SimpleNamespace(Colormap=object))
+        found["matplotlib"] = _module(
+            "matplotlib", axes=axes, colors=SimpleNamespace(Colormap=object)
+        )
     return {name: module for name, module in found.items() if name not in sys.modules}
 
 

@@ -8,14 +8,23 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _TRIM_THRESHOLD, _MMAP_MAX = 128 * 1024, 65536  # glibc's defaults
 _is_kept = False
-_VARIABLES = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}  # glibc's own
+# glibc's own
+_VARIABLES = {
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "GLIBC_TUNABLES",
+}
 
 
 def processor() -> str:
     """Return the processor's name."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text("utf-8").splitlines() if file.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def num_cores() -> int:

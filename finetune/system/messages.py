@@ -80,7 +80,9 @@ def be_quiet() -> None:
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch")
+    warnings.filterwarnings(
+        "ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch"
+    )
 
 
 def counted(num: int, what: str, several: str = "") -> str:
@@ -99,4 +101,6 @@ def fault_of_names(names: Sequence[str]) -> str:
         return "fewer than two classes"
     if len(set(names)) < len(names):
         return "a name more than once"
-    return next((f"the name '{shown(name)}'" for name in names if not name or shown(name) != name), "")
+    return next(
+        (f"the name '{shown(name)}'" for name in names if not name or shown(name) != name), ""
+    )

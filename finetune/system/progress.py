@@ -8,7 +8,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
-_QUIET, _QUIET_LOG = 2.0, 5.0  # seconds before a bar is shown, and a line where there is no terminal
+# seconds before a bar is shown, and a line where there is no terminal
+_QUIET, _QUIET_LOG = 2.0, 5.0
 _T = TypeVar("_T")
 
 
@@ -29,7 +30,9 @@ def watched(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
     """
     console = Console(stderr=True)
     progress = Progress(console=console, transient=True)
-    task, began, is_told = progress.add_task(what, total=num), time.monotonic(), False
+    task = progress.add_task(what, total=num)
+    began = time.monotonic()
+    is_told = False
     try:
         for i, item in enumerate(items):
             passed = time.monotonic() - began
@@ -38,7 +41,9 @@ def watched(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
                 is_told = True
             elif passed > _QUIET_LOG and i and not is_told:
                 left = max(1, round(passed / i * (num - i)))
-                print(f"{what}: {i:,} of {num:,}, about {left:,} s to go", file=sys.stderr, flush=True)
+                print(
+                    f"{what}: {i:,} of {num:,}, about {left:,} s to go", file=sys.stderr, flush=True
+                )
                 is_told = True
             yield item
             progress.advance(task)

@@ -51,7 +51,8 @@ def leave_imported() -> None:
     """In a process of ours never look for garbage among what there is by now: imported, nothing computed yet."""
     if _is_ours:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # where Python ends by itself nanobind, in triton, would list what it misses
+        # where Python ends by itself nanobind, in triton, would list what it misses
+        atexit.register(gc.unfreeze)
 
 
 def _end() -> None:
@@ -60,6 +61,7 @@ def _end() -> None:
         return
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or nobody reads it: who writes last has told it
+        # closed, or nobody reads it: who writes last has told it
+        with contextlib.suppress(Exception):
             stream.flush()
     os._exit(_exit_code)

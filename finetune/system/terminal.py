@@ -28,7 +28,11 @@ def let_go() -> bool:
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, 0)
-    gone = [descriptor for descriptor, events in poll.poll(0) if events & (select.POLLERR | select.POLLHUP)]
+    gone = [
+        descriptor
+        for descriptor, events in poll.poll(0)
+        if events & (select.POLLERR | select.POLLHUP)
+    ]
     for descriptor in gone:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)

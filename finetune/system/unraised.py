@@ -19,8 +19,13 @@ def take_unraisable() -> None:
 
 def _take(unraisable: Any) -> None:
     error = unraisable.exc_value
-    code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", getattr(error, "code", 0))
-    if isinstance(code, int) and code > 128:  # `Interrupted` or our SystemExit: the signal comes once more
+    code = (
+        130
+        if isinstance(error, KeyboardInterrupt)
+        else getattr(error, "exit_code", getattr(error, "code", 0))
+    )
+    # `Interrupted` or our SystemExit: the signal comes once more
+    if isinstance(code, int) and code > 128:
         threading.Timer(0.01, os.kill, (os.getpid(), code - 128)).start()
     elif not any(words in str(error) for words in _NO_NEWS):
         sys.__unraisablehook__(unraisable)

@@ -10,13 +10,19 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import SHEET, run_seed, some_of
 from finetune.system.files import replacing
 
-_ROWS, _EPOCHS, _SIDE, _GAP = 6, 5, 96, 4
+_ROWS = 6
+_EPOCHS = 5
+_SIDE = 96
+_GAP = 4
 
 
 def write_augmented(data: ImageDataModule, target: Path) -> None:
     """Write a sheet with a training picture in each row: first as in evaluation, then of the first epochs in turn."""
     num = len(data.splits["train"].labels)
-    training, evaluation = data.pictures("train", train=True, reads=1), data.pictures("train", reads=1)
+    training, evaluation = (
+        data.pictures("train", train=True, reads=1),
+        data.pictures("train", reads=1),
+    )
     step = _SIDE + _GAP
     paper = np.full((min(_ROWS, num) * step - _GAP, (1 + _EPOCHS) * step - _GAP, 3), 255, np.uint8)
     for row, index in enumerate(sorted(some_of(num, _ROWS, SHEET, run_seed()))):

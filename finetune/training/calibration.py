@@ -46,7 +46,9 @@ class Calibration(NamedTuple):
     def told(self, class_names: list[str]) -> list[str]:
         """Return in words, line by line, what becomes of the logits."""
         if not self.num_pictures:
-            return ["no temperature was fitted, for want of a validation: probabilities are the network's own"]
+            return [
+                "no temperature was fitted, for want of a validation: probabilities are the network's own"
+            ]
         where = f"the {self.num_pictures} validation pictures"
         lines = [f"probabilities at temperature {self.temperature:.3f}, fitted on {where}"]
         if missed := self.missed(class_names):
@@ -73,8 +75,14 @@ class Calibration(NamedTuple):
         """Return what checkpoints and test.json have of it; None where nothing was fitted."""
         if not self.num_pictures:
             return None
-        threshold = {**self.aim._asdict(), **self.choice._asdict()} if self.aim and self.choice else None
-        return {"temperature": self.temperature, "num_pictures": self.num_pictures, "threshold": threshold}
+        threshold = (
+            {**self.aim._asdict(), **self.choice._asdict()} if self.aim and self.choice else None
+        )
+        return {
+            "temperature": self.temperature,
+            "num_pictures": self.num_pictures,
+            "threshold": threshold,
+        }
 
 
 class Calibrator(nn.Module):
@@ -131,7 +139,9 @@ def fit_calibration(logits: Tensor, labels: Tensor, aim: Aim | None) -> Calibrat
     return calibration if aim is None else _with_threshold(calibration, aim, logits, labels.numpy())
 
 
-def _with_threshold(calibration: Calibration, aim: Aim, logits: Tensor, labels: np.ndarray) -> Calibration:
+def _with_threshold(
+    calibration: Calibration, aim: Aim, logits: Tensor, labels: np.ndarray
+) -> Calibration:
     p = calibration.probabilities(logits)[:, aim.positive].numpy()
     return calibration._replace(aim=aim, choice=choose(aim, p, labels == aim.positive))
 
@@ -140,7 +150,9 @@ class NotFinite(ValueError):
     """Probabilities of an image are not finite numbers: NaN fails every comparison, so no class may be predicted."""
 
 
-def check_finite_rows(probabilities: Tensor, name_of: Callable[[int], object], source: object, precision: str) -> None:
+def check_finite_rows(
+    probabilities: Tensor, name_of: Callable[[int], object], source: object, precision: str
+) -> None:
     """Make sure that all probabilities (B, K) are finite numbers.
 
     Args:
@@ -179,7 +191,11 @@ def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
 
     def name_of(row: int) -> object:
         splits = getattr(trainer.datamodule, "splits", {})
-        return splits[split].paths[int(indices[row])] if split in splits else f"image {int(indices[row])}"
+        return (
+            splits[split].paths[int(indices[row])]
+            if split in splits
+            else f"image {int(indices[row])}"
+        )
 
     check_finite_rows(probabilities, name_of, trainer.ckpt_path or "the network", trainer.precision)
     return probabilities
@@ -205,7 +221,9 @@ def read_calibration(checkpoint: Mapping[str, Any]) -> Calibration:
     if len(checkpoint["hyper_parameters"]["class_names"]) != 2:
         _refuse("threshold", "of other than two classes")
     names = "least", "value", "reached"
-    least, value, reached = (None if given[n] is None else _number(given[n], n, 0.0, 1.0) for n in names)
+    least, value, reached = (
+        None if given[n] is None else _number(given[n], n, 0.0, 1.0) for n in names
+    )
     if (least is None) != (given["measure"] not in RATES):
         _refuse("least", least)
     if (value is not None or least is None) and (value is None) != (reached is None):
@@ -233,5 +251,9 @@ def _whole(value: Any, name: str, most: int, least: int = 1) -> int:
 
 
 def _refuse(name: str, value: Any) -> NoReturn:
-    text = repr(value) if value is None or type(value) in (int, float, str) else type(value).__name__
-    raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its {name} is {text[:80]}")
+    text = (
+        repr(value) if value is None or type(value) in (int, float, str) else type(value).__name__
+    )
+    raise ValueError(
+        f"the checkpoint is not as `finetune fit` writes them: its {name} is {text[:80]}"
+    )

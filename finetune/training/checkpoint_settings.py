@@ -19,10 +19,15 @@ def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """
     settings = plain(checkpoint["hyper_parameters"], "hyper_parameters")
     for name in settings.keys() - (inspect.signature(Classifier).parameters.keys() - _NOT_KEPT):
-        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters have {name!r}")
+        raise ValueError(
+            f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters have {name!r}"
+        )
     for class_path in class_paths(settings):
-        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters name {class_path}")
-    ensemble.check(settings.get("members", 1), "xavier")  # a parser would take the text of a number for one
+        raise ValueError(
+            f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters name {class_path}"
+        )
+    # a parser would take the text of a number for one
+    ensemble.check(settings.get("members", 1), "xavier")
     return settings
 
 
@@ -36,9 +41,13 @@ def plain(value: Any, name: str) -> dict[str, Any]:
             return [copied(inner) for inner in value]
         if value is None or type(value) in (str, int, float, bool):
             return value
-        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its {name} hold {type(value).__name__}")
+        raise ValueError(
+            f"the checkpoint is not as `finetune fit` writes them: its {name} hold {type(value).__name__}"
+        )
 
     settings = copied(value)
     if not isinstance(settings, dict):
-        raise ValueError(f"the checkpoint is not as `finetune fit` writes them: its {name} are no dict")
+        raise ValueError(
+            f"the checkpoint is not as `finetune fit` writes them: its {name} are no dict"
+        )
     return settings

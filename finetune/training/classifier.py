@@ -88,8 +88,12 @@ class Classifier(ClipsEach):
         head_lr_multiplier: float = 1.0,
         layer_decay: float = 1.0,
         decay_norm_and_bias: bool = False,
-        optimizer: Callable[[Any], Optimizer] = lambda params: AdamW(params, lr=1e-4, weight_decay=0.05),
-        scheduler: Callable[[Optimizer], LRScheduler] | None = lambda optimizer: WarmupCosine(optimizer, warmup=0.2),
+        optimizer: Callable[[Any], Optimizer] = lambda params: AdamW(
+            params, lr=1e-4, weight_decay=0.05
+        ),
+        scheduler: Callable[[Optimizer], LRScheduler] | None = lambda optimizer: WarmupCosine(
+            optimizer, warmup=0.2
+        ),
         scheduler_interval: Literal["step", "epoch"] = "step",
         label_smoothing: float = 0.0,
         class_weights: Literal["balanced"] | None = None,
@@ -104,26 +108,46 @@ class Classifier(ClipsEach):
         self.backbone = backbone
         self.weights = weights
         self.head_init = resolved_head_init(head_init, weights, members)
-        self.has_fixed_statistics = self.head_init == "probe" if freeze_batch_norm is None else freeze_batch_norm
-        self.source_classes, self.class_mapping, self.network_size = source_classes, class_mapping, network_size
+        self.has_fixed_statistics = (
+            self.head_init == "probe" if freeze_batch_norm is None else freeze_batch_norm
+        )
+        self.source_classes = source_classes
+        self.class_mapping = class_mapping
+        self.network_size = network_size
         param_groups.check_rates(head_lr_multiplier, layer_decay, label_smoothing)
-        self.head_lr_multiplier, self.layer_decay, self.class_weights = head_lr_multiplier, layer_decay, class_weights
-        self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
-        self.decay_norm_and_bias, self.label_smoothing, self.is_compiled = decay_norm_and_bias, label_smoothing, compile
-        self.evaluate: Callable[[Tensor], Tensor] | None = None  # the network in a form that only evaluates
+        self.head_lr_multiplier = head_lr_multiplier
+        self.layer_decay = layer_decay
+        self.class_weights = class_weights
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.scheduler_interval = scheduler_interval
+        self.decay_norm_and_bias = decay_norm_and_bias
+        self.label_smoothing = label_smoothing
+        self.is_compiled = compile
+        # the network in a form that only evaluates
+        self.evaluate: Callable[[Tensor], Tensor] | None = None
         num_classes = len(self.class_names)
         self.is_solved = freeze == "backbone"  # only the head is fitted, which needs no optimizer
         self.automatic_optimization = not self.is_solved
-        self.start_accuracy: float | None = None  # on the validation images, of a head fitted before training
+        # on the validation images, of a head fitted before training
+        self.start_accuracy: float | None = None
         self.trains_from_fitted_head = self.head_init == "probe" and not self.is_solved
-        self.network = ensemble.several(members, self.head_init, lambda: build(backbone, num_classes, network_size))
+        self.network = ensemble.several(
+            members, self.head_init, lambda: build(backbone, num_classes, network_size)
+        )
         # Decided before DDP wraps: it would never average what is unfrozen later.
         self.frozen = stages.freeze(self.network, freeze)
-        self.always_eval = [*self.frozen, *(stages.batch_norms(self.network) if self.has_fixed_statistics else ())]
+        self.always_eval = [
+            *self.frozen,
+            *(stages.batch_norms(self.network) if self.has_fixed_statistics else ()),
+        ]
         for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
             self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
-        self.val_metrics, self.test_metrics = SplitMetrics(num_classes, "val"), SplitMetrics(num_classes, "test")
+        self.val_metrics, self.test_metrics = (
+            SplitMetrics(num_classes, "val"),
+            SplitMetrics(num_classes, "test"),
+        )
         self.train_metrics, self.calibrator = TrainMetrics(num_classes), Calibrator()
         self.calibration = Calibration()  # of the weights as they are
         self.interpolation: Interpolation | None = None  # of the weights as they are
@@ -135,7 +159,9 @@ class Classifier(ClipsEach):
 
     def normalized(self, images: Tensor) -> Tensor:
         """Return what the network sees of pictures (B, 3, h, w) uint8 RGB."""
-        return ((images.to(self.mean.dtype) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        return ((images.to(self.mean.dtype) - self.mean) / self.std).contiguous(
+            memory_format=torch.channels_last
+        )
 
     def train(self, mode: bool = True) -> "Classifier":
         super().train(mode)
@@ -144,8 +170,13 @@ class Classifier(ClipsEach):
         return self
 
     def prepare_data(self) -> None:
-        if self.trainer.state.fn == "fit" and self.trainer.ckpt_path is None and self.weights is not None:
-            read_weights(self.weights, self.backbone, self.network_size)  # downloads once on each machine
+        if (
+            self.trainer.state.fn == "fit"
+            and self.trainer.ckpt_path is None
+            and self.weights is not None
+        ):
+            # downloads once on each machine
+            read_weights(self.weights, self.backbone, self.network_size)
 
     def setup(self, stage: str) -> None:
         own_buffers(self.trainer)
@@ -157,11 +188,21 @@ class Classifier(ClipsEach):
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())
-        pretrained = start(self.network, self.weights, self.backbone, (self.mean, self.std), self.network_size)
+        pretrained = start(
+            self.network, self.weights, self.backbone, (self.mean, self.std), self.network_size
+        )
         if self.head_init == "source":
-            source_head(self.network, pretrained, self.class_names, self.class_mapping, class_list(self.source_classes))
+            source_head(
+                self.network,
+                pretrained,
+                self.class_names,
+                self.class_mapping,
+                class_list(self.source_classes),
+            )
         if self.class_weights == "balanced":
-            self.class_weight.copy_(balanced_weights(self._data.splits["train"].labels, len(self.class_names)))
+            self.class_weight.copy_(
+                balanced_weights(self._data.splits["train"].labels, len(self.class_names))
+            )
 
     def configure_callbacks(self) -> list[pl.Callback]:
         return [Compile() if self.is_compiled else FuseBatchNorm(), Noise(), StepOnPlateau()]
@@ -172,21 +213,35 @@ class Classifier(ClipsEach):
             self._fit_head()
 
     def _fit_head(self) -> None:
-        from finetune.features.linear_probe import accuracy_of, probe_head  # scipy takes a second to import
+        # scipy takes a second to import
+        from finetune.features.linear_probe import accuracy_of, probe_head
 
         evaluated = self.eval()
-        fitted = probe_head(self.trainer, self.network, evaluated, self._data, self.class_weight, self.label_smoothing)
+        fitted = probe_head(
+            self.trainer,
+            self.network,
+            evaluated,
+            self._data,
+            self.class_weight,
+            self.label_smoothing,
+        )
         on_val = ""
         is_validated = "val" in self._data.splits and self.trainer.limit_val_batches != 0
         if self.trains_from_fitted_head and is_validated:
-            self.start_accuracy = accuracy_of(self.trainer, self.network, evaluated, self._data, fitted.probe)
+            self.start_accuracy = accuracy_of(
+                self.trainer, self.network, evaluated, self._data, fitted.probe
+            )
             if self.start_accuracy is not None:
                 on_val = f", val/accuracy {self.start_accuracy:.4f}"
         self.train()
         if not self.trainer.is_global_zero:
             return
         if not self.is_solved:
-            log.info("the head begins as the logistic regression on its features: %s%s", fitted.told(), on_val)
+            log.info(
+                "the head begins as the logistic regression on its features: %s%s",
+                fitted.told(),
+                on_val,
+            )
             return
         words = "the backbone is frozen, so the head is solved exactly, as the logistic regression on its features: %s"
         log.info(f"{words}. Epochs, learning rate and augmentation have no effect", fitted.told())
@@ -194,11 +249,15 @@ class Classifier(ClipsEach):
         class_weight = self.class_weight.double().cpu()
         summed = loss_sum(fitted.logits, target, class_weight, self.label_smoothing)
         self.train_metrics.update(
-            fitted.logits.to(self.device), fitted.labels.to(self.device), summed, target.weight(class_weight)
+            fitted.logits.to(self.device),
+            fitted.labels.to(self.device),
+            summed,
+            target.weight(class_weight),
         )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor | None:
-        if self.is_solved:  # before the first step: the loop is gone through once, for what comes at its end
+        # before the first step: the loop is gone through once, for what comes at its end
+        if self.is_solved:
             self.trainer.should_stop = True
             return None
         self.calibration = Calibration()  # both were of the weights before this step
@@ -206,7 +265,8 @@ class Classifier(ClipsEach):
         images, target = batch["image"], target_of(batch)
         total_weight = all_sum(weight := target.weight(self.class_weight), self.trainer.world_size)
         if len(images) == 0 and total_weight == 0:
-            return zero_loss(self)  # all pictures are bad: the same on every device, and no loss to log
+            # all pictures are bad: the same on every device, and no loss to log
+            return zero_loss(self)
         if len(images) == 0 and not stages.batch_norms(self.network):
             loss = zero_loss(self)
         else:  # batch norm waits for every device, too
@@ -215,7 +275,9 @@ class Classifier(ClipsEach):
             # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
             loss = summed * (self.trainer.world_size / total_weight)
         if len(images):
-            self.train_metrics.update(ensemble.together(logits.detach()), target.labels, summed, weight)
+            self.train_metrics.update(
+                ensemble.together(logits.detach()), target.labels, summed, weight
+            )
         self.log("train/loss", all_sum(loss, self.trainer.world_size) / self.trainer.world_size)
         return loss * self.hparams["members"]  # it is their mean, and each learns as it would alone
 
@@ -231,17 +293,30 @@ class Classifier(ClipsEach):
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         return self._evaluate(batch)
 
-    def _evaluate(self, batch: dict[str, Any], metrics: SplitMetrics | None = None) -> dict[str, Any]:
+    def _evaluate(
+        self, batch: dict[str, Any], metrics: SplitMetrics | None = None
+    ) -> dict[str, Any]:
         """Return `index` (B,), `probabilities` (B, K), `class` (B,) and `bad` [(index, error)]; measure the batch."""
         images = batch["image"]
-        logits = self(images) if len(images) else torch.empty(0, len(self.class_names), device=self.device)
+        logits = (
+            self(images)
+            if len(images)
+            else torch.empty(0, len(self.class_names), device=self.device)
+        )
         if metrics is not None and len(labels := batch["label"]):
             summed = loss_sum(logits, Target(labels), self.class_weight, self.label_smoothing)
-            metrics.update(logits, labels, summed, Target(labels).weight(self.class_weight), self.calibration)
+            metrics.update(
+                logits, labels, summed, Target(labels).weight(self.class_weight), self.calibration
+            )
             if self.trainer.state.fn == "fit":
                 self.calibrator.update(logits, labels)
         p = checked(self.calibration.probabilities(logits), batch["index"], self.trainer)
-        return {"index": batch["index"], "probabilities": p, "class": self.calibration.decide(p), "bad": batch["bad"]}
+        return {
+            "index": batch["index"],
+            "probabilities": p,
+            "class": self.calibration.decide(p),
+            "bad": batch["bad"],
+        }
 
     def on_validation_epoch_end(self) -> None:
         self._log_metrics("val", self.val_metrics)
@@ -261,15 +336,24 @@ class Classifier(ClipsEach):
         if self.is_solved:
             return []
         rates = self.head_lr_multiplier, self.layer_decay
-        optimizer = self.optimizer(param_groups.param_groups(self.network, *rates, self.decay_norm_and_bias))
+        optimizer = self.optimizer(
+            param_groups.param_groups(self.network, *rates, self.decay_norm_and_bias)
+        )
         shares = param_groups.scale_learning_rates(fuse(optimizer))
         if self.scheduler is None:
             return optimizer
-        return [optimizer], [scheduler_config(self.scheduler, optimizer, self.trainer, shares, self.scheduler_interval)]
+        return [optimizer], [
+            scheduler_config(
+                self.scheduler, optimizer, self.trainer, shares, self.scheduler_interval
+            )
+        ]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The metrics of the epoch so far: a checkpoint may lie inside it.
-        kept = {"train_metrics": self.train_metrics.sums(), "calibration": self.calibration.as_plain()}
+        kept = {
+            "train_metrics": self.train_metrics.sums(),
+            "calibration": self.calibration.as_plain(),
+        }
         checkpoint["finetune"] = {**origin(self.trainer), **kept}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -282,7 +366,9 @@ class Classifier(ClipsEach):
             # Lightning does this after it has restored the weights: float64 would be rounded to float32 on its way.
             self.trainer.precision_plugin.convert_module(self)
             hold_against(checkpoint, self.trainer)
-            self.train_metrics.restore(checkpoint["finetune"]["train_metrics"], self.trainer.is_global_zero)
+            self.train_metrics.restore(
+                checkpoint["finetune"]["train_metrics"], self.trainer.is_global_zero
+            )
 
     @property
     def _data(self) -> ImageDataModule:

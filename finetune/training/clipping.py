@@ -20,11 +20,18 @@ class ClipsEach(pl.LightningModule):
     network: nn.Module
 
     def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: Any = None,
+        gradient_clip_algorithm: Any = None,
     ) -> None:
-        networks, is_norm = members(self.network), gradient_clip_algorithm != GradClipAlgorithmType.VALUE
+        networks, is_norm = (
+            members(self.network),
+            gradient_clip_algorithm != GradClipAlgorithmType.VALUE,
+        )
         has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        is_scaled = has_scaler and getattr(optimizer, "_step_supports_amp_scaling", False)  # Lightning refuses that
+        # Lightning refuses that
+        is_scaled = has_scaler and getattr(optimizer, "_step_supports_amp_scaling", False)
         if len(networks) == 1 or not is_norm or (gradient_clip_val or 0) <= 0 or is_scaled:
             return self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         for network in networks:

@@ -45,7 +45,9 @@ class Compile(pl.Callback):
         # torch finds it out in the middle of the first batch, in many lines.
         compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
         if not any(shutil.which(name) for name in compilers):
-            raise ValueError(f"model.compile needs a C++ compiler, and there is no {' or '.join(compilers)} here")
+            raise ValueError(
+                f"model.compile needs a C++ compiler, and there is no {' or '.join(compilers)} here"
+            )
         self._told = seconds_compiling()
         # That it finds CUDA's tools but no GPU is no news.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -55,7 +57,8 @@ class Compile(pl.Callback):
         if is_done or (trainer.state.fn == "fit" and not trainer.training):
             return
         for module in pl_module.network.modules():
-            if isinstance(module, SharedBatchNorm):  # its devices talk: nothing to compile, but each piece of it anew
+            # its devices talk: nothing to compile, but each piece of it anew
+            if isinstance(module, SharedBatchNorm):
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         pl_module.network.compile()
 
@@ -78,7 +81,8 @@ class FuseBatchNorm(pl.Callback):
 
     def _fold(self, trainer: pl.Trainer, pl_module: HasNetwork) -> None:
         if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed":
-            pl_module.evaluate = in_bf16(pl_module.network).forward  # not the module: a checkpoint would hold it
+            # not the module: a checkpoint would hold it
+            pl_module.evaluate = in_bf16(pl_module.network).forward
 
     on_validation_start = on_test_start = on_predict_start = _fold  # type: ignore[assignment]
 
@@ -107,6 +111,7 @@ def in_bf16(network: nn.Module) -> nn.Module:
 
 def seconds_compiling() -> float:
     """Return how long this process has been compiling, as torch has counted it."""
-    from torch._dynamo.utils import calculate_time_spent  # a second to import; torch's own benchmarks use it
+    # a second to import; torch's own benchmarks use it
+    from torch._dynamo.utils import calculate_time_spent
 
     return calculate_time_spent().get("total_wall_time", 0.0)

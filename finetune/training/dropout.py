@@ -55,11 +55,13 @@ class _ByPicture(nn.Module):
 
     def _next_keys(self, input: Tensor) -> Tensor | None:
         """Return the keys of this call, (B,) or (1,), or None where torch is to draw."""
-        if not self.training or self.p == 0 or self.keys is None:  # first: in eval mode torch.fx comes along here
+        # first: in eval mode torch.fx comes along here
+        if not self.training or self.p == 0 or self.keys is None:
             return None
         if len(self.keys) != len(input) and not self.is_one_for_all:
             return None  # its rows are no pictures, as inside attention
-        keys = self.keys if self.num_calls == 0 else _nth(self.keys, -self.num_calls)  # values count upwards
+        # values count upwards
+        keys = self.keys if self.num_calls == 0 else _nth(self.keys, -self.num_calls)
         self.num_calls += 1
         return keys
 
@@ -149,10 +151,13 @@ def by_picture(network: nn.Module) -> list[_ByPicture]:
 
     Classes derived from torch's are left alone: they may do more.
     """
-    ours, layers = dict(_OURS), sys.modules.get("timm.layers")  # there is a network of timm's only where that is there
+    # there is a network of timm's only where that is there
+    ours, layers = dict(_OURS), sys.modules.get("timm.layers")
     if layers is not None:
         ours[layers.DropPath] = _of_timm(layers.DropPath)
-    found: list[Any] = [module for module in network.modules() if type(module) in (*ours, *ours.values())]
+    found: list[Any] = [
+        module for module in network.modules() if type(module) in (*ours, *ours.values())
+    ]
     for module in found:
         module.__class__ = ours.get(type(module), type(module))
         if isinstance(module, _DropPath):
@@ -173,7 +178,8 @@ def draw(layers: Sequence[_ByPicture], seed: int, step: int, pictures: Tensor) -
         return
     state = torch.full((1,), step_seed(seed, step, 0), device=pictures.device)
     order = torch.arange(1, len(layers) + 1, device=pictures.device)
-    keys = _nth(_nth(state, torch.cat([pictures + 1, torch.zeros_like(state)])), order[:, None])  # (L, B + 1)
+    # (L, B + 1)
+    keys = _nth(_nth(state, torch.cat([pictures + 1, torch.zeros_like(state)])), order[:, None])
     for layer, row in zip(layers, keys, strict=True):
         layer.keys = row[-1:] if layer.is_one_for_all else row[:-1]
         layer.num_calls = 0
@@ -190,14 +196,24 @@ class Noise(pl.Callback):
         self._layers = by_picture(pl_module)
         self._is_checked = trainer.world_size == 1
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
-        step = trainer.fit_loop.epoch_loop.total_batch_idx  # not global_step, which waits for accumulated batches
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int
+    ) -> None:
+        # not global_step, which waits for accumulated batches
+        step = trainer.fit_loop.epoch_loop.total_batch_idx
         _seed(trainer.strategy.root_device, step_seed(run_seed(), step, trainer.global_rank))
-        if "index" in batch:  # a loader of somebody else's doesn't say which pictures these are: torch then draws
+        # a loader of somebody else's doesn't say which pictures these are: torch then draws
+        if "index" in batch:
             draw(self._layers, run_seed(), step, batch["index"])
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        if not self._is_checked and _has_drawn(trainer.strategy.root_device) and trainer.is_global_zero:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        if (
+            not self._is_checked
+            and _has_drawn(trainer.strategy.root_device)
+            and trainer.is_global_zero
+        ):
             words = "%s draws random numbers that depend on the device: it ends otherwise on another number of them"
             log.warning(words, pl_module.backbone)
         self._is_checked = True
@@ -219,6 +235,8 @@ def _has_drawn(device: torch.device) -> bool:
     if device.type == "cuda":
         used.append(torch.cuda.default_generators[device.index or 0])
     return any(
-        not torch.equal(one.get_state(), torch.Generator(one.device).manual_seed(one.initial_seed()).get_state())
+        not torch.equal(
+            one.get_state(), torch.Generator(one.device).manual_seed(one.initial_seed()).get_state()
+        )
         for one in used
     )

@@ -47,9 +47,13 @@ def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "" if model.backbone in OWN else "; most networks take --data.image_size 224"
         if is_timm(model.backbone):
-            hint = f"; that of its weights is --data.image_size {describe(model.backbone).image_size}"
+            hint = (
+                f"; that of its weights is --data.image_size {describe(model.backbone).image_size}"
+            )
         size = f"{image_size}x{image_size} pixels"
-        raise ValueError(f"{model.backbone} can't take pictures of {size}: {reason}{hint}") from error
+        raise ValueError(
+            f"{model.backbone} can't take pictures of {size}: {reason}{hint}"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -63,10 +67,14 @@ def _check_solved(data: Any) -> None:
     for name in ("mixup", "cutmix", "image_size_schedule"):
         if data.hparams.get(name):
             told = "the head is solved on images as evaluation has them"
-            raise WrongUsage(f"data.{name} has no effect with model.freeze backbone, since {told}: leave it out")
+            raise WrongUsage(
+                f"data.{name} has no effect with model.freeze backbone, since {told}: leave it out"
+            )
 
 
-def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = "fit", is_tested: bool = True) -> None:
+def check_fit(
+    trainer: pl.Trainer, model: Classifier, data: Any, command: str = "fit", is_tested: bool = True
+) -> None:
     """Make sure that there is something to do, and that the network can take the pictures and train on every batch.
 
     Batch norm needs two values of a channel in a batch, over all devices together; where its maps are of one pixel, two
@@ -76,16 +84,24 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
         WrongUsage: Nothing is to be done, or a setting has no effect.
         ValueError: There are no pictures to train on, or none of a class, or they or a batch can't be taken.
     """
-    limits = {name: getattr(trainer, name) for name in ("max_epochs", "max_steps", "limit_train_batches")}
-    if command == "fit" and (nothing := [f"trainer.{name} is 0" for name, limit in limits.items() if limit == 0]):
+    limits = {
+        name: getattr(trainer, name) for name in ("max_epochs", "max_steps", "limit_train_batches")
+    }
+    if command == "fit" and (
+        nothing := [f"trainer.{name} is 0" for name, limit in limits.items() if limit == 0]
+    ):
         raise WrongUsage(f"nothing to train: {nothing[0]}")
     if command == "fit" and isinstance(data, ImageFolderData):
         data.check_taught()  # it fails here, before other processes are started
     if command == "fit" and "train" not in data.splits:
         raise ValueError(is_without(data.root, "train"))
-    unused = [name for name in ("source_classes", "class_mapping") if getattr(model, name) is not None]
+    unused = [
+        name for name in ("source_classes", "class_mapping") if getattr(model, name) is not None
+    ]
     if command == "fit" and unused and model.head_init != "source":
-        raise WrongUsage(f"model.{unused[0]} is for --model.head_init source, not {model.head_init}")
+        raise WrongUsage(
+            f"model.{unused[0]} is for --model.head_init source, not {model.head_init}"
+        )
     if command == "fit" and model.is_solved:
         _check_solved(data)
     split = {"validate": "val", "test": "test", "predict": "predict"}.get(command)
@@ -99,13 +115,18 @@ def check_fit(trainer: pl.Trainer, model: Classifier, data: Any, command: str = 
         return
     schedule = schedule_of(data.sizes, trainer)
     sizes = sorted({data.image_size} if schedule is None else schedule.sizes)
-    num_values, *_ = [num_values if size == data.eval_image_size else check_first_pass(model, size) for size in sizes]
+    num_values, *_ = [
+        num_values if size == data.eval_image_size else check_first_pass(model, size)
+        for size in sizes
+    ]
     if 1 not in num_values.values():
         return
     num = len(data.splits["train"].labels)
     num_batches = math.ceil(num / data.batch_size)
     is_reached = num_batches == batches_within(trainer.limit_train_batches, num_batches)
-    is_reached &= trainer.max_steps == -1 or num_batches <= trainer.max_steps * most_accumulated(trainer)
+    is_reached &= trainer.max_steps == -1 or num_batches <= trainer.max_steps * most_accumulated(
+        trainer
+    )
     if (num - 1) % data.batch_size == 0 and (is_reached or data.batch_size == 1):
         raise ValueError(
             f"{num} pictures to train on, in batches of {data.batch_size}, leave one for the last batch, and the batch "

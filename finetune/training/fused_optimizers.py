@@ -17,14 +17,17 @@ def fuse(optimizer: Optimizer) -> Optimizer:
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
     # What is spread over devices is a class of its own.
-    is_plain = all(type(p) is torch.nn.Parameter and p.device.type in ("cpu", "cuda") for p in parameters)
+    is_plain = all(
+        type(p) is torch.nn.Parameter and p.device.type in ("cpu", "cuda") for p in parameters
+    )
     if type(optimizer) in _FUSED and is_plain and not any(_is_told(group) for group in groups):
         for group in groups:
             group["fused"] = True
         optimizer.register_step_pre_hook(_lay_out_first)
     chosen = [group.get("fused") for group in groups]
 
-    def adapt(loaded: Optimizer) -> None:  # a checkpoint has way and layouts of the devices that it comes from
+    # a checkpoint has way and layouts of the devices that it comes from
+    def adapt(loaded: Optimizer) -> None:
         for group, fused in zip(loaded.param_groups, chosen, strict=True):
             if "fused" in group:
                 group["fused"] = fused
@@ -46,7 +49,8 @@ def _is_told(group: dict[str, Any]) -> bool:
 
 def _lay_out_first(optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
     """Lay out the gradients before the step; where a closure computes them, between the two."""
-    closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)  # the first is the optimizer
+    # the first is the optimizer
+    closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
     if closure is None:
         _lay_out_gradients(optimizer)
         return None
@@ -94,5 +98,9 @@ def _lay_out_state(optimizer: Optimizer) -> None:
             for name, value in state.items():
                 if name == "step" and group.get("fused"):
                     state[name] = value.to(p.device)
-                elif torch.is_tensor(value) and value.shape == p.shape and value.stride() != p.stride():
+                elif (
+                    torch.is_tensor(value)
+                    and value.shape == p.shape
+                    and value.stride() != p.stride()
+                ):
                     state[name] = torch.empty_like(p).copy_(value)

@@ -29,7 +29,9 @@ SHARES = (0.0, 0.75, 1.0)  # of the way from the start to the end
 ENDS = (0.0, 1.0)
 
 
-def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+def interpolate(
+    start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float
+) -> dict[str, Tensor]:
     """Return the tensors that lie a share of the way from `start` to `end`; integers are those of `end`.
 
     At 0 and 1 the result is exactly `start` and `end`.
@@ -106,9 +108,12 @@ def settle(
         model.load_state_dict(interpolate(start, end, share))
         logits, labels = _evaluate(trainer, model, batches)
         if len(labels) == 0:
-            raise ValueError("there is no validation image on which to choose between the start and the end of the fit")
+            raise ValueError(
+                "there is no validation image on which to choose between the start and the end of the fit"
+            )
         calibration = fit_calibration(logits, labels, aim)
-        probabilities = calibration.probabilities(logits).nan_to_num(nan=0.0)  # weights that give NaN are wrong
+        # weights that give NaN are wrong
+        probabilities = calibration.probabilities(logits).nan_to_num(nan=0.0)
         log_probabilities = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
         loss = -log_probabilities.gather(1, labels[:, None]).squeeze(1)  # (N,)
         is_right = logits.argmax(dim=1) == labels
@@ -120,7 +125,9 @@ def settle(
     return interpolation, interpolate(start, end, shares[chosen]), calibrations[chosen]
 
 
-def _evaluate(trainer: pl.Trainer, model: Any, batches: Iterable[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
+def _evaluate(
+    trainer: pl.Trainer, model: Any, batches: Iterable[Mapping[str, Any]]
+) -> tuple[Tensor, Tensor]:
     """Return the logits (N, K) in float64 and the labels (N,) of all images."""
     logits = [torch.empty(0, len(model.class_names), dtype=torch.float64)]
     labels = [torch.empty(0, dtype=torch.int64)]

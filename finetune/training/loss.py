@@ -29,7 +29,9 @@ class Target(NamedTuple):
         own = _precise(class_weight)[self.labels]
         if self.share is None or self.partner_labels is None:
             return own.sum()
-        return torch.lerp(_precise(class_weight)[self.partner_labels], own, self.share.to(own.dtype)).sum()
+        return torch.lerp(
+            _precise(class_weight)[self.partner_labels], own, self.share.to(own.dtype)
+        ).sum()
 
 
 def target_of(batch: Mapping[str, Any]) -> Target:
@@ -37,7 +39,9 @@ def target_of(batch: Mapping[str, Any]) -> Target:
     return Target(batch["label"], batch.get("partner_label"), batch.get("share"))
 
 
-def loss_sum(logits: Tensor, target: Target, class_weight: Tensor, label_smoothing: float) -> Tensor:
+def loss_sum(
+    logits: Tensor, target: Target, class_weight: Tensor, label_smoothing: float
+) -> Tensor:
     """Return the sum of the pictures' losses, of an ensemble's members their mean: over `target.weight` it is a mean.
 
     Of a mixed picture it is the mean of the losses for its two classes by their shares, which is the cross entropy of
@@ -50,7 +54,9 @@ def loss_sum(logits: Tensor, target: Target, class_weight: Tensor, label_smoothi
         label_smoothing: Share of the target spread over all classes, in [0, 1).
     """
     if logits.ndim == 3:
-        return torch.stack([loss_sum(own, target, class_weight, label_smoothing) for own in logits]).mean()
+        return torch.stack(
+            [loss_sum(own, target, class_weight, label_smoothing) for own in logits]
+        ).mean()
     logits, class_weight = _precise(logits), _precise(class_weight)
     options: Any = {"weight": class_weight, "label_smoothing": label_smoothing}
     if target.share is None or target.partner_labels is None:

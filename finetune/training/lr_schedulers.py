@@ -37,7 +37,11 @@ class WarmupCosine(LambdaLR):
     """
 
     def __init__(
-        self, optimizer: Optimizer, total_steps: int | None = None, warmup: float = 0.1, final: float = 0.0
+        self,
+        optimizer: Optimizer,
+        total_steps: int | None = None,
+        warmup: float = 0.1,
+        final: float = 0.0,
     ) -> None:
         if total_steps is None:
             total_steps = getattr(optimizer, _RUN_STEPS, None)
@@ -64,16 +68,23 @@ def run_steps(trainer: pl.Trainer, interval: str) -> int:
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     if data is not None:
         return total_steps(trainer, data.num_batches, interval)
-    steps = trainer.estimated_stepping_batches  # which makes the training loader: here not one of ours, that may wait
+    # which makes the training loader: here not one of ours, that may wait
+    steps = trainer.estimated_stepping_batches
     if interval == "epoch":
         steps = -1 if trainer.max_epochs is None else trainer.max_epochs
     if not 0 < steps < math.inf:
-        raise ValueError("the scheduler needs total_steps in a run without trainer.max_epochs and max_steps")
+        raise ValueError(
+            "the scheduler needs total_steps in a run without trainer.max_epochs and max_steps"
+        )
     return int(steps)
 
 
 def scheduler_config(
-    make: Callable[..., LRScheduler], optimizer: Optimizer, trainer: pl.Trainer, shares: Sequence[float], interval: str
+    make: Callable[..., LRScheduler],
+    optimizer: Optimizer,
+    trainer: pl.Trainer,
+    shares: Sequence[float],
+    interval: str,
 ) -> dict[str, Any]:
     """Make a scheduler, and say when Lightning is to step it.
 
@@ -87,30 +98,51 @@ def scheduler_config(
     steps = run_steps(trainer, interval)
     # The default of `Classifier` is a lambda, whose class jsonargparse reads from the source: it takes no steps.
     setattr(optimizer, _RUN_STEPS, steps)
-    return as_lightning_wants(at_each_rate(with_total_steps(make, steps), shares)(optimizer), interval)
+    return as_lightning_wants(
+        at_each_rate(with_total_steps(make, steps), shares)(optimizer), interval
+    )
 
 
-def with_total_steps(make: Callable[..., LRScheduler], total_steps: int) -> Callable[..., LRScheduler]:
+def with_total_steps(
+    make: Callable[..., LRScheduler], total_steps: int
+) -> Callable[..., LRScheduler]:
     """Give a scheduler that wants to know the run's number of steps, and was not told one, that number."""
     make = make if isinstance(make, partial) else partial(make)
     # jsonargparse's partial calls a general instantiator, which has the class among its arguments.
-    scheduler_class = next((argument for argument in make.args if isinstance(argument, type)), make.func)
+    scheduler_class = next(
+        (argument for argument in make.args if isinstance(argument, type)), make.func
+    )
     wants = "total_steps" in inspect.signature(scheduler_class).parameters
     is_told = any(make.keywords.get(name) is not None for name in ("total_steps", "epochs"))
     return partial(make, total_steps=total_steps) if wants and not is_told else make
 
 
-def at_each_rate(make: Callable[..., LRScheduler], shares: Sequence[float]) -> Callable[..., LRScheduler]:
+def at_each_rate(
+    make: Callable[..., LRScheduler], shares: Sequence[float]
+) -> Callable[..., LRScheduler]:
     """Let a scheduler that says itself what rates are (OneCycleLR, CyclicLR) keep the groups' shares in it."""
     told = make.keywords if isinstance(make, partial) else {}
-    own = {name: told[name] for name in ("max_lr", "base_lr") if isinstance(told.get(name), float | int)}
-    return partial(make, **{name: [rate * share for share in shares] for name, rate in own.items()}) if own else make
+    own = {
+        name: told[name]
+        for name in ("max_lr", "base_lr")
+        if isinstance(told.get(name), float | int)
+    }
+    return (
+        partial(make, **{name: [rate * share for share in shares] for name, rate in own.items()})
+        if own
+        else make
+    )
 
 
 def as_lightning_wants(scheduler: LRScheduler, interval: str) -> dict[str, Any]:
     """Return when Lightning is to step a scheduler; one that waits for a plateau is stepped by `StepOnPlateau`."""
     if isinstance(scheduler, ReduceLROnPlateau):
-        return {"scheduler": scheduler, "interval": "epoch", "monitor": "val/loss", "frequency": sys.maxsize}
+        return {
+            "scheduler": scheduler,
+            "interval": "epoch",
+            "monitor": "val/loss",
+            "frequency": sys.maxsize,
+        }
     return {"scheduler": scheduler, "interval": interval}
 
 
@@ -122,7 +154,8 @@ class StepOnPlateau(pl.Callback):
     """
 
     def __init__(self) -> None:
-        self._due: float | None = None  # val/loss of a validation inside the epoch, which a resumed process has not
+        # val/loss of a validation inside the epoch, which a resumed process has not
+        self._due: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"due": self._due}
@@ -135,7 +168,9 @@ class StepOnPlateau(pl.Callback):
             return
         splits = getattr(trainer.datamodule, "splits", ("val",))  # type: ignore[attr-defined]
         if "val" not in splits or not trainer.limit_val_batches:
-            raise ValueError("ReduceLROnPlateau watches val/loss, and nothing is validated: see --data.val_fraction")
+            raise ValueError(
+                "ReduceLROnPlateau watches val/loss, and nothing is validated: see --data.val_fraction"
+            )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:

@@ -12,7 +12,8 @@ from finetune.training.precise_sums import PreciseSums, global_sums, restore_sum
 from finetune.training.precision import double
 
 _UNFITTED = Calibration()
-_UNCHECKED: dict[str, Any] = {"validate_args": False}  # to look for classes that are none, a GPU is waited for
+# to look for classes that are none, a GPU is waited for
+_UNCHECKED: dict[str, Any] = {"validate_args": False}
 
 
 class CalibrationError(PreciseSums):
@@ -32,7 +33,9 @@ class CalibrationError(PreciseSums):
         super().__init__()
         self.num_bins = num_bins
         for name in ("count", "confidence", "correct"):
-            self.add_state(name, torch.zeros(num_bins + 1, dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(
+                name, torch.zeros(num_bins + 1, dtype=torch.float64), dist_reduce_fx="sum"
+            )
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add predictions: probabilities (B, K) and class indices (B,)."""
@@ -71,7 +74,9 @@ class MeanLoss(PreciseSums):
 
     def compute(self) -> Tensor:
         if self.weight == 0:
-            raise ValueError(f"no picture of {self.split} could be decoded: skipped.txt of this run says why")
+            raise ValueError(
+                f"no picture of {self.split} could be decoded: skipped.txt of this run says why"
+            )
         return (self.sum / self.weight).float()
 
 
@@ -103,7 +108,10 @@ class TrainMetrics(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.train_loss, self.train_accuracy = MeanLoss("train"), MulticlassAccuracy(num_classes, average="micro")
+        self.train_loss, self.train_accuracy = (
+            MeanLoss("train"),
+            MulticlassAccuracy(num_classes, average="micro"),
+        )
 
     def update(self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor) -> None:
         """Add a batch: logits (B, K), class indices (B,), the sum of its weighted losses and that of its weights."""
@@ -112,7 +120,10 @@ class TrainMetrics(nn.Module):
 
     def take(self) -> dict[str, Tensor]:
         """Return numbers by name over all devices, and start again."""
-        values = {"train/loss_epoch": self.train_loss.compute(), "train/accuracy": self.train_accuracy.compute()}
+        values = {
+            "train/loss_epoch": self.train_loss.compute(),
+            "train/accuracy": self.train_accuracy.compute(),
+        }
         for metric in (self.train_loss, self.train_accuracy):
             metric.reset()
         return values
@@ -140,7 +151,12 @@ class SplitMetrics(nn.Module):
         self.calibration_error, self.before_scaling = CalibrationError(), CalibrationError()
 
     def update(
-        self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor, calibration: Calibration = _UNFITTED
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        loss_sum: Tensor,
+        weight: Tensor,
+        calibration: Calibration = _UNFITTED,
     ) -> None:
         """Add a batch: logits (B, K), class indices (B,), the sum of its weighted losses and that of its weights."""
         self.loss.update(loss_sum, weight)
@@ -165,7 +181,9 @@ class SplitMetrics(nn.Module):
         confusion = values.pop("confusion_matrix").tolist()
         for name in ("precision", "recall"):
             per_class = values.pop(name)
-            values |= {f"{name}/{c}": value for c, value in zip(class_names, per_class, strict=True)}
+            values |= {
+                f"{name}/{c}": value for c, value in zip(class_names, per_class, strict=True)
+            }
         return {name: value.float() for name, value in values.items()}, confusion
 
 

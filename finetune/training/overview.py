@@ -31,11 +31,14 @@ _NUM_MEASURED = 200  # training pictures whose sizes are read, evenly spaced: a 
 # 3:2 49 % (1 - 2/3 * (7/8)**2), which is what ImageNet's evaluation does, too; 16:9 and longer ones lose 57 % and more.
 _MUCH_CROPPED = 0.5
 _MANY_CROPPED = 1 / 3  # of the pictures
-_FEW_TO_CHOOSE = 50  # validation pictures, below which an epoch's accuracy and a temperature are uncertain
+# validation pictures, below which an epoch's accuracy and a temperature are uncertain
+_FEW_TO_CHOOSE = 50
 _FEW_TO_TEST = 30  # below them the standard error of an accuracy may be above 9 points
 
 
-def tell(trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_path: object = None) -> dict[str, Any]:
+def tell(
+    trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_path: object = None
+) -> dict[str, Any]:
     """Say, on the first device alone, what is read, what learns, and on what; then each doubt in a line.
 
     Returns:
@@ -81,7 +84,8 @@ def doubts(data: ImageDataModule) -> Iterator[str]:
         yield f"too few training pictures to learn from: {_some(few)}"
     for split in ("val", "test"):
         lacking = [name for name, num in _counts(data, split).items() if num == 0]
-        if lacking and split in data.splits and data.splits[split].origin == SET_APART:  # else it is told
+        # else it is told
+        if lacking and split in data.splits and data.splits[split].origin == SET_APART:
             yield f"{split} has no pictures of {_some(lacking)}: its results say nothing about them"
     if "test" in data.splits and (num := len(data.splits["test"].labels)) < _FEW_TO_TEST:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
@@ -125,7 +129,9 @@ def _pictures(data: ImageDataModule) -> str:
         if split in data.splits:
             origin = data.splits[split].origin
             origin += f", split_seed {data.hparams['split_seed']}" if origin == SET_APART else ""
-            splits.append(f"{split} {len(data.splits[split].labels):,}" + (f" ({origin})" if origin else ""))
+            splits.append(
+                f"{split} {len(data.splits[split].labels):,}" + (f" ({origin})" if origin else "")
+            )
         else:
             splits.append(f"{split} none")
     return f"pictures: {data.root}: {', '.join(splits)}; {len(counts)} classes in train: {', '.join(shown)}"
@@ -133,7 +139,9 @@ def _pictures(data: ImageDataModule) -> str:
 
 def _network(model: Classifier, ckpt_path: object) -> str:
     given = model.hparams
-    numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.network.parameters()]
+    numbers = [
+        (parameter.numel(), parameter.requires_grad) for parameter in model.network.parameters()
+    ]
     total, learning = sum(num for num, _ in numbers), sum(num for num, learns in numbers if learns)
     frozen = [] if given["freeze"] is None else [f"all up to {given['freeze']}"]
     frozen += ["batch norm's statistics"] if model.has_fixed_statistics else []
@@ -148,14 +156,21 @@ def _network(model: Classifier, ckpt_path: object) -> str:
         return f"{text}the head is solved exactly"
     if ckpt_path:
         return f"{text}rates of the checkpoint"
-    groups = param_groups(model.network, model.head_lr_multiplier, model.layer_decay, model.decay_norm_and_bias)
+    groups = param_groups(
+        model.network, model.head_lr_multiplier, model.layer_decay, model.decay_norm_and_bias
+    )
     with as_wrong_usage("model.optimizer"):
         optimizer = model.optimizer(groups)  # as in training; this one is thrown away
     scale_learning_rates(optimizer)
-    rates = {group["name"].removesuffix("_no_decay"): f"{group['lr']:.3g}" for group in optimizer.param_groups}
+    rates = {
+        group["name"].removesuffix("_no_decay"): f"{group['lr']:.3g}"
+        for group in optimizer.param_groups
+    }
     if len(rates) > 3:  # one for each stage: that of the stem, of the last stage and of the head
         rates = {name: rates[name] for name in [*list(rates)[:1], *list(rates)[-2:]]}
-    return f"{text}{type(optimizer).__name__} at " + ", ".join(f"{rate} ({name})" for name, rate in rates.items())
+    return f"{text}{type(optimizer).__name__} at " + ", ".join(
+        f"{rate} ({name})" for name, rate in rates.items()
+    )
 
 
 def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> str:
@@ -166,15 +181,25 @@ def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> s
         return f"training: {', '.join(how)}"
     num_batches = batches_within(trainer.limit_train_batches, data.num_batches)
     limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
-    length = [f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0]
-    length += [f"image_size {schedule.told()}"] if (schedule := schedule_of(data.sizes, trainer)) else []
+    length = [
+        f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0
+    ]
+    length += (
+        [f"image_size {schedule.told()}"] if (schedule := schedule_of(data.sizes, trainer)) else []
+    )
     batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"
     return f"training: {', '.join([*how, batches, *length])}"
 
 
 def _counts(data: ImageDataModule, split: str) -> dict[str, int]:
     labels = data.splits[split].labels if split in data.splits else np.array([], np.int64)
-    return dict(zip(data.class_names, np.bincount(labels, minlength=len(data.class_names)).tolist(), strict=True))
+    return dict(
+        zip(
+            data.class_names,
+            np.bincount(labels, minlength=len(data.class_names)).tolist(),
+            strict=True,
+        )
+    )
 
 
 def _some(names: list[str]) -> str:

@@ -14,11 +14,20 @@ from finetune.system.messages import WrongUsage
 # Sources: the authors' code of ConvNeXt (optim_factory.py: all that has one dimension; torchvision gives layer_scale
 # three), DeiT (`no_weight_decay`: pos_embed, cls_token), Swin and Swin V2 (`no_weight_decay_keywords`).
 _WITHOUT_DECAY = frozenset(
-    ("layer_scale", "class_token", "pos_embedding", "relative_position_bias_table", "logit_scale", "cpb_mlp")
+    (
+        "layer_scale",
+        "class_token",
+        "pos_embedding",
+        "relative_position_bias_table",
+        "logit_scale",
+        "cpb_mlp",
+    )
 )
 
 
-def check_rates(head_lr_multiplier: float, layer_decay: float, label_smoothing: float = 0.0) -> None:
+def check_rates(
+    head_lr_multiplier: float, layer_decay: float, label_smoothing: float = 0.0
+) -> None:
     """Make sure that training can go at these numbers, before anything is read.
 
     Raises:
@@ -33,7 +42,10 @@ def check_rates(head_lr_multiplier: float, layer_decay: float, label_smoothing: 
 
 
 def param_groups(
-    network: nn.Module, head_lr_multiplier: float, layer_decay: float = 1.0, decay_norm_and_bias: bool = True
+    network: nn.Module,
+    head_lr_multiplier: float,
+    layer_decay: float = 1.0,
+    decay_norm_and_bias: bool = True,
 ) -> list[dict]:
     """Name the groups of an optimizer, stem first; every trainable parameter is in exactly one, frozen ones in none.
 
@@ -56,13 +68,22 @@ def param_groups(
     """
     check_rates(head_lr_multiplier, layer_decay)
     if len(networks := members(network)) > 1:
-        each = [param_groups(one, head_lr_multiplier, layer_decay, decay_norm_and_bias) for one in networks]
-        together = ([p for group in groups for p in group["params"]] for groups in zip(*each, strict=True))
-        return [{**group, "params": params} for group, params in zip(each[0], together, strict=True)]
+        each = [
+            param_groups(one, head_lr_multiplier, layer_decay, decay_norm_and_bias)
+            for one in networks
+        ]
+        together = (
+            [p for group in groups for p in group["params"]] for groups in zip(*each, strict=True)
+        )
+        return [
+            {**group, "params": params} for group, params in zip(each[0], together, strict=True)
+        ]
     parts = stage_parameters(network)
     multipliers = {name: layer_decay**depth for name, depth in depths(network).items()}
     if layer_decay == 1:
-        parts = {"backbone": [parameter for parameters in parts.values() for parameter in parameters]}
+        parts = {
+            "backbone": [parameter for parameters in parts.values() for parameter in parameters]
+        }
         multipliers = {"backbone": 1.0}
     parts["head"] = list(head(network).parameters())
     multipliers["head"] = head_lr_multiplier
@@ -75,7 +96,11 @@ def param_groups(
         if decayed:
             groups.append({"name": name, "params": decayed, "lr_multiplier": multipliers[name]})
         if exempt:
-            rest = {"name": f"{name}_no_decay", "params": exempt, "lr_multiplier": multipliers[name]}
+            rest = {
+                "name": f"{name}_no_decay",
+                "params": exempt,
+                "lr_multiplier": multipliers[name],
+            }
             groups.append({**rest, "weight_decay": 0.0})
     return groups
 

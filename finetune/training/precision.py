@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 WITHOUT_FLOAT64 = {"mps"}  # kinds of devices; what is to be exact there is computed on the CPU
 
 
-def automatic_precision(accelerator: str | Accelerator, checkpoint: dict[str, Any] | None, goes_on: bool) -> str:
+def automatic_precision(
+    accelerator: str | Accelerator, checkpoint: dict[str, Any] | None, goes_on: bool
+) -> str:
     """Return what `trainer.precision` should be on the devices that Lightning would choose for `accelerator`.
 
     A GPU gains from bf16 if it computes in it; a CPU only with instructions of its own for it, AVX512-BF16 or AMX:
@@ -66,7 +68,9 @@ def prepare_arithmetic(trainer: pl.Trainer) -> None:
     allow_tf32()
     is_cpu, precision = trainer.strategy.root_device.type == "cpu", str(trainer.precision)
     if is_cpu and precision.startswith("bf16") and not _cpu_has_bf16() and is_first_process():
-        log.warning("this processor computes in no bf16: %s may be ten times slower than 32-true", precision)
+        log.warning(
+            "this processor computes in no bf16: %s may be ten times slower than 32-true", precision
+        )
 
 
 def _cpu_has_bf16() -> bool:

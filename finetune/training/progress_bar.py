@@ -6,7 +6,14 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping, ProgressBar, Timer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from finetune.data.samplers import position
 from finetune.data.size_schedule import schedule_of
@@ -31,7 +38,9 @@ class PicturesBar(ProgressBar):
         self._cell: Any = None  # a notebook's handle of what it shows
         self._drawn = self._noted = 0.0
         self._note = ""
-        self._pictures, self._seconds, self._since = 0, 0.0, 0.0
+        self._pictures = 0
+        self._seconds = 0.0
+        self._since = 0.0
         self._finished, self._is_validated = "", False
         self._epoch_began, self._is_told = 0.0, False
 
@@ -42,14 +51,23 @@ class PicturesBar(ProgressBar):
         self.is_enabled = True
 
     def _begin(self, what: str, total: int | float, done: int = 0) -> None:
-        self._pictures, self._seconds, self._since = 0, 0.0, time.perf_counter()
+        self._pictures = 0
+        self._seconds = 0.0
+        self._since = time.perf_counter()
         if not self.is_enabled or not (self.console.is_terminal or self.console.is_jupyter):
             return
         if self._progress is None:
             rate = TextColumn("{task.fields[rate]:6.0f} pictures/s {task.fields[note]}")
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                rate,
+                TimeRemainingColumn(),
+            )
             self._progress = Progress(*columns, console=self.console, transient=True)
-            if self.console.is_jupyter:  # rich's own way there needs ipywidgets, and shows nothing without
+            # rich's own way there needs ipywidgets, and shows nothing without
+            if self.console.is_jupyter:
                 from IPython.display import display
 
                 self._cell = display(self._progress, display_id=True)
@@ -94,7 +112,9 @@ class PicturesBar(ProgressBar):
         self._epoch_began = time.perf_counter()
         self._begin(self._epoch(trainer), self.total_train_batches)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         # Not `outputs`, which are divided by accumulated batches; and seldom, since a device has to have come so far.
         if self._progress is not None and time.perf_counter() - self._noted > _EVERY:
             loss = trainer.callback_metrics.get("train/loss")
@@ -121,10 +141,17 @@ class PicturesBar(ProgressBar):
     def _report(self, trainer: pl.Trainer) -> None:
         # Not at the epoch's end itself: there the network logs its own numbers after us.
         if self._finished and self.is_enabled and trainer.is_global_zero:
-            names = ["train/loss_epoch", *(("val/loss", "val/accuracy") if self._is_validated else ())]
+            names = [
+                "train/loss_epoch",
+                *(("val/loss", "val/accuracy") if self._is_validated else ()),
+            ]
             shown = [name for name in names if name in trainer.callback_metrics]
-            numbers = "  ".join(f"{name.removesuffix('_epoch')} {trainer.callback_metrics[name]:.4f}" for name in shown)
-            rate = f"  {self._speed:.0f} pictures/s" if self._speed else ""  # resumed behind the last batch
+            numbers = "  ".join(
+                f"{name.removesuffix('_epoch')} {trainer.callback_metrics[name]:.4f}"
+                for name in shown
+            )
+            # resumed behind the last batch
+            rate = f"  {self._speed:.0f} pictures/s" if self._speed else ""
             line = f"{self._finished}  {numbers}{rate}{self._to_go(trainer)}"
             self.console.print(line, highlight=False, soft_wrap=True)
         self._finished, self._is_validated = "", False  # in the epoch that comes
@@ -146,7 +173,9 @@ class PicturesBar(ProgressBar):
     def on_predict_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._begin("predicting", sum(trainer.num_predict_batches))
 
-    def _on_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+    def _on_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         if trainer.state.fn != "fit":
             self._advance(batch)
 

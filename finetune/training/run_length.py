@@ -77,10 +77,13 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     limit = limits["overfit_batches"] or limits["limit_train_batches"]
     batches = batches_within(limit, math.ceil(num_images / batch_size))
     seen = min(num_images, batches * batch_size)
-    steps_of = partial(steps_in, limits["accumulate_grad_batches"], limits.get("callbacks"), batches)
+    steps_of = partial(
+        steps_in, limits["accumulate_grad_batches"], limits.get("callbacks"), batches
+    )
     epochs = max(usual_epochs(seen), limits["min_epochs"] or 0)
     steps = steps_of(range(epochs))
-    while batches and (missing := (limits["min_steps"] or 0) - steps) > 0:  # once, where all epochs have as many
+    # once, where all epochs have as many
+    while batches and (missing := (limits["min_steps"] or 0) - steps) > 0:
         epochs += math.ceil(missing / steps_of(range(epochs, epochs + 1)))
         steps = steps_of(range(epochs))
     limits["max_epochs"] = epochs

@@ -15,7 +15,8 @@ LOWEST, HIGHEST = 1 / 16, 16.0
 # 0.02 where 8 were, and changes nothing from 12 on (docs/benchmarks.md, "Which epoch is kept").
 PRIOR = 3
 _PER_OCTAVE = 6
-_GRID = torch.logspace(-4, 4, 8 * _PER_OCTAVE + 1, base=2, dtype=torch.float64)  # inverse temperatures
+# inverse temperatures
+_GRID = torch.logspace(-4, 4, 8 * _PER_OCTAVE + 1, base=2, dtype=torch.float64)
 _CHUNK = 2**20  # numbers at once: 8 MB
 
 
@@ -61,7 +62,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature of images that one process has, logits (B, K) and class indices (B,)."""
     metric = Temperature()
     metric.update(logits, labels)
-    return float(1 / _minimum(metric.slope, metric.curvature))  # `compute` would ask the other processes
+    # `compute` would ask the other processes
+    return float(1 / _minimum(metric.slope, metric.curvature))
 
 
 def derivatives(logits: Tensor, labels: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +72,8 @@ def derivatives(logits: Tensor, labels: Tensor, inverse: Tensor) -> tuple[Tensor
     They are the mean of the logits under the softmax less the label's, and their variance.
     """
     # A logit of -inf has the probability 0 at any temperature, which 0 * -inf would not say.
-    logits = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(torch.finfo(torch.float32).min)  # (B, K)
+    # (B, K)
+    logits = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(torch.finfo(torch.float32).min)
     p = (inverse[:, None, None] * logits).softmax(dim=2)  # (G, B, K)
     mean = (p * logits).sum(dim=2)  # (G, B)
     variance = (p * (logits - mean[:, :, None]) ** 2).sum(dim=2)

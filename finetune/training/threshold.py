@@ -61,7 +61,9 @@ def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
         raise ValueError(f"--threshold is for two classes, these are {len(class_names)}")
     names = list(map(composed, class_names))
     if name and composed(name) not in names:
-        raise ValueError(f"--threshold {text}: there is no class {name!r}; there are {' and '.join(class_names)}")
+        raise ValueError(
+            f"--threshold {text}: there is no class {name!r}; there are {' and '.join(class_names)}"
+        )
     return Aim(measure, least, names.index(composed(name)) if name else 0)
 
 
@@ -79,12 +81,14 @@ def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choi
     if is_positive.all() or not is_positive.any():
         return Choice(None, None)
     order = np.argsort(-probabilities, kind="stable")
-    above, below = np.append(1.0, probabilities[order]), np.append(probabilities[order], 0.0)  # of each threshold
+    # of each threshold
+    above, below = np.append(1.0, probabilities[order]), np.append(probabilities[order], 0.0)
     is_between = above > below  # not of equal ones
     said = np.arange(len(above))[is_between]
     hits = np.append(0, np.cumsum(is_positive[order]))[is_between]
     middle = (above + below)[is_between] / 2
-    values = np.where(middle > below[is_between], middle, above[is_between])  # neighbouring floats have no middle
+    # neighbouring floats have no middle
+    values = np.where(middle > below[is_between], middle, above[is_between])
     num, num_positive = len(probabilities), int(is_positive.sum())
     precision, recall = hits / np.maximum(said, 1), hits / num_positive
     # Right are the hits, and those of the other class that are not said to be of this one.

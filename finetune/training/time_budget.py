@@ -22,7 +22,9 @@ class Plan(NamedTuple):
     seconds: float
 
 
-def plan(seconds: float, batch: float, between: float, num_images: int, batch_size: int, most: int) -> Plan | None:
+def plan(
+    seconds: float, batch: float, between: float, num_images: int, batch_size: int, most: int
+) -> Plan | None:
     """Return the longest fit that `seconds` hold; None where that is not even a batch.
 
     Few epochs are made shorter, not fewer: each then has the first batches of an order of its own, so that no picture

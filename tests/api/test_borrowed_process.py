@@ -48,7 +48,10 @@ def as_in_a_fresh_process() -> Iterator[None]:
 
 def state() -> dict[str, Any]:
     """Return what a program may notice, each thing in a form that can be compared."""
-    loggers = [logging.getLogger(), *map(logging.getLogger, ("finetune", "pytorch_lightning", "matplotlib"))]
+    loggers = [
+        logging.getLogger(),
+        *map(logging.getLogger, ("finetune", "pytorch_lightning", "matplotlib")),
+    ]
     return {
         "python": random.getstate(),
         "numpy": [np.array(part).tolist() for part in np.random.get_state()],
@@ -104,7 +107,10 @@ CHANGES: list[tuple[str, Callable[[Any], Any]]] = [
     ("dtype", lambda _: torch.set_default_dtype(torch.float64)),
     ("gradients", lambda _: torch.set_grad_enabled(False)),
     ("deterministic", lambda _: torch.use_deterministic_algorithms(True, warn_only=True)),
-    ("cudnn", lambda _: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)),
+    (
+        "cudnn",
+        lambda _: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+    ),
     ("matrices", lambda _: torch.set_float32_matmul_precision("high")),
     ("anomalies", lambda _: torch.set_anomaly_enabled(True)),
     ("torch_threads", lambda _: torch.set_num_threads(torch.get_num_threads() + 1)),
@@ -113,7 +119,9 @@ CHANGES: list[tuple[str, Callable[[Any], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("names", "change"), CHANGES, ids=[f"{i}-{names}" for i, (names, _) in enumerate(CHANGES)])
+@pytest.mark.parametrize(
+    ("names", "change"), CHANGES, ids=[f"{i}-{names}" for i, (names, _) in enumerate(CHANGES)]
+)
 def test_what_is_changed_is_put_back(names, change, tmp_path):
     before = state()
     with borrowed():
@@ -149,8 +157,14 @@ def test_a_program_s_device_and_precision_of_products_do_not_either():
     torch.set_float32_matmul_precision("medium")
     try:
         with borrowed():
-            assert torch.zeros(1).device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
-        assert torch.zeros(1).device.type == "meta" and torch.get_float32_matmul_precision() == "medium"
+            assert (
+                torch.zeros(1).device.type == "cpu"
+                and torch.get_float32_matmul_precision() == "highest"
+            )
+        assert (
+            torch.zeros(1).device.type == "meta"
+            and torch.get_float32_matmul_precision() == "medium"
+        )
     finally:
         torch.set_default_device(None)
         torch.set_float32_matmul_precision("highest")
@@ -170,10 +184,15 @@ def test_the_current_gpu_is_the_program_s_again(monkeypatch, was_used):
 
 
 @pytest.mark.parametrize(
-    ("context", "name"), [(torch.autocast("cpu"), "autocast"), (torch.inference_mode(), "inference_mode")]
+    ("context", "name"),
+    [(torch.autocast("cpu"), "autocast"), (torch.inference_mode(), "inference_mode")],
 )
 def test_a_context_that_can_not_be_left_is_told(context, name):
-    with context, pytest.raises(ValueError, match=f"a fit can't run within torch.{name}: call it outside"), borrowed():
+    with (
+        context,
+        pytest.raises(ValueError, match=f"a fit can't run within torch.{name}: call it outside"),
+        borrowed(),
+    ):
         raise AssertionError("it began")
 
 
@@ -218,7 +237,16 @@ def test_control_without_it_a_fit_is_noticed(colours, quick, monkeypatch, warm):
         patch.setattr("finetune.api.fitting.borrowed", nullcontext)
         fit(colours, **quick)
         left = differing(before, state())
-    assert {"python", "numpy", "torch", "environment", "arguments", "warnings", "logging", "locks"} <= left
+    assert {
+        "python",
+        "numpy",
+        "torch",
+        "environment",
+        "arguments",
+        "warnings",
+        "logging",
+        "locks",
+    } <= left
     assert differing(before, state()) == set()
 
 
@@ -253,7 +281,9 @@ print(torch.rand(1, device="cuda").item())
 def test_a_gpu_that_a_fit_uses_first_begins_with_the_program_s_seed():
     told = {}
     for how in ("alone", "borrowed", "left"):
-        done = subprocess.run([sys.executable, "-c", _LATE, how], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", _LATE, how], capture_output=True, text=True, check=True
+        )
         told[how] = done.stdout
     assert told["borrowed"] == told["alone"] != told["left"]
 

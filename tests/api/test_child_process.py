@@ -39,9 +39,15 @@ def test_processes_are_needed_where_lightning_would_start_some(
 ):
     monkeypatch.setattr(child_process.cuda, "device_count", lambda: num_gpus)
     assert needs_processes(devices, num_nodes, accelerator, strategy) == is_needed
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "x",
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+    }.items():
         monkeypatch.setenv(name, value)
-    assert not needs_processes(devices, num_nodes, accelerator, strategy)  # torchrun has started them
+    # torchrun has started them
+    assert not needs_processes(devices, num_nodes, accelerator, strategy)
 
 
 _PROGRAM = """
@@ -72,7 +78,9 @@ def test_a_script_without_a_guard_trains_on_two_devices(colours, tmp_path):
     run = tmp_path / "runs/fit/version_0"
     assert f"{run} 10" in lines and f"run in {run.relative_to(tmp_path)}" in lines
     assert lines[-1].startswith("refused: ") and "cache_limit_gb" in lines[-1]
-    assert json.loads((run / "about.json").read_text())["command"].startswith(f"finetune fit {colours} --epochs 1")
+    assert json.loads((run / "about.json").read_text())["command"].startswith(
+        f"finetune fit {colours} --epochs 1"
+    )
 
 
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -82,11 +90,19 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 
 def test_what_it_tells_is_handed_on_and_what_ends_it_raised(tmp_path, monkeypatch, capsys):
-    fake(tmp_path, monkeypatch, "print('é', flush=True); print('run in a b'); print('note', file=sys.stderr)")
+    fake(
+        tmp_path,
+        monkeypatch,
+        "print('é', flush=True); print('run in a b'); print('note', file=sys.stderr)",
+    )
     assert run_command(["fit"]) == Path("a b")
     assert capsys.readouterr() == ("é\nrun in a b\n", "note\n")
     for code, kind in ((1, ValueError), (2, WrongUsage)):
-        fake(tmp_path, monkeypatch, f"print('finetune: error: so', file=sys.stderr); sys.exit({code})")
+        fake(
+            tmp_path,
+            monkeypatch,
+            f"print('finetune: error: so', file=sys.stderr); sys.exit({code})",
+        )
         with pytest.raises(kind, match="^so$") as told:
             run_command(["fit"])
         assert type(told.value) is kind
@@ -97,9 +113,15 @@ def test_what_it_tells_is_handed_on_and_what_ends_it_raised(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("signum", "times", "kind"),
-    [("SIGINT", 1, KeyboardInterrupt), ("SIGINT", 2, KeyboardInterrupt), ("SIGTERM", 1, Interrupted)],
+    [
+        ("SIGINT", 1, KeyboardInterrupt),
+        ("SIGINT", 2, KeyboardInterrupt),
+        ("SIGTERM", 1, Interrupted),
+    ],
 )
-def test_what_stops_this_process_is_handed_on_and_waited_for(tmp_path, monkeypatch, capsys, signum, times, kind):
+def test_what_stops_this_process_is_handed_on_and_waited_for(
+    tmp_path, monkeypatch, capsys, signum, times, kind
+):
     fake(
         tmp_path,
         monkeypatch,
@@ -126,9 +148,8 @@ def test_what_stops_this_process_is_handed_on_and_waited_for(tmp_path, monkeypat
 def test_it_ends_with_the_program(tmp_path):
     """As when a notebook's kernel is killed."""
     (tmp_path / "finetune.py").write_text("")
-    program = (
-        "import sys; from finetune.api import child_process as c; c.sys.executable = sys.argv[1]; c.run_command([])"
-    )
+    program = "import sys; from finetune.api import child_process as c; "
+    program += "c.sys.executable = sys.argv[1]; c.run_command([])"
     stand_in = tmp_path / "python"
     stand_in.write_text(
         f"#!/bin/sh\nexec {sys.executable} -c 'import os, time\n"
@@ -163,7 +184,11 @@ class Broken(io.StringIO):
 def test_what_can_not_be_shown_keeps_nobody_from_the_run(tmp_path, monkeypatch, target):
     """The child would wait for ever for somebody to read what it says."""
     fake(tmp_path, monkeypatch, "print('猫…' * 50_000); print('run in a b')")
-    shown = {"latin": io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), "broken": Broken(), "none": None}[target]
+    shown = {
+        "latin": io.TextIOWrapper(io.BytesIO(), encoding="latin-1"),
+        "broken": Broken(),
+        "none": None,
+    }[target]
     monkeypatch.setattr(sys, "stdout", shown)
     assert run_command(["fit"]) == Path("a b")
     if target == "latin":

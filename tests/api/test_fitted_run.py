@@ -28,20 +28,42 @@ def test_numbers_are_those_of_the_files(tmp_path):
     run = FittedRun(write_run(tmp_path / "run", LABELS, SAID))
     assert run.accuracy == 0.8 == run.result["test/accuracy"]
     assert run.interval == wilson(4, 5) and run.interval[0] < 0.8 < run.interval[1]
-    assert run.best == tmp_path / "run/checkpoints/best.ckpt" and run.record.config["seed_everything"] == 7
-    assert repr(run).startswith(f"<run in {tmp_path}/run: 4 of 5 test pictures are named rightly: 80.0 %")
+    assert (
+        run.best == tmp_path / "run/checkpoints/best.ckpt"
+        and run.record.config["seed_everything"] == 7
+    )
+    assert repr(run).startswith(
+        f"<run in {tmp_path}/run: 4 of 5 test pictures are named rightly: 80.0 %"
+    )
 
 
 def test_history_is_a_row_for_each_epoch_in_numbers(tmp_path):
     folder = write_run(tmp_path / "run", LABELS, SAID)
-    rows = ["epoch,step,seconds,train/loss,val/accuracy,lr-SGD/head", "1,3,0.5,1.25,,0.01", "2,6,0.5,nan,0.75,1e-05"]
+    rows = [
+        "epoch,step,seconds,train/loss,val/accuracy,lr-SGD/head",
+        "1,3,0.5,1.25,,0.01",
+        "2,6,0.5,nan,0.75,1e-05",
+    ]
     (folder / "metrics.csv").write_text("\n".join([*rows, "3,9,0"]))  # the last one half written
     history = FittedRun(folder).history
     assert history[0] == {
-        **{"epoch": 1, "step": 3, "seconds": 0.5, "train/loss": 1.25, "val/accuracy": None, "lr-SGD/head": 0.01}
+        **{
+            "epoch": 1,
+            "step": 3,
+            "seconds": 0.5,
+            "train/loss": 1.25,
+            "val/accuracy": None,
+            "lr-SGD/head": 0.01,
+        }
     }
     assert len(history) == 2 and np.isnan(history[1].pop("train/loss"))
-    assert history[1] == {"epoch": 2, "step": 6, "seconds": 0.5, "val/accuracy": 0.75, "lr-SGD/head": 1e-05}
+    assert history[1] == {
+        "epoch": 2,
+        "step": 6,
+        "seconds": 0.5,
+        "val/accuracy": 0.75,
+        "lr-SGD/head": 1e-05,
+    }
     assert type(history[1]["epoch"]) is int and type(history[1]["seconds"]) is float
     (folder / "metrics.csv").unlink()
     assert FittedRun(folder).history == []
@@ -49,7 +71,12 @@ def test_history_is_a_row_for_each_epoch_in_numbers(tmp_path):
 
 def test_history_is_of_the_run(fitted):
     (epoch,) = fitted.history
-    assert epoch["epoch"] == 1 and epoch["step"] == 4 and 0 <= epoch["val/accuracy"] <= 1 and epoch["train/loss"] > 0
+    assert (
+        epoch["epoch"] == 1
+        and epoch["step"] == 4
+        and 0 <= epoch["val/accuracy"] <= 1
+        and epoch["train/loss"] > 0
+    )
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(fitted.history)
     assert list(table.columns) == list(epoch) and table["val/accuracy"].dtype == float
@@ -89,4 +116,7 @@ def test_pictures_that_are_gone_are_left_out(colours, quick, tmp_path):
     assert "16 of 30 test pictures" in run._repr_html_()  # control
     shutil.rmtree(copy)
     page = run._repr_html_()
-    assert "<img" not in page and f"{round(run.accuracy * 30)} of 30 test pictures are named rightly" in page
+    assert (
+        "<img" not in page
+        and f"{round(run.accuracy * 30)} of 30 test pictures are named rightly" in page
+    )

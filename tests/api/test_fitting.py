@@ -49,41 +49,99 @@ def test_values_are_said_as_one_would_type_them(words, line):
 
 
 def test_options_have_full_names_and_any_plain_value():
-    options = {"data.augmentations": [], "report": False, "model.class_mapping": {"a": Path("b")}, "threshold": "f1"}
-    line = ["--data.augmentations", "[]", "--report", "false", "--model.class_mapping", '{"a": "b"}']
+    options = {
+        "data.augmentations": [],
+        "report": False,
+        "model.class_mapping": {"a": Path("b")},
+        "threshold": "f1",
+    }
+    line = [
+        "--data.augmentations",
+        "[]",
+        "--report",
+        "false",
+        "--model.class_mapping",
+        '{"a": "b"}',
+    ]
     assert command_line(None, {}, options) == ["fit", *line, "--threshold", "f1"]
     assert command_line(None, {}, {"wandb": True, "mlflow": False}) == ["fit", "--wandb"]
     assert command_line("-odd", {"epochs": 2}, {}) == ["fit", "--epochs", "2", "--", "-odd"]
 
 
 WRONG = [
-    ({"epochs": "many"}, ValueError, "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'many'"),
-    ({"epochs": 2.5}, ValueError, "trainer.max_epochs (--epochs): 2.5 is not valid; expected int or null"),
+    (
+        {"epochs": "many"},
+        ValueError,
+        "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'many'",
+    ),
+    (
+        {"epochs": 2.5},
+        ValueError,
+        "trainer.max_epochs (--epochs): 2.5 is not valid; expected int or null",
+    ),
     ({"epochs": 0}, ValueError, "nothing to train: --epochs (--trainer.max_epochs) is 0"),
     ({"folder": "nowhere"}, FileNotFoundError, "the data folder 'nowhere' does not exist"),
     ({"folder": 3}, TypeError, "the folder of pictures is a path, not 3"),
     ({"folder": None}, ValueError, "no data: give the folder of your pictures"),
     ({"weights": "none.pt"}, FileNotFoundError, "there is no weights file none.pt"),
-    ({"backbone": "resnt18"}, ValueError, "(--model.backbone) can't be 'resnt18'; did you mean 'resnet18'"),
-    ({"config": "hotdg"}, FileNotFoundError, "there is no config 'hotdg' here, nor is one shipped; did you mean"),
-    ({"options": {"data.val_fracton": 0.2}}, ValueError, "no option --data.val_fracton; did you mean --data.val_fract"),
-    ({"options": {"trainer.max_epochs": 2}}, ValueError, "--epochs (--trainer.max_epochs) is given twice"),
-    ({"options": {"trainer.callbacks": [object()]}}, TypeError, "options['trainer.callbacks'] can't be said on a comm"),
+    (
+        {"backbone": "resnt18"},
+        ValueError,
+        "(--model.backbone) can't be 'resnt18'; did you mean 'resnet18'",
+    ),
+    (
+        {"config": "hotdg"},
+        FileNotFoundError,
+        "there is no config 'hotdg' here, nor is one shipped; did you mean",
+    ),
+    (
+        {"options": {"data.val_fracton": 0.2}},
+        ValueError,
+        "no option --data.val_fracton; did you mean --data.val_fract",
+    ),
+    (
+        {"options": {"trainer.max_epochs": 2}},
+        ValueError,
+        "--epochs (--trainer.max_epochs) is given twice",
+    ),
+    (
+        {"options": {"trainer.callbacks": [object()]}},
+        TypeError,
+        "options['trainer.callbacks'] can't be said on a comm",
+    ),
     ({"options": {"help": True}}, ValueError, "--help only prints: it is for the command line"),
     ({"options": {"trainer.help": None}}, ValueError, "--trainer.help only prints"),
     ({"options": {"data": {"init_args": {"image_sze": 3}}}}, ValueError, "image_sze"),
     ({"options": [1]}, TypeError, "options maps full names to values"),
     ({"options": {3: 1}}, TypeError, "options has the name 3"),
     ({"seed": -1}, ValueError, "--seed_everything must be from 0 to"),
-    ({"devices": "two"}, ValueError, "--devices (--trainer.devices) two: there is no GPU to name here; on a CPU give"),
-    ({"devices": [0, 1]}, ValueError, "--devices (--trainer.devices) [0, 1]: there is no GPU to name here"),
-    ({"lr": -1, "weights": ...}, ValueError, "--lr (--model.optimizer.lr): Invalid learning rate: -1.0"),
-    ({"size": 1_000_000}, ValueError, "--size (--data.image_size) must be at most 8192, got 1000000"),
+    (
+        {"devices": "two"},
+        ValueError,
+        "--devices (--trainer.devices) two: there is no GPU to name here; on a CPU give",
+    ),
+    (
+        {"devices": [0, 1]},
+        ValueError,
+        "--devices (--trainer.devices) [0, 1]: there is no GPU to name here",
+    ),
+    (
+        {"lr": -1, "weights": ...},
+        ValueError,
+        "--lr (--model.optimizer.lr): Invalid learning rate: -1.0",
+    ),
+    (
+        {"size": 1_000_000},
+        ValueError,
+        "--size (--data.image_size) must be at most 8192, got 1000000",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "kind", "line"), WRONG, ids=[line[:40] for *_, line in WRONG])
-def test_a_mistake_is_an_exception_with_the_command_s_line(colours, quick, capfd, wrong, kind, line):
+def test_a_mistake_is_an_exception_with_the_command_s_line(
+    colours, quick, capfd, wrong, kind, line
+):
     with pytest.raises(kind) as told:
         fit(**{"folder": colours, **quick, **wrong})
     assert line in str(told.value) and "\n" not in str(told.value)
@@ -99,7 +157,13 @@ def test_a_wrong_word_is_python_s_own_error():
 
 
 HINTS = {
-    **{"epoch": "'epochs'", "imgsz": "'size'", "img_size": "'size'", "batch_size": "'batch'", "model": "'backbone'"},
+    **{
+        "epoch": "'epochs'",
+        "imgsz": "'size'",
+        "img_size": "'size'",
+        "batch_size": "'batch'",
+        "model": "'backbone'",
+    },
     **{
         "learning_rate": "'lr'",
         "lr0": "'lr'",
@@ -107,7 +171,12 @@ HINTS = {
         "pretrained": "'weights'",
         "gpus": "'devices'",
     },
-    **{"early_stopping": "'patience'", "minute": "'minutes'", "data": "'folder'", "output_dir": "'out'"},
+    **{
+        "early_stopping": "'patience'",
+        "minute": "'minutes'",
+        "data": "'folder'",
+        "output_dir": "'out'",
+    },
     **{"mixup": "options={'data.mixup': …}", "val_fraction": "options={'data.val_fraction': …}"},
 }
 
@@ -116,7 +185,10 @@ HINTS = {
 def test_a_wrong_word_is_answered_with_the_right_one(wrong, meant):
     with pytest.raises(TypeError) as told:
         fit("pictures", **{wrong: 3})
-    assert str(told.value) == f"fit() got an unexpected keyword argument {wrong!r}; did you mean {meant}?"
+    assert (
+        str(told.value)
+        == f"fit() got an unexpected keyword argument {wrong!r}; did you mean {meant}?"
+    )
 
 
 def weights(run: object) -> dict[str, torch.Tensor]:
@@ -139,14 +211,18 @@ def test_the_run_is_the_command_s_file_by_file_and_bit_by_bit(colours, quick, cl
     assert same(weights(ours), weights(theirs))
     name = "test_predictions.csv"
     assert (ours.path / name).read_bytes() == (theirs / name).read_bytes()
-    assert (ours.path / "config.yaml").read_text() == (theirs / "config.yaml").read_text().replace("theirs", "ours")
+    assert (ours.path / "config.yaml").read_text() == (theirs / "config.yaml").read_text().replace(
+        "theirs", "ours"
+    )
     other = fit(colours, **{**quick, "seed": 1})
     assert not same(weights(ours), weights(other))  # control
 
 
 @pytest.mark.slow
 def test_a_config_is_taken_and_what_is_said_beside_it_wins(colours, quick, tmp_path):
-    Path("mine.yaml").write_text("seed_everything: 3\ntrainer:\n  max_epochs: 2\nmodel:\n  freeze: features\n")
+    Path("mine.yaml").write_text(
+        "seed_everything: 3\ntrainer:\n  max_epochs: 2\nmodel:\n  freeze: features\n"
+    )
     quick = {name: value for name, value in quick.items() if name != "epochs"}
     run = fit(colours, config=tmp_path / "mine.yaml", **{**quick, "seed": 4, "freeze": None})
     config = run.record.config
@@ -169,7 +245,8 @@ def test_a_run_goes_on(colours, quick):
     assert not same(weights(whole), weights(part))
     rest = fit(colours, **{**quick, "epochs": 2}, out="part", resume=True)
     assert rest.path == part.path and same(weights(whole), weights(rest))
-    assert fit(colours, **{**quick, "epochs": 2}, out="part", resume=True).path == part.path  # it is finished
+    # it is finished
+    assert fit(colours, **{**quick, "epochs": 2}, out="part", resume=True).path == part.path
 
 
 def test_ctrl_c_is_told_though_what_it_breaks_off_fails_to_end(colours, quick, monkeypatch):

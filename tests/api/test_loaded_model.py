@@ -43,25 +43,36 @@ def differing(said: list[Prediction], written: list[dict[str, str]]) -> list[str
         row["path"]
         for one, row in zip(said, written, strict=True)
         if (one.path, one.label) != (row["path"], row["class"])
-        or any(round(value, 7) != float(row[f"p_{name}"]) for name, value in one.probabilities.items())
+        or any(
+            round(value, 7) != float(row[f"p_{name}"]) for name, value in one.probabilities.items()
+        )
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", sweep(["32-true", "64-true", "bf16-mixed", "16-mixed"], quick=["32-true"]))
+@pytest.mark.parametrize(
+    "precision", sweep(["32-true", "64-true", "bf16-mixed", "16-mixed"], quick=["32-true"])
+)
 def test_it_says_what_predict_writes_to_the_digit(calibrated, colours, cli, tmp_path, precision):
     known = torch.load(calibrated, weights_only=True)
     known["finetune"]["precision"] = precision
     torch.save(known, calibrated)
-    cli("predict", calibrated, colours / "test", "--out", "said.csv", "--trainer.accelerator", "cpu")
-    said, written = load(calibrated, device="cpu").predict(colours / "test"), rows(tmp_path / "said.csv")
+    cli(
+        "predict", calibrated, colours / "test", "--out", "said.csv", "--trainer.accelerator", "cpu"
+    )
+    said, written = (
+        load(calibrated, device="cpu").predict(colours / "test"),
+        rows(tmp_path / "said.csv"),
+    )
     assert len(said) == 30 and len({one.probability for one in said}) > 20
     assert differing(said, written) == []
     # control: it does compute in the checkpoint's precision
     exact = LoadedModel(calibrated, "cpu")
     exact.predictor = loaded_model.Predictor(calibrated)
     has_bf16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    is_other = {"32-true": False, "64-true": True, "bf16-mixed": has_bf16, "16-mixed": True}[precision]
+    is_other = {"32-true": False, "64-true": True, "bf16-mixed": has_bf16, "16-mixed": True}[
+        precision
+    ]
     assert bool(differing(exact.predict(colours / "test"), written)) == is_other
 
 
@@ -83,20 +94,34 @@ def test_a_picture_is_the_same_from_wherever_it_comes(model, colours, monkeypatc
     opened = Image.open(path)
     pixels = decode(path)
     pixels.flags.writeable = False
-    given = [path, str(path), path.read_bytes(), bytearray(path.read_bytes()), opened, pixels, pixels[:, ::-1][:, ::-1]]
+    given = [
+        path,
+        str(path),
+        path.read_bytes(),
+        bytearray(path.read_bytes()),
+        opened,
+        pixels,
+        pixels[:, ::-1][:, ::-1],
+    ]
     said = model.predict(given)
     assert [one.index for one in said] == list(range(7))
     assert [one.path for one in said] == [str(path)] * 2 + [None] * 5
     assert len({one.probability for one in said}) == 1
     alone = model.predict(path)[0]
     assert len({alone, model.predict(path)[0]}) == 1
-    assert model.predict(iter([opened])) == [Prediction(alone.label, alone.probability, alone.probabilities)]
-    assert said[0].probability == pytest.approx(alone.probability, rel=0, abs=1e-7)  # float32 in another company
+    assert model.predict(iter([opened])) == [
+        Prediction(alone.label, alone.probability, alone.probabilities)
+    ]
+    # float32 in another company
+    assert said[0].probability == pytest.approx(alone.probability, rel=0, abs=1e-7)
     assert model.predict([colours / "test" / "blue", path])[-1].index == 10
     monkeypatch.chdir(colours)
     assert len(model.predict("test/*/0*.png")) == 30 and model.predict([]) == []
     grey = np.full((50, 40), 90, np.uint8)
-    assert model.predict([grey])[0].probabilities == model.predict([np.stack([grey] * 3, 2)])[0].probabilities
+    assert (
+        model.predict([grey])[0].probabilities
+        == model.predict([np.stack([grey] * 3, 2)])[0].probabilities
+    )
 
 
 def test_a_picture_opened_by_pillow_is_read_as_its_file_is_and_left_as_it_was(model, tmp_path):
@@ -113,20 +138,30 @@ def test_a_picture_opened_by_pillow_is_read_as_its_file_is_and_left_as_it_was(mo
         with Image.open(tmp_path / name) as opened:
             size, mode = opened.size, opened.mode
             of_file, of_memory = model.predict([tmp_path / name, opened])
-            assert (opened.size, opened.mode, opened.getexif().get(0x0112)) == (size, mode, exif.get(0x0112)) or (
-                name != "turned.jpg" and opened.getexif().get(0x0112) is None
-            )
+            assert (opened.size, opened.mode, opened.getexif().get(0x0112)) == (
+                size,
+                mode,
+                exif.get(0x0112),
+            ) or (name != "turned.jpg" and opened.getexif().get(0x0112) is None)
         # The pixels are equal: so is the answer, in whatever company.
         assert of_file.probabilities == of_memory.probabilities, name
 
 
 WRONG = [
-    (np.zeros((8, 8, 3), np.float32), ValueError, r"array of float32 and shape \(8, 8, 3\): a picture is uint8"),
+    (
+        np.zeros((8, 8, 3), np.float32),
+        ValueError,
+        r"array of float32 and shape \(8, 8, 3\): a picture is uint8",
+    ),
     (np.zeros((3, 8, 8), np.uint8), ValueError, r"shape \(3, 8, 8\)"),
     (np.zeros((8, 8, 4), np.uint8), ValueError, r"shape \(8, 8, 4\)"),
     (np.zeros((0, 8, 3), np.uint8), ValueError, r"shape \(0, 8, 3\)"),
     (np.zeros((2, 8, 8, 3), np.uint8), ValueError, "of several give a list"),
-    (torch.zeros(3, 8, 8), TypeError, "is of type torch.Tensor: give a path, a file's bytes, a PIL image, or an array"),
+    (
+        torch.zeros(3, 8, 8),
+        TypeError,
+        "is of type torch.Tensor: give a path, a file's bytes, a PIL image, or an array",
+    ),
     (None, TypeError, "is of type NoneType"),
     (b"no picture", ValueError, "can't be decoded: not a JPEG, PNG"),
     ("nowhere.png", FileNotFoundError, "no picture, folder, list or glob 'nowhere.png' here"),
@@ -138,7 +173,9 @@ def test_what_is_no_picture_is_told_in_a_line_that_says_which(model, colours, wr
     good = colours / "test" / "red" / "03.png"
     with pytest.raises(kind, match=line) as told:
         model.predict([good, wrong])
-    assert "\n" not in str(told.value) and ("pictures[1]" in str(told.value) or isinstance(wrong, str))
+    assert "\n" not in str(told.value) and (
+        "pictures[1]" in str(told.value) or isinstance(wrong, str)
+    )
     with pytest.raises((TypeError, ValueError, OSError)):
         model.predict(wrong)
 
@@ -174,7 +211,8 @@ def test_unsure_is_said_as_predict_does(model, colours, calibrated, cli, tmp_pat
 
 def test_it_is_as_sure_as_of_the_class_that_a_threshold_says(model, colours, monkeypatch):
     monkeypatch.setattr(model.predictor, "decide", lambda answers, names: answers.argmin(axis=1))
-    said = model.predict(colours / "test", abstain_below=0.334)  # more than the least probable of three can have
+    # more than the least probable of three can have
+    said = model.predict(colours / "test", abstain_below=0.334)
     assert len(said) == 30 and all(one.unsure for one in said)
 
 
@@ -198,10 +236,14 @@ def test_threads_ask_at_once_and_nothing_of_torch_changes(model, colours):
 def test_a_forked_process_is_told_instead_of_waiting_for_ever(model, monkeypatch):
     check_not_forked(os.getpid())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    with pytest.raises(RuntimeError, match=r"torch\.set_num_threads\(1\) before, or start processes by spawn"):
+    with pytest.raises(
+        RuntimeError, match=r"torch\.set_num_threads\(1\) before, or start processes by spawn"
+    ):
         check_not_forked(os.getppid())
     monkeypatch.undo()  # with one thread it works
-    process = multiprocessing.get_context("fork").Process(target=model.predict, args=(np.zeros((9, 9, 3), np.uint8),))
+    process = multiprocessing.get_context("fork").Process(
+        target=model.predict, args=(np.zeros((9, 9, 3), np.uint8),)
+    )
     process.start()
     process.join(60)
     assert process.exitcode == 0
@@ -209,7 +251,10 @@ def test_a_forked_process_is_told_instead_of_waiting_for_ever(model, monkeypatch
 
 def test_it_says_what_it_is(model, calibrated):
     told = repr(model)
-    assert "mobilenet_v3_small at 32 pixels, 3 classes (blue, green, red)" in told and str(calibrated) in told
+    assert (
+        "mobilenet_v3_small at 32 pixels, 3 classes (blue, green, red)" in told
+        and str(calibrated) in told
+    )
     assert "probabilities at temperature 0.250, fitted on the 7 validation pictures" in told
     assert model.image_size == 32 and model.path == calibrated
 
@@ -226,25 +271,34 @@ def several(colours, tmp_path_factory) -> Path:
 
 @pytest.fixture(params=["one", "several"])
 def model_of_any_kind(request, calibrated):
-    return load(calibrated if request.param == "one" else request.getfixturevalue("several"), device="cpu")
+    return load(
+        calibrated if request.param == "one" else request.getfixturevalue("several"), device="cpu"
+    )
 
 
 def batch_of(model: LoadedModel, paths: list[Path]) -> torch.Tensor:
     """Return images as the network takes them, (B, 3, H, W) uint8."""
-    return torch.from_numpy(np.stack([model.predictor.prepare(decode(path)) for path in paths])).permute(0, 3, 1, 2)
+    return torch.from_numpy(
+        np.stack([model.predictor.prepare(decode(path)) for path in paths])
+    ).permute(0, 3, 1, 2)
 
 
 def test_its_network_is_a_module_from_pixels_to_the_logits_of_predict(model_of_any_kind, colours):
     model, paths = model_of_any_kind, sorted((colours / "test").rglob("*.png"))[::4]
     images = batch_of(model, paths)
-    assert isinstance(model.network, torch.nn.Module) and not model.network.training and images.dtype == torch.uint8
+    assert (
+        isinstance(model.network, torch.nn.Module)
+        and not model.network.training
+        and images.dtype == torch.uint8
+    )
     with torch.no_grad():
         logits = model.network(images)
     assert logits.shape == (len(paths), 3) and logits.dtype == torch.float32
     wanted = np.array([list(one.probabilities.values()) for one in model.predict(paths)])
     temperature = model.predictor.calibration.temperature
     said = (logits.double() / temperature).softmax(1).numpy()
-    assert said == pytest.approx(wanted, abs=1e-5)  # float32, perhaps bf16 where predict computes in it
+    # float32, perhaps bf16 where predict computes in it
+    assert said == pytest.approx(wanted, abs=1e-5)
     # control: without the normalization inside
     with torch.no_grad():
         other = (model.network.network(images.float()).double() / temperature).softmax(1).numpy()
@@ -270,7 +324,9 @@ def test_embeddings_are_what_the_head_sees(model_of_any_kind, colours):
     width = sum(head(network).in_features for network in networks)
     assert found.shape == (len(paths), width) and found.dtype == np.float32
     # The head on them gives the network's logits: of an ensemble, each member's on its part.
-    parts = torch.from_numpy(found).split([head(network).in_features for network in networks], dim=1)
+    parts = torch.from_numpy(found).split(
+        [head(network).in_features for network in networks], dim=1
+    )
     with torch.no_grad():
         each = [head(network)(part) for network, part in zip(networks, parts, strict=True)]
         logits = together(torch.stack(each)) if len(each) > 1 else each[0]
@@ -299,8 +355,14 @@ def test_it_exports_what_the_command_exports(several, colours, tmp_path):
     wanted = model.predict(colours / "test")
     found = load(tmp_path / "some.safetensors", device="cpu").predict(colours / "test")
     assert [one.label for one in found] == [one.label for one in wanted]
-    assert [one.probability for one in found] == pytest.approx([one.probability for one in wanted], abs=1e-6)  # float32
-    with pytest.raises(ValueError, match=r"must be a format \(onnx, torch, safetensors\) or .*, not 'model\.tflite'"):
+    # float32
+    assert [one.probability for one in found] == pytest.approx(
+        [one.probability for one in wanted], abs=1e-6
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"must be a format \(onnx, torch, safetensors\) or .*, not 'model\.tflite'",
+    ):
         model.export("model.tflite")
     with pytest.raises(ValueError, match="makes an .onnx, not --format safetensors"):
         model.export("safetensors", input="any_size")
@@ -308,8 +370,14 @@ def test_it_exports_what_the_command_exports(several, colours, tmp_path):
 
 @pytest.mark.slow
 def test_a_path_says_the_format_and_an_onnx_has_no_network_of_torch_s(several, colours, tmp_path):
-    file = load(several, device="cpu").export(tmp_path / "model.onnx", input="any_size", verify_on=colours / "test")
-    assert file == tmp_path / "model.onnx" and file.is_file() and (tmp_path / "model.onnx.json").is_file()
+    file = load(several, device="cpu").export(
+        tmp_path / "model.onnx", input="any_size", verify_on=colours / "test"
+    )
+    assert (
+        file == tmp_path / "model.onnx"
+        and file.is_file()
+        and (tmp_path / "model.onnx.json").is_file()
+    )
     exported = load(file, device="cpu")
     assert len(exported.predict(colours / "test")) == 30
     for use in (lambda: exported.network, lambda: exported.embed(colours / "test")):
@@ -323,7 +391,19 @@ def test_it_tests_as_the_command_does(several, colours, cli, tmp_path, monkeypat
     seed = torch.random.initial_seed()
     result = load(several, device="cpu").test(colours, batch=7, workers=0, out="ours")
     assert torch.random.initial_seed() == seed  # the process is left as it was
-    cli("test", several, colours, "--batch", "7", "--workers", "0", "--out", "theirs", "--trainer.accelerator", "cpu")
+    cli(
+        "test",
+        several,
+        colours,
+        "--batch",
+        "7",
+        "--workers",
+        "0",
+        "--out",
+        "theirs",
+        "--trainer.accelerator",
+        "cpu",
+    )
     assert result == json.loads((tmp_path / "ours/test/version_0/test.json").read_text())
     theirs = json.loads((tmp_path / "theirs/test/version_0/test.json").read_text())
     assert {**result, "seconds": 0} == {**theirs, "seconds": 0}

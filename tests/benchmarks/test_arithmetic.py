@@ -27,10 +27,22 @@ ABOUT = {"machine": "a processor, 2 cores", "date": "2026-11-23", "versions": {"
 
 
 def test_two_recipes_are_compared_on_the_same_images_by_mcnemar():
-    assert [recipes.as_text(right) for right in ([1, 0, 1, 0], [1], [0, 0, 0, 1, 1, 1, 1, 1])] == ["a", "8", "1f"]
-    rights = {("a", 0): [1, 1, 1, 0, 0, 1], ("b", 0): [1, 0, 0, 0, 1, 0], ("a", 1): [1, 1], ("b", 1): [1, 0]}
+    assert [recipes.as_text(right) for right in ([1, 0, 1, 0], [1], [0, 0, 0, 1, 1, 1, 1, 1])] == [
+        "a",
+        "8",
+        "1f",
+    ]
+    rights = {
+        ("a", 0): [1, 1, 1, 0, 0, 1],
+        ("b", 0): [1, 0, 0, 0, 1, 0],
+        ("a", 1): [1, 1],
+        ("b", 1): [1, 0],
+    }
     common = {"data": "hotdog", "image_size": 128}
-    records = [{"name": n, "seed": s, "right": recipes.as_text(r), **common} for (n, s), r in rights.items()]
+    records = [
+        {"name": n, "seed": s, "right": recipes.as_text(r), **common}
+        for (n, s), r in rights.items()
+    ]
     assert recipes.paired(records, ["a", "b"], "hotdog", 128).splitlines() == [
         "seed 0: only a right 3, only b right 1, p = 0.625",  # 2 * (1 + 4) / 16
         "seed 1: only a right 1, only b right 0, p = 1.000",
@@ -61,7 +73,9 @@ def test_the_fastest_peer_is_that_of_the_whole_job_on_our_machine():
     later = {**fastai, "repeat": 1, "seconds": 50}  # a round that timm has not
     faster = {**first, "tool": "plain", "experiment": "throughput", "seconds": 2}
     assert peers.fastest_peers([ours, timm, fastai, later, faster])[0] == ("timm", "default")
-    assert peers.fastest_peers([ours, {**timm, "machine": "another"}, fastai]) == [("fastai", "default")]
+    assert peers.fastest_peers([ours, {**timm, "machine": "another"}, fastai]) == [
+        ("fastai", "default")
+    ]
 
 
 def test_peers_are_compared_by_medians_and_on_one_machine():
@@ -86,11 +100,21 @@ def test_means_are_over_the_sets_that_most_points_are_on():
     records += [measured("hotdog", "plain", "epochs_5", 0.9, 300)]
     records += [measured(name, "timm", "epochs_5", 0.1, 9) for name in SMALL[:2]]
     records += [measured("satellite", "ultralytics", "epochs_100", 0.9, 999)]
-    assert mean_sets(records) == list(SMALL)  # hotdog has one point of three, the long run does not count
-    assert over_sets(records) == [Point("plain", "epochs_5", 50, (0.6,)), Point("fastai", "epochs_5", 60, (0.7,))]
+    # hotdog has one point of three, the long run does not count
+    assert mean_sets(records) == list(SMALL)
+    assert over_sets(records) == [
+        Point("plain", "epochs_5", 50, (0.6,)),
+        Point("fastai", "epochs_5", 60, (0.7,)),
+    ]
     # A seed counts where all sets have it; the seconds are those of the fastest seed of each set.
-    records = [measured("trash", "plain", "epochs_5", 0.5 + seed / 10, 10 + seed, seed) for seed in range(3)]
-    records += [measured("flowers", "plain", "epochs_5", 0.7 + seed / 10, 30 - seed, seed) for seed in range(2)]
+    records = [
+        measured("trash", "plain", "epochs_5", 0.5 + seed / 10, 10 + seed, seed)
+        for seed in range(3)
+    ]
+    records += [
+        measured("flowers", "plain", "epochs_5", 0.7 + seed / 10, 30 - seed, seed)
+        for seed in range(2)
+    ]
     (point,) = over_sets(records)
     assert point.accuracies == pytest.approx((0.6, 0.7))
     assert point.seconds == pytest.approx((10 + 29) / 2)
@@ -108,9 +132,15 @@ def test_in_which_part_of_its_seconds_a_peer_is_reached():
     early = Point("plain", "epochs_5", 100, (0.7,))
     late = Point("fastai", "epochs_5", 100, (0.75,))
     never = Point("timm", "epochs_5", 100, (0.81,))
-    assert dict(targets.reached([*line, early, late, never])) == {early: 0.3, late: 0.6, never: math.inf}
+    assert dict(targets.reached([*line, early, late, never])) == {
+        early: 0.3,
+        late: 0.6,
+        never: math.inf,
+    }
     # Any of our settings may be the one.
-    assert dict(targets.reached([*line, Point("finetune", "epochs_5", 20, (0.9,)), never])) == {never: 0.2}
+    assert dict(targets.reached([*line, Point("finetune", "epochs_5", 20, (0.9,)), never])) == {
+        never: 0.2
+    }
 
 
 def test_errors_at_equal_time_are_those_of_the_longest_budget_that_is_over():
@@ -119,7 +149,9 @@ def test_errors_at_equal_time_are_those_of_the_longest_budget_that_is_over():
     good = Point("plain", "epochs_5", 60, (0.6,))
     worse = Point("timm", "epochs_5", 65, (0.55,))  # another is better sooner
     best = Point("plain", "epochs_20", 70, (0.9,))
-    rivals = targets.at_equal_time([*line, best, worse, good, early, Point("finetune", "epochs_5", 20, (0.99,))])
+    rivals = targets.at_equal_time(
+        [*line, best, worse, good, early, Point("finetune", "epochs_5", 20, (0.99,))]
+    )
     assert [(r.peer, r.ours) for r in rivals] == [(early, None), (good, line[0]), (best, line[1])]
     assert [r.value for r in rivals] == pytest.approx([math.inf, 0.2 / 0.4, 0.3 / 0.1])
 
@@ -137,9 +169,13 @@ def test_a_peer_is_ahead_by_standard_errors_of_the_test_images():
     assert found["fastai"] < 0
     assert found["transformers"] == math.inf  # it is over before any budget of ours
     text = quality_documents.sets_lost(records)
-    assert text.startswith("missed. Ahead are trash: plain PyTorch, 5 epochs by 2.1. 2 of 3 points are compared, ")
+    assert text.startswith(
+        "missed. Ahead are trash: plain PyTorch, 5 epochs by 2.1. 2 of 3 points are compared, "
+    )
     # The control: with a fourth of the images the same difference says nothing.
-    assert quality_documents.sets_lost([{**r, "num_test": 25} for r in records]).startswith("met. 2 of 3")
+    assert quality_documents.sets_lost([{**r, "num_test": 25} for r in records]).startswith(
+        "met. 2 of 3"
+    )
 
 
 def test_budgets_are_compared_with_their_minutes_and_with_shorter_ones():
@@ -162,10 +198,18 @@ def test_calibration_stands_beside_what_chance_would_give(tmp_path):
     # 2 * 0.8 * 0.2 = 0.32 on average. (0.5 + 0.32) / 4 = 0.205; in one bin it would be 0.165.
     # One draw varies by sqrt(0.5² + 0.24²) / 4 = 0.14, the mean of 1,000 by 0.0044; 0.01 is 2.3 of them.
     found = commands.calibration(tmp_path)
-    assert found == {"calibration_error": 0.07, "calibration_error_if_true": pytest.approx(0.205, abs=0.01)}
+    assert found == {
+        "calibration_error": 0.07,
+        "calibration_error_if_true": pytest.approx(0.205, abs=0.01),
+    }
     # The verdict is that of the error before scaling.
-    for before, told in ((0.04, "met. 0.040, after scaling 0.070 (n = 1); "), (0.06, "missed. 0.060")):
-        record = measured("trash", "finetune", "default", 0.5, 9, calibration_error_before_scaling=before, **found)
+    for before, told in (
+        (0.04, "met. 0.040, after scaling 0.070 (n = 1); "),
+        (0.06, "missed. 0.060"),
+    ):
+        record = measured(
+            "trash", "finetune", "default", 0.5, 9, calibration_error_before_scaling=before, **found
+        )
         assert quality_documents.calibration([record]).startswith(told)
 
 
@@ -203,7 +247,9 @@ def test_the_kept_epoch_is_judged_by_other_images_than_chose_it():
     assert found["patience"] < found["kept"]
     assert 0.5 < found["epochs"] < 1
     # A mean of 200 draws of 370 of 400 images: sqrt(0.16 / 370 * 30 / 400 / 200) = 0.0004; 0.003 is seven of them.
-    assert found["the last"] == pytest.approx(technique_documents.right(digits[-1]).mean(), abs=0.003)
+    assert found["the last"] == pytest.approx(
+        technique_documents.right(digits[-1]).mean(), abs=0.003
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +273,9 @@ def test_the_model_by_hand():
     # 1.5 (8 / 2 + 2); four on two cores: 1.5 (8 + 4 x 2) / 2; four on four: 1.5 (8 / 4 + 2)
     assert [model.compute_seconds(work, *at) for at in ((2, 2), (4, 2), (4, 4))] == [9, 12, 6]
     # one message of 129,068 weights
-    assert model.step_seconds(ddp, work, 2, 2, model.Link(0.5, 1e6)) == pytest.approx(9 + 0.5 + 4 * 129_068 / 1e6)
+    assert model.step_seconds(ddp, work, 2, 2, model.Link(0.5, 1e6)) == pytest.approx(
+        9 + 0.5 + 4 * 129_068 / 1e6
+    )
     # a head: all but the rest of the network is shared out
     head = Case("", "layer-wise", "lenet", 8, 28, 1)
     assert model.work_of(head, {"1": 10, "1 10 classes": 4, "2 10 classes": 4}, 2) == (6, 4, 1, 1)
@@ -242,7 +290,12 @@ def test_the_model_by_hand():
 
 
 def test_buckets_are_those_of_torch_and_messages_of_batch_norm_by_hand():
-    for name, num_classes in (("resnet18", 1000), ("lenet", 10), ("resnet18", 100_000), ("mobilenet_v3_small", 10)):
+    for name, num_classes in (
+        ("resnet18", 1000),
+        ("lenet", 10),
+        ("resnet18", 100_000),
+        ("mobilenet_v3_small", 10),
+    ):
         network = model.untrained(name, num_classes)
         real = [torch.empty(parameter.shape) for parameter in reversed(list(network.parameters()))]
         indices, _ = dist._compute_bucket_assignment_by_size(real, list(model.BUCKET_BYTES))
@@ -261,7 +314,9 @@ def test_predictions_by_hand():
     assert machine.latency(64, True) == pytest.approx(45.2e-6)
     assert machine.step(network, 1, 100, "frozen") == pytest.approx(0.1)
     assert machine.step(network, 2, 100, "frozen") == pytest.approx(0.05 + 16.4e-6 + 1e-3)
-    assert machine.step(network, 64, 6_400, "frozen") == pytest.approx(0.1 + 148.4e-6 + 2 * 63 / 64 * 1e6 / 1e8)
+    assert machine.step(network, 64, 6_400, "frozen") == pytest.approx(
+        0.1 + 148.4e-6 + 2 * 63 / 64 * 1e6 / 1e8
+    )
     assert machine.efficiency(network, 2, 100, "frozen") == pytest.approx(0.05 / (0.05 + 1.0164e-3))
     # Three buckets of ResNet-18: three latencies of 8.4 + 2 x 7 x 4 µs where nothing overlaps.
     resnet = model.untrained("resnet18", 1000)
@@ -286,16 +341,23 @@ def test_the_arithmetic_of_the_claims():
 def test_timelines_are_those_of_the_schedules(k, m):
     drawn = {name: timelines.timeline(order, k, m) for name, order in timelines.SCHEDULES.items()}
     for steps in drawn.values():
-        ends = {(t.kind, t.number, i): t.start + t.width for i, tasks in enumerate(steps) for t in tasks}
+        ends = {
+            (t.kind, t.number, i): t.start + t.width for i, tasks in enumerate(steps) for t in tasks
+        }
         assert len(ends) == 2 * k * m
         for i, tasks in enumerate(steps):
             assert all(a.start + a.width <= b.start for a, b in pairwise(tasks))
             for task in tasks:
                 if task.kind == "backward":
-                    before = ("backward", task.number, i + 1) if i < k - 1 else ("forward", task.number, i)
+                    before = (
+                        ("backward", task.number, i + 1)
+                        if i < k - 1
+                        else ("forward", task.number, i)
+                    )
                     assert ends[before] <= task.start
                 elif i:
                     assert ends["forward", task.number, i - 1] <= task.start
-        assert max(ends.values()) == 3 * (m + k - 1)  # forward 1, backward 2: only filling and draining is idle
+        # forward 1, backward 2: only filling and draining is idle
+        assert max(ends.values()) == 3 * (m + k - 1)
     assert [timelines.held(tasks) for tasks in drawn["gpipe"]] == [m] * k
     assert [timelines.held(tasks) for tasks in drawn["1f1b"]] == [min(k - i, m) for i in range(k)]

@@ -29,7 +29,9 @@ for optimizer in (torch.optim.SGD([weight], 0.1), torch.optim.AdamW([weight])):
     assert measure.run([sys.executable, "-c", "print(1)"], {}, tmp_path / "other")["stamps"] == []
 
 
-def test_the_watch_says_what_validation_says_and_leaves_the_fit_alone(colours, tmp_path, monkeypatch):
+def test_the_watch_says_what_validation_says_and_leaves_the_fit_alone(
+    colours, tmp_path, monkeypatch
+):
     monkeypatch.setenv(watch.FILE, str(tmp_path / "right.json"))
     monkeypatch.setattr(watch, "LARGER", (1,))
     states = []

@@ -33,7 +33,9 @@ def test_other_commands_exist_with_their_options():
             assert (ROOT / words[2].replace(".", "/") / "__main__.py").exists()
             continue
         assert words[1] in OWN
-        assert {word.removeprefix("--") for word in words if word.startswith("--")} <= own_options(words[1])
+        assert {word.removeprefix("--") for word in words if word.startswith("--")} <= own_options(
+            words[1]
+        )
 
 
 def test_the_shown_parity_has_every_way_within_its_tolerance():
@@ -41,7 +43,8 @@ def test_the_shown_parity_has_every_way_within_its_tolerance():
     rows = {way: re.search(rf"^{way}  .*$", block, re.M) for way in WAYS}
     assert None not in rows.values()
     differences = [float(rows[way][0].split()[-4]) for way in WAYS[1:]]
-    assert max(differences) <= 1e-10  # what the page says under the table: sums in another order round differently
+    # what the page says under the table: sums in another order round differently
+    assert max(differences) <= 1e-10
     assert re.search("at most\n1e-10", block)
 
 

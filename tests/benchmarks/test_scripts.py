@@ -30,7 +30,14 @@ def record(experiment, tool, setting="default", repeat=0, **result) -> dict:
         "machine": "a processor, 2 cores",
         "date": "2026-11-21",
     }
-    return {"experiment": experiment, "tool": tool, "setting": setting, "repeat": repeat, **result, **about}
+    return {
+        "experiment": experiment,
+        "tool": tool,
+        "setting": setting,
+        "repeat": repeat,
+        **result,
+        **about,
+    }
 
 
 def test_all_tools_get_the_first_pictures_of_each_class(compare, tmp_path):
@@ -53,10 +60,16 @@ def test_the_peers_get_the_same_weights(compare, tmp_path):
     net = models.resnet18(num_classes=99).half()
     torch.save(net.state_dict(), tmp_path / "weights.pt")
     forms = compare.materials.write_weights(tmp_path / "weights.pt", tmp_path / "forms")
-    for state in (torch.load(compare.materials.pretrained(forms)), load_file(forms / "hub_model/model.safetensors")):
+    for state in (
+        torch.load(compare.materials.pretrained(forms)),
+        load_file(forms / "hub_model/model.safetensors"),
+    ):
         models.resnet18().load_state_dict(state)
         assert torch.equal(state["layer4.1.conv2.weight"], net.layer4[1].conv2.weight.float())
-        assert torch.equal(state["fc.weight"][:99], net.fc.weight.float()) and not state["fc.weight"][99:].any()
+        assert (
+            torch.equal(state["fc.weight"][:99], net.fc.weight.float())
+            and not state["fc.weight"][99:].any()
+        )
 
 
 def test_a_stopped_comparison_goes_on_where_it_was(compare, monkeypatch, tmp_path):
@@ -98,7 +111,10 @@ def test_a_stopped_comparison_goes_on_where_it_was(compare, monkeypatch, tmp_pat
     assert go() == 1  # something failed
     # Two rounds have all; in the third, we and the two fastest peers take turns.
     everybody = ["finetune", "fastai", "fastai", "ultralytics", "ultralytics"]
-    rounds = [*((tool, repeat) for repeat in (0, 1) for tool in everybody), *((tool, 2) for tool in everybody[:3])]
+    rounds = [
+        *((tool, repeat) for repeat in (0, 1) for tool in everybody),
+        *((tool, 2) for tool in everybody[:3]),
+    ]
     assert [(r.tool, r.repeat) for r in measured[:2] + measured[3:]] == rounds
     num = len(measured)
     assert go() == 0 and len(measured) == num  # what failed is not tried again by itself
@@ -118,7 +134,9 @@ def test_each_command_is_understood_and_changes_what_it_says(name, colours, tmp_
         def _run_subcommand(self, subcommand: str) -> None: ...
 
     def parsed(technique):
-        words = command(Run(technique, colours.name, 1), colours.parent, tmp_path / "w.pt", tmp_path / "out")
+        words = command(
+            Run(technique, colours.name, 1), colours.parent, tmp_path / "w.pt", tmp_path / "out"
+        )
         return ParseOnly(in_full_spelling(words[3:])).config["fit"]
 
     settings, base = parsed(name), parsed("default")

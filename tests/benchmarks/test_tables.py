@@ -12,8 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 from paths import ROOT
 
-PAGES = {path.name: path.read_text("utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
-COMPUTED = {"traffic", "prediction", "claims"}  # from published figures and networks, not from records
+PAGES = {
+    path.name: path.read_text("utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+# from published figures and networks, not from records
+COMPUTED = {"traffic", "prediction", "claims"}
 
 
 def script(name: str) -> ModuleType:
@@ -29,7 +33,9 @@ def many(module: str) -> Callable[[Any], dict[str, str]]:
     return lambda found: script(module).tables(found)
 
 
-def one(block: str, module: str, part: str = "", function: str = "table") -> Callable[[Any], dict[str, str]]:
+def one(
+    block: str, module: str, part: str = "", function: str = "table"
+) -> Callable[[Any], dict[str, str]]:
     """Return what makes a single block of the records, or of a part of them."""
     return lambda found: {block: getattr(script(module), function)(found[part] if part else found)}
 
@@ -62,10 +68,14 @@ SOURCES = {
     "data/indexing": Source(one("many_files", "data.indexing", "seconds"), ("scan",)),
     "data/loading": Source(one("data_road", "data.loading", "pictures_per_second"), ("cpu",)),
     "defaults/defaults": Source(many("defaults.__main__"), ("accuracy",)),
-    "export/export": Source(one("export", "export.__main__"), ("milliseconds",), ("benchmarks.md", "export.md")),
+    "export/export": Source(
+        one("export", "export.__main__"), ("milliseconds",), ("benchmarks.md", "export.md")
+    ),
     "gpu/gpu": Source(one("gpu", "gpu.documents", "measurements", "document"), ("rates",)),
     "peers/compare": Source(many("peers.documents"), ("seconds", "later_rate", "date")),
-    "quality/quality": Source(lambda found: script("quality.documents").blocks(found), ("accuracy", "date")),
+    "quality/quality": Source(
+        lambda found: script("quality.documents").blocks(found), ("accuracy", "date")
+    ),
     "quality/sizes": Source(one("sizes", "quality.sizes"), ("accuracy",)),
     "recipes/fashion_mnist": Source(one("fashion_mnist", "recipes.fashion_mnist"), ("accuracy",)),
     "recipes/recipes": Source(recipes, ("accuracy",)),
@@ -78,7 +88,9 @@ SOURCES = {
 def changed(value: Any, fields: tuple[str, ...], is_inside: bool = False) -> Any:
     """Return records whose fields say something else: half of each number, 0 for 1 and 1 for 0 in each text."""
     if isinstance(value, dict):
-        return {key: changed(inner, fields, is_inside or key in fields) for key, inner in value.items()}
+        return {
+            key: changed(inner, fields, is_inside or key in fields) for key, inner in value.items()
+        }
     if isinstance(value, list):
         return [changed(inner, fields, is_inside) for inner in value]
     if not is_inside:
@@ -103,7 +115,10 @@ def environment(monkeypatch):
 
 
 LONG = {"scaling/scaling", "techniques/techniques"}  # seconds each
-ALL = [pytest.param(records, marks=[pytest.mark.slow] if records in LONG else []) for records in SOURCES]
+ALL = [
+    pytest.param(records, marks=[pytest.mark.slow] if records in LONG else [])
+    for records in SOURCES
+]
 
 
 @pytest.mark.parametrize("records", ALL)
@@ -111,15 +126,25 @@ def test_the_tables_of_a_page_equal_the_records(records):
     source = SOURCES[records]
     others = source.blocks(changed(records_of(records), source.fields))
     for page in source.pages:
-        assert [name for name, block in blocks_of(records).items() if marked(name, block) not in PAGES[page]] == []
+        assert [
+            name
+            for name, block in blocks_of(records).items()
+            if marked(name, block) not in PAGES[page]
+        ] == []
         # The control: with changed records no block is the one in the page.
-        assert {name for name, block in others.items() if marked(name, block) in PAGES[page]} <= COMPUTED
+        assert {
+            name for name, block in others.items() if marked(name, block) in PAGES[page]
+        } <= COMPUTED
 
 
 @pytest.mark.slow
 def test_every_marked_block_of_a_page_has_a_source():
     """Each block stands once in its page, and the sources together write all blocks that there are."""
-    there = [(page, name) for page, text in PAGES.items() for name in re.findall(r"^<!-- (\w+) -->$", text, re.M)]
+    there = [
+        (page, name)
+        for page, text in PAGES.items()
+        for name in re.findall(r"^<!-- (\w+) -->$", text, re.M)
+    ]
     written = []
     for records, source in SOURCES.items():
         written += [(page, name) for name in blocks_of(records) for page in source.pages]
@@ -131,7 +156,9 @@ def test_computed_tables_depend_on_the_network(monkeypatch):
     """The control of the tables without records: another network gives blocks that are not in the page."""
     documents = script("scaling.documents")
     untrained = documents.untrained
-    monkeypatch.setattr(documents, "untrained", lambda name, num_classes: untrained("resnet34", num_classes))
+    monkeypatch.setattr(
+        documents, "untrained", lambda name, num_classes: untrained("resnet34", num_classes)
+    )
     for table in ("traffic", "prediction", "claims"):
         assert marked(table, getattr(documents, f"{table}_table")()) not in PAGES["parallelism.md"]
 
@@ -144,20 +171,32 @@ def test_headers_and_readme_say_what_was_recorded():
             continue
         text = (ROOT / f"configs/{name}.yaml").read_text("utf-8")
         header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-        found = [r["accuracy"] for r in recorded if (r["name"], r["data"], r["image_size"]) == (name, "hotdog", 128)]
+        found = [
+            r["accuracy"]
+            for r in recorded
+            if (r["name"], r["data"], r["image_size"]) == (name, "hotdog", 128)
+        ]
         if not found:
             assert "on the pictures of hotdog.yaml not measured" in header, name
             assert re.search(rf"^\| `{name}\.yaml`.* \| – \|$", PAGES["README.md"], re.M), name
             continue
         expected = f"{statistics.fmean(found):.3f} ± {statistics.stdev(found):.3f}"
         assert f"test accuracy {expected}," in header, (name, expected)
-        assert re.search(rf"^\| `{name}\.yaml`.* \| {expected} \|$", PAGES["README.md"], re.M), (name, expected)
+        assert re.search(rf"^\| `{name}\.yaml`.* \| {expected} \|$", PAGES["README.md"], re.M), (
+            name,
+            expected,
+        )
     configs = []
     for record in records_of("recipes/fashion_mnist"):
-        assert record["command"] == f"finetune {script('recipes.fashion_mnist').COMMANDS[record['name']]}"
+        assert (
+            record["command"]
+            == f"finetune {script('recipes.fashion_mnist').COMMANDS[record['name']]}"
+        )
         if match := re.search(r"--config (\S+)", record["command"]):
             configs.append(match[1])
-            assert f"{record['accuracy']:.4f}" in (ROOT / "configs" / match[1]).read_text("utf-8"), record["name"]
+            assert f"{record['accuracy']:.4f}" in (ROOT / "configs" / match[1]).read_text(
+                "utf-8"
+            ), record["name"]
     assert set(configs) == {"fashion_mnist_lenet.yaml", "fashion_mnist_resnet18.yaml"}
 
 
@@ -167,7 +206,8 @@ def test_records_hold_what_pages_say_of_them():
     for record in export:
         assert record["num_pictures"] == 800
         for name in ("onnx", "any"):
-            assert record["largest_difference"][name] <= 1e-4  # above it `finetune export` writes no file
+            # above it `finetune export` writes no file
+            assert record["largest_difference"][name] <= 1e-4
             assert record["num_other"][name] == 0
     for record in records_of("data/indexing")["seconds"]:
         assert record["bytes"] <= 200

@@ -25,7 +25,8 @@ from finetune.runs import run_lock
 from finetune.system.messages import WrongUsage
 
 OF_NETWORK = ("--model.backbone", "small_cnn", "--model.weights", "null")
-pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")  # run_lightning would silence it
+# run_lightning would silence it
+pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 
 REST = [
     option
@@ -45,7 +46,9 @@ def files(tmp_path_factory):
     blind = {name: torch.zeros_like(value) for name, value in network.state_dict().items()}
     torch.save(blind, folder / "blind.pt")
     torch.save(build("lenet", 2).state_dict(), folder / "lenet.pt")
-    return SimpleNamespace(seeing=folder / "seeing.pt", blind=folder / "blind.pt", lenet=folder / "lenet.pt")
+    return SimpleNamespace(
+        seeing=folder / "seeing.pt", blind=folder / "blind.pt", lenet=folder / "lenet.pt"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +80,14 @@ def budgets(monkeypatch):
     asked = []
 
     def rank(networks, labels, num_classes, seconds, seed):
-        asked.append(SimpleNamespace(names=list(networks), seconds=seconds, seed=seed, num_images=len(labels)))
-        standings = [Standing(name, 0.5, 1.0, len(labels), 1.0) for name in reversed(list(networks))]
+        asked.append(
+            SimpleNamespace(
+                names=list(networks), seconds=seconds, seed=seed, num_images=len(labels)
+            )
+        )
+        standings = [
+            Standing(name, 0.5, 1.0, len(labels), 1.0) for name in reversed(list(networks))
+        ]
         return Ranking(standings, num_images=len(labels))
 
     monkeypatch.setattr(backbone_choice, "rank", rank)
@@ -89,7 +98,9 @@ def settings(run: Path) -> dict:
     return yaml.safe_load((run / "config.yaml").read_text())
 
 
-def test_the_network_that_sees_the_classes_is_chosen_and_written_down(files, colours, cli, tmp_path, caplog):
+def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
+    files, colours, cli, tmp_path, caplog
+):
     given = f"small_cnn={files.blind},small_cnn={files.seeing},small_cnn={files.lenet}"
     cli("fit", colours, "--backbone", "auto", "--weights", given, *LINE)
     run = tmp_path / "runs/fit/version_0"
@@ -101,13 +112,19 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(files, col
     assert blind["accuracy"] < 0.5  # of three classes: the control
     assert list(ranking["unusable"]) == [f"small_cnn={files.lenet}"]
     (line,) = [text for text in caplog.messages if text.startswith("backbone ")]
-    assert f"backbone small_cnn={files.seeing}, chosen in" in line and "of 53 training images" in line
-    assert f"{100 * seeing['accuracy']:.1f} %" in line and f"{100 * blind['accuracy']:.1f} %" in line
+    assert (
+        f"backbone small_cnn={files.seeing}, chosen in" in line and "of 53 training images" in line
+    )
+    assert (
+        f"{100 * seeing['accuracy']:.1f} %" in line and f"{100 * blind['accuracy']:.1f} %" in line
+    )
     (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
     assert str(files.lenet) in skipped and "does not fit" in skipped
 
 
-def test_a_run_that_goes_on_or_is_repeated_does_not_rank_again(files, colours, cli, tmp_path, request):
+def test_a_run_that_goes_on_or_is_repeated_does_not_rank_again(
+    files, colours, cli, tmp_path, request
+):
     given = ["--backbone", "auto", "--weights", f"small_cnn={files.seeing},lenet={files.lenet}"]
     cli("fit", colours, *given, *LINE)
     run_lock.release()
@@ -126,7 +143,9 @@ def test_a_run_that_goes_on_or_is_repeated_does_not_rank_again(files, colours, c
     assert settings(tmp_path / "runs/fit/version_1")["model"] == before["model"]
 
 
-def test_resume_passes_over_a_run_whose_network_was_named(files, colours, cli, tmp_path, caplog, budgets):
+def test_resume_passes_over_a_run_whose_network_was_named(
+    files, colours, cli, tmp_path, caplog, budgets
+):
     cli("fit", colours, *LINE, *OF_NETWORK)
     run_lock.release()
     given = ["--backbone", "auto", "--weights", f"small_cnn={files.seeing}"]
@@ -135,12 +154,24 @@ def test_resume_passes_over_a_run_whose_network_was_named(files, colours, cli, t
     assert any("of a network that was named, small_cnn" in text for text in caplog.messages)
 
 
-def test_the_random_numbers_of_the_fit_are_those_of_a_fit_without_a_choice(files, colours, cli, tmp_path):
-    cli("fit", colours, "--backbone", "auto", "--weights", f"small_cnn={files.blind},small_cnn={files.seeing}", *LINE)
+def test_the_random_numbers_of_the_fit_are_those_of_a_fit_without_a_choice(
+    files, colours, cli, tmp_path
+):
+    cli(
+        "fit",
+        colours,
+        "--backbone",
+        "auto",
+        "--weights",
+        f"small_cnn={files.blind},small_cnn={files.seeing}",
+        *LINE,
+    )
     run_lock.release()
     cli("fit", colours, "--model.backbone", "small_cnn", "--model.weights", files.seeing, *LINE)
     runs = [tmp_path / f"runs/fit/version_{i}" for i in range(2)]
-    first, second = (torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in runs)
+    first, second = (
+        torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in runs
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -153,7 +184,10 @@ def test_checkpoints_folders_of_timm_and_pairs_are_candidates(
     named = [f"small_cnn={best}", f"small_cnn={files.seeing}", "timm/test_resnet"]
     assert budgets[0].names == named
     found = settings(tmp_path / "runs/fit/version_0")
-    assert (found["model"]["backbone"], found["model"]["weights"]) == ("timm/test_resnet", str(timm_folder))
+    assert (found["model"]["backbone"], found["model"]["weights"]) == (
+        "timm/test_resnet",
+        str(timm_folder),
+    )
     # Images are prepared as the weights say, except for the size, which the command line sets.
     assert found["data"]["init_args"]["image_size"] == 48
     assert found["data"]["init_args"]["crop_share"] == 0.95
@@ -176,36 +210,58 @@ def test_images_are_ranked_as_the_fit_prepares_them(timm_folder, files, colours,
     # A config that leaves the choice to the data means its settings for every candidate.
     assert [prepare["resize"] for prepare in seen] == ["whole", "whole"]
     assert [prepare["image_size"] for prepare in seen] == [28, 28]  # of the command line
-    assert [prepare["crop_share"] for prepare in seen] == [0.95, 0.875]  # as the weights of timm say
+    # as the weights of timm say
+    assert [prepare["crop_share"] for prepare in seen] == [0.95, 0.875]
 
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(None, 120.0), (10, 120.0), (1, 12.0)])
-def test_the_budget_is_a_fifth_of_the_minutes_or_two_minutes(files, colours, tmp_path, budgets, minutes, seconds):
+def test_the_budget_is_a_fifth_of_the_minutes_or_two_minutes(
+    files, colours, tmp_path, budgets, minutes, seconds
+):
     settle_backbone(config(colours, minutes=minutes, weights=f"small_cnn={files.seeing}"), ["fit"])
     assert budgets[0].seconds == pytest.approx(seconds) and budgets[0].seed == 7
 
 
 def config(colours, backbone="auto", weights="DEFAULT", minutes=None, **model):
     """What the parser would have made of a command line."""
-    line = ["fit", "--data.root", str(colours), "--seed_everything", "7", "--model.backbone", backbone]
+    line = [
+        "fit",
+        "--data.root",
+        str(colours),
+        "--seed_everything",
+        "7",
+        "--model.backbone",
+        backbone,
+    ]
     cli = ParseOnly([*line, "--model.weights", weights, *QUICKEST[:6]])
     cli.config["fit"].minutes = minutes
     return cli.config
 
 
-def test_the_processes_of_other_devices_take_the_choice_of_the_first(files, colours, monkeypatch, never_ranked):
+def test_the_processes_of_other_devices_take_the_choice_of_the_first(
+    files, colours, monkeypatch, never_ranked
+):
     monkeypatch.setenv("LOCAL_RANK", "1")
     asked = config(colours)
     with pytest.raises(WrongUsage, match="needs to start the other devices' processes itself"):
         settle_backbone(asked, ["fit"])
     monkeypatch.setenv("FINETUNE_BACKBONE", json.dumps(["small_cnn", str(files.seeing)]))
     settle_backbone(asked, ["fit"])
-    assert (asked["fit"].model.backbone, asked["fit"].model.weights) == ("small_cnn", str(files.seeing))
+    assert (asked["fit"].model.backbone, asked["fit"].model.weights) == (
+        "small_cnn",
+        str(files.seeing),
+    )
 
 
 @pytest.mark.slow
 def test_two_processes_have_one_choice(files, colours, tmp_path):
-    given = ["--backbone", "auto", "--weights", f"small_cnn={files.blind},small_cnn={files.seeing}", *LINE]
+    given = [
+        "--backbone",
+        "auto",
+        "--weights",
+        f"small_cnn={files.blind},small_cnn={files.seeing}",
+        *LINE,
+    ]
     result = processes.finetune("fit", colours, *given, "--devices", 2, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("chosen in") == 1 and result.stderr.count("ranking 2 networks") == 1
@@ -213,7 +269,17 @@ def test_two_processes_have_one_choice(files, colours, tmp_path):
 
 
 def test_a_checkpoint_to_go_on_from_decides(untested_run, colours, cli, tmp_path, never_ranked):
-    cli("fit", colours, *LINE, "--backbone", "auto", "--ckpt_path", untested_run, "--trainer.max_epochs", 2)
+    cli(
+        "fit",
+        colours,
+        *LINE,
+        "--backbone",
+        "auto",
+        "--ckpt_path",
+        untested_run,
+        "--trainer.max_epochs",
+        2,
+    )
     assert settings(tmp_path / "runs/fit/version_0")["model"]["backbone"] == "small_cnn"
 
 
@@ -221,7 +287,11 @@ def test_python_takes_lists(files, colours, tmp_path, monkeypatch, budgets):
     monkeypatch.chdir(tmp_path)
     with_comma = tmp_path / "a,b.pt"
     with_comma.write_bytes(files.seeing.read_bytes())
-    words = {**QUICK, "backbone": "auto", "weights": [f"lenet={files.lenet}", f"small_cnn={with_comma}"]}
+    words = {
+        **QUICK,
+        "backbone": "auto",
+        "weights": [f"lenet={files.lenet}", f"small_cnn={with_comma}"],
+    }
     run = finetune.fit(colours, **words)
     assert settings(run.path)["model"]["weights"] == str(with_comma)
     assert budgets[0].names == ["lenet", "small_cnn"]
@@ -239,9 +309,15 @@ def test_a_list_of_names_is_a_choice_among_them(colours, monkeypatch, budgets):
 
 def test_what_is_on_this_machine_is_tried_first(colours, monkeypatch, budgets):
     here = "timm/convnext_nano.in12k_ft_in1k"
-    monkeypatch.setattr(backbone_choice, "cached_file", lambda c: Path(here) if c.backbone == here else None)
+    monkeypatch.setattr(
+        backbone_choice, "cached_file", lambda c: Path(here) if c.backbone == here else None
+    )
     settle_backbone(config(colours), ["fit"])
-    assert budgets[0].names[:3] == [here, "efficientnet_b0", "timm/mobilenetv4_conv_medium.e500_r256_in1k"]
+    assert budgets[0].names[:3] == [
+        here,
+        "efficientnet_b0",
+        "timm/mobilenetv4_conv_medium.e500_r256_in1k",
+    ]
 
 
 def test_offline_what_is_not_here_is_skipped_and_named(files, colours, cli, monkeypatch, caplog):
@@ -270,7 +346,10 @@ def test_without_any_network_there_is_one_error(colours, cli, monkeypatch, tmp_p
 
 
 WRONG = [
-    (["--model.freeze", "layer2"], r"--freeze \(--model.freeze\) layer2: stages have other names in each network"),
+    (
+        ["--model.freeze", "layer2"],
+        r"--freeze \(--model.freeze\) layer2: stages have other names in each network",
+    ),
     (["--trainer.num_nodes", "2"], "--backbone auto ranks networks on one machine"),
     (["--weights", "null"], r"leave out --weights \(--model.weights\) null"),
     (
@@ -278,21 +357,32 @@ WRONG = [
         "nowhere: there is no such file or folder; with --backbone auto give a folder of timm's",
     ),
     (["--weights", "resnet18=nowhere.pt"], "there is no file or folder nowhere.pt"),
-    (["--weights", "resnet81=DEFAULT"], "there is no classification network 'resnet81'; did you mean 'resnet18'"),
+    (
+        ["--weights", "resnet81=DEFAULT"],
+        "there is no classification network 'resnet81'; did you mean 'resnet18'",
+    ),
     (
         ["--weights", "{seeing},{seeing}"],
         "seeing.pt does not say of which network it is: name the network, such as resnet18=",
     ),
-    (["--config", "fixed.yaml"], "--backbone auto and the backbone resnet18 of .*fixed.yaml both choose the network"),
+    (
+        ["--config", "fixed.yaml"],
+        "--backbone auto and the backbone resnet18 of .*fixed.yaml both choose the network",
+    ),
     (["--minutes", "1", "--epochs", "3"], "both say how long to train"),
-    (["--backbone", "resnet18,resnet50", "--weights", "{seeing}"], "is not for several networks: give each its own"),
+    (
+        ["--backbone", "resnet18,resnet50", "--weights", "{seeing}"],
+        "is not for several networks: give each its own",
+    ),
     (["--backbone", "resnet18,resnet81"], "can't be 'resnet81'; did you mean 'resnet18'"),
     (["--backbone", "auto,resnet18"], "can't be 'auto'"),
 ]
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG)
-def test_what_does_not_go_with_a_choice_is_told_in_a_line(files, colours, cli, tmp_path, never_ranked, given, message):
+def test_what_does_not_go_with_a_choice_is_told_in_a_line(
+    files, colours, cli, tmp_path, never_ranked, given, message
+):
     Path("fixed.yaml").write_text("model: {backbone: resnet18}")
     given = [text.format(seeing=files.seeing) for text in given]
     rest = [word for word in REST if word not in ("--trainer.max_epochs", "1")]
@@ -312,7 +402,17 @@ def test_an_unreadable_image_does_not_end_the_ranking(files, colours, cli, tmp_p
     folder = shutil.copytree(colours, tmp_path / "some")
     (folder / "train/red/00.png").write_bytes(b"no image")
     given = f"small_cnn={files.blind},small_cnn={files.seeing}"
-    cli("fit", folder, "--backbone", "auto", "--weights", given, *LINE, "--data.on_bad_image", "skip")
+    cli(
+        "fit",
+        folder,
+        "--backbone",
+        "auto",
+        "--weights",
+        given,
+        *LINE,
+        "--data.on_bad_image",
+        "skip",
+    )
     assert settings(tmp_path / "runs/fit/version_0")["model"]["weights"] == str(files.seeing)
 
 

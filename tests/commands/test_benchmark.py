@@ -9,7 +9,15 @@ from colours import QUICK
 
 from finetune.profiling import recorder
 
-SMALL = [*QUICK, "--model.backbone", "lenet", "--data.image_size", "28", "--trainer.max_epochs", "60"]
+SMALL = [
+    *QUICK,
+    "--model.backbone",
+    "lenet",
+    "--data.image_size",
+    "28",
+    "--trainer.max_epochs",
+    "60",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +45,15 @@ def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsy
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--trainer.max_epochs", "1"], "the fit ended after 0 of 5 measurements.*--trainer.max_epochs"),
+        (
+            ["--trainer.max_epochs", "1"],
+            "the fit ended after 0 of 5 measurements.*--trainer.max_epochs",
+        ),
         (["--devices", "1,x"], "--devices takes numbers such as 1,2, not '1,x'"),
-        (["--output", "out.json/x.json"], "--output out.json/x.json: .*out.json is a file, not a folder"),
+        (
+            ["--output", "out.json/x.json"],
+            "--output out.json/x.json: .*out.json is a file, not a folder",
+        ),
         (["--devices", "0"], "--devices takes numbers"),
     ],
 )
@@ -57,7 +71,18 @@ def test_a_wrong_number_of_repeats_is_wrong_usage(cli, colours, capsys):
 
 @pytest.mark.slow
 def test_numbers_of_devices_are_held_beside_each_other(cli, colours, capsys):
-    cli("benchmark", "--data.root", colours, *SMALL, "--repeats", "1", "--devices", "1,2", "--output", "out.json")
+    cli(
+        "benchmark",
+        "--data.root",
+        colours,
+        *SMALL,
+        "--repeats",
+        "1",
+        "--devices",
+        "1,2",
+        "--output",
+        "out.json",
+    )
     rows = json.loads(Path("out.json").read_text())["scaling"]
     assert [row["devices"] for row in rows] == [1, 2]
     assert rows[0]["efficiency"] == 1 and rows[1]["rate"] > 0
@@ -69,5 +94,14 @@ def test_numbers_of_devices_are_held_beside_each_other(cli, colours, capsys):
 @pytest.mark.slow
 def test_torch_was_left_as_it_was(cli, colours):
     before = torch.get_default_dtype()
-    cli("benchmark", "--data.root", colours, *SMALL, "--trainer.precision", "64-true", "--repeats", "1")
+    cli(
+        "benchmark",
+        "--data.root",
+        colours,
+        *SMALL,
+        "--trainer.precision",
+        "64-true",
+        "--repeats",
+        "1",
+    )
     assert torch.get_default_dtype() == before

@@ -37,7 +37,9 @@ def accuracies(out: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_line_for_each_epoch_and_the_same_accuracies_on_any_number_of_replicas(cli, tmp_path, capsys):
+def test_a_line_for_each_epoch_and_the_same_accuracies_on_any_number_of_replicas(
+    cli, tmp_path, capsys
+):
     write_unpacked(tmp_path / "clothes")
     told = []
     for devices in ("cpu", "cpu, cpu, cpu, cpu"):
@@ -64,7 +66,8 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
     cli("by-hand", "--output", "new/curve.png", *QUICK)
     assert capsys.readouterr().out.endswith("accuracy curve in new/curve.png\n")
     assert len(pictures) == 3  # none before the first line, one before each later one
-    blue = [((p[..., 2] > 180) & (p[..., 0] < 60)).sum() for p in pictures]  # the line and its points
+    # the line and its points
+    blue = [((p[..., 2] > 180) & (p[..., 0] < 60)).sum() for p in pictures]
     assert pictures[0].shape == (480, 840, 4) and blue[0] < blue[1] < blue[2]
     assert list(tmp_path.rglob("*.png")) == [tmp_path / "new/curve.png"]
 
@@ -72,7 +75,10 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--devices", "cpu,gpuu"), "--devices cpu,gpuu: there is no device 'gpuu' here; valid are: cpu"),
+        (
+            ("--devices", "cpu,gpuu"),
+            "--devices cpu,gpuu: there is no device 'gpuu' here; valid are: cpu",
+        ),
         (("--devices", "cpu,"), "there is no device '' here"),
         (("--devices", "cpu:1"), "there is no device 'cpu:1' here"),
         (("--devices", "meta"), "there is no device 'meta' here"),
@@ -84,7 +90,10 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
         (("--lr", "0"), "lr 0.0"),
         (("--batch_size", "0"), "batch_size 0"),
         (("--seed", "-1"), "seed -1"),
-        (("--root", "clothes/FashionMNIST/raw/t10k-labels-idx1-ubyte"), "Fashion-MNIST can't be had"),
+        (
+            ("--root", "clothes/FashionMNIST/raw/t10k-labels-idx1-ubyte"),
+            "Fashion-MNIST can't be had",
+        ),
         (("--lr", "1e30"), "lr 1e+30 is too high"),
         (("--output", "clothes"), "--output clothes is a folder"),
     ],
@@ -99,7 +108,9 @@ def test_mistakes_are_told_in_one_line(options, told, tmp_path, monkeypatch, cap
     is_usage = not any(words in told for words in ("can't be had", "too high", "does not divide"))
     assert caught.value.code == (2 if is_usage else 1)
     assert err.startswith("finetune: error: ") and err.count("\n") == 1 and told in err
-    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == [] or "too high" in told
+    assert [
+        path for path in sorted(tmp_path.rglob("*")) if path not in before
+    ] == [] or "too high" in told
     assert list(tmp_path.rglob("*.png")) == []
 
 
@@ -130,9 +141,13 @@ def test_ctrl_c_leaves_the_curve_so_far(tmp_path, monkeypatch, capsys):
 
 
 def test_devices_of_an_accelerator(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+    )
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     names = ["cuda", "cuda:1", "cuda:0", "cpu"]
     assert list(map(str, parse_devices(",".join(names)))) == ["cuda:0", "cuda:1", "cuda:0", "cpu"]
-    with pytest.raises(ValueError, match="no device 'cuda:2' here; valid are: cpu, cuda, cuda:0, cuda:1"):
+    with pytest.raises(
+        ValueError, match="no device 'cuda:2' here; valid are: cpu, cuda, cuda:0, cuda:1"
+    ):
         parse_devices("cuda:0,cuda:2")

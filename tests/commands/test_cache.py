@@ -28,8 +28,16 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     (folder / ".x.features.1234-0.tmp").write_bytes(MARK + b"half a cache")
     (folder / ".x.pictures.stopped.tmp").touch()
     (folder / "kept.features").write_bytes(MARK + b"some")
-    (folder / ".hidden-1234.features").write_bytes(MARK + b"of a folder whose name begins with a dot")
-    users = ["my.pictures", "my.features", "my.activations", ".my.pictures.1234.tmp", "empty.pictures"]
+    (folder / ".hidden-1234.features").write_bytes(
+        MARK + b"of a folder whose name begins with a dot"
+    )
+    users = [
+        "my.pictures",
+        "my.features",
+        "my.activations",
+        ".my.pictures.1234.tmp",
+        "empty.pictures",
+    ]
     for name in users:
         (folder / name).write_text("" if name.startswith("empty") else "of the user")
     os.utime(folder / f"{first}.pictures", (0, time.mktime((2020, 2, 3, 4, 5, 0, 0, 0, -1))))

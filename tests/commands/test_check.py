@@ -42,7 +42,9 @@ def pictures(tmp_path):
         for name in ("a", "b"):
             (tmp_path / "set" / split / name).mkdir(parents=True)
             for i in range(12):
-                pixels = Image.fromarray(rng.integers(0, 256, (9, 12, 3)).astype(np.uint8)).resize((160, 120), 3)
+                pixels = Image.fromarray(rng.integers(0, 256, (9, 12, 3)).astype(np.uint8)).resize(
+                    (160, 120), 3
+                )
                 pixels.save(tmp_path / "set" / split / name / f"{i}.jpg", quality=90)
     return tmp_path / "set"
 
@@ -75,19 +77,41 @@ def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, pictures, tmp_p
     for name in ("shortcut_size.txt", "blank.txt"):
         (tmp_path / "lists" / name).write_text("of a check before")
     assert run(cli, pictures, "--lists", "lists") == 1
-    names = {kind: sorted(file for row in f["rows"] for file in row["files"]) for kind, f in found(tmp_path).items()}
-    assert names["unreadable"] == ["train/a/0.jpg", "train/a/1.jpg", "train/a/2.jpg", "train/a/dangling.jpg"]
-    assert names["other_type"] == ["train/a/3.jpg"] and names["blank"] == ["train/a/4.jpg", "train/a/5.jpg"]
+    names = {
+        kind: sorted(file for row in f["rows"] for file in row["files"])
+        for kind, f in found(tmp_path).items()
+    }
+    assert names["unreadable"] == [
+        "train/a/0.jpg",
+        "train/a/1.jpg",
+        "train/a/2.jpg",
+        "train/a/dangling.jpg",
+    ]
+    assert names["other_type"] == ["train/a/3.jpg"] and names["blank"] == [
+        "train/a/4.jpg",
+        "train/a/5.jpg",
+    ]
     assert names["wide_or_tall"] == ["train/a/6.jpg"] and names["odd_mode"] == ["train/a/7.jpg"]
     assert names["leak_exact"] == ["test/a/copied.jpg", "train/a/8.jpg"]
     assert names["leak_near"] == ["test/b/smaller.jpg", "train/a/9.jpg"]
     assert names["two_classes_exact"] == ["train/a/10.jpg", "train/b/copied.jpg"]
-    assert {"alike_names", "empty_class", "one_split", "tiny_class"} <= names.keys() and "copies_exact" not in names
+    assert {
+        "alike_names",
+        "empty_class",
+        "one_split",
+        "tiny_class",
+    } <= names.keys() and "copies_exact" not in names
     assert before == {path: os.lstat(path).st_mtime_ns for path in pictures.rglob("*")}
-    assert (tmp_path / "lists/blank.txt").read_text().splitlines() == [str(a / "4.jpg"), str(a / "5.jpg")]
+    assert (tmp_path / "lists/blank.txt").read_text().splitlines() == [
+        str(a / "4.jpg"),
+        str(a / "5.jpg"),
+    ]
     out = capsys.readouterr().out
     assert "not of this check, there from before: shortcut_size.txt\n" in out
-    assert out.index("bad") < out.index("warning") < out.index("note") and "train/a/8.jpg = test/a/copied.jpg" in out
+    assert (
+        out.index("bad") < out.index("warning") < out.index("note")
+        and "train/a/8.jpg = test/a/copied.jpg" in out
+    )
 
 
 def test_names_are_shown_and_listed_whatever_they_hold(cli, tmp_path, capsys):
@@ -101,7 +125,12 @@ def test_names_are_shown_and_listed_whatever_they_hold(cli, tmp_path, capsys):
     assert run(cli, tmp_path / "set", "--lists", "lists") == 1
     assert "can't be listed" in capsys.readouterr().out
     page = (tmp_path / "check.html").read_text("utf-8")
-    assert "&lt;b&gt;&amp;amp;" in page and "<b>" not in page and "new\\nline" in page and "\\udcff" in page
+    assert (
+        "&lt;b&gt;&amp;amp;" in page
+        and "<b>" not in page
+        and "new\\nline" in page
+        and "\\udcff" in page
+    )
     listed = (tmp_path / "lists/unreadable.txt").read_bytes().splitlines()
     assert len(listed) == 6 and all(os.path.exists(path) for path in listed)
 
@@ -122,25 +151,34 @@ def test_what_is_no_data_set_is_wrong_usage(cli, tmp_path, make):
 
 def test_one_picture_and_no_picture_are_findings(cli, tmp_path):
     (tmp_path / "set/a").mkdir(parents=True)
-    assert run(cli, tmp_path / "set") == 1 and {"one_class", "empty_class"} <= found(tmp_path).keys()
+    assert (
+        run(cli, tmp_path / "set") == 1 and {"one_class", "empty_class"} <= found(tmp_path).keys()
+    )
     Image.new("RGB", (30, 30), "red").save(tmp_path / "set/a/x.png")
     assert run(cli, tmp_path / "set") == 1 and {"one_class", "blank"} <= found(tmp_path).keys()
 
 
-def test_of_very_many_pictures_it_says_what_it_does_not_look_for(cli, pictures, tmp_path, monkeypatch, capsys):
+def test_of_very_many_pictures_it_says_what_it_does_not_look_for(
+    cli, pictures, tmp_path, monkeypatch, capsys
+):
     for module in (check, perceptual_hash):
         monkeypatch.setattr(module, "MAX_EXACT", 5)
     assert run(cli, pictures) == 0
     title = "of more than 5 pictures cropped copies were hardly looked for"
     assert f"look     {title}" in capsys.readouterr().out
-    assert title in Path("check.html").read_text("utf-8") and title in Path("check.json").read_text("utf-8")
+    assert title in Path("check.html").read_text("utf-8") and title in Path("check.json").read_text(
+        "utf-8"
+    )
 
 
 def test_names_that_a_spreadsheet_would_run_are_noted(cli, pictures, tmp_path, capsys):
     for split in ("train", "test"):
         (pictures / split / "a").rename(pictures / split / "=1+1")
     assert run(cli, pictures) == 1
-    assert "1 name of classes or files that a spreadsheet would run as a formula" in capsys.readouterr().out
+    assert (
+        "1 name of classes or files that a spreadsheet would run as a formula"
+        in capsys.readouterr().out
+    )
     assert found(tmp_path).keys() == {"formula_name"}
 
 
@@ -155,12 +193,16 @@ def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):
 @pytest.mark.slow
 def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
     """On colours it has learned, what was moved to another class comes first."""
-    cli("fit", "--data.root", colours, *QUICKEST, "--data.batch_size", 12, "--trainer.max_epochs", 3)
+    cli(
+        "fit", "--data.root", colours, *QUICKEST, "--data.batch_size", 12, "--trainer.max_epochs", 3
+    )
     folder = shutil.copytree(colours, tmp_path / "set")
     moved = sorted((folder / "train").glob("*/*"))[0]
     other = next(path for path in sorted((folder / "train").iterdir()) if path != moved.parent)
     moved.rename(other / "moved.png")
-    assert run(cli, folder, "--ckpt_path", tmp_path / "runs/fit/version_0/checkpoints/last.ckpt") in (0, 1)
+    assert run(
+        cli, folder, "--ckpt_path", tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    ) in (0, 1)
     assert found(tmp_path)["labels"]["rows"][0]["files"] == [f"train/{other.name}/moved.png"]
     with pytest.raises(Exception, match="small_cnn|checkpoint"):
         cli("check", folder, "--ckpt_path", __file__)
@@ -189,7 +231,9 @@ def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(pictures, tmp_path):
 @pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(pictures, tmp_path):
     command = [sys.executable, "-m", "finetune", "check", str(pictures)]
-    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     child.stdout.close()
     assert child.wait(60) in (0, 141) and child.stderr.read() == ""
     child.stderr.close()
@@ -199,11 +243,15 @@ def test_a_reader_that_goes_away_is_no_error(pictures, tmp_path):
 def test_two_at_once_leave_one_whole_result(pictures, tmp_path):
     children = [start("check", pictures, cwd=tmp_path) for _ in range(2)]
     assert [child.wait(60) for child in children] == [0, 0]
-    assert found(tmp_path) == {} and (tmp_path / "check.html").read_text().rstrip().endswith("</html>")
+    assert found(tmp_path) == {} and (tmp_path / "check.html").read_text().rstrip().endswith(
+        "</html>"
+    )
     assert sorted(os.listdir(tmp_path)) == ["check.html", "check.json", "set"]
 
 
-def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at(cli, pictures, tmp_path, monkeypatch):
+def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at(
+    cli, pictures, tmp_path, monkeypatch
+):
     monkeypatch.setattr("finetune.commands.check.look_at", lambda paths: pytest.fail("looked"))
     (tmp_path / "file").touch()
     for option in ("--output", "--lists"):
@@ -236,7 +284,9 @@ def test_thousands_of_classes_are_told_in_few_lines(cli, tmp_path, capsys):
     for i in range(3000):
         folder = tmp_path / f"set/class {i:04}"
         folder.mkdir(parents=True)
-        Image.fromarray(np.random.default_rng(i).integers(0, 256, (9, 9, 3)).astype(np.uint8)).save(folder / "x.png")
+        Image.fromarray(np.random.default_rng(i).integers(0, 256, (9, 9, 3)).astype(np.uint8)).save(
+            folder / "x.png"
+        )
     assert run(cli, tmp_path / "set") == 1
     assert len(capsys.readouterr().out.splitlines()) < 12
     assert len(found(tmp_path)["tiny_class"]["rows"]) == 3000
@@ -248,18 +298,31 @@ def test_the_page_sorts_its_rows_and_has_no_errors(cli, pictures, tmp_path):
     for i in range(3):
         (pictures / f"train/a/{i}.jpg").write_bytes(b"x" * (3 - i))
     run(cli, pictures)
-    script = "document.querySelector('#unreadable').parentElement.querySelector('th button').click();"
+    script = (
+        "document.querySelector('#unreadable').parentElement.querySelector('th button').click();"
+    )
     click_again = script + script
     for clicks, order in ((script, "012"), (click_again, "210")):
         dom = dom_after((tmp_path / "check.html").read_text("utf-8"), clicks, tmp_path)
         assert "".join(re.findall(r'data-value="train/a/(\d)\.jpg"', dom)) == order
 
 
-def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(cli, pictures, tmp_path, monkeypatch):
+def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(
+    cli, pictures, tmp_path, monkeypatch
+):
     from finetune.models.backbones import build
 
     torch.save(build("lenet", 3).state_dict(), tmp_path / "w.pt")
     monkeypatch.setattr("finetune.commands.check.look_at", None)
     told = r"^lenet can't take pictures of 40x40 pixels \(.*image_size must be 28\): another --image_size may do$"
     with pytest.raises(WrongUsage, match=told):
-        cli("check", pictures, "--weights", tmp_path / "w.pt", "--backbone", "lenet", "--image_size", 40)
+        cli(
+            "check",
+            pictures,
+            "--weights",
+            tmp_path / "w.pt",
+            "--backbone",
+            "lenet",
+            "--image_size",
+            40,
+        )

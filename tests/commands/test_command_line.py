@@ -55,7 +55,9 @@ IN_FULL = {
     "fit pictures --epochs 2 --resume early": "fit --trainer.max_epochs 2 --resume=early --data.root pictures",
     "fit --print_config": "fit --print_config",
     "fit --trainer.callbacks.help EarlyStopping": "fit --trainer.callbacks.help EarlyStopping",
-    "benchmark pictures --devices 1,2 --out x.json": ("benchmark --devices 1,2 --output x.json --data.root pictures"),
+    "benchmark pictures --devices 1,2 --out x.json": (
+        "benchmark --devices 1,2 --output x.json --data.root pictures"
+    ),
     "test run pictures --batch 3": f"test --ckpt_path {BEST} --data.batch_size 3 --data.root pictures",
     "test run/checkpoints": f"test --ckpt_path {BEST}",
     f"predict {BEST} pictures": f"predict --ckpt_path {BEST} -- pictures",
@@ -128,8 +130,15 @@ def test_a_mistake_is_told_in_a_line(typed):
 
 
 def test_a_run_without_a_best_checkpoint_says_so_once(capsys, monkeypatch):
-    assert in_full_spelling(["test", "early"]) == ["test", "--ckpt_path", "early/checkpoints/last.ckpt"]
-    assert capsys.readouterr().err == "early has no best checkpoint: early/checkpoints/last.ckpt it is\n"
+    assert in_full_spelling(["test", "early"]) == [
+        "test",
+        "--ckpt_path",
+        "early/checkpoints/last.ckpt",
+    ]
+    assert (
+        capsys.readouterr().err
+        == "early has no best checkpoint: early/checkpoints/last.ckpt it is\n"
+    )
     monkeypatch.setenv("LOCAL_RANK", "1")
     in_full_spelling(["test", "early"])
     assert capsys.readouterr().err == ""

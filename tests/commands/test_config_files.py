@@ -16,14 +16,18 @@ def package(tmp_path, monkeypatch) -> Path:
         (tmp_path / "checkout/configs").mkdir(parents=True, exist_ok=True)
         (tmp_path / "checkout/configs" / name).write_text("{}")
     (tmp_path / "checkout/finetune").mkdir()
-    monkeypatch.setattr(config_files, "__file__", str(tmp_path / "checkout/finetune/commands/config_files.py"))
+    monkeypatch.setattr(
+        config_files, "__file__", str(tmp_path / "checkout/finetune/commands/config_files.py")
+    )
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "checkout"
 
 
 def test_the_shipped_ones_lie_beside_the_package_in_a_checkout(package):
-    assert shipped() == {name: package / "configs" / name for name in ("hotdog.yaml", "sample.yaml")}
+    assert shipped() == {
+        name: package / "configs" / name for name in ("hotdog.yaml", "sample.yaml")
+    }
 
 
 def test_and_inside_it_once_installed(package):
@@ -69,13 +73,26 @@ def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
     for named in ([flag, "sample.yaml"], [f"{flag}=sample"]):
         for arguments in (["fit", *named, "--data.root", "x"], ["fit", "--data.root", "x", *named]):
             given = list(arguments)
-            assert resolve(arguments) == ["fit", "--config", path, "--data.root", "x"] and arguments == given
-    assert resolve(["fit", flag, "sample", flag, "hotdog"])[2::2] == [path, str(package / "configs/hotdog.yaml")]
+            assert (
+                resolve(arguments) == ["fit", "--config", path, "--data.root", "x"]
+                and arguments == given
+            )
+    assert resolve(["fit", flag, "sample", flag, "hotdog"])[2::2] == [
+        path,
+        str(package / "configs/hotdog.yaml"),
+    ]
     assert resolve(["fit", flag]) == ["fit", flag]  # the parser will say what is missing
-    assert resolve(["fit", "--x.config", "sample", "--resume"]) == ["fit", "--x.config", "sample", "--resume"]
+    assert resolve(["fit", "--x.config", "sample", "--resume"]) == [
+        "fit",
+        "--x.config",
+        "sample",
+        "--resume",
+    ]
 
 
-@pytest.mark.parametrize(("content", "told"), [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xff", "is not UTF-8")])
+@pytest.mark.parametrize(
+    ("content", "told"), [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xff", "is not UTF-8")]
+)
 def test_a_config_that_holds_nothing_to_read_is_named(tmp_path, content, told):
     path = tmp_path / "own.yaml"
     path.write_bytes(content)

@@ -16,7 +16,9 @@ def optimizer(tmp_path, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
     Path("adam.yaml").write_text("model: {optimizer: {class_path: torch.optim.Adam}}")
-    Path("adam_rate.yaml").write_text("model: {optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.3}}}")
+    Path("adam_rate.yaml").write_text(
+        "model: {optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.3}}}"
+    )
     Path("rate.yaml").write_text("model: {optimizer: {init_args: {lr: 0.4}}}")
 
     def parse(*arguments: str):
@@ -32,7 +34,11 @@ TAKEN = {  # the rate is the usual one, and is told
     (*HOTDOG, "--model.optimizer", "Adam"): ("Adam", "0.01 is for SGD"),
     (*HOTDOG, "--model.optimizer.class_path", "RAdam"): ("RAdam", "0.01 is for SGD"),
     (*HOTDOG, "--config", "adam.yaml"): ("Adam", "0.01 is for SGD"),
-    (*HOTDOG, "--model.optimizer", '{"class_path": "torch.optim.Adam", "init_args": {"betas": [0.8, 0.9]}}'): (
+    (
+        *HOTDOG,
+        "--model.optimizer",
+        '{"class_path": "torch.optim.Adam", "init_args": {"betas": [0.8, 0.9]}}',
+    ): (
         "Adam",
         "0.01 is for SGD",
     ),
@@ -49,7 +55,11 @@ LEFT = {  # it is the optimizer's own, or the user's
     ("--config", "adam.yaml", "--config", "rate.yaml"): 0.4,
     (*HOTDOG, "--model.optimizer.lr=0.02", "--model.optimizer", "Adam"): 0.02,
     (*HOTDOG, "--model.optimizer.init_args.lr", "0.02", "--model.optimizer", "LBFGS"): 0.02,
-    (*HOTDOG, "--model.optimizer", '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.02}}'): 0.02,
+    (
+        *HOTDOG,
+        "--model.optimizer",
+        '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.02}}',
+    ): 0.02,
 }
 
 
@@ -64,7 +74,10 @@ def test_another_optimizer_gets_its_own_rate_and_a_line(optimizer, arguments):
     usual = {**USUAL, **USUAL_OF_FITTED_HEAD}  # but of hotdog.yaml, whose head is random
     rate = (USUAL if HOTDOG[1] in arguments else usual)[name]
     assert parsed.class_path == f"torch.optim.{name}" and parsed.init_args.lr == rate
-    assert f"learning rate {rate:g}, as is usual for {name}; {told}; --model.optimizer.lr sets another" in said
+    assert (
+        f"learning rate {rate:g}, as is usual for {name}; {told}; --model.optimizer.lr sets another"
+        in said
+    )
     assert len(said.splitlines()) == 1
 
 
@@ -75,13 +88,19 @@ def test_a_rate_that_is_its_own_or_was_given_stays_and_nothing_is_said(optimizer
 
 
 def test_where_no_rate_is_usual_it_is_asked_for(optimizer):
-    with pytest.raises(WrongUsage, match="0.01 is for SGD, not for LBFGS: give --model.optimizer.lr"):
+    with pytest.raises(
+        WrongUsage, match="0.01 is for SGD, not for LBFGS: give --model.optimizer.lr"
+    ):
         optimizer(*HOTDOG, "--model.optimizer", "LBFGS")
 
 
 def test_another_optimizer_takes_nothing_else_of_the_default_one(optimizer):
     sgd, _ = optimizer("--model.optimizer", "SGD", "--model.optimizer.momentum", "0.8")
-    assert (sgd.init_args.momentum, sgd.init_args.nesterov, sgd.init_args.weight_decay) == (0.8, True, 2e-3)
+    assert (sgd.init_args.momentum, sgd.init_args.nesterov, sgd.init_args.weight_decay) == (
+        0.8,
+        True,
+        2e-3,
+    )
     adam, _ = optimizer("--model.optimizer", "Adam")
     assert adam.init_args.weight_decay == 0  # where 0.05 would be added to the loss
 
@@ -89,10 +108,17 @@ def test_another_optimizer_takes_nothing_else_of_the_default_one(optimizer):
 @pytest.mark.parametrize(
     ("arguments", "values"),
     [
-        (("--model.optimizer", "SGD", "--model.optimizer.lr", "0.03"), {"momentum": 0.9, "weight_decay": 2e-3}),
-        (("--model.optimizer", "SGD", "--model.optimizer.momentum", "0"), {"momentum": 0, "nesterov": False}),
+        (
+            ("--model.optimizer", "SGD", "--model.optimizer.lr", "0.03"),
+            {"momentum": 0.9, "weight_decay": 2e-3},
+        ),
+        (
+            ("--model.optimizer", "SGD", "--model.optimizer.momentum", "0"),
+            {"momentum": 0, "nesterov": False},
+        ),
         (("--model.optimizer", "Adam", "--model.optimizer.lr", "0.001"), {"weight_decay": 0}),
-        (("--model.optimizer", "Muon", "--model.optimizer.lr", "0.02"), {"weight_decay": 0.1}),  # its own default
+        # its own default
+        (("--model.optimizer", "Muon", "--model.optimizer.lr", "0.02"), {"weight_decay": 0.1}),
         (("--config", "adam_rate.yaml"), {"weight_decay": 0}),
         (("--config", "rate.yaml"), {"weight_decay": 0.05}),  # of the default optimizer
     ],
@@ -120,9 +146,15 @@ def test_what_else_the_config_says_is_kept(optimizer):
 def test_files_within_files_and_long_texts_are_read(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     Path("nested.yaml").write_text("model: model.yaml\n")
-    Path("model.yaml").write_text("optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.5}}\n")
-    text = '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.5, "eps": 1.0%s}}' % ("0" * 300)
-    assert default_rates._rate_is_for([text if argument == "LONG" else argument for argument in arguments]) in (
+    Path("model.yaml").write_text(
+        "optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.5}}\n"
+    )
+    text = '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.5, "eps": 1.0%s}}' % (
+        "0" * 300
+    )
+    assert default_rates._rate_is_for(
+        [text if argument == "LONG" else argument for argument in arguments]
+    ) in (
         "Adam",
         default_rates._COMMAND_LINE,
     )

@@ -19,11 +19,27 @@ WRONG = [
     (["--epochs=0"], r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"),
     (["--members", "99"], r"^--members \(--model.members\) must be a whole number from 1 to 32"),
     (["--model.layer_decay", "2"], "^--model.layer_decay must be above 0"),
-    (["--model.scheduler", "WarmupCosine", "--model.scheduler.warmup", "2"], "^--model.scheduler: .*warmup must be"),
-    (["--model.scheduler", "OneCycleLR", "--model.scheduler.max_lr", "1", "--model.scheduler.pct_start", "7"], "pct_"),
+    (
+        ["--model.scheduler", "WarmupCosine", "--model.scheduler.warmup", "2"],
+        "^--model.scheduler: .*warmup must be",
+    ),
+    (
+        [
+            "--model.scheduler",
+            "OneCycleLR",
+            "--model.scheduler.max_lr",
+            "1",
+            "--model.scheduler.pct_start",
+            "7",
+        ],
+        "pct_",
+    ),
     (["--patience", "0"], "^--patience must be at least 1, got 0"),
     (["--checkpoint_every_n_steps", "0"], "^--checkpoint_every_n_steps must be at least 1, got 0"),
-    (["--trainer.accumulate_grad_batches", "0"], "^--trainer.accumulate_grad_batches must be at least 1"),
+    (
+        ["--trainer.accumulate_grad_batches", "0"],
+        "^--trainer.accumulate_grad_batches must be at least 1",
+    ),
     (["--trainer.limit_val_batches", "-1"], "limit_val_batches"),
     (["--trainer.gradient_clip_algorithm", "x"], "gradient_clip_algorithm"),
     (
@@ -31,7 +47,10 @@ WRONG = [
         r"--devices \(--trainer.devices\) 0,1: there is no GPU to name here; on a CPU",
     ),
     (["--size", "1000000"], r"^--size \(--data.image_size\) must be at most 8192, got 1000000"),
-    (["--batch", "0"], r"^--batch \(--data.batch_size\) must be at least 1 and --size \(--data.image_size\) 8, got 0"),
+    (
+        ["--batch", "0"],
+        r"^--batch \(--data.batch_size\) must be at least 1 and --size \(--data.image_size\) 8, got 0",
+    ),
 ]
 
 
@@ -70,4 +89,13 @@ def test_a_right_scheduler_gets_as_far_as_the_data(cli, tmp_path, name):
 def test_control_right_values_get_as_far_as_the_data(cli, tmp_path):
     fetched = patch.object(Hotdog, "obtain", side_effect=ValueError("data are fetched"))
     with fetched, pytest.raises(ValueError, match="data are fetched"):
-        cli("fit", "--data", "Hotdog", "--data.root", str(tmp_path / "none"), *QUICKEST, "--devices", "2")
+        cli(
+            "fit",
+            "--data",
+            "Hotdog",
+            "--data.root",
+            str(tmp_path / "none"),
+            *QUICKEST,
+            "--devices",
+            "2",
+        )

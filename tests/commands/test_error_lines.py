@@ -18,8 +18,14 @@ from finetune.system.messages import WrongUsage
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "Early stopping"),
-        (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices` selected"),
+        (
+            RuntimeError("Early stopping conditioned on metric `x` which\n is not available."),
+            "Early stopping",
+        ),
+        (
+            TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."),
+            "`devices` selected",
+        ),
         (
             MisconfigurationException("You requested gpu: [0, 1]\n But your machine only has: [0]"),
             "--devices: GPUs 0, 1 are asked for, and here are only 0; auto takes all there are",
@@ -31,20 +37,38 @@ from finetune.system.messages import WrongUsage
             "the weights in the checkpoint do not fit the network that it names, it is damaged: Unexpected key(s) in "
             'state_dict: "x"',
         ),
-        (RuntimeError("Found more than one stateful callback of type `Timer`.\n HINT"), "Found more than one stateful"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "out of GPU memory: a smaller --batch"),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), "out of GPU memory: a smaller --batch"),
         (
-            RuntimeError("Caught RuntimeError in pin memory thread for device 0.\nE: CUDA error: out of memory"),
+            RuntimeError("Found more than one stateful callback of type `Timer`.\n HINT"),
+            "Found more than one stateful",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried"),
+            "out of GPU memory: a smaller --batch",
+        ),
+        (
+            RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"),
+            "out of GPU memory: a smaller --batch",
+        ),
+        (
+            RuntimeError(
+                "Caught RuntimeError in pin memory thread for device 0.\nE: CUDA error: out of memory"
+            ),
             "out of G",
         ),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "out of GPU memory: a smaller --batch"),
         (
-            RuntimeError("Caught OSError in pin memory thread for device 0.\n  a()\nOSError: no such card"),
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+            "out of GPU memory: a smaller --batch",
+        ),
+        (
+            RuntimeError(
+                "Caught OSError in pin memory thread for device 0.\n  a()\nOSError: no such card"
+            ),
             "no such card",
         ),
         (
-            RuntimeError("adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set"),
+            RuntimeError(
+                "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set"
+            ),
             "adaptive_avg_pool2d_backward_cuda has no deterministic form here: leave --trainer.deterministic out",
         ),
         (
@@ -61,16 +85,33 @@ from finetune.system.messages import WrongUsage
             dist.DistBackendError("ncclRemoteError: a remote process exiting prematurely"),
             "process 0 ended, since another",
         ),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "a process that reads pictures was"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "a.png"), f"No such file: {os.path.abspath('a.png')}"),
+        (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+            "a process that reads pictures was",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file", "a.png"),
+            f"No such file: {os.path.abspath('a.png')}",
+        ),
         (ValueError("two\nlines"), "two lines"),
-        (dist.DistNetworkError("Failed to recv, got 0 bytes."), "process 0 ended, since another one did"),
+        (
+            dist.DistNetworkError("Failed to recv, got 0 bytes."),
+            "process 0 ended, since another one did",
+        ),
         (dist.DistNetworkError("port: 29500, EADDRINUSE\nframe #0"), "port: 29500, EADDRINUSE"),
-        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), "process 0 ended, since another"),
-        (ValueError("no pictures of the class 'igloo' in gloo"), "no pictures of the class 'igloo' in gloo"),
+        (
+            RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"),
+            "process 0 ended, since another",
+        ),
+        (
+            ValueError("no pictures of the class 'igloo' in gloo"),
+            "no pictures of the class 'igloo' in gloo",
+        ),
         (RuntimeError("a fault of ours in igloo"), None),
         (
-            RuntimeError("The NVIDIA driver on your system is too old (found version 12080). Please update your GPU"),
+            RuntimeError(
+                "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU"
+            ),
             "torch can't use this GPU: The NVIDIA driver on your system is too old (found version",
         ),
         (RuntimeError("a fault of ours"), None),
@@ -84,7 +125,11 @@ def test_what_a_user_can_mend_is_a_line(error, told):
 def test_wrong_usage_has_a_code_of_its_own_also_where_jsonargparse_wraps_it():
     wrapped = ValueError("Does not validate against any of the Union subtypes")
     wrapped.__cause__ = WrongUsage("no")
-    assert [exit_code(error) for error in (WrongUsage("no"), wrapped, ValueError("no"))] == [2, 2, 1]
+    assert [exit_code(error) for error in (WrongUsage("no"), wrapped, ValueError("no"))] == [
+        2,
+        2,
+        1,
+    ]
     assert one_line(wrapped) == "no"
 
 
@@ -99,12 +144,20 @@ def breaking_off(error):
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [
-        (IndexError("pop from empty list"), 129, "stopped by SIGHUP"),  # of a display that had half begun
-        (ConnectionResetError(errno.ECONNRESET, "Connection reset"), 129, "stopped by SIGHUP"),  # a worker has ended
-        (OSError(errno.ENOSPC, "No space left on device", "a.csv"), 1, "finetune: error: No space left on device"),
+        # of a display that had half begun
+        (IndexError("pop from empty list"), 129, "stopped by SIGHUP"),
+        # a worker has ended
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset"), 129, "stopped by SIGHUP"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a.csv"),
+            1,
+            "finetune: error: No space left on device",
+        ),
     ],
 )
-def test_a_stop_is_told_though_what_it_breaks_off_fails_to_end(error, code, told, monkeypatch, capsys):
+def test_a_stop_is_told_though_what_it_breaks_off_fails_to_end(
+    error, code, told, monkeypatch, capsys
+):
     monkeypatch.setattr("finetune.cli.run", lambda *_: breaking_off(error))
     with pytest.raises(SystemExit) as ended:
         main(["fit"])

@@ -38,7 +38,13 @@ def run(tmp_path_factory, colours, untested_run) -> Path:
     """A run of `fit`, with its best exported in two formats."""
     run = shutil.copytree(untested_run, tmp_path_factory.mktemp("exported") / "run")
     for kind in ("onnx", "safetensors"):
-        given = [str(run / "checkpoints/best.ckpt"), "--format", kind, "--verify_on", str(colours / "test")]
+        given = [
+            str(run / "checkpoints/best.ckpt"),
+            "--format",
+            kind,
+            "--verify_on",
+            str(colours / "test"),
+        ]
         with pytest.raises(SystemExit) as ended:
             main(["export", *given])
         assert ended.value.code == 0
@@ -49,25 +55,54 @@ def test_it_says_what_was_written_and_how_well_it_agrees(run, cli, tmp_path, cap
     cli("export", run / "checkpoints/best.ckpt", "--output", "new/some.onnx")
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("new/some.onnx (") and first.endswith("some.onnx.json about it")
-    assert second.startswith("held against the network on 64 drawn pictures: the same classes, largest difference")
+    assert second.startswith(
+        "held against the network on 64 drawn pictures: the same classes, largest difference"
+    )
     about = json.loads((tmp_path / "new/some.onnx.json").read_text())
     assert about["class_names"] == ["blue", "green", "red"]
-    assert about["verified"]["num_pictures"] == 64 and about["verified"]["largest_difference"] <= 1e-4
+    assert (
+        about["verified"]["num_pictures"] == 64 and about["verified"]["largest_difference"] <= 1e-4
+    )
     assert str(tmp_path) not in json.dumps(about)
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["some.onnx", "some.onnx.json"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "some.onnx",
+        "some.onnx.json",
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
 def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, cli, tmp_path, suffix):
-    for name, path in (("own", run / "checkpoints/best.ckpt"), ("file", run / f"checkpoints/best{suffix}")):
-        cli("predict", "--ckpt_path", path, "--data.predict", colours / "test", "--output", f"{name}.csv")
+    for name, path in (
+        ("own", run / "checkpoints/best.ckpt"),
+        ("file", run / f"checkpoints/best{suffix}"),
+    ):
+        cli(
+            "predict",
+            "--ckpt_path",
+            path,
+            "--data.predict",
+            colours / "test",
+            "--output",
+            f"{name}.csv",
+        )
         cli("test", "--ckpt_path", path, "--data.root", colours, "--trainer.default_root_dir", name)
-    rows = [list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines())) for name in ("own", "file")]
-    assert len(rows[0]) == 30 and [row["class"] for row in rows[0]] == [row["class"] for row in rows[1]]
+    rows = [
+        list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
+        for name in ("own", "file")
+    ]
+    assert len(rows[0]) == 30 and [row["class"] for row in rows[0]] == [
+        row["class"] for row in rows[1]
+    ]
     for a, b in zip(*rows, strict=True):
         assert float(a["p_red"]) == pytest.approx(float(b["p_red"]), abs=1e-5)
-    own, file = (json.loads((tmp_path / f"{name}/test/version_0/test.json").read_text()) for name in ("own", "file"))
-    assert own["confusion_matrix"] == file["confusion_matrix"] and own["calibration"] == file["calibration"]
+    own, file = (
+        json.loads((tmp_path / f"{name}/test/version_0/test.json").read_text())
+        for name in ("own", "file")
+    )
+    assert (
+        own["confusion_matrix"] == file["confusion_matrix"]
+        and own["calibration"] == file["calibration"]
+    )
     assert own["test/loss"] == pytest.approx(file["test/loss"], abs=1e-5)
 
 
@@ -83,7 +118,9 @@ def test_a_file_knows_what_it_has_seen(run, colours, cli):
 
 
 def test_plain_onnxruntime_says_what_predict_says(run, colours):
-    session = onnxruntime.InferenceSession(run / "checkpoints/best.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        run / "checkpoints/best.onnx", providers=["CPUExecutionProvider"]
+    )
     predictor = Predictor(run / "checkpoints/best.ckpt")
     picture = decode(str(next((colours / "test/red").iterdir())))
     probabilities, _ = session.run(None, {"images": predictor.prepare(picture)[None]})
@@ -98,9 +135,19 @@ def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
         return lambda x: opened(path)(x) * np.float32(0.9)
 
     monkeypatch.setattr("finetune.commands.export.opened", spoilt)
-    with pytest.raises(ValueError, match="was not kept, for it does not say what the network says: on 64 drawn"):
-        cli("export", run / "checkpoints/best.ckpt", "--format", "safetensors", "--output", "some.safetensors")
-    assert not list(tmp_path.iterdir()) and not there  # a process that is killed leaves nothing beside the checkpoint
+    with pytest.raises(
+        ValueError, match="was not kept, for it does not say what the network says: on 64 drawn"
+    ):
+        cli(
+            "export",
+            run / "checkpoints/best.ckpt",
+            "--format",
+            "safetensors",
+            "--output",
+            "some.safetensors",
+        )
+    # a process that is killed leaves nothing beside the checkpoint
+    assert not list(tmp_path.iterdir()) and not there
 
 
 def contents(target: Path) -> tuple[str, str | None]:
@@ -133,22 +180,31 @@ def test_links_and_modes_of_both_files_are_kept(tmp_path):
     export_command._keep(file, {"of": "new"}, *(tmp_path / name for name in names))
     assert contents(tmp_path / "best.onnx") == ("new", "new")
     for name in names:
-        assert (tmp_path / name).is_symlink() and stat.S_IMODE((disk / name).stat().st_mode) == 0o600
+        assert (tmp_path / name).is_symlink() and stat.S_IMODE(
+            (disk / name).stat().st_mode
+        ) == 0o600
 
 
 def test_a_full_disk_is_told_with_its_place(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device", "the source")
     monkeypatch.setattr(shutil, "copyfile", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match=r"No space left on device: '.*best\.onnx'"):
-        export_command._keep(tmp_path / "x", {}, tmp_path / "best.onnx", tmp_path / "best.onnx.json")
+        export_command._keep(
+            tmp_path / "x", {}, tmp_path / "best.onnx", tmp_path / "best.onnx.json"
+        )
     assert not list(tmp_path.iterdir())
-    with pytest.raises(OSError, match=r"No space left on device: '.*TMPDIR names another"), export_command._workplace():
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*TMPDIR names another"),
+        export_command._workplace(),
+    ):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("ends_at", ["best.onnx", "best.onnx.json"])
 def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monkeypatch, ends_at):
-    target, beside, replace = tmp_path / "best.onnx", tmp_path / "best.onnx.json", os.replace
+    target = tmp_path / "best.onnx"
+    beside = tmp_path / "best.onnx.json"
+    replace = os.replace
     (tmp_path / "new").write_text("new")
     (tmp_path / "old").write_text("old")
     export_command._keep(tmp_path / "old", {"of": "old"}, target, beside)
@@ -188,48 +244,99 @@ def test_an_exported_file_is_no_checkpoint_to_train_or_export(run, colours, cli)
 
 
 @pytest.mark.parametrize(("missing", "command"), [("onnx", "export"), ("onnxruntime", "predict")])
-def test_a_missing_package_is_named_with_what_brings_it(run, colours, cli, monkeypatch, missing, command):
+def test_a_missing_package_is_named_with_what_brings_it(
+    run, colours, cli, monkeypatch, missing, command
+):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ValueError, match=r"pip install '\.\[export\]'"):
         if command == "export":
             cli("export", run / "checkpoints/best.ckpt", "--output", "some.onnx")
         else:
-            cli("predict", "--ckpt_path", run / "checkpoints/best.onnx", "--data.predict", colours / "test")
+            cli(
+                "predict",
+                "--ckpt_path",
+                run / "checkpoints/best.onnx",
+                "--data.predict",
+                colours / "test",
+            )
 
 
 def agreements(about: Path) -> set[str]:
     return {name for name in json.loads(about.read_text()) if name.startswith("verified")}
 
 
-def test_int8_is_measured_on_the_test_pictures_and_predicts(run, colours, cli, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("finetune.inference.quantize.timed", lambda *_: (2.0, 1.0))  # whatever this machine is
+def test_int8_is_measured_on_the_test_pictures_and_predicts(
+    run, colours, cli, tmp_path, capsys, monkeypatch
+):
+    # whatever this machine is
+    monkeypatch.setattr("finetune.inference.quantize.timed", lambda *_: (2.0, 1.0))
     monkeypatch.setattr("finetune.inference.quantize.POINT", 1.0)
-    cli("export", run / "checkpoints/best.ckpt", "--quantize", "int8", "--output", "some.onnx", "--root", colours)
+    cli(
+        "export",
+        run / "checkpoints/best.ckpt",
+        "--quantize",
+        "int8",
+        "--output",
+        "some.onnx",
+        "--root",
+        colours,
+    )
     assert "int8 on 30 test pictures: accuracy " in capsys.readouterr().out
     about = json.loads((tmp_path / "some.onnx.json").read_text())["quantized"]
     assert about["num_pictures"] == 30 and about["milliseconds"] == [2.0, 1.0]
     assert agreements(tmp_path / "some.onnx.json") == {"verified_before_int8"}
     any_size = ["--input", "any_size", "--output", "any.onnx", "--root", colours]
     cli("export", run / "checkpoints/best.ckpt", "--quantize", "int8", *any_size)
-    assert agreements(tmp_path / "any.onnx.json") == {"verified_before_int8", "verified_preparation"}
+    assert agreements(tmp_path / "any.onnx.json") == {
+        "verified_before_int8",
+        "verified_preparation",
+    }
     pictures = np.random.default_rng(0).integers(0, 256, (2, 70, 50, 3), np.uint8)
-    own, took = Predictor(tmp_path / "some.onnx"), onnxruntime.InferenceSession(tmp_path / "any.onnx")
-    np.testing.assert_allclose(took.run(None, {"images": pictures})[0], own(pictures), rtol=0, atol=1e-6)
-    cli("predict", "--ckpt_path", "some.onnx", "--data.predict", colours / "test", "--output", "said.csv")
+    own, took = (
+        Predictor(tmp_path / "some.onnx"),
+        onnxruntime.InferenceSession(tmp_path / "any.onnx"),
+    )
+    np.testing.assert_allclose(
+        took.run(None, {"images": pictures})[0], own(pictures), rtol=0, atol=1e-6
+    )
+    cli(
+        "predict",
+        "--ckpt_path",
+        "some.onnx",
+        "--data.predict",
+        colours / "test",
+        "--output",
+        "said.csv",
+    )
     assert len((tmp_path / "said.csv").read_text().splitlines()) == 31
     monkeypatch.setattr("finetune.inference.quantize.timed", lambda *_: (1.0, 2.0))
-    with pytest.raises(ValueError, match=r"the int8 file was not kept: it is no faster here: .* on 30 test pictures"):
-        cli("export", run / "checkpoints/best.ckpt", "--quantize", "int8", "--output", "b.onnx", "--root", colours)
+    with pytest.raises(
+        ValueError,
+        match=r"the int8 file was not kept: it is no faster here: .* on 30 test pictures",
+    ):
+        cli(
+            "export",
+            run / "checkpoints/best.ckpt",
+            "--quantize",
+            "int8",
+            "--output",
+            "b.onnx",
+            "--root",
+            colours,
+        )
     assert not list(tmp_path.glob("*b.onnx*"))
 
 
 def test_int8_is_not_measured_on_what_was_trained_on(run, colours, cli, tmp_path):
     int8 = ["--quantize", "int8", "--output", tmp_path / "some.onnx", "--root"]
-    with pytest.raises(ValueError, match=r"has seen .* in training"):  # a folder of the training pictures alone
+    # a folder of the training pictures alone
+    with pytest.raises(ValueError, match=r"has seen .* in training"):
         cli("export", run / "checkpoints/best.ckpt", *int8, colours / "train")
     known = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
     seen = unpacked(known["finetune"]["seen"])
-    names = np.concatenate([seen.names, hashes(f"test/red/{path.name}" for path in (colours / "test/red").iterdir())])
+    names = np.concatenate(
+        [seen.names, hashes(f"test/red/{path.name}" for path in (colours / "test/red").iterdir())]
+    )
     sizes = np.concatenate([seen.sizes, np.zeros(len(names) - len(seen.names), np.int32)])
     known["finetune"]["seen"] = Seen(names, sizes, seen.num_train).packed()
     torch.save(known, tmp_path / "other.ckpt")
@@ -239,21 +346,49 @@ def test_int8_is_not_measured_on_what_was_trained_on(run, colours, cli, tmp_path
 
 
 def test_pictures_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, capsys):
-    cli("export", run / "checkpoints/best.ckpt", "--input", "any_size", "--output", "any.onnx", "--verify_on", colours)
-    assert "pictures of" in (said := capsys.readouterr().out) and "and pieces of them, of many sizes: the same" in said
+    cli(
+        "export",
+        run / "checkpoints/best.ckpt",
+        "--input",
+        "any_size",
+        "--output",
+        "any.onnx",
+        "--verify_on",
+        colours,
+    )
+    assert (
+        "pictures of" in (said := capsys.readouterr().out)
+        and "and pieces of them, of many sizes: the same" in said
+    )
     about = json.loads((tmp_path / "any.onnx.json").read_text())
     assert about["input"] == {"images": ["N", "H", "W", 3, "uint8 RGB"]}
-    assert about["preparation"].startswith("inside: resize until") and about["verified"]["largest_difference"] <= 1e-4
+    assert (
+        about["preparation"].startswith("inside: resize until")
+        and about["verified"]["largest_difference"] <= 1e-4
+    )
     assert isinstance(read_checkpoint(tmp_path / "any.onnx"), ExportedCheckpoint)
     predictor = Predictor(run / "checkpoints/best.ckpt")
-    session = onnxruntime.InferenceSession(tmp_path / "any.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "any.onnx", providers=["CPUExecutionProvider"]
+    )
     for size in ((48, 31), (200, 300)):
         picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
         probabilities, _ = session.run(None, {"images": picture[None]})
         np.testing.assert_allclose(probabilities, predictor([picture]), rtol=0, atol=1e-5)
     for name, path in (("own", run / "checkpoints/best.ckpt"), ("file", tmp_path / "any.onnx")):
-        cli("predict", "--ckpt_path", path, "--data.predict", colours / "test", "--output", f"{name}.csv")
-    rows = [list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines())) for name in ("own", "file")]
+        cli(
+            "predict",
+            "--ckpt_path",
+            path,
+            "--data.predict",
+            colours / "test",
+            "--output",
+            f"{name}.csv",
+        )
+    rows = [
+        list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
+        for name in ("own", "file")
+    ]
     for a, b in zip(*rows, strict=True):
         assert float(a["p_red"]) == pytest.approx(float(b["p_red"]), abs=1e-5)
     cli("sheet", "--ckpt_path", "any.onnx", "--pictures", colours / "test")
@@ -262,38 +397,62 @@ def test_pictures_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, c
 
 def test_a_preparation_that_disagrees_is_not_kept(of_any_size, cli, tmp_path, monkeypatch):
     prepend = any_size.prepend
-    monkeypatch.setattr(any_size, "prepend", lambda source, target, size, *_: prepend(source, target, size, "whole"))
-    with pytest.raises(ValueError, match="was not kept, .* on 96 drawn pictures and pieces of them, of many sizes"):
+    monkeypatch.setattr(
+        any_size, "prepend", lambda source, target, size, *_: prepend(source, target, size, "whole")
+    )
+    with pytest.raises(
+        ValueError, match="was not kept, .* on 96 drawn pictures and pieces of them, of many sizes"
+    ):
         cli("export", of_any_size / "some.ckpt", "--input", "any_size", "--output", "any.onnx")
     assert not list(tmp_path.iterdir())
 
 
 def test_int8_needs_the_pictures_of_the_run(run, cli, tmp_path):
-    int8 = ["export", run / "checkpoints/best.ckpt", "--quantize", "int8", "--output", tmp_path / "some.onnx"]
+    int8 = [
+        "export",
+        run / "checkpoints/best.ckpt",
+        "--quantize",
+        "int8",
+        "--output",
+        tmp_path / "some.onnx",
+    ]
     for arguments, message in (
-        (["--root", "gone"], "there is no folder gone: --quantize int8 needs them, with --root FOLDER"),
+        (
+            ["--root", "gone"],
+            "there is no folder gone: --quantize int8 needs them, with --root FOLDER",
+        ),
         (["--format", "torch"], "--quantize int8 makes an .onnx, not --format torch"),
-        (["--quantize", "null", "--input", "any_size", "--format", "torch"], "--input any_size makes an .onnx, not"),
+        (
+            ["--quantize", "null", "--input", "any_size", "--format", "torch"],
+            "--input any_size makes an .onnx, not",
+        ),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             cli(*int8, *arguments)
     draw_colours(tmp_path / "others", train=3, test=1)
     for split in ("train", "test"):
         (tmp_path / "others" / split / "red").rename(tmp_path / "others" / split / "yellow")
-    with pytest.raises(ValueError, match="others/test holds the class 'yellow' unknown to training"):
+    with pytest.raises(
+        ValueError, match="others/test holds the class 'yellow' unknown to training"
+    ):
         cli(*int8, "--root", tmp_path / "others")
 
 
 def test_training_begins_with_the_normalisation_of_its_safetensors(run, colours, cli, tmp_path):
     known = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
-    known["state_dict"] |= {"mean": torch.full((3, 1, 1), 100.0), "std": torch.full((3, 1, 1), 50.0)}
+    known["state_dict"] |= {
+        "mean": torch.full((3, 1, 1), 100.0),
+        "std": torch.full((3, 1, 1), 50.0),
+    }
     torch.save(known, tmp_path / "other.ckpt")
     cli("export", "other.ckpt", "--format", "safetensors")
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     cli(*fit, "--model.weights", "other.safetensors")
     state = read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt")["state_dict"]
     assert state["mean"].unique().tolist() == [100] and state["std"].unique().tolist() == [50]
-    with pytest.raises(ValueError, match=r"training can't begin with .*best\.onnx: an \.onnx gives answers alone"):
+    with pytest.raises(
+        ValueError, match=r"training can't begin with .*best\.onnx: an \.onnx gives answers alone"
+    ):
         cli(*fit, "--model.weights", run / "checkpoints/best.onnx")
 
 
@@ -304,9 +463,20 @@ def of_any_size(run, colours, tmp_path_factory) -> Path:
     shutil.copyfile(run / "checkpoints/best.ckpt", folder / "some.ckpt")
     scramble(folder / "some.ckpt")
     with pytest.raises(SystemExit) as ended:
-        main(["export", str(folder / "some.ckpt"), "--input", "any_size", "--output", str(folder / "any.onnx")])
+        main(
+            [
+                "export",
+                str(folder / "some.ckpt"),
+                "--input",
+                "any_size",
+                "--output",
+                str(folder / "any.onnx"),
+            ]
+        )
     assert ended.value.code == 0
-    picture = np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8).repeat(13, 0).repeat(11, 1)
+    picture = (
+        np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8).repeat(13, 0).repeat(11, 1)
+    )
     Image.fromarray(picture).save(folder / "picture.png")
     return folder
 
@@ -331,14 +501,18 @@ def assert_is_said(folder: Path, done: subprocess.CompletedProcess) -> None:
 
 def test_the_lines_of_the_guide_run_in_python(of_any_size):
     code = lines_of_the_guide("python")
-    done = subprocess.run([sys.executable, "-c", code], cwd=of_any_size, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=of_any_size, capture_output=True, text=True
+    )
     assert_is_said(of_any_size, done)
 
 
 def test_the_lines_of_the_guide_run_in_javascript(of_any_size):
     modules, node = os.environ.get("FINETUNE_TEST_NODE_MODULES"), shutil.which("node")
     if not modules or not node:
-        pytest.skip("there is no node, or FINETUNE_TEST_NODE_MODULES names no folder with onnxruntime-web and pngjs")
+        pytest.skip(
+            "there is no node, or FINETUNE_TEST_NODE_MODULES names no folder with onnxruntime-web and pngjs"
+        )
     (of_any_size / "node_modules").symlink_to(Path(modules).resolve())
     (of_any_size / "classify.mjs").write_text(lines_of_the_guide("js"))
     done = subprocess.run([node, "classify.mjs"], cwd=of_any_size, capture_output=True, text=True)

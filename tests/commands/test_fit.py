@@ -26,22 +26,30 @@ def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
     with patch("finetune.runs.model_checkpoint.lowest_kept", side_effect=[0.0, 2.0, 2.0]):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3)
     folder = tmp_path / "runs/fit/version_0"
-    assert [read_checkpoint(folder / f"checkpoints/{name}.ckpt")["epoch"] for name in ("best", "last")] == [0, 2]
+    assert [
+        read_checkpoint(folder / f"checkpoints/{name}.ckpt")["epoch"] for name in ("best", "last")
+    ] == [0, 2]
     tested = {}
     for i, name in enumerate(("best", "last")):
         options = ["--data.num_workers", 0, "--trainer.accelerator", "cpu"]
         cli("test", "--ckpt_path", folder / f"checkpoints/{name}.ckpt", *options)
-        tested[name] = json.loads((tmp_path / f"runs/test/version_{i}/test.json").read_text())["test/loss"]
+        tested[name] = json.loads((tmp_path / f"runs/test/version_{i}/test.json").read_text())[
+            "test/loss"
+        ]
     result = json.loads((folder / "test.json").read_text())
     assert result["test/loss"] == tested["best"] != tested["last"]
     assert result["checkpoint"].endswith("best.ckpt")
 
 
 @pytest.mark.slow
-def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, cli, tmp_path, run_to_go_on):
+def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(
+    colours, cli, tmp_path, run_to_go_on
+):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     last = run_to_go_on / "checkpoints/last.ckpt"
-    with pytest.raises(ValueError, match=r"last\.ckpt leaves nothing to train, with trainer\.max_epochs 1: raise"):
+    with pytest.raises(
+        ValueError, match=r"last\.ckpt leaves nothing to train, with trainer\.max_epochs 1: raise"
+    ):
         cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")
     assert not (tmp_path / "runs/fit/version_1").exists()
     cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt", "--trainer.max_epochs", 2)
@@ -50,7 +58,9 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, 
         checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
         assert checkpoint["finetune"]["began_from"] == str(last)
         terms = checkpoint["finetune"]["licence_of_the_weights"]
-        assert terms.startswith("the checkpoint last.ckpt, ") and terms.endswith(licence(None, "small_cnn"))
+        assert terms.startswith("the checkpoint last.ckpt, ") and terms.endswith(
+            licence(None, "small_cnn")
+        )
         assert (run / "config.yaml").read_text().startswith(f"# It began from {last}\n")
         if epochs == 2:
             cli(*fit, "--resume", "--trainer.max_epochs", 3)
@@ -59,7 +69,8 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(colours, 
     again = tmp_path / "runs/fit/version_2"
     assert "It began from" not in (again / "config.yaml").read_text()
     weights = [
-        torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (last.parents[1], again)
+        torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for p in (last.parents[1], again)
     ]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
@@ -72,7 +83,8 @@ def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path, run_to_go_o
         tried = tmp_path / f"runs/fit/version_{i}"
         assert (tried / "test.json").exists() and not (tried / "checkpoints/last.ckpt").exists()
         assert not (real / "test.json").exists()  # it would be of one batch
-    shutil.copy(real / "checkpoints/last.ckpt", tried / "checkpoints")  # as if it had been killed, too
+    # as if it had been killed, too
+    shutil.copy(real / "checkpoints/last.ckpt", tried / "checkpoints")
     cli(
         *fit, "--resume", "--test_after_fit", "true"
     )  # finished: the tries after it are none that "ended before its first checkpoint"
@@ -88,13 +100,18 @@ def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tm
     (tmp_path / "runs/fit/version_1").mkdir()
     with caplog.at_level("INFO", "finetune"):
         cli(*fit)
-    assert "version_0 is finished, with trainer.max_epochs 1, and runs/fit/version_1 ended before its" in caplog.text
+    assert (
+        "version_0 is finished, with trainer.max_epochs 1, and runs/fit/version_1 ended before its"
+        in caplog.text
+    )
     assert caplog.text.count("nothing to go on with") == 1  # the first run
     assert (tmp_path / "runs/fit/version_2/checkpoints/last.ckpt").exists()
 
 
 @pytest.mark.slow
-def test_a_prolonged_run_is_tested_again_and_keeps_no_result_of_the_shorter_one(colours, cli, run_to_go_on):
+def test_a_prolonged_run_is_tested_again_and_keeps_no_result_of_the_shorter_one(
+    colours, cli, run_to_go_on
+):
     fit = ["fit", "--resume", "--data.root", colours, *QUICKEST, "--test_after_fit", "true"]
     cli(*fit)  # finished, but not tested
     results, predictions = run_to_go_on / "test.json", run_to_go_on / "test_predictions.csv"
@@ -103,7 +120,8 @@ def test_a_prolonged_run_is_tested_again_and_keeps_no_result_of_the_shorter_one(
     cli(*fit)  # finished: nothing is done
     assert results.read_text() == "of the best after one epoch"
     best = run_to_go_on / "checkpoints/best.ckpt"
-    os.utime(best, (results.stat().st_mtime + 1,) * 2)  # as if the run had been prolonged, and killed before its test
+    # as if the run had been prolonged, and killed before its test
+    os.utime(best, (results.stat().st_mtime + 1,) * 2)
     cli(*fit)
     assert "test/accuracy" in results.read_text()
     cli(*fit, "--trainer.max_epochs", 2, "--test_after_fit", "false")
@@ -134,11 +152,21 @@ def test_a_finished_run_that_another_process_tests_is_left_to_it(colours, cli, r
 
 @pytest.mark.slow
 def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, cli, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICKEST, "--data.val_fraction", "0", "--trainer.max_epochs", 2]
+    fit = [
+        "fit",
+        "--data.root",
+        colours,
+        *QUICKEST,
+        "--data.val_fraction",
+        "0",
+        "--trainer.max_epochs",
+        2,
+    ]
     cli(*fit, "--test_after_fit", "false")
     run = tmp_path / "runs/fit/version_0"
     best, last = run / "checkpoints/best.ckpt", run / "checkpoints/last.ckpt"
-    best.unlink()  # as after the first epoch, and killed between the two files at the end of the second
+    # as after the first epoch, and killed between the two files at the end of the second
+    best.unlink()
     other = ["--trainer.default_root_dir", "other"]
     cli(*fit[:-1], 1, *other, "--test_after_fit", "false")
     best.write_bytes((tmp_path / "other/fit/version_0/checkpoints/best.ckpt").read_bytes())
@@ -147,15 +175,25 @@ def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, c
     assert read_checkpoint(best)["global_step"] == read_checkpoint(last)["global_step"]
     (row,) = [row for row in read_metrics(run / "steps.csv") if row.get("test/loss")]
     cli(*fit, *other)
-    (whole,) = [row for row in read_metrics("other/fit/version_1/steps.csv") if row.get("test/loss")]
-    assert (row["step"], row["epoch"], row["test/loss"]) == (whole["step"], whole["epoch"], whole["test/loss"])
+    (whole,) = [
+        row for row in read_metrics("other/fit/version_1/steps.csv") if row.get("test/loss")
+    ]
+    assert (row["step"], row["epoch"], row["test/loss"]) == (
+        whole["step"],
+        whole["epoch"],
+        whole["test/loss"],
+    )
     cli(*fit[:-1], 3, "--resume", "--test_after_fit", "true")
-    (row,) = [row for row in read_metrics(run / "steps.csv") if row.get("test/loss")]  # that of before is gone
+    # that of before is gone
+    (row,) = [row for row in read_metrics(run / "steps.csv") if row.get("test/loss")]
     assert int(row["step"]) == read_checkpoint(last)["global_step"]
 
 
 def test_a_run_that_ends_before_its_first_step_is_told(colours, cli):
-    with pytest.raises(ValueError, match=r"nothing was trained in .*version_0: a limit ended it before its first step"):
+    with pytest.raises(
+        ValueError,
+        match=r"nothing was trained in .*version_0: a limit ended it before its first step",
+    ):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_time", "00:00:00:00")
 
 
@@ -169,16 +207,24 @@ def test_a_checkpoint_that_is_not_there_is_told_before_there_is_a_run(colours, c
 def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path, caplog):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 20, "--patience", 2]
     cli(*fit, "--model.optimizer.lr", "1e-12")  # nothing is learned
-    assert "ended after epoch 3: no higher val/accuracy in --patience 2 validations" in caplog.messages
+    assert (
+        "ended after epoch 3: no higher val/accuracy in --patience 2 validations" in caplog.messages
+    )
     last = torch.load(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
     assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
     caplog.clear()
     more = [*fit[:-4], "--trainer.max_epochs", 4, "--patience", 5, "--resume"]
     cli(*more, "--model.optimizer.lr", "1e-12")
-    assert not [told for told in caplog.messages if told.startswith("ended after")]  # its epochs are over
-    with pytest.raises(ValueError, match="--patience counts validations, and trainer.limit_val_batches is 0: leave it"):
+    # its epochs are over
+    assert not [told for told in caplog.messages if told.startswith("ended after")]
+    with pytest.raises(
+        ValueError,
+        match="--patience counts validations, and trainer.limit_val_batches is 0: leave it",
+    ):
         cli(*fit, "--trainer.limit_val_batches", 0)
-    with pytest.raises(ValueError, match="--patience counts validations, and there is no validation split"):
+    with pytest.raises(
+        ValueError, match="--patience counts validations, and there is no validation split"
+    ):
         cli(*fit, "--data.val_fraction", 0)
     with pytest.raises(WrongUsage, match="--patience must be at least 1, got 0"):
         cli(*fit, "--patience", 0)
@@ -199,7 +245,10 @@ def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, capl
     limits = ["--trainer.limit_val_batches", 0, "--trainer.limit_test_batches", "0.0"]
     with caplog.at_level("INFO", "finetune"):
         cli("fit", "--data.root", colours, *QUICKEST, *limits)
-    assert "val is not looked at, since trainer.limit_val_batches is 0, and best.ckpt is the last" in caplog.messages
+    assert (
+        "val is not looked at, since trainer.limit_val_batches is 0, and best.ckpt is the last"
+        in caplog.messages
+    )
     assert "test is not looked at, since trainer.limit_test_batches is 0" in caplog.messages
     run = tmp_path / "runs/fit/version_0"
     assert (run / "checkpoints/best.ckpt").samefile(run / "checkpoints/last.ckpt")
@@ -215,7 +264,10 @@ def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, capl
 def test_a_damaged_config_of_a_resumed_run_is_told_in_a_line(colours, cli, run_to_go_on):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     (config := run_to_go_on / "config.yaml").write_text("a: [")
-    with pytest.raises(ValueError, match=r"config.yaml is damaged: .*; move it away, and --resume goes on without it"):
+    with pytest.raises(
+        ValueError,
+        match=r"config.yaml is damaged: .*; move it away, and --resume goes on without it",
+    ):
         cli(*fit, "--trainer.max_epochs", 2, "--resume")
     config.unlink()
     cli(*fit, "--trainer.max_epochs", 2, "--resume")
@@ -223,11 +275,15 @@ def test_a_damaged_config_of_a_resumed_run_is_told_in_a_line(colours, cli, run_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [OSError("no room"), Interrupted(signal.SIGINT), None])
-def test_the_page_of_a_run_that_is_over_does_not_say_that_it_goes_on(colours, cli, tmp_path, monkeypatch, error):
+def test_the_page_of_a_run_that_is_over_does_not_say_that_it_goes_on(
+    colours, cli, tmp_path, monkeypatch, error
+):
     """Its report fails, or is broken off, or a signal came behind the last step."""
     monkeypatch.setattr("finetune.runs.live_report._PATIENCE", 0.0)  # a page before the first epoch
     if error is None:
-        monkeypatch.setattr(SignalFlag, "agreed", lambda self, trainer: signal.SIGTERM * trainer.current_epoch)
+        monkeypatch.setattr(
+            SignalFlag, "agreed", lambda self, trainer: signal.SIGTERM * trainer.current_epoch
+        )
     ends = nullcontext() if isinstance(error, OSError) else pytest.raises(Interrupted)
     with patch("finetune.commands.report.page_of", side_effect=error), ends:
         cli("fit", "--data.root", colours, *QUICKEST, "--report", "true")

@@ -8,7 +8,11 @@ from jsonargparse import get_loader
 
 from finetune.commands.flow_yaml import flow_yaml
 
-VALUES = [["🌭.png", "b, c.png"], {"name": "Brötchen", "x": [1, 2.5, None, True]}, ["\u2028\x7f\x85\ufeff\\ud83c"]]
+VALUES = [
+    ["🌭.png", "b, c.png"],
+    {"name": "Brötchen", "x": [1, 2.5, None, True]},
+    ["\u2028\x7f\x85\ufeff\\ud83c"],
+]
 
 
 @pytest.mark.parametrize("value", [*VALUES, *VALUES[0], 'a "b"\n\t: c', "null", "1e5"])

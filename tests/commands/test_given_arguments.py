@@ -8,9 +8,29 @@ from finetune.commands.given_arguments import is_flag, put_together, taken_apart
 
 
 def test_flags_values_and_what_is_named_by_position():
-    line = ["a", "--epochs", "3", "--lr=0.1", "b", "--resume", "c", "-c", "x.yaml", "-cy.yaml", "--", "--d", "-e"]
+    line = [
+        "a",
+        "--epochs",
+        "3",
+        "--lr=0.1",
+        "b",
+        "--resume",
+        "c",
+        "-c",
+        "x.yaml",
+        "-cy.yaml",
+        "--",
+        "--d",
+        "-e",
+    ]
     given = taken_apart(line)
-    assert given.flags == [("epochs", "3"), ("lr", "0.1"), ("resume", None), ("config", "x.yaml"), ("config", "y.yaml")]
+    assert given.flags == [
+        ("epochs", "3"),
+        ("lr", "0.1"),
+        ("resume", None),
+        ("config", "x.yaml"),
+        ("config", "y.yaml"),
+    ]
     assert given.positionals == ["a", "b", "c", "--d", "-e"]
     assert given.as_typed == ["--epochs", "--lr", "--resume", "-c", "-c"]
     assert given.last("config") == "y.yaml" and given.last("absent") is None
@@ -36,10 +56,35 @@ def test_control_what_argparse_takes_for_none_is_none(other, capsys):
 
 
 def test_what_is_put_together_comes_out_of_itself():
-    line = ["--a", "1", "--b=--x", "--c", "", "--resume", "--print_config=comments", "--d", "-1", "p", "--", "-q", "--"]
+    line = [
+        "--a",
+        "1",
+        "--b=--x",
+        "--c",
+        "",
+        "--resume",
+        "--print_config=comments",
+        "--d",
+        "-1",
+        "p",
+        "--",
+        "-q",
+        "--",
+    ]
     once = put_together("fit", taken_apart(line))
     assert once == [
-        *("fit", "--a", "1", "--b=--x", "--c", "", "--resume", "--print_config=comments", "--d", "-1"),
+        *(
+            "fit",
+            "--a",
+            "1",
+            "--b=--x",
+            "--c",
+            "",
+            "--resume",
+            "--print_config=comments",
+            "--d",
+            "-1",
+        ),
         *("--", "p", "-q", "--"),
     ]
     assert put_together("fit", taken_apart(once[1:])) == once

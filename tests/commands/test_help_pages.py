@@ -24,7 +24,13 @@ def test_it_is_one_screen_with_examples_that_are_understood(command):
 
 def test_which_command_lines_ask_for_it():
     assert help_page(["fit", "--help"]) == help_page(["fit", "pictures", "-h"]) == page("fit")
-    for line in (["fit"], ["fit", "--help", "all"], ["fit", "--data.help"], ["fit", "--", "--help"], ["parity", "-h"]):
+    for line in (
+        ["fit"],
+        ["fit", "--help", "all"],
+        ["fit", "--data.help"],
+        ["fit", "--", "--help"],
+        ["parity", "-h"],
+    ):
         assert help_page(line) is None
 
 

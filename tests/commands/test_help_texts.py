@@ -23,8 +23,21 @@ LIGHTNING = [command for command in PAGES if command not in OWN_PAGES]
 def test_a_fit_s_has_the_twenty_options_that_people_use():
     assert 19 <= len(options("fit")) <= 23
     assert {"data.root", *(option.full for option in options("fit"))} >= {
-        *("data.root", "data.batch_size", "data.image_size", "model.backbone", "model.weights", "model.freeze"),
-        *("trainer.max_epochs", "model.optimizer.lr", "trainer.devices", "seed_everything", "resume"),
+        *(
+            "data.root",
+            "data.batch_size",
+            "data.image_size",
+            "model.backbone",
+            "model.weights",
+            "model.freeze",
+        ),
+        *(
+            "trainer.max_epochs",
+            "model.optimizer.lr",
+            "trainer.devices",
+            "seed_everything",
+            "resume",
+        ),
         "trainer.default_root_dir",
     }
 
@@ -70,14 +83,21 @@ def test_the_default_of_benchmark_s_own():
 
 def test_control_another_default_would_be_noticed():
     settings = parse(["fit", "--config", "fashion_mnist_lenet.yaml"])
-    assert found(settings, "data.batch_size") == 256 != signature(ImageDataModule).parameters["batch_size"].default
+    assert (
+        found(settings, "data.batch_size")
+        == 256
+        != signature(ImageDataModule).parameters["batch_size"].default
+    )
     assert found(settings, "model.optimizer.lr") != 0.03
 
 
 @pytest.mark.parametrize(
-    ("command", "function"), [("sheet", sheet), ("export", export), ("serve", serve), ("check", check)]
+    ("command", "function"),
+    [("sheet", sheet), ("export", export), ("serve", serve), ("check", check)],
 )
 def test_the_defaults_of_our_own_commands(command, function):
-    defaults = {name: parameter.default for name, parameter in signature(function).parameters.items()}
+    defaults = {
+        name: parameter.default for name, parameter in signature(function).parameters.items()
+    }
     for option in options(command):
         assert yaml.safe_load(option.default or "") == defaults[option.full]

@@ -15,7 +15,8 @@ from finetune.runs.record import read_run
 from finetune.training.interpolation import interpolate
 
 PROBE = ("--model.head_init", "probe", "--trainer.precision", "64-true")
-RUIN = ("--model.optimizer", "SGD", "--model.optimizer.lr", "1")  # a rate at which the network forgets everything
+# a rate at which the network forgets everything
+RUIN = ("--model.optimizer", "SGD", "--model.optimizer.lr", "1")
 
 
 def checkpoint(name: str, run: Path | None = None) -> dict:
@@ -29,12 +30,19 @@ def test_what_is_kept_lies_between_the_start_and_the_end(cli, colours, capsys):
     assert start["global_step"] == 0 and "interpolation" not in last["finetune"]
     expected = interpolate(start["state_dict"], last["state_dict"], kept["share"])
     assert all(value.equal(expected[name]) for name, value in best["state_dict"].items())
-    moved = [name for name, value in last["state_dict"].items() if not value.equal(start["state_dict"][name])]
+    moved = [
+        name
+        for name, value in last["state_dict"].items()
+        if not value.equal(start["state_dict"][name])
+    ]
     assert len(moved) == 6  # all weights and biases trained
     run = versions("runs", "fit")[-1]
     assert json.loads((run / "kept_weights.json").read_text()) == kept
     assert json.loads((run / "test.json").read_text())["interpolation"] == kept
-    assert "Accuracy on" in read_run(run).why_best and read_run(run).why_best in capsys.readouterr().out
+    assert (
+        "Accuracy on" in read_run(run).why_best
+        and read_run(run).why_best in capsys.readouterr().out
+    )
     cli("validate", run / "checkpoints/best.ckpt", "--data.root", colours, "--data.num_workers", 0)
     measured = json.loads((versions("runs", "validate")[-1] / "val.json").read_text())
     chosen = next(one for one in kept["candidates"] if one["share"] == kept["share"])
@@ -43,8 +51,22 @@ def test_what_is_kept_lies_between_the_start_and_the_end(cli, colours, capsys):
 
 def test_training_that_harms_is_reported_and_the_start_is_kept(cli, colours, caplog):
     with caplog.at_level("WARNING", logger="finetune"):
-        cli("fit", colours, *QUICKEST, *PROBE, *RUIN, "--trainer.max_epochs", 3, "--data.val_fraction", 0.4)
-    warnings = [record.getMessage() for record in caplog.records if "makes the network worse" in record.getMessage()]
+        cli(
+            "fit",
+            colours,
+            *QUICKEST,
+            *PROBE,
+            *RUIN,
+            "--trainer.max_epochs",
+            3,
+            "--data.val_fraction",
+            0.4,
+        )
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if "makes the network worse" in record.getMessage()
+    ]
     assert len(warnings) == 1 and "Try a lower --lr (the rates now: 1" in warnings[0]
     best, start = checkpoint("best"), checkpoint("start")
     assert best["finetune"]["interpolation"]["share"] == 0
@@ -72,9 +94,15 @@ def test_a_run_that_was_killed_before_the_choice_makes_it_on_resume(cli, colours
 def test_where_batch_norm_trains_only_the_ends_are_candidates(cli, colours):
     network = ("--model.backbone", "resnet18_small", "--data.image_size", 28)
     cli("fit", colours, *QUICKEST, *PROBE, *network, "--model.freeze_batch_norm", "false")
-    assert [one["share"] for one in checkpoint("best")["finetune"]["interpolation"]["candidates"]] == [0.0, 1.0]
+    assert [
+        one["share"] for one in checkpoint("best")["finetune"]["interpolation"]["candidates"]
+    ] == [0.0, 1.0]
     cli("fit", colours, *QUICKEST, *PROBE, *network)
-    statistics = [name for name in checkpoint("last")["state_dict"] if name.endswith(("running_mean", "running_var"))]
+    statistics = [
+        name
+        for name in checkpoint("last")["state_dict"]
+        if name.endswith(("running_mean", "running_var"))
+    ]
     assert statistics  # kept where nobody says otherwise, with a head that was fitted on them
     for name in statistics:
         assert checkpoint("last")["state_dict"][name].equal(checkpoint("start")["state_dict"][name])
@@ -161,8 +189,12 @@ def test_a_damaged_start_is_reported_with_what_to_do_and_that_ends_the_run(cli, 
     run = versions("runs", "fit")[-1]
     start = run / "checkpoints/start.ckpt"
     start.write_bytes(start.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=f"delete it, and finetune fit --resume {run} keeps the fine-tuned weights"):
+    with pytest.raises(
+        ValueError, match=f"delete it, and finetune fit --resume {run} keeps the fine-tuned weights"
+    ):
         cli(*fit, "--resume", "--trainer.max_epochs", 2)
     start.unlink()
     cli("fit", "--resume", run)
-    assert (run / "test.json").exists() and checkpoint("best")["finetune"].get("interpolation") is None
+    assert (run / "test.json").exists() and checkpoint("best")["finetune"].get(
+        "interpolation"
+    ) is None

@@ -23,9 +23,21 @@ from finetune.training.classifier import Classifier
 REFUSED = {
     ("fit", "--epoch", "3"): "--epoch; did you mean --epochs (--trainer.max_epochs)?",
     ("fit", "-lr", "3"): "-lr; did you mean --lr (--model.optimizer.lr)?",
-    ("fit", "--trainer", "{}", "--trainer.epohcs", "3"): "did you mean --epochs (--trainer.max_epochs)?",
+    (
+        "fit",
+        "--trainer",
+        "{}",
+        "--trainer.epohcs",
+        "3",
+    ): "did you mean --epochs (--trainer.max_epochs)?",
     ("fit", "--data.rot", "x"): "did you mean finetune fit FOLDER (--data.root)?",
-    ("fit", "--config", "hotdog.yaml", "--data.siez", "3"): "did you mean --size (--data.image_size)?",
+    (
+        "fit",
+        "--config",
+        "hotdog.yaml",
+        "--data.siez",
+        "3",
+    ): "did you mean --size (--data.image_size)?",
     ("fit", "--data.zzz", "x"): "those of the data are augmentations batch_size",
     ("fit", "--zzz"): "finetune fit --help has those that people use",
     ("fit", "--report.x", "3"): "no option --report.x",
@@ -36,7 +48,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED, ids=" ".join)
-def test_what_is_no_option_is_told_with_what_was_meant_and_the_parser_refuses_it_too(line, monkeypatch):
+def test_what_is_no_option_is_told_with_what_was_meant_and_the_parser_refuses_it_too(
+    line, monkeypatch
+):
     command, *rest = line
     with pytest.raises(WrongUsage) as caught:
         check_flags(command, taken_apart(rest))
@@ -86,7 +100,10 @@ ACCEPTED = [
     ["--model.optimizer", "Adam", "--model.optimizer.betas", "[0.8, 0.9]"],
     ["--model.optimizer.init_args.lr", "0.1"],
     ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/loss"],
-    ["--trainer.callbacks", '[{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}]'],
+    [
+        "--trainer.callbacks",
+        '[{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}]',
+    ],
     ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "x"],
     ["--model.scheduler", "finetune.WarmupCosine", "--model.scheduler.warmup", "0.2"],
     ["--data", "finetune.SampleData", "--data.root", "data/sample/source"],
@@ -115,8 +132,14 @@ def test_a_flag_without_its_value():
 
 
 VALUES = {
-    ("--trainer.max_epochs", "ten"): "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'ten'",
-    ("--model.optimizer.lr", "0,01"): "--lr (--model.optimizer.lr) takes a number, such as 3 or 0.01, not '0,01'",
+    (
+        "--trainer.max_epochs",
+        "ten",
+    ): "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'ten'",
+    (
+        "--model.optimizer.lr",
+        "0,01",
+    ): "--lr (--model.optimizer.lr) takes a number, such as 3 or 0.01, not '0,01'",
     ("--data.resize", "squosh"): "--data.resize can't be 'squosh'; did you mean 'squash'?",
     ("--data.on_bad_image", "zzz"): "--data.on_bad_image can't be 'zzz'; valid are error, skip",
 }

@@ -18,22 +18,45 @@ from finetune.training.classifier import Classifier
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_needs_no_weights_and_every_process_knows_its_checkpoint(colours, cli, tmp_path):
+def test_a_run_that_goes_on_needs_no_weights_and_every_process_knows_its_checkpoint(
+    colours, cli, tmp_path
+):
     weights = tmp_path / "weights.pt"
     torch.save(build("small_cnn", 3).state_dict(), weights)
-    options = ["fit", "--resume", "--data.root", str(colours), *QUICKEST, "--model.weights", str(weights)]
+    options = [
+        "fit",
+        "--resume",
+        "--data.root",
+        str(colours),
+        *QUICKEST,
+        "--model.weights",
+        str(weights),
+    ]
     cli(*options)
     weights.unlink()
     seen = []
-    with patch.object(Classifier, "setup", lambda model, stage: seen.append((stage, model.trainer.ckpt_path))):
+    with patch.object(
+        Classifier, "setup", lambda model, stage: seen.append((stage, model.trainer.ckpt_path))
+    ):
         cli(*options, "--trainer.max_epochs", 2)
     # known in `setup`, where processes on other machines tell whether they see the same checkpoint
     assert seen[0] == ("fit", Path("runs/fit/version_0/checkpoints/last.ckpt"))
 
 
 def test_nothing_to_train_is_told(colours, cli):
-    with pytest.raises(ValueError, match=r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"):
-        cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 0)
+    with pytest.raises(
+        ValueError, match=r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"
+    ):
+        cli(
+            "fit",
+            "--config",
+            "image_folder.yaml",
+            "--data.root",
+            colours,
+            *QUICKEST,
+            "--trainer.max_epochs",
+            0,
+        )
 
 
 def rate_in(config: Path) -> float:
@@ -41,11 +64,16 @@ def rate_in(config: Path) -> float:
 
 
 @pytest.mark.slow
-def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(colours, cli, tmp_path, caplog):
+def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
+    colours, cli, tmp_path, caplog
+):
     fit = ["fit", "--resume", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr"]
     cli(*fit, *sgd, 0.02)
-    assert f"nothing to go on with in {tmp_path}/runs/fit/version_N/checkpoints/last.ckpt: a new run" in caplog.text
+    assert (
+        f"nothing to go on with in {tmp_path}/runs/fit/version_N/checkpoints/last.ckpt: a new run"
+        in caplog.text
+    )
     folder = tmp_path / "runs/fit/version_0"
     before = (folder / "config.yaml").read_text()
     adam = ["--model.optimizer", "torch.optim.Adam"]
@@ -54,7 +82,9 @@ def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
     assert "is usual for" not in caplog.text  # nothing holds of it
     with pytest.raises(ValueError, match=r"in another order with data\.batch_size 8 \(was 16\)"):
         cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 2, "--data.batch_size", 8)
-    with pytest.raises(ValueError, match=r"in another order with data\.val_fraction 0\.2 \(was 0\.1\)"):
+    with pytest.raises(
+        ValueError, match=r"in another order with data\.val_fraction 0\.2 \(was 0\.1\)"
+    ):
         cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 2, "--data.val_fraction", 0.2)
     assert (folder / "config.yaml").read_text() == before
     cli(*fit, *sgd, 0.5, "--trainer.max_epochs", 2)
@@ -63,7 +93,17 @@ def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
     assert rate_in(folder / "config.yaml") == 0.02
     last = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     assert [group["lr"] for group in last["optimizer_states"][0]["param_groups"]] == [0.02] * 4
-    cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 3, "--data.batch_size", 8, "--allow_changes", "true")
+    cli(
+        *fit,
+        *sgd,
+        0.02,
+        "--trainer.max_epochs",
+        3,
+        "--data.batch_size",
+        8,
+        "--allow_changes",
+        "true",
+    )
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["data"]["init_args"]["batch_size"] == 8 and config["allow_changes"] is False
 
@@ -85,7 +125,9 @@ def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, run_to_g
 
 
 # As a person types it, with image_folder.yaml, in a second.
-TYPED = [*("--backbone", "small_cnn", "--weights", "null", "--size", 28, "--epochs", 1, "--workers", 0)]
+TYPED = [
+    *("--backbone", "small_cnn", "--weights", "null", "--size", 28, "--epochs", 1, "--workers", 0)
+]
 TYPED += ["--trainer.accelerator", "cpu", "--report", "false", "--test_after_fit", "false"]
 
 
@@ -102,18 +144,35 @@ def test_resume_in_another_order_is_refused_and_leaves_the_run_as_it_is(colours,
         (r"seed_everything 1 \(was 0\)", [colours, *more, "--seed", 1]),
         (r"data\.batch_size 9 \(was 8\)", [colours, *more, "--batch", 9]),
     ):
-        with pytest.raises(ValueError, match=f"would train in another order with {what}.*--allow_changes true"):
+        with pytest.raises(
+            ValueError, match=f"would train in another order with {what}.*--allow_changes true"
+        ):
             cli("fit", *line)
         assert last.read_bytes() == before
         assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
     cli("fit", colours, *more)  # the control: it is not the length that was refused
-    cli("fit", other, *fit, "--resume", "--epochs", 3, "--seed", 1, "--batch", 9, "--allow_changes", "true")
+    cli(
+        "fit",
+        other,
+        *fit,
+        "--resume",
+        "--epochs",
+        3,
+        "--seed",
+        1,
+        "--batch",
+        9,
+        "--allow_changes",
+        "true",
+    )
     progress = torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]
     assert progress["current"]["processed"] == 3
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [([], 0.001), (["--optimizer", "SGD"], 0.03)])
-def test_another_optimizer_than_the_config_s_learns_at_its_own_rate(colours, cli, tmp_path, optimizer, rate):
+def test_another_optimizer_than_the_config_s_learns_at_its_own_rate(
+    colours, cli, tmp_path, optimizer, rate
+):
     # Of 7 steps one is the warm-up, at the full rate already.
     cli("fit", colours, *TYPED, "--batch", 8, "--trainer.log_every_n_steps", 1, *optimizer)
     name = optimizer[1] if optimizer else "AdamW"
@@ -125,7 +184,11 @@ def test_another_optimizer_than_the_config_s_learns_at_its_own_rate(colours, cli
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--model.optimizer.lr", "-1", r"^--lr \(--model\.optimizer\.lr\): Invalid learning rate: -1\.0$"),
+        (
+            "--model.optimizer.lr",
+            "-1",
+            r"^--lr \(--model\.optimizer\.lr\): Invalid learning rate: -1\.0$",
+        ),
         ("--trainer.accelerator", "foo", r"^trainer: You selected an invalid accelerator name"),
         ("--seed_everything", "-1", r"^--seed_everything must be from 0 to 4,294,967,295, not -1$"),
     ],
@@ -152,16 +215,29 @@ def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_tol
     cli("test", *checkpoint, *quiet, "--config", "other.yaml")
     told = "the checkpoint decides: model.backbone small_cnn, not lenet, data.image_size 28, not 64"
     assert told in caplog.messages
-    results = [json.loads((tmp_path / f"runs/test/version_{i}/test.json").read_text()) for i in range(2)]
+    results = [
+        json.loads((tmp_path / f"runs/test/version_{i}/test.json").read_text()) for i in range(2)
+    ]
     assert results[0] == results[1]
 
 
 @pytest.mark.slow
 def test_a_timer_of_lightning_s_stands_in_config_yaml_and_is_read_again(colours, cli, tmp_path):
-    cli("fit", "--data.root", colours, *QUICKEST, "--trainer.callbacks+", "Timer", "--test_after_fit", "false")
+    cli(
+        "fit",
+        "--data.root",
+        colours,
+        *QUICKEST,
+        "--trainer.callbacks+",
+        "Timer",
+        "--test_after_fit",
+        "false",
+    )
     runs = [tmp_path / f"runs/fit/version_{i}" for i in range(2)]
     cli("fit", "--config", runs[0] / "config.yaml")
-    callbacks = [yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"] for run in runs]
+    callbacks = [
+        yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"] for run in runs
+    ]
     assert callbacks[0] == callbacks[1] and callbacks[0][0]["init_args"]["interval"] == "step"
 
 

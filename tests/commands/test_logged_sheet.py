@@ -32,7 +32,9 @@ def drawn(monkeypatch) -> list:
     """What is handed to be drawn."""
     calls: list = []
     draw = logged_sheet.draw_sheet
-    monkeypatch.setattr(logged_sheet, "draw_sheet", lambda *given: calls.append(given) or draw(*given))
+    monkeypatch.setattr(
+        logged_sheet, "draw_sheet", lambda *given: calls.append(given) or draw(*given)
+    )
     return calls
 
 
@@ -40,10 +42,16 @@ def test_the_most_confident_mistakes_come_first_then_others(colours, drawn):
     pictures = data(colours)
     sheet = answered_sheet(pictures, answers(pictures, {3: 0.6, 25: 0.9, 14: 0.7}))
     ((images, captions, *_),) = drawn
-    assert captions[:3] == [("blue 90 %, is red", WRONG), ("red 70 %, is green", WRONG), ("green 60 %, is blue", WRONG)]
+    assert captions[:3] == [
+        ("blue 90 %, is red", WRONG),
+        ("red 70 %, is green", WRONG),
+        ("green 60 %, is blue", WRONG),
+    ]
     assert len(images) == len(captions) == 24 and {colour for _, colour in captions[3:]} == {RIGHT}
-    assert [text for text, _ in captions[3:]] == sorted(text for text, _ in captions[3:])  # in the order of the files
-    for image, (text, _) in zip(images, captions, strict=True):  # each has the colour that it is named for
+    # in the order of the files
+    assert [text for text, _ in captions[3:]] == sorted(text for text, _ in captions[3:])
+    # each has the colour that it is named for
+    for image, (text, _) in zip(images, captions, strict=True):
         name = text.split(", is ")[-1].split()[0]
         assert NAMES[::-1][image.mean(axis=(0, 1)).argmax()] == name
     assert sheet.width == 8 * 128 + 8 and sheet.height == 3 * 150 + 8
@@ -53,11 +61,17 @@ def test_at_most_a_dozen_mistakes_and_few_pictures_alone(colours, drawn):
     pictures = data(colours)
     answered_sheet(pictures, answers(pictures, {i: 0.5 + i / 100 for i in range(20)}))
     captions = drawn[0][1]
-    assert [colour for _, colour in captions].count(WRONG) >= 12 and captions[0][0].startswith("red 69 %")
+    assert [colour for _, colour in captions].count(WRONG) >= 12 and captions[0][0].startswith(
+        "red 69 %"
+    )
     few = answers(pictures, {0: 0.9})
-    one = Answers(NAMES, few.paths[:1], few.labels[:1], few.predicted[:1], few.confidence[:1], None, [])
+    one = Answers(
+        NAMES, few.paths[:1], few.labels[:1], few.predicted[:1], few.confidence[:1], None, []
+    )
     assert answered_sheet(pictures, one).width == 128 + 8
-    none = Answers(NAMES, [], few.labels[:0], few.predicted[:0], few.confidence[:0], None, few.paths)
+    none = Answers(
+        NAMES, [], few.labels[:0], few.predicted[:0], few.confidence[:0], None, few.paths
+    )
     assert answered_sheet(pictures, none) is None
 
 
@@ -77,6 +91,8 @@ def test_what_fails_is_told_and_takes_nothing_from_the_run(colours, tmp_path, ca
     path = data(colours).splits["test"].paths[0]
     table.write_text(f"path,label,class,probability,error\n{path},blue,blue,0.9,\n")
     log_sheet(trainer, data(colours), NAMES, table)
-    assert [(name, step) for name, _, step in Taker.taken] == [("test_predictions", 7)] and not caplog.text
+    assert [(name, step) for name, _, step in Taker.taken] == [
+        ("test_predictions", 7)
+    ] and not caplog.text
     log_sheet(SimpleNamespace(loggers=[Taker()], is_global_zero=False), data(colours), NAMES, table)
     assert len(Taker.taken) == 1

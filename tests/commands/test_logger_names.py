@@ -19,8 +19,14 @@ from finetune.system.messages import WrongUsage
         (["--trainer.logger=tensorboardlogger"], ["--trainer.logger=finetune.TensorBoardLogger"]),
         (["--trainer.logger=MLFlowLogger"], ["--trainer.logger=finetune.MLFlowLogger"]),
         (["--trainer.logger+=TensorBoardLogger"], ["--trainer.logger+=finetune.TensorBoardLogger"]),
-        (["--trainer.logger.help", "WandbLogger"], ["--trainer.logger.help", "finetune.WandbLogger"]),
-        (["--trainer.logger.class_path", "MLFlowLogger"], ["--trainer.logger.class_path", "finetune.MLFlowLogger"]),
+        (
+            ["--trainer.logger.help", "WandbLogger"],
+            ["--trainer.logger.help", "finetune.WandbLogger"],
+        ),
+        (
+            ["--trainer.logger.class_path", "MLFlowLogger"],
+            ["--trainer.logger.class_path", "finetune.MLFlowLogger"],
+        ),
         (
             ["--trainer.logger", "pytorch_lightning.loggers.TensorBoardLogger"],
             ["--trainer.logger", "finetune.TensorBoardLogger"],
@@ -29,7 +35,12 @@ from finetune.system.messages import WrongUsage
             ["--trainer.logger", "[WandbLogger, {class_path: MLFlowLogger, init_args: {}}]"],
             [
                 "--trainer.logger",
-                json.dumps(["finetune.WandbLogger", {"class_path": "finetune.MLFlowLogger", "init_args": {}}]),
+                json.dumps(
+                    [
+                        "finetune.WandbLogger",
+                        {"class_path": "finetune.MLFlowLogger", "init_args": {}},
+                    ]
+                ),
             ],
         ),
         *(
@@ -53,15 +64,28 @@ def test_names_on_the_command_line(given, meant):
 
 def test_names_in_a_config():
     init_args = {"name": "WandbLogger"}
-    trainer = {"logger": {"class_path": "TensorBoardLogger", "init_args": init_args}, "max_epochs": 1}
+    trainer = {
+        "logger": {"class_path": "TensorBoardLogger", "init_args": init_args},
+        "max_epochs": 1,
+    }
     named = in_config({"trainer": trainer, "data": {"root": "WandbLogger"}})
     assert named["trainer"]["logger"] == {
         "class_path": "finetune.TensorBoardLogger",
         "init_args": {"name": "WandbLogger"},
     }
     assert named["trainer"]["max_epochs"] == 1 and named["data"] == {"root": "WandbLogger"}
-    assert in_config({"logger": "WandbLogger", "max_epochs": 1}) == {"logger": "finetune.WandbLogger", "max_epochs": 1}
-    for other in ("WandbLogger", None, 3, {"trainer": None}, {"trainer": {"max_epochs": 1}}, {"name": "WandbLogger"}):
+    assert in_config({"logger": "WandbLogger", "max_epochs": 1}) == {
+        "logger": "finetune.WandbLogger",
+        "max_epochs": 1,
+    }
+    for other in (
+        "WandbLogger",
+        None,
+        3,
+        {"trainer": None},
+        {"trainer": {"max_epochs": 1}},
+        {"name": "WandbLogger"},
+    ):
         assert in_config(other) == other
 
 
@@ -71,13 +95,17 @@ def test_both_reach_the_parser(tmp_path, colours):
     line = ["fit", "--data.root", str(colours)]
     found = parse([*line, "--config", str(tmp_path / "mine.yaml")]).trainer.logger
     assert [one.class_path for one in found] == ["finetune.WandbLogger", "finetune.MLFlowLogger"]
-    found = parse([*line, "--trainer.logger", "WandbLogger", "--trainer.logger.offline", "false"]).trainer.logger
+    found = parse(
+        [*line, "--trainer.logger", "WandbLogger", "--trainer.logger.offline", "false"]
+    ).trainer.logger
     assert found.class_path == "finetune.WandbLogger" and found.init_args.offline is False
 
 
 @pytest.mark.slow
 def test_what_trainer_is_given_goes_the_same_way(tmp_path, colours):
-    (tmp_path / "trainer.yaml").write_text("logger:\n  class_path: WandbLogger\n  init_args: {tags: [mine]}\n")
+    (tmp_path / "trainer.yaml").write_text(
+        "logger:\n  class_path: WandbLogger\n  init_args: {tags: [mine]}\n"
+    )
     (tmp_path / "mine.yaml").write_text("trainer: trainer.yaml\n")
     in_python = command_line(None, {}, {"trainer": {"logger": "WandbLogger"}})
     for given in (
@@ -91,7 +119,9 @@ def test_what_trainer_is_given_goes_the_same_way(tmp_path, colours):
 
 
 def test_lightnings_csv_logger_needs_a_place():
-    with pytest.raises(WrongUsage, match=r"CSVLogger: a run's metrics.csv and steps.csv have .*save_dir FOLDER$"):
+    with pytest.raises(
+        WrongUsage, match=r"CSVLogger: a run's metrics.csv and steps.csv have .*save_dir FOLDER$"
+    ):
         in_arguments(["fit", "--trainer.logger", "CSVLogger"])
     placed = ["fit", "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "here"]
     assert in_arguments(placed) == placed
@@ -100,11 +130,17 @@ def test_lightnings_csv_logger_needs_a_place():
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ("WandLogger", "^--trainer.logger: there is no logger 'WandLogger'; did you mean 'WandbLogger'"),
+        (
+            "WandLogger",
+            "^--trainer.logger: there is no logger 'WandLogger'; did you mean 'WandbLogger'",
+        ),
         ("[TensorbordLogger]", "no logger 'TensorbordLogger'; did you mean 'TensorBoardLogger'"),
         ("NeptuneLogger", "no logger 'NeptuneLogger'"),
         ("Sacred", "no logger 'Sacred'; valid are TensorBoardLogger, WandbLogger, MLFlowLogger$"),
-        ("TensorBoardLogger,WandbLogger", r"takes several loggers in brackets: '\[TensorBoardLogger, WandbLogger\]'$"),
+        (
+            "TensorBoardLogger,WandbLogger",
+            r"takes several loggers in brackets: '\[TensorBoardLogger, WandbLogger\]'$",
+        ),
         ("[TensorBoardLogger", r"takes several loggers in brackets: '\[TensorBoardLogger\]'$"),
     ],
 )

@@ -24,7 +24,16 @@ SHORT = [option for option in QUICKEST if option not in LENGTH]
 DAMAGED = "config.yaml is damaged: .*; give --epochs instead of --minutes to go on"
 WHOLE = "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
 MANY = 5000  # pictures of 224 pixels, of which more are not kept
-COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, decode=0.01, checkpoint=0.1, size=1, copying=0.0, between=0.2)
+COSTS = Costs(
+    start=1.0,
+    batch=0.5,
+    evaluate=0.01,
+    decode=0.01,
+    checkpoint=0.1,
+    size=1,
+    copying=0.0,
+    between=0.2,
+)
 
 
 @pytest.fixture
@@ -60,7 +69,10 @@ def test_what_is_chosen_is_written_down_and_repeats_the_run(colours, cli, tmp_pa
     assert told.startswith(f"{chosen['trainer']['max_epochs']} epochs")
     cli("fit", "--config", first / "config.yaml")
     assert config_of(second)["trainer"] == chosen["trainer"]
-    a, b = (torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in (first, second))
+    a, b = (
+        torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for run in (first, second)
+    )
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -74,7 +86,9 @@ def test_what_a_config_says_of_the_length_is_overruled(colours, cli, tmp_path, t
 
 
 @pytest.mark.slow
-def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(colours, cli, tmp_path, tried):
+def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(
+    colours, cli, tmp_path, tried
+):
     fit = ["fit", "--data.root", colours, *SHORT, "--minutes"]
     cli(*fit, 0.2)
     run = tmp_path / "runs/fit/version_0"
@@ -87,28 +101,53 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(colours, 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("--trainer.max_epochs", 3), r"--minutes and --epochs \(--trainer.max_epochs\) both say how long to train"),
-        (("--trainer.max_steps", 3), "--minutes and --trainer.max_steps both say how long to train: leave one out"),
+        (
+            ("--trainer.max_epochs", 3),
+            r"--minutes and --epochs \(--trainer.max_epochs\) both say how long to train",
+        ),
+        (
+            ("--trainer.max_steps", 3),
+            "--minutes and --trainer.max_steps both say how long to train: leave one out",
+        ),
         (("--trainer.max_time", "00:00:01:00"), "--minutes and --trainer.max_time both"),
         (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
-        (("--trainer", "{max_epochs: 3}"), r"--minutes and --epochs \(--trainer.max_epochs\) both say how long"),
+        (
+            ("--trainer", "{max_epochs: 3}"),
+            r"--minutes and --epochs \(--trainer.max_epochs\) both say how long",
+        ),
         (("--trainer.num_nodes", 2), "--minutes measures on one machine: give --epochs"),
-        (("--data.image_size_schedule", "24,32"), "--minutes tries pictures of one size: leave out"),
-        (("--trainer.val_check_interval", 5), "give --trainer.val_check_interval as a share of it, such as 0.5, not 5"),
-        (("--trainer.accumulate_grad_batches", 0), "trainer.accumulate_grad_batches must be at least 1, got 0"),
+        (
+            ("--data.image_size_schedule", "24,32"),
+            "--minutes tries pictures of one size: leave out",
+        ),
+        (
+            ("--trainer.val_check_interval", 5),
+            "give --trainer.val_check_interval as a share of it, such as 0.5, not 5",
+        ),
+        (
+            ("--trainer.accumulate_grad_batches", 0),
+            "trainer.accumulate_grad_batches must be at least 1, got 0",
+        ),
         (("--threshold", "f1"), "--threshold is for two classes, these are 3"),
         (("--minutes", 0), "--minutes must be a number and more than 0, got 0"),
         (("--minutes", ".nan"), "--minutes must be a number and more than 0, got nan"),
     ],
 )
-def test_what_can_not_be_had_is_told_before_anything_is_tried(colours, cli, tmp_path, tried, given, words):
+def test_what_can_not_be_had_is_told_before_anything_is_tried(
+    colours, cli, tmp_path, tried, given, words
+):
     with pytest.raises(ValueError, match=words):
         cli("fit", "--data.root", colours, *SHORT, "--minutes", 1, *given)
     assert not tried and not (tmp_path / "runs").exists()
 
 
 def test_a_launcher_of_several_processes_is_refused(colours, cli, monkeypatch, tried):
-    for name, value in {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}.items():
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "RANK": "0",
+    }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(WrongUsage, match="--minutes measures on one machine"):
         cli("fit", "--data.root", colours, *SHORT, "--minutes", 1)
@@ -116,10 +155,13 @@ def test_a_launcher_of_several_processes_is_refused(colours, cli, monkeypatch, t
 
 def test_too_little_time_for_a_step_is_told(colours, cli, tmp_path, tried):
     with pytest.raises(
-        ValueError, match=r"--minutes 0.01 is not enough for a single step: all else takes \d+ s here"
+        ValueError,
+        match=r"--minutes 0.01 is not enough for a single step: all else takes \d+ s here",
     ) as told:
         cli("fit", "--data.root", colours, *SHORT, "--minutes", "0.01")
-    assert str(told.value).endswith("or a smaller --size (--data.image_size) or --batch (--data.batch_size)")
+    assert str(told.value).endswith(
+        "or a smaller --size (--data.image_size) or --batch (--data.batch_size)"
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -134,28 +176,61 @@ def settle(monkeypatch, tried):
     """What is chosen for 2,000 pictures of a network that takes 40 half-seconds a batch at 224 pixels."""
 
     def choose(
-        budget, *arguments, num=2000, image_size=224, eval_image_size=None, resumed=False, strategy="auto", **given
+        budget,
+        *arguments,
+        num=2000,
+        image_size=224,
+        eval_image_size=None,
+        resumed=False,
+        strategy="auto",
+        **given,
     ):
         data = SimpleNamespace(init_args=SimpleNamespace(image_size=image_size))
         data.init_args.cache_limit_gb = given.pop("cache_limit_gb", 8.0)
         config = SimpleNamespace(minutes=budget, data=data, test_after_fit=True, resume=resumed)
-        config.ckpt_path, config.patience = given.pop("ckpt_path", None), given.pop("patience", None)
-        trainer = Namespace(accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none")
+        config.ckpt_path, config.patience = (
+            given.pop("ckpt_path", None),
+            given.pop("patience", None),
+        )
+        trainer = Namespace(
+            accelerator="cpu", devices=1, num_nodes=1, precision="32-true", default_root_dir="none"
+        )
         trainer.strategy = strategy
         trainer.update(
-            Namespace(**minutes._LIMITS, limit_train_batches=None, max_epochs=None, accumulate_grad_batches=1)
+            Namespace(
+                **minutes._LIMITS,
+                limit_train_batches=None,
+                max_epochs=None,
+                accumulate_grad_batches=1,
+            )
         )
-        trainer.update(Namespace(min_epochs=None, min_steps=None, val_check_interval=None, check_val_every_n_epoch=1))
+        trainer.update(
+            Namespace(
+                min_epochs=None, min_steps=None, val_check_interval=None, check_val_every_n_epoch=1
+            )
+        )
         trainer.update(Namespace(limit_val_batches=None, limit_test_batches=None, plugins=None))
         config.checkpoint_every_n_steps = None
         trainer.update(Namespace(sync_batchnorm=False, **given.pop("limits", {})))
         config.trainer = trainer
-        model = {"backbone": "resnet18", "weights": None, "members": 1, "head_init": "auto", "freeze": None}
+        model = {
+            "backbone": "resnet18",
+            "weights": None,
+            "members": 1,
+            "head_init": "auto",
+            "freeze": None,
+        }
         config.model = SimpleNamespace(**{**model, **given})
 
         def make():
-            splits = {"train": SimpleNamespace(labels=range(num)), "test": SimpleNamespace(labels=range(100))}
-            sizes = {"image_size": (size := data.init_args.image_size), "eval_image_size": eval_image_size or size}
+            splits = {
+                "train": SimpleNamespace(labels=range(num)),
+                "test": SimpleNamespace(labels=range(100)),
+            }
+            sizes = {
+                "image_size": (size := data.init_args.image_size),
+                "eval_image_size": eval_image_size or size,
+            }
             model = SimpleNamespace(hparams={"members": config.model.members})
             limit = {"cache_limit_gb": data.init_args.cache_limit_gb, "num_workers": 0}
             return SimpleNamespace(batch_size=32, splits=splits, **sizes, **limit), model
@@ -176,7 +251,9 @@ def test_pictures_become_smaller_where_few_could_be_seen_else(settle, tried):
     for budget, size in ((18, 128), (33, 160), (60, 224), (2, 128)):
         tried.clear()
         config, told = settle(budget)
-        assert config.data.init_args.image_size == size and f"with pictures of {size} pixels" in told
+        assert (
+            config.data.init_args.image_size == size and f"with pictures of {size} pixels" in told
+        )
         assert tried == ([224] if size == 224 else [224, size])
 
 
@@ -216,7 +293,9 @@ def test_the_processes_of_other_devices_take_what_the_first_has_chosen(settle, t
     assert other.data.init_args.image_size == first.data.init_args.image_size == 128
 
 
-def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(settle, tried, monkeypatch, tmp_path):
+def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(
+    settle, tried, monkeypatch, tmp_path
+):
     (tmp_path / "config.yaml").write_text(WHOLE)
     config, told = settle(18.0, resumed=str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -226,9 +305,14 @@ def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(settl
         assert one.data.init_args.image_size == 160
     monkeypatch.setenv("LOCAL_RANK", "0")
     other, _ = settle(18.0, "--data.image_size", "96", image_size=96, resumed=str(tmp_path))
-    assert other.data.init_args.image_size == 96  # which resuming refuses or allows, as without --minutes
+    # which resuming refuses or allows, as without --minutes
+    assert other.data.init_args.image_size == 96
     assert other.data.init_args.cache_limit_gb == 8.0
-    kept = (tmp_path / "config.yaml").read_text().replace("image_size: 160", "image_size: 160, cache_limit_gb: 0.0")
+    kept = (
+        (tmp_path / "config.yaml")
+        .read_text()
+        .replace("image_size: 160", "image_size: 160, cache_limit_gb: 0.0")
+    )
     (tmp_path / "config.yaml").write_text(kept)
     other, _ = settle(18.0, resumed=str(tmp_path))
     assert (other.data.init_args.image_size, other.data.init_args.cache_limit_gb) == (160, 0.0)
@@ -237,7 +321,9 @@ def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(settl
     assert not tried
 
 
-def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(settle, tried, monkeypatch):
+def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(
+    settle, tried, monkeypatch
+):
     trial = fit_length.trial
 
     def slower(model, *others):
@@ -253,14 +339,21 @@ def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(settle
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        *((text, DAMAGED) for text in ("{", "trainer: 1", "[]", "trainer: {max_epochs: 7}", f"{WHOLE}model: 3")),
+        *(
+            (text, DAMAGED)
+            for text in ("{", "trainer: 1", "[]", "trainer: {max_epochs: 7}", f"{WHOLE}model: 3")
+        ),
         (
-            WHOLE.replace("7, limit_train_batches: 3", "null, limit_train_batches: null, max_steps: 50"),
+            WHOLE.replace(
+                "7, limit_train_batches: 3", "null, limit_train_batches: null, max_steps: 50"
+            ),
             "ends by trainer.max_steps 50: give that instead of --minutes to go on",
         ),
     ],
 )
-def test_a_resumed_run_whose_length_can_not_be_read_is_told(settle, monkeypatch, tmp_path, text, words):
+def test_a_resumed_run_whose_length_can_not_be_read_is_told(
+    settle, monkeypatch, tmp_path, text, words
+):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=words) as told:
         settle(18.0, resumed=str(tmp_path))
@@ -269,23 +362,34 @@ def test_a_resumed_run_whose_length_can_not_be_read_is_told(settle, monkeypatch,
 
 def test_a_process_that_somebody_else_started_as_another_device_is_refused(settle, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(WrongUsage, match="--minutes needs to start the other devices' processes itself"):
+    with pytest.raises(
+        WrongUsage, match="--minutes needs to start the other devices' processes itself"
+    ):
         settle(18.0)
 
 
 def test_evaluation_takes_time_by_its_own_size(settle):
     # 100 pictures to test take a second, at ten times the side 100 seconds: 15 batches' worth.
     plain, larger = (settle(60.0, image_size=128, eval_image_size=side)[0] for side in (128, 1280))
-    seen = [config.trainer.max_epochs * (config.trainer.limit_train_batches or 63) for config in (plain, larger)]
+    seen = [
+        config.trainer.max_epochs * (config.trainer.limit_train_batches or 63)
+        for config in (plain, larger)
+    ]
     assert seen[1] < seen[0]
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"ckpt_path": "last.ckpt"}, "--minutes chooses .* its first step: to go on from --ckpt_path give --epochs"),
+        (
+            {"ckpt_path": "last.ckpt"},
+            "--minutes chooses .* its first step: to go on from --ckpt_path give --epochs",
+        ),
         ({"strategy": "ddp_fork"}, "^trainer.strategy ddp_fork is not supported"),
-        ({"limits": {"plugins": [object()]}}, "--minutes tries steps without trainer.plugins: leave them out"),
+        (
+            {"limits": {"plugins": [object()]}},
+            "--minutes tries steps without trainer.plugins: leave them out",
+        ),
     ],
 )
 def test_what_can_not_be_tried_is_told(settle, tried, given, words):
@@ -301,7 +405,8 @@ def test_more_steps_at_least_than_there_is_time_for_are_told(settle):
         config, _ = settle(60.0, image_size=128, limits={name: least})
         assert config.trainer.max_epochs == epochs  # as many are enough
         with pytest.raises(
-            WrongUsage, match=rf"--minutes 60 is enough for [\d,]+ {name[4:]} here, and trainer.{name} is"
+            WrongUsage,
+            match=rf"--minutes 60 is enough for [\d,]+ {name[4:]} here, and trainer.{name} is",
         ):
             settle(60.0, image_size=128, limits={name: 10 * least})
 
@@ -327,16 +432,25 @@ def test_without_minutes_nothing_is_tried(settle, tried):
         (2000, {600: 1, 640: 2, 955: 3, 1270: 4, 1585: 5}),
     ],
 )
-def test_more_time_gives_more_networks_each_of_which_learns_long_enough(settle, tried, num_images, budgets):
+def test_more_time_gives_more_networks_each_of_which_learns_long_enough(
+    settle, tried, num_images, budgets
+):
     least = {320: 20, 2000: 15}[num_images]
     for budget, num in budgets.items():
         tried.clear()
         config, told = settle(budget, num=num_images)
         trainer = config.trainer
-        seen = trainer.max_epochs * min(num_images, 32 * (trainer.limit_train_batches or 1000)) / num_images
+        seen = (
+            trainer.max_epochs
+            * min(num_images, 32 * (trainer.limit_train_batches or 1000))
+            / num_images
+        )
         assert config.model.members == num and seen >= least
-        assert tried == [224] * (1 if num == 1 else 2)  # with as many as were chosen, to know how long that takes
-        assert (f"of {num} networks that answer together (--members 1 for one)" in told) == (num > 1)
+        # with as many as were chosen, to know how long that takes
+        assert tried == [224] * (1 if num == 1 else 2)
+        assert (f"of {num} networks that answer together (--members 1 for one)" in told) == (
+            num > 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -354,7 +468,9 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(settle, 
         ((), {}, 5),  # the control
     ],
 )
-def test_how_many_is_chosen_where_nobody_said_so_and_several_can_be(settle, tried, arguments, given, num):
+def test_how_many_is_chosen_where_nobody_said_so_and_several_can_be(
+    settle, tried, arguments, given, num
+):
     config, _ = settle(2000, *arguments, num=320, **given)
     assert config.model.members == num
     assert len(tried) == (2 if num == 5 else 1)
@@ -365,7 +481,9 @@ def test_how_many_is_chosen_where_nobody_said_so_and_several_can_be(settle, trie
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        ),
         MemoryError(),
     ],
     ids=["cuda", "cudnn", "cpu", "python"],
@@ -387,7 +505,10 @@ def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypat
     assert len(tried) == 3 and config.model.members == 1 and "networks" not in told
     assert given_back == [None]
     # What takes no time here took a moment in the trial that failed.
-    assert config.trainer.max_epochs == alone.trainer.max_epochs and told.split(":")[0] == words.split(":")[0]
+    assert (
+        config.trainer.max_epochs == alone.trainer.max_epochs
+        and told.split(":")[0] == words.split(":")[0]
+    )
 
 
 def test_an_error_of_another_kind_is_not_taken_for_a_lack_of_memory(settle, monkeypatch):
@@ -403,7 +524,9 @@ def test_an_error_of_another_kind_is_not_taken_for_a_lack_of_memory(settle, monk
         settle(200, num=320)
 
 
-def test_other_processes_and_a_resumed_run_take_as_many_networks(settle, tried, monkeypatch, tmp_path):
+def test_other_processes_and_a_resumed_run_take_as_many_networks(
+    settle, tried, monkeypatch, tmp_path
+):
     first, _ = settle(204, num=320)
     monkeypatch.setenv("LOCAL_RANK", "1")
     other, _ = settle(204, num=320)
@@ -422,7 +545,9 @@ def test_other_processes_and_a_resumed_run_take_as_many_networks(settle, tried, 
 
 
 @pytest.mark.slow
-def test_as_many_as_were_chosen_are_trained_written_down_and_gone_on_with(colours, cli, tmp_path, tried, monkeypatch):
+def test_as_many_as_were_chosen_are_trained_written_down_and_gone_on_with(
+    colours, cli, tmp_path, tried, monkeypatch
+):
     monkeypatch.setattr(fit_length, "_FEWEST_OF_SEVERAL", 0)
     monkeypatch.setattr(fit_length, "_USUAL_OF_SEVERAL", 0.01)
     monkeypatch.setattr(fit_length, "_MOST_MEMBERS", 2)
@@ -433,19 +558,27 @@ def test_as_many_as_were_chosen_are_trained_written_down_and_gone_on_with(colour
     assert before["model"]["members"] == 2 and tried == [28, 28]
     last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     assert last["hyper_parameters"]["members"] == 2
-    assert {name.split(".")[2] for name in last["state_dict"] if name.startswith("network.members.")} == {"0", "1"}
+    assert {
+        name.split(".")[2] for name in last["state_dict"] if name.startswith("network.members.")
+    } == {"0", "1"}
     cli(*fit, 50, "--resume")
     assert tried == [28, 28] and config_of(run) == before
 
 
 def test_pictures_that_there_is_no_time_to_see_twice_are_not_kept(settle, tried):
     words = "decoded as they come"
-    for num, given, kept in ((MANY, 8.0, 8.0), (MANY + 1, 8.0, 8.0), (2 * MANY, 8.0, 0.0), (2 * MANY, 0.0, 0.0)):
+    for num, given, kept in (
+        (MANY, 8.0, 8.0),
+        (MANY + 1, 8.0, 8.0),
+        (2 * MANY, 8.0, 0.0),
+        (2 * MANY, 0.0, 0.0),
+    ):
         tried.clear()
         config, told = settle(60, num=num, cache_limit_gb=given)
         assert len(tried) == 2  # the second, of a smaller size, decides
         assert config.data.init_args.cache_limit_gb == kept
         assert (words in told) == (given != kept)  # what somebody chose needs no words
-        is_kept = json.loads(os.environ[minutes._CHOICE])["is_kept"]  # for the processes of the other devices
+        # for the processes of the other devices
+        is_kept = json.loads(os.environ[minutes._CHOICE])["is_kept"]
         assert is_kept == (given == kept)
         del os.environ[minutes._CHOICE]

@@ -25,13 +25,23 @@ _PATHS = {"optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "sched
 
 def real(command: str) -> set[str]:
     kind = BenchmarkCLI if command == "benchmark" else FinetuneCLI
-    with patch.object(FinetuneCLI, "parse_arguments", side_effect=InterruptedError), pytest.raises(InterruptedError):
+    with (
+        patch.object(FinetuneCLI, "parse_arguments", side_effect=InterruptedError),
+        pytest.raises(InterruptedError),
+    ):
         cli = kind.__new__(kind)
         cli.__init__([command])  # type: ignore[misc]
-    keys = {key.rstrip("+") for key in valid_keys(cli._subcommand_parsers["fit" if kind is BenchmarkCLI else command])}
+    keys = {
+        key.rstrip("+")
+        for key in valid_keys(cli._subcommand_parsers["fit" if kind is BenchmarkCLI else command])
+    }
     keys = {key for key in keys if not key.endswith(".help") and key not in ("h", "c")}
     of_classes = ("model.optimizer.", "model.scheduler.")
-    return {key for key in keys if not key.startswith(of_classes) or key.removeprefix("model.") in _PATHS}
+    return {
+        key
+        for key in keys
+        if not key.startswith(of_classes) or key.removeprefix("model.") in _PATHS
+    }
 
 
 @pytest.mark.parametrize("command", ["fit", "benchmark", "validate", "test", "predict"])
@@ -68,7 +78,10 @@ def test_of_the_data_and_of_this_version_of_lightning():
 
 
 def test_few_values_are_those_of_the_signatures():
-    arguments = {"model": signature(Classifier).parameters, "data": signature(ImageDataModule).parameters}
+    arguments = {
+        "model": signature(Classifier).parameters,
+        "data": signature(ImageDataModule).parameters,
+    }
     for option, values in CHOICES.items():
         group, _, name = option.rpartition(".")
         if group:

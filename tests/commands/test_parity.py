@@ -36,7 +36,11 @@ def test_bytes_are_those_of_the_arithmetic(rows):
     pipeline, layer_wise = 32 * 800 * 8, 32 * 800 * 8 + 32 * 10 * 8
     found = {row.name: row.num_bytes for row in rows}
     assert (found["by hand"], found["ddp"]) == (lenet, lenet)
-    assert (found["pipeline gpipe"], found["pipeline 1f1b"], found["layer-wise"]) == (pipeline, pipeline, layer_wise)
+    assert (found["pipeline gpipe"], found["pipeline 1f1b"], found["layer-wise"]) == (
+        pipeline,
+        pipeline,
+        layer_wise,
+    )
     assert found["one device"] == 0
 
 
@@ -44,12 +48,16 @@ def test_bytes_are_those_of_the_arithmetic(rows):
 def by_hand_alone(monkeypatch):
     """Leaves out what takes processes of its own."""
     monkeypatch.setattr(
-        many_processes, "splits", lambda *_: {"pipeline gpipe": "a network of 4 parts can't be cut into 5"}
+        many_processes,
+        "splits",
+        lambda *_: {"pipeline gpipe": "a network of 4 parts can't be cut into 5"},
     )
 
     def start(network: str, job: Job) -> Trained:
         batches = one_process.draw_batches(job)
-        return one_process.on_one_device(one_process.start_of(network, job), batches, torch.device("cpu"))
+        return one_process.on_one_device(
+            one_process.start_of(network, job), batches, torch.device("cpu")
+        )
 
     monkeypatch.setattr(many_processes, "by_lightning", start)
 
@@ -67,14 +75,18 @@ def test_the_command_prints_a_row_for_each_way(cli, by_hand_alone, capsys):
 
 
 @pytest.mark.slow
-def test_control_gradients_that_are_not_added_up_are_caught(cli, by_hand_alone, monkeypatch, capsys):
+def test_control_gradients_that_are_not_added_up_are_caught(
+    cli, by_hand_alone, monkeypatch, capsys
+):
     monkeypatch.setattr(data_parallel, "allreduce", lambda data: None)
     with pytest.raises(ValueError, match="not what one device computes: by hand$"):
         cli("parity", "--steps", "2")
     assert "by hand" in capsys.readouterr().out  # the table comes first
 
 
-@pytest.mark.parametrize(("flag", "value", "message"), [("--devices", 0, "at least 1"), ("--steps", 0, "at least 1")])
+@pytest.mark.parametrize(
+    ("flag", "value", "message"), [("--devices", 0, "at least 1"), ("--steps", 0, "at least 1")]
+)
 def test_numbers_that_make_no_sense(cli, flag, value, message):
     with pytest.raises(ValueError, match=message):
         cli("parity", flag, value)
@@ -83,4 +95,7 @@ def test_numbers_that_make_no_sense(cli, flag, value, message):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_on_cuda_devices(tmp_path: Path):
-    assert all(row.difference is None or row.difference <= 1e-10 for row in parity.compare(tmp_path, 2, 4, "float64"))
+    assert all(
+        row.difference is None or row.difference <= 1e-10
+        for row in parity.compare(tmp_path, 2, 4, "float64")
+    )

@@ -19,7 +19,12 @@ class Model:
         hidden: Units.
     """
 
-    def __init__(self, freeze: str | None = None, head_init: Literal["xavier", "probe"] = "xavier", hidden: int = 8):
+    def __init__(
+        self,
+        freeze: str | None = None,
+        head_init: Literal["xavier", "probe"] = "xavier",
+        hidden: int = 8,
+    ):
         self.freeze = freeze
 
 
@@ -55,7 +60,10 @@ def failing(capsys, run) -> str:
     [
         ("model: {freze: layer2}", ["'freze'", "did you mean 'model.freeze'?"]),
         ("max_epoch: 3", ["max_epoch", "did you mean 'max_epochs'?"]),
-        (f"other: {{class_path: {__name__}.Deep, init_args: {{hiden: 3}}}}", ["'hiden'", "did you mean 'hidden'?"]),
+        (
+            f"other: {{class_path: {__name__}.Deep, init_args: {{hiden: 3}}}}",
+            ["'hiden'", "did you mean 'hidden'?"],
+        ),
     ],
 )
 def test_a_misspelt_key_in_a_config(tmp_path, capsys, text, words):
@@ -87,10 +95,14 @@ def test_a_function_s_own_flags(capsys):
         return seed
 
     def run(*arguments: str) -> int:
-        return auto_cli(demo, args=list(arguments), parser_class=OneLineErrorParser, as_positional=False)
+        return auto_cli(
+            demo, args=list(arguments), parser_class=OneLineErrorParser, as_positional=False
+        )
 
     assert run("--seed", "3") == 3
-    assert failing(capsys, lambda: run("--sed", "3")).endswith("there is no option '--sed'; did you mean 'seed'?")
+    assert failing(capsys, lambda: run("--sed", "3")).endswith(
+        "there is no option '--sed'; did you mean 'seed'?"
+    )
 
 
 def test_right_arguments_pass(tmp_path):
@@ -115,17 +127,24 @@ def test_valid_keys_are_those_of_all_subcommands():
     sub.add_class_arguments(Model, "model")
     parser.add_argument("--seed", type=int)
     parser.add_subcommands().add_subcommand("fit", sub)
-    assert {"seed", "lr", "model.freeze", "model.head_init", "model.hidden"} <= set(valid_keys(parser))
+    assert {"seed", "lr", "model.freeze", "model.head_init", "model.hidden"} <= set(
+        valid_keys(parser)
+    )
     assert not any(key.startswith("-") for key in valid_keys(parser))
 
 
 def test_an_option_of_another_command_is_told_as_such():
-    parser, fit, predict = OneLineErrorParser(), OneLineErrorParser(), OneLineErrorParser()
+    parser = OneLineErrorParser()
+    fit = OneLineErrorParser()
+    predict = OneLineErrorParser()
     fit.add_argument("--resume", type=bool)
     commands = parser.add_subcommands()
     commands.add_subcommand("fit", fit)
     commands.add_subcommand("predict", predict)
-    assert explain(parser, "Key 'resume' is not expected") == "'resume' is an option of another command"
+    assert (
+        explain(parser, "Key 'resume' is not expected")
+        == "'resume' is an option of another command"
+    )
 
 
 def test_any_message_becomes_one_short_line():
@@ -139,8 +158,18 @@ def test_any_message_becomes_one_short_line():
 LIGHTNING = {
     ("--trainer.max_epoch", "3"): "'--trainer.max_epoch'; did you mean 'trainer.max_epochs'?",
     ("--data.rot", "x"): "'rot'; did you mean 'root'?",
-    ("--data", "finetune.Hotdog", "--data.batchsize", "3"): "'batchsize'; did you mean 'batch_size'?",
-    ("--model.optimizer", "Adam", "--model.optimizer.weightdecay", "0.1"): "did you mean 'weight_decay'?",
+    (
+        "--data",
+        "finetune.Hotdog",
+        "--data.batchsize",
+        "3",
+    ): "'batchsize'; did you mean 'batch_size'?",
+    (
+        "--model.optimizer",
+        "Adam",
+        "--model.optimizer.weightdecay",
+        "0.1",
+    ): "did you mean 'weight_decay'?",
     # What other tools call it.
     ("--epochs", "3"): "'--epochs'; did you mean 'trainer.max_epochs'?",
     ("--modle.freeze", "layer2"): "'--modle.freeze'; did you mean 'model.freeze'?",
@@ -149,9 +178,15 @@ LIGHTNING = {
     ("--model.optimizer.learning_rate", "3"): "'learning_rate'; did you mean 'lr'?",
     ("--data.size", "3"): "'size'; did you mean 'image_size'?",
     ("--dropout", "0.5"): "there is no option '--dropout'\n",
-    ("--model.optimizer", "SDG"): "model.optimizer (--optimizer): there is no class 'SDG'; did you mean 'SGD'?",
+    (
+        "--model.optimizer",
+        "SDG",
+    ): "model.optimizer (--optimizer): there is no class 'SDG'; did you mean 'SGD'?",
     ("--model.optimizer", "torch.optim.Foo"): "there is no class 'Foo'; valid are ASGD, Adadelta,",
-    ("--model.scheduler", "CosineAnealingLR"): "there is no class 'CosineAnealingLR'; did you mean 'CosineAnnealingLR'",
+    (
+        "--model.scheduler",
+        "CosineAnealingLR",
+    ): "there is no class 'CosineAnealingLR'; did you mean 'CosineAnnealingLR'",
     ("--data", "Foo"): "data: there is no class 'Foo'\n",
 }
 
@@ -167,12 +202,17 @@ def test_typos_as_the_parser_itself_tells_them(capsys, monkeypatch, tmp_path, ar
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(("value", "expected"), [(["--num", "many"], "int"), (["--kind", "c"], "'a', 'b'")])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(["--num", "many"], "int"), (["--kind", "c"], "'a', 'b'")]
+)
 def test_a_value_of_a_function_s_argument_that_does_not_fit(capsys, value, expected):
     def command(num: int = 1, kind: Literal["a", "b"] = "a") -> None:
         """Do it."""
 
-    line = failing(capsys, lambda: auto_cli(command, args=value, parser_class=OneLineErrorParser, as_positional=False))
+    line = failing(
+        capsys,
+        lambda: auto_cli(command, args=value, parser_class=OneLineErrorParser, as_positional=False),
+    )
     assert line == f"finetune: error: {value[0][2:]}: {value[1]} is not valid; expected {expected}"
 
 

@@ -7,20 +7,27 @@ import pytest
 from finetune.commands.command_line import in_full_spelling
 from finetune.system.messages import WrongUsage
 
-needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+needs_timm = pytest.mark.skipif(
+    importlib.util.find_spec("timm") is None, reason="timm is not installed"
+)
 
 MEANT = [
     (["--optimizer", "adamw"], ["--model.optimizer", "AdamW"]),
     (["--model.optimizer=SGD"], ["--model.optimizer", "SGD"]),
     (["--optimizer", "mine.Own"], ["--model.optimizer", "mine.Own"]),
     (["--backbone", "ResNet50"], ["--model.backbone", "resnet50"]),
-    pytest.param(["--backbone", "convnext_nano"], ["--model.backbone", "timm/convnext_nano"], marks=needs_timm),
+    pytest.param(
+        ["--backbone", "convnext_nano"],
+        ["--model.backbone", "timm/convnext_nano"],
+        marks=needs_timm,
+    ),
     pytest.param(
         ["--backbone", "convnext_nano.in12k_ft_in1k"],
         ["--model.backbone", "timm/convnext_nano.in12k_ft_in1k"],
         marks=needs_timm,
     ),
-    (["--backbone", "convnext_tiny"], ["--model.backbone", "convnext_tiny"]),  # torchvision's and timm's: torchvision's
+    # torchvision's and timm's: torchvision's
+    (["--backbone", "convnext_tiny"], ["--model.backbone", "convnext_tiny"]),
     (["--wandb"], ["--trainer.logger", "WandbLogger"]),
     (["--wandb", "--lr", "1"], ["--model.optimizer.lr", "1", "--trainer.logger", "WandbLogger"]),
     (["--tensorboard", "--mlflow"], ["--trainer.logger", "[TensorBoardLogger, MLFlowLogger]"]),
@@ -50,22 +57,38 @@ def test_a_network_of_no_one_s_has_the_nearest_as_before():
 
 WRONG = [
     (["fit", "--model", "resnet18"], r"did you mean --backbone \(--model.backbone\) resnet18\?"),
-    (["fit", "--data", "photos"], r"not 'photos'; did you mean finetune fit FOLDER \(--data.root\)\?"),
+    (
+        ["fit", "--data", "photos"],
+        r"not 'photos'; did you mean finetune fit FOLDER \(--data.root\)\?",
+    ),
     (["fit", "--data", "../Photos"], r"did you mean finetune fit FOLDER"),
-    (["predict", "--data", "photos"], r"did you mean finetune predict CKPT PICTURES \(--data.predict\)\?"),
-    (["fit", "--trainer", "gpu"], "--trainer takes a table of settings, or a YAML file of them, not 'gpu'"),
-    (["fit", "--name", "first"], r"no option --name; did you mean --out \(--trainer.default_root_dir\)\?"),
+    (
+        ["predict", "--data", "photos"],
+        r"did you mean finetune predict CKPT PICTURES \(--data.predict\)\?",
+    ),
+    (
+        ["fit", "--trainer", "gpu"],
+        "--trainer takes a table of settings, or a YAML file of them, not 'gpu'",
+    ),
+    (
+        ["fit", "--name", "first"],
+        r"no option --name; did you mean --out \(--trainer.default_root_dir\)\?",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("typed", "told"), WRONG)
-def test_a_name_in_the_place_of_a_table_is_answered_with_the_option(tmp_path, monkeypatch, typed, told):
+def test_a_name_in_the_place_of_a_table_is_answered_with_the_option(
+    tmp_path, monkeypatch, typed, told
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WrongUsage, match=told):
         in_full_spelling(typed)
 
 
-@pytest.mark.parametrize("right", [["--model", "{backbone: x}"], ["--model", "m.yaml"], ["--data", "ImageFolderData"]])
+@pytest.mark.parametrize(
+    "right", [["--model", "{backbone: x}"], ["--model", "m.yaml"], ["--data", "ImageFolderData"]]
+)
 def test_tables_files_and_classes_are_left_to_the_parser(tmp_path, monkeypatch, right):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.yaml").write_text("backbone: resnet18")

@@ -39,33 +39,69 @@ def prepared(tmp_path, monkeypatch):
     [
         (CONVNEXT, {}),
         (("--config", "other.yaml", *CONVNEXT), {}),  # which was meant for another network
-        (("--config", "own.yaml"), {"image_size": 96, "crop_share": 0.5}),  # that of an earlier run, say
+        # that of an earlier run, say
+        (("--config", "own.yaml"), {"image_size": 96, "crop_share": 0.5}),
         ((*CONVNEXT, "--data.image_size", "160"), {"image_size": 160}),
         ((*CONVNEXT, "--data.init_args.interpolation=bilinear"), {"interpolation": "bilinear"}),
-        (("--model.backbone", "timm/vit_small_patch14_dinov2"), {"image_size": 518, "crop_share": 1.0}),
-        (("--model.backbone", "timm/dm_nfnet_f0"), {"image_size": 192, "resize": "squash", "crop_share": 0.9}),
+        (
+            ("--model.backbone", "timm/vit_small_patch14_dinov2"),
+            {"image_size": 518, "crop_share": 1.0},
+        ),
+        (
+            ("--model.backbone", "timm/dm_nfnet_f0"),
+            {"image_size": 192, "resize": "squash", "crop_share": 0.9},
+        ),
     ],
 )
-def test_what_the_weights_say_holds_unless_somebody_said_otherwise_of_this_network(prepared, arguments, changes):
+def test_what_the_weights_say_holds_unless_somebody_said_otherwise_of_this_network(
+    prepared, arguments, changes
+):
     values, told = prepared(*arguments)
     assert values == {**TOLD, **changes}
     assert told.startswith("pictures are prepared as ") and len(told.splitlines()) == 1
-    assert all(f"{name} {value}" in told for name, value in values.items() if values[name] != changes.get(name))
+    assert all(
+        f"{name} {value}" in told
+        for name, value in values.items()
+        if values[name] != changes.get(name)
+    )
 
 
 def test_a_folder_says_it_of_its_own_weights(prepared, tmp_path):
-    told = {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 96, 96], "interpolation": "bilinear"}
-    about = {"architecture": "resnet18", "pretrained_cfg": {**told, "crop_pct": 1.0, "crop_mode": "squash"}}
+    told = {
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "input_size": [3, 96, 96],
+        "interpolation": "bilinear",
+    }
+    about = {
+        "architecture": "resnet18",
+        "pretrained_cfg": {**told, "crop_pct": 1.0, "crop_mode": "squash"},
+    }
     Path("weights").mkdir()
     Path("weights/config.json").write_text(json.dumps(about))
     values, said = prepared("--model.backbone", "timm/resnet18", "--model.weights", "./weights")
-    assert values == {"image_size": 96, "resize": "whole", "interpolation": "bilinear", "crop_share": 1.0}
+    assert values == {
+        "image_size": 96,
+        "resize": "whole",
+        "interpolation": "bilinear",
+        "crop_share": 1.0,
+    }
     assert said.startswith("pictures are prepared as ./weights says: image_size 96")
 
 
-@pytest.mark.parametrize("how", [("--resume",), ("--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")])
-def test_a_run_that_goes_on_prepares_them_as_before_whatever_became_of_the_folder(prepared, monkeypatch, how):
-    before = {"image_size": 96, "resize": "whole", "interpolation": "bilinear", "crop_share": 1.0, "root": "there"}
+@pytest.mark.parametrize(
+    "how", [("--resume",), ("--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")]
+)
+def test_a_run_that_goes_on_prepares_them_as_before_whatever_became_of_the_folder(
+    prepared, monkeypatch, how
+):
+    before = {
+        "image_size": 96,
+        "resize": "whole",
+        "interpolation": "bilinear",
+        "crop_share": 1.0,
+        "root": "there",
+    }
     checkpoint = {
         "hyper_parameters": {"backbone": "timm/resnet18"},
         "datamodule_hyper_parameters": before,
@@ -84,13 +120,20 @@ def test_a_run_that_goes_on_prepares_them_as_before_whatever_became_of_the_folde
 
 def test_other_networks_are_as_they_were(prepared):
     values, told = prepared("--config", "other.yaml")
-    assert values == {"image_size": 96, "resize": "shorter_side", "interpolation": "bilinear", "crop_share": 0.5}
+    assert values == {
+        "image_size": 96,
+        "resize": "shorter_side",
+        "interpolation": "bilinear",
+        "crop_share": 0.5,
+    }
     assert told == ""
     assert prepared()[0] == {**TOLD, "interpolation": "bilinear", "crop_share": 0.875}
 
 
 def test_a_class_of_data_that_can_not_prepare_so_is_told(monkeypatch):
-    config = Namespace(subcommand="fit", fit=Namespace(model=Namespace(backbone=CONVNEXT[1], weights=None)))
+    config = Namespace(
+        subcommand="fit", fit=Namespace(model=Namespace(backbone=CONVNEXT[1], weights=None))
+    )
     config.fit.data = Namespace(init_args=Namespace(image_size=96))
     config.fit.update(Namespace(resume=False, ckpt_path=None))
     told = preparation.settle_preparation(config, ["fit"])

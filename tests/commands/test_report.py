@@ -35,13 +35,23 @@ def fitted(colours, tmp_path_factory):
 def test_fit_leaves_what_the_page_is_made_of(fitted):
     run = fitted / "runs/fit/version_0"
     names = {path.name for path in run.iterdir()}
-    assert {"report.html", "about.json", "seconds.json", "test_predictions.csv", "augmented.webp"} <= names
+    assert {
+        "report.html",
+        "about.json",
+        "seconds.json",
+        "test_predictions.csv",
+        "augmented.webp",
+    } <= names
     about = json.loads((run / "about.json").read_text())
     counts = [sum(about["splits"][split]["counts"].values()) for split in ("train", "val", "test")]
     assert counts == [53, 7, 30] and set(about["splits"]["test"]["counts"].values()) == {10}
     assert about["command"].startswith("finetune fit --data.root") and len(about["lines"]) == 3
     text = (run / "report.html").read_text()
-    assert "named rightly" in text and "data:image/webp" in text and "where it looked is not shown" in text
+    assert (
+        "named rightly" in text
+        and "data:image/webp" in text
+        and "where it looked is not shown" in text
+    )
 
 
 def test_rows_are_what_the_checkpoint_says(fitted):
@@ -57,7 +67,9 @@ def test_rows_are_what_the_checkpoint_says(fitted):
     from finetune.data.decode import decode
 
     for row, p in zip(rows[:5], predictor([decode(row["path"]) for row in rows[:5]]), strict=True):
-        assert [float(row[f"p_{name}"]) for name in ("blue", "green", "red")] == pytest.approx(p.tolist(), abs=1e-5)
+        assert [float(row[f"p_{name}"]) for name in ("blue", "green", "red")] == pytest.approx(
+            p.tolist(), abs=1e-5
+        )
 
 
 def test_again_and_elsewhere(fitted, cli, capsys, tmp_path):
@@ -66,7 +78,9 @@ def test_again_and_elsewhere(fitted, cli, capsys, tmp_path):
     (moved / "report.html").unlink()
     cli("report", moved)
     out = capsys.readouterr().out
-    assert "of 30 test pictures are named rightly" in out and out.endswith(f"report in {moved}/report.html\n")
+    assert "of 30 test pictures are named rightly" in out and out.endswith(
+        f"report in {moved}/report.html\n"
+    )
     assert (moved / "report.html").stat().st_size > 20_000
 
 
@@ -82,12 +96,23 @@ def test_the_page_of_one_run_goes_where_it_is_told_to(fitted, cli, capsys, tmp_p
     before = (run / "report.html").read_bytes()
     cli("report", "--output", "new/page.html", run)
     assert capsys.readouterr().out.endswith("report in new/page.html\n")
-    assert (tmp_path / "new/page.html").stat().st_size > 20_000 and (run / "report.html").read_bytes() == before
+    assert (tmp_path / "new/page.html").stat().st_size > 20_000 and (
+        run / "report.html"
+    ).read_bytes() == before
 
 
 def test_pictures_are_found_from_another_folder(fitted, cli, colours, monkeypatch, tmp_path):
     monkeypatch.chdir(colours.parent)
-    cli("fit", "--data.root", colours.name, *FIT, "--report", "false", "--trainer.default_root_dir", tmp_path / "runs")
+    cli(
+        "fit",
+        "--data.root",
+        colours.name,
+        *FIT,
+        "--report",
+        "false",
+        "--trainer.default_root_dir",
+        tmp_path / "runs",
+    )
     monkeypatch.chdir(tmp_path)
     cli("report", "runs/fit/version_0")
     text = Path("runs/fit/version_0/report.html").read_text("utf-8")
@@ -107,7 +132,11 @@ def test_a_test_is_reported_from_another_folder(fitted, cli, colours, monkeypatc
     Path("some.ckpt").write_text("another network")
     cli("report", run)
     page = (run / "report.html").read_text("utf-8")
-    assert page.count("data:image/webp") > 5 and "can&#39;t be shown" not in page and "no longer there" not in page
+    assert (
+        page.count("data:image/webp") > 5
+        and "can&#39;t be shown" not in page
+        and "no longer there" not in page
+    )
     # Of an earlier version, which told a relative path, nobody knows.
     result = json.loads((run / "test.json").read_text())
     (run / "test.json").write_text(json.dumps({**result, "checkpoint": "some.ckpt"}))
@@ -136,14 +165,19 @@ def test_its_help_says_how_runs_are_named(capsys):
     ],
 )
 def test_wrong_usage_is_told_in_a_line(fitted, capsys, arguments, code, told):
-    places = {"RUN": str(fitted / "runs/fit/version_0"), "OTHER": str(fitted / "runs/fit/version_1")}
+    places = {
+        "RUN": str(fitted / "runs/fit/version_0"),
+        "OTHER": str(fitted / "runs/fit/version_1"),
+    }
     with pytest.raises(SystemExit) as end:
         main(["report", *(places.get(a, a) for a in arguments)])
     error = capsys.readouterr().err
     assert end.value.code == code and told in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a library's own")])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("a library's own")]
+)
 def test_a_page_that_can_not_be_written_takes_nothing_from_the_run(
     cli, colours, monkeypatch, capsys, tmp_path, caplog, error
 ):
@@ -152,7 +186,9 @@ def test_a_page_that_can_not_be_written_takes_nothing_from_the_run(
 
     monkeypatch.setattr("finetune.commands.report.write_report", full)
     cli("fit", "--data.root", colours, *FIT)
-    assert "finetune report runs/fit/version_0` tries again" in caplog.text + capsys.readouterr().err
+    assert (
+        "finetune report runs/fit/version_0` tries again" in caplog.text + capsys.readouterr().err
+    )
     assert (tmp_path / "runs/fit/version_0/test.json").exists()
 
 
@@ -165,7 +201,9 @@ def clothes(tmp_path, monkeypatch, cli):
     return tmp_path / "runs/fit/version_0", tmp_path / "clothes"
 
 
-def test_pictures_that_are_no_files_are_shown_while_the_set_is_there(clothes, cli, monkeypatch, tmp_path):
+def test_pictures_that_are_no_files_are_shown_while_the_set_is_there(
+    clothes, cli, monkeypatch, tmp_path
+):
     run, root = clothes
     first = (run / "report.html").read_text("utf-8")
     monkeypatch.chdir(tmp_path / "clothes")  # the root was given from where the run was begun
@@ -174,13 +212,17 @@ def test_pictures_that_are_no_files_are_shown_while_the_set_is_there(clothes, cl
     assert again.count("data:image/webp") == first.count("data:image/webp") > 20
     labels = root / "FashionMNIST/raw/t10k-labels-idx1-ubyte"
     content = labels.read_bytes()
-    labels.write_bytes(content[:8] + content[8:][::-1])  # the control: pictures of another set are not shown
+    # the control: pictures of another set are not shown
+    labels.write_bytes(content[:8] + content[8:][::-1])
     cli("report", run)
     assert (run / "report.html").read_text("utf-8").count("data:image/webp") < 5
     labels.unlink()
     cli("report", run)
     text = (run / "report.html").read_text("utf-8")
-    assert "those of Fashion-MNIST are shown while the set lies in clothes" in text and not labels.exists()
+    assert (
+        "those of Fashion-MNIST are shown while the set lies in clothes" in text
+        and not labels.exists()
+    )
 
 
 def test_what_check_said_is_on_the_page(fitted, cli, colours, tmp_path, capsys):
@@ -190,7 +232,8 @@ def test_what_check_said_is_on_the_page(fitted, cli, colours, tmp_path, capsys):
     cli("report", run, "--output", "page.html", "--check", "checked/check.json")
     text = (tmp_path / "page.html").read_text("utf-8")
     assert 'href="checked/check.html"' in text and "looked at all of 90 pictures" in text
-    cli("report", run, "--output", "page.html")  # the control: nobody has named it, and the run was begun elsewhere
+    # the control: nobody has named it, and the run was begun elsewhere
+    cli("report", run, "--output", "page.html")
     assert "checked/check.html" not in (tmp_path / "page.html").read_text("utf-8")
     for name in ("json", "html"):
         shutil.copy(f"checked/check.{name}", fitted)

@@ -32,7 +32,9 @@ def config_of(run: Path) -> dict[str, Any]:
 
 
 def epochs_of(run: Path) -> int:
-    return read_checkpoint(run / "checkpoints/last.ckpt")["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    return read_checkpoint(run / "checkpoints/last.ckpt")["loops"]["fit_loop"]["epoch_progress"][
+        "current"
+    ]["processed"]
 
 
 @pytest.fixture
@@ -86,11 +88,15 @@ def test_other_settings_are_refused_whether_or_not_the_run_is_finished(
 
 def test_what_a_finished_run_can_no_longer_follow_is_refused(colours, cli, run_to_go_on):
     with pytest.raises(
-        ValueError, match=r"finished, and was not trained with model\.label_smoothing 0\.1 \(was 0\.0\)"
+        ValueError,
+        match=r"finished, and was not trained with model\.label_smoothing 0\.1 \(was 0\.0\)",
     ):
         cli("fit", colours, "--resume", "--model.label_smoothing", 0.1)
-    cli("fit", colours, "--resume", "--model.label_smoothing", 0.1, *UNFINISHED)  # the control: it is applied
-    assert config_of(run_to_go_on)["model"]["label_smoothing"] == 0.1 and epochs_of(run_to_go_on) == 2
+    # the control: it is applied
+    cli("fit", colours, "--resume", "--model.label_smoothing", 0.1, *UNFINISHED)
+    assert (
+        config_of(run_to_go_on)["model"]["label_smoothing"] == 0.1 and epochs_of(run_to_go_on) == 2
+    )
 
 
 @pytest.mark.parametrize("limit", [FINISHED, UNFINISHED], ids=["finished", "unfinished"])
@@ -99,7 +105,8 @@ def test_other_classes_in_the_same_folder_are_refused(colours, cli, tmp_path, li
     cli("fit", folder, *QUICKEST, *UNTESTED)
     shutil.copytree(folder / "train/red", folder / "train/wine")
     with pytest.raises(
-        ValueError, match=r"is of the classes blue, green, red, and .* holds blue, green, red, wine: be"
+        ValueError,
+        match=r"is of the classes blue, green, red, and .* holds blue, green, red, wine: be",
     ):
         cli("fit", folder, *limit, "--resume")
 
@@ -107,9 +114,16 @@ def test_other_classes_in_the_same_folder_are_refused(colours, cli, tmp_path, li
 @pytest.mark.parametrize(("launched", "devices"), [(False, 2), (True, None)])
 def test_a_launcher_says_the_number_of_devices_not_the_run(monkeypatch, launched, devices):
     if launched:
-        for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
+        for name, value in {
+            "TORCHELASTIC_RUN_ID": "x",
+            "RANK": "0",
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": "0",
+        }.items():
             monkeypatch.setenv(name, value)
-    found = Found(Path("runs/fit/version_0"), {"trainer": {"devices": 2, "max_epochs": 3}}, None, [])
+    found = Found(
+        Path("runs/fit/version_0"), {"trainer": {"devices": 2, "max_epochs": 3}}, None, []
+    )
     settings = _settings_below_command_line(found, ["fit", "--resume"])
     assert settings["trainer"].get("devices") == devices and settings["trainer"]["max_epochs"] == 3
 
@@ -129,7 +143,8 @@ def test_data_that_moved_are_the_same(colours, cli, tmp_path, run_to_go_on):
     assert epochs_of(run_to_go_on) == 2 and not run_to_go_on.with_name("version_1").exists()
     for folder in (moved, less):
         next((folder / "train/blue").iterdir()).unlink()
-    with pytest.raises(ValueError, match="in another order with other training pictures"):  # in the run's own folder
+    # in the run's own folder
+    with pytest.raises(ValueError, match="in another order with other training pictures"):
         cli("fit", moved, *UNTESTED, "--trainer.max_epochs", 3, "--resume")
     cli("fit", less, *QUICKEST, *UNTESTED, "--trainer.max_epochs", 3, "--resume")
     assert epochs_of(run_to_go_on) == 2 and epochs_of(run_to_go_on.with_name("version_1")) == 3
@@ -143,7 +158,12 @@ def test_a_run_goes_on_with_its_own_settings(colours, cli, tmp_path, how):
     before = config_of(run)
     if how in ("RUN", "CKPT"):  # a newer one, to which that which is named is preferred
         cli("fit", colours, *own, "--backbone", "small_cnn", "--size", 28)
-    words = {"FOLDER": [colours], "alone": [], "RUN": [run], "CKPT": [run / "checkpoints/last.ckpt"]}[how]
+    words = {
+        "FOLDER": [colours],
+        "alone": [],
+        "RUN": [run],
+        "CKPT": [run / "checkpoints/last.ckpt"],
+    }[how]
     cli("fit", *words, "--resume", "--epochs", 2)
     after = config_of(run)
     assert after["trainer"].pop("max_epochs") == 2 and before["trainer"].pop("max_epochs") == 1
@@ -163,23 +183,30 @@ def test_a_run_goes_on_with_its_own_settings(colours, cli, tmp_path, how):
 def test_what_ended_before_its_first_checkpoint_begins_again_if_the_run_before_it_is_finished(
     colours, cli, tmp_path, limit, is_finished, caplog
 ):
-    fit = ["fit", colours, *QUICKEST, *UNTESTED, "--lr", "1e-12", "--trainer.max_epochs"]  # nothing is learned
+    # nothing is learned
+    fit = ["fit", colours, *QUICKEST, *UNTESTED, "--lr", "1e-12", "--trainer.max_epochs"]
     cli(*fit, 9, "--patience", 2)
     (tmp_path / "runs/fit/version_1").mkdir()
     assert epochs_of(tmp_path / "runs/fit/version_0") == 3
     with caplog.at_level("INFO", "finetune"):
         cli(*fit, 4, *limit, "--resume")
     assert (tmp_path / "runs/fit/version_2").exists() == is_finished
-    assert ("is finished, with early stopping, patience 2, and runs/fit/version_1" in caplog.text) == is_finished
+    assert (
+        "is finished, with early stopping, patience 2, and runs/fit/version_1" in caplog.text
+    ) == is_finished
 
 
 def test_a_run_that_is_named_is_refused_for_other_data(other, cli, run_to_go_on):
     with pytest.raises(WrongUsage, match="--resume runs/fit/version_0: the run is of other data"):
         cli("fit", other, "--resume", "runs/fit/version_0")
     shutil.rmtree(run_to_go_on / "checkpoints")
-    with pytest.raises(NotFound, match="there is no runs/fit/version_0/checkpoints/last.ckpt to go on with"):
+    with pytest.raises(
+        NotFound, match="there is no runs/fit/version_0/checkpoints/last.ckpt to go on with"
+    ):
         cli("fit", "--resume", "runs/fit/version_0")
-    with pytest.raises(NotFound, match="--resume runs/fit/version_9: that is not the folder of a run"):
+    with pytest.raises(
+        NotFound, match="--resume runs/fit/version_9: that is not the folder of a run"
+    ):
         cli("fit", "--resume=runs/fit/version_9")
 
 
@@ -202,7 +229,9 @@ def test_a_run_of_another_folder_that_cannot_be_read_blocks_no_other_data(
         cli("fit", "--resume", run_to_go_on, *UNFINISHED)
 
 
-def test_a_run_of_another_kind_of_data_fetches_nothing_into_this_folder(other, cli, run_to_go_on, monkeypatch):
+def test_a_run_of_another_kind_of_data_fetches_nothing_into_this_folder(
+    other, cli, run_to_go_on, monkeypatch
+):
     config = config_of(run_to_go_on)
     config["data"] = {"class_path": "finetune.FashionMNIST", "init_args": {"root": "fashion"}}
     (run_to_go_on / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
@@ -216,15 +245,31 @@ def test_a_damaged_config_of_other_data_is_passed_over(colours, other, cli, run_
     (run_to_go_on / "config.yaml").write_text("data: [", "utf-8")
     with caplog.at_level("INFO", "finetune"):
         cli("fit", other, *QUICKEST, *UNTESTED, "--resume")
-    assert "version_0 is of other data, and its config.yaml is damaged: a new run begins" in caplog.text
-    with pytest.raises(ValueError, match=r"version_0/config\.yaml is damaged"):  # the control: of these data
+    assert (
+        "version_0 is of other data, and its config.yaml is damaged: a new run begins"
+        in caplog.text
+    )
+    # the control: of these data
+    with pytest.raises(ValueError, match=r"version_0/config\.yaml is damaged"):
         shutil.rmtree(run_to_go_on.with_name("version_1"))
         cli("fit", colours, *QUICKEST, *UNTESTED, "--resume")
 
 
-def test_a_run_without_its_config_continues_with_the_data_settings_of_its_checkpoint(colours, cli, tmp_path):
+def test_a_run_without_its_config_continues_with_the_data_settings_of_its_checkpoint(
+    colours, cli, tmp_path
+):
     cli(
-        "fit", colours, *ANY_SIZE, "--size", 40, "--batch", 9, "--data.resize", "squash", "--model.label_smoothing", 0.1
+        "fit",
+        colours,
+        *ANY_SIZE,
+        "--size",
+        40,
+        "--batch",
+        9,
+        "--data.resize",
+        "squash",
+        "--model.label_smoothing",
+        0.1,
     )
     run = tmp_path / "runs/fit/version_0"
     before = config_of(run)
@@ -244,10 +289,16 @@ def test_a_run_without_its_config_continues_with_the_data_settings_of_its_checkp
         cli("fit", colours, "--resume", *quick, *UNFINISHED, "--batch", 4)
     cli("fit", "--resume", *quick, *UNFINISHED)
     after = config_of(run)
-    assert epochs_of(run) == 2 and after["data"] == before["data"] and after["model"] == before["model"]
+    assert (
+        epochs_of(run) == 2
+        and after["data"] == before["data"]
+        and after["model"] == before["model"]
+    )
 
 
-def test_a_run_without_its_config_fetches_and_imports_nothing(colours, cli, run_to_go_on, monkeypatch):
+def test_a_run_without_its_config_fetches_and_imports_nothing(
+    colours, cli, run_to_go_on, monkeypatch
+):
     (run_to_go_on / "config.yaml").unlink()
     last = run_to_go_on / "checkpoints/last.ckpt"
     checkpoint = torch.load(last, weights_only=True)
@@ -255,10 +306,14 @@ def test_a_run_without_its_config_fetches_and_imports_nothing(colours, cli, run_
     torch.save(checkpoint, last)
     fetched = []
     monkeypatch.setattr("finetune.data.datasets.fashion_mnist.obtain", fetched.append)
-    with pytest.raises(ValueError, match="does not hold the data set of the checkpoint, finetune.FashionMNIST"):
+    with pytest.raises(
+        ValueError, match="does not hold the data set of the checkpoint, finetune.FashionMNIST"
+    ):
         cli("fit", "--resume", run_to_go_on, *UNFINISHED)
     checkpoint["finetune"]["data_class"] = "finetune.ImageFolderData"
-    checkpoint["datamodule_hyper_parameters"]["augmentations"] = [{"class_path": "hostile.Transform"}]
+    checkpoint["datamodule_hyper_parameters"]["augmentations"] = [
+        {"class_path": "hostile.Transform"}
+    ]
     torch.save(checkpoint, last)
     assert settings_of(run_to_go_on).keys() == {"model"} and not fetched
 
@@ -288,7 +343,9 @@ def test_a_run_named_from_within_another_goes_on_in_its_own_place(cli, run_to_go
     run = run_to_go_on.absolute()
     monkeypatch.chdir(other_run)
     cli("fit", "--resume", "../version_0", *UNFINISHED)
-    assert epochs_of(run) == 2 and config_of(run)["trainer"]["default_root_dir"] == str(run.parents[1])
+    assert epochs_of(run) == 2 and config_of(run)["trainer"]["default_root_dir"] == str(
+        run.parents[1]
+    )
 
 
 def test_a_run_named_from_another_folder_finds_its_data(colours, cli, tmp_path, monkeypatch):
@@ -312,21 +369,34 @@ def test_the_whole_config_is_printed(colours, cli, run_to_go_on, capsys, beside)
 
 def test_nothing_to_go_on_with_and_no_data_is_an_error(cli):
     with pytest.raises(
-        NotFound, match="no run beneath runs to go on with, and there is no data for a new one: finetune"
+        NotFound,
+        match="no run beneath runs to go on with, and there is no data for a new one: finetune",
     ):
         cli("fit", "--resume")
 
 
 def test_why_no_run_goes_on_is_said_where_there_is_no_data_either(cli, run_to_go_on):
     with pytest.raises(
-        NotFound, match="to go on with, since runs/fit/version_0 is of another network .*model.backbone"
+        NotFound,
+        match="to go on with, since runs/fit/version_0 is of another network .*model.backbone",
     ):
         cli("fit", "--resume", "--backbone", "resnet18")
 
 
 def test_the_same_command_line_says_the_same_again(colours, cli, tmp_path):
-    callback = {"class_path": "pytorch_lightning.callbacks.Timer", "init_args": {"duration": "01:00:00:00"}}
-    line = ["fit", colours, *QUICKEST, *UNTESTED, "--resume", "--trainer.callbacks+", json.dumps(callback)]
+    callback = {
+        "class_path": "pytorch_lightning.callbacks.Timer",
+        "init_args": {"duration": "01:00:00:00"},
+    }
+    line = [
+        "fit",
+        colours,
+        *QUICKEST,
+        *UNTESTED,
+        "--resume",
+        "--trainer.callbacks+",
+        json.dumps(callback),
+    ]
     line += ["--optimizer", "AdamW"]  # whose rate is settled by us
     cli(*line)
     before = config_of(tmp_path / "runs/fit/version_0")
@@ -370,7 +440,17 @@ def test_what_a_run_began_with_is_said_by_all_that_it_leaves(colours, cli, tmp_p
 
 def test_an_export_of_a_run_that_began_from_a_checkpoint_names_that(colours, cli, run_to_go_on):
     last = run_to_go_on / "checkpoints/last.ckpt"
-    cli("fit", colours, *QUICKEST, *UNTESTED, *UNFINISHED, "--ckpt_path", last, "--weights", "DEFAULT")
+    cli(
+        "fit",
+        colours,
+        *QUICKEST,
+        *UNTESTED,
+        *UNFINISHED,
+        "--ckpt_path",
+        last,
+        "--weights",
+        "DEFAULT",
+    )
     cli("export", "runs/fit/version_1", "--format", "safetensors", "--out", "model.safetensors")
     assert read_checkpoint("model.safetensors")["hyper_parameters"]["weights"] == "last.ckpt"
 

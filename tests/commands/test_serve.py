@@ -36,7 +36,11 @@ class Served:
     def __init__(self, run: Path, *options: str, **environment: str) -> None:
         self.process = start("serve", run, "--port", 0, *options, cwd=run, **environment)
         deadline = time.monotonic() + 60
-        while self.process.stdout.count("\n") < 2 and self.process.poll() is None and time.monotonic() < deadline:
+        while (
+            self.process.stdout.count("\n") < 2
+            and self.process.poll() is None
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         self.lines = self.process.stdout.splitlines()
         address = re.search(r"http://([\w.]+):(\d+)", self.process.stdout)
@@ -46,7 +50,9 @@ class Served:
     def connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.host, self.port, timeout=60)
 
-    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict]:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict]:
         connection = self.connection()
         connection.request(method, path, body, headers)
         with closing(connection):
@@ -87,7 +93,9 @@ def test_answers_are_those_of_predict(service, run, colours, tmp_path):
         (one,) = answer["predictions"]
         assert status == 200 and one["label"] == row["class"]
         found = [one["probabilities"][name] for name in ("blue", "green", "red")]
-        np.testing.assert_allclose(found, [float(row[f"p_{n}"]) for n in ("blue", "green", "red")], rtol=0, atol=2e-6)
+        np.testing.assert_allclose(
+            found, [float(row[f"p_{n}"]) for n in ("blue", "green", "red")], rtol=0, atol=2e-6
+        )
 
 
 def test_it_says_what_it_serves_and_where(service, run):
@@ -95,7 +103,9 @@ def test_it_says_what_it_serves_and_where(service, run):
     assert "http://127.0.0.1:" in service.lines[1] and "Ctrl-C" in service.lines[1]
 
 
-OTHER_SIGNALS = [pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGINT, signal.SIGHUP)]
+OTHER_SIGNALS = [
+    pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGINT, signal.SIGHUP)
+]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, *OTHER_SIGNALS])
@@ -134,7 +144,10 @@ def test_a_tenth_of_bad_requests_harms_no_good_one(service, colours):
             response = connection.getresponse()
             answer = json.loads(response.read())
             same = response.status == 200 and answer["predictions"][0]["label"] == alone[k]["label"]
-            if not same or abs(answer["predictions"][0]["probability"] - alone[k]["probability"]) > 2e-6:
+            if (
+                not same
+                or abs(answer["predictions"][0]["probability"] - alone[k]["probability"]) > 2e-6
+            ):
                 wrong.append(answer)
         connection.close()
 
@@ -150,14 +163,18 @@ def test_a_tenth_of_bad_requests_harms_no_good_one(service, colours):
             status, answer = service.ask("POST", "/predict", body, **headers)
             if status not in (400, 415, 422) or not answer["error"]:
                 wrong.append((status, answer))
-            with socket.create_connection((service.host, service.port)) as gone:  # and one that is not waited for
+            # and one that is not waited for
+            with socket.create_connection((service.host, service.port)) as gone:
                 gone.sendall(
-                    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n" + contents[1]
+                    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n"
+                    + contents[1]
                 )
             with socket.create_connection((service.host, service.port)) as noise:
                 noise.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
 
-    threads = [threading.Thread(target=f, args=(k,)) for k in range(8) for f in (good, *([bad] * (k % 2)))]
+    threads = [
+        threading.Thread(target=f, args=(k,)) for k in range(8) for f in (good, *([bad] * (k % 2)))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -228,7 +245,9 @@ def test_the_lines_of_the_guide_run(service, colours, tmp_path):
     (lines,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     shutil.copy(next((colours / "test/red").glob("*.png")), tmp_path / "picture.png")
     script = lines.replace(":8000", f":{service.port}")
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     label, probability = done.stdout.split()
     assert label in ("blue", "green", "red") and 0 < float(probability) <= 1

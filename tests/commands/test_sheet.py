@@ -15,7 +15,8 @@ from finetune.inference.predictor import Predictor
 
 
 @pytest.mark.parametrize(
-    ("folder", "colour"), [("hotdog", (22, 128, 60)), ("not-hotdog", (190, 30, 45)), ("holiday", (70, 70, 70))]
+    ("folder", "colour"),
+    [("hotdog", (22, 128, 60)), ("not-hotdog", (190, 30, 45)), ("holiday", (70, 70, 70))],
 )
 def test_captions_are_coloured_by_what_the_folder_says(folder, colour):
     path = Path("test", folder, "1.png")
@@ -24,7 +25,11 @@ def test_captions_are_coloured_by_what_the_folder_says(folder, colour):
 
 def test_a_folder_is_its_class_in_either_unicode_composition():
     green = caption(0.984, "hotdog", ["hotdog"], Path("test/hotdog/1.png"))[1]
-    for folder, name in (("café", "cafe\u0301"), ("cafe\u0301", "café"), ("cafe\u0301", "cafe\u0301")):
+    for folder, name in (
+        ("café", "cafe\u0301"),
+        ("cafe\u0301", "café"),
+        ("cafe\u0301", "cafe\u0301"),
+    ):
         assert caption(0.984, name, [name, "tea"], Path("test", folder, "1.png"))[1] == green
 
 
@@ -32,28 +37,47 @@ def test_pictures_stand_in_rows_in_their_order():
     images = np.stack([np.full((10, 10, 3), value, np.uint8) for value in (0, 60, 120, 180, 240)])
     paper = np.asarray(draw_sheet(images, [("x", (0, 0, 0))] * 5, columns=3, side=50, gap=10))
     assert paper.shape == (2 * (50 + 22 + 10) + 10, 3 * 60 + 10, 3)
-    centres = [paper[10 + 25 + row * 82, 10 + 25 + column * 60, 0] for row in (0, 1) for column in (0, 1, 2)]
+    centres = [
+        paper[10 + 25 + row * 82, 10 + 25 + column * 60, 0]
+        for row in (0, 1)
+        for column in (0, 1, 2)
+    ]
     assert centres == [0, 60, 120, 180, 240, 255]
 
 
 def test_captions_have_the_letters_of_other_languages():
     def drawn(text: str) -> bytes:
-        return draw_sheet(np.zeros((1, 10, 10, 3), np.uint8), [(text, (0, 0, 0))], columns=1).tobytes()
+        return draw_sheet(
+            np.zeros((1, 10, 10, 3), np.uint8), [(text, (0, 0, 0))], columns=1
+        ).tobytes()
 
-    assert len({drawn(letter) for letter in "öøłжкшωλ"}) == 8  # and not all the box for what a font lacks
+    # and not all the box for what a font lacks
+    assert len({drawn(letter) for letter in "öøłжкшωλ"}) == 8
 
 
 @pytest.fixture(scope="module")
 def checkpoint(colours, tmp_path_factory) -> Path:
     """A checkpoint that takes three images at a time."""
     pictures, path = data(colours, batch_size=3), tmp_path_factory.mktemp("sheet") / "some.ckpt"
-    fit(Classifier(pictures.class_names, **SMALL), pictures, limit_train_batches=1).save_checkpoint(path)
+    fit(Classifier(pictures.class_names, **SMALL), pictures, limit_train_batches=1).save_checkpoint(
+        path
+    )
     return path
 
 
 def test_sheet_from_the_command_line(colours, cli, tmp_path, capsys, checkpoint):
     shutil.copy(checkpoint, "some.ckpt")
-    cli("sheet", "--ckpt_path", "some.ckpt", "--pictures", colours / "test", "--num", 5, "--columns", 8)
+    cli(
+        "sheet",
+        "--ckpt_path",
+        "some.ckpt",
+        "--pictures",
+        colours / "test",
+        "--num",
+        5,
+        "--columns",
+        8,
+    )
     with Image.open(tmp_path / "sheet.png") as paper:
         assert paper.size == (5 * 128 + 8, 120 + 22 + 16)
     assert capsys.readouterr().out == "sheet in sheet.png\n"
@@ -75,7 +99,14 @@ def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_
     (tmp_path / "text.ckpt").write_text("no checkpoint")
     with pytest.raises(ValueError, match="a sheet is a .png"):  # before the checkpoint is read
         cli("sheet", "text.ckpt", colours / "test", "--output", "new")
-    cli("sheet", "some.ckpt", colours / "test/red", colours / "test/blue", "--output", "new/folder/a.PNG")
+    cli(
+        "sheet",
+        "some.ckpt",
+        colours / "test/red",
+        colours / "test/blue",
+        "--output",
+        "new/folder/a.PNG",
+    )
     with Image.open(tmp_path / "new/folder/a.PNG") as paper:
         assert paper.format == "PNG"
 
@@ -83,7 +114,11 @@ def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_
 def test_one_picture_at_a_time_is_whole_in_memory(colours, cli, tmp_path, monkeypatch, checkpoint):
     parts = []
     classify = Predictor.classify
-    monkeypatch.setattr(Predictor, "classify", lambda self, images: parts.append(len(images)) or classify(self, images))
+    monkeypatch.setattr(
+        Predictor,
+        "classify",
+        lambda self, images: parts.append(len(images)) or classify(self, images),
+    )
     cli("sheet", checkpoint, colours / "test", "--num", 5)
     assert parts == [3, 2]
     with Image.open(tmp_path / "sheet.png") as paper:

@@ -33,8 +33,21 @@ def test_words_stand_for_options_that_exist_and_hide_none():
 
 
 VALUES = {
-    **{"epochs": "3", "lr": "0.02", "optimizer": "AdamW", "size": "64", "batch": "7", "workers": "2"},
-    **{"backbone": "resnet50", "weights": "null", "freeze": "layer2", "members": "3", "devices": "2"},
+    **{
+        "epochs": "3",
+        "lr": "0.02",
+        "optimizer": "AdamW",
+        "size": "64",
+        "batch": "7",
+        "workers": "2",
+    },
+    **{
+        "backbone": "resnet50",
+        "weights": "null",
+        "freeze": "layer2",
+        "members": "3",
+        "devices": "2",
+    },
     **{"precision": "bf16-mixed", "seed": "5", "out": "elsewhere"},
 }
 
@@ -45,7 +58,11 @@ def test_both_spellings_are_one_setting(colours):
     short = [part for word, value in VALUES.items() for part in (f"--{word}", value)]
     full = [part for word, value in VALUES.items() for part in (f"--{WORDS['fit'][word]}", value)]
     line = ["fit", "--config", "image_folder.yaml", "--data.root", str(colours)]
-    found = [parse(in_full_spelling(["fit", str(colours), *short])), parse([*line, *full]), parse(line)]
+    found = [
+        parse(in_full_spelling(["fit", str(colours), *short])),
+        parse([*line, *full]),
+        parse(line),
+    ]
     settings, expected, without = (each.as_dict() for each in found)
     for each in (settings, expected, without):
         each.pop("config")
@@ -60,7 +77,9 @@ def test_messages_have_both():
     assert both("fit", "data.root") == "finetune fit FOLDER (--data.root)"
     assert both("fit", "data.min_crop") == "--data.min_crop"
     assert both("predict", "output") == "--out (--output)"
-    assert in_full("fit", "epochs") == "trainer.max_epochs" and in_full("sheet", "epochs") == "epochs"
+    assert (
+        in_full("fit", "epochs") == "trainer.max_epochs" and in_full("sheet", "epochs") == "epochs"
+    )
     assert word_for("model.freeze") == "freeze" and word_for("data.min_crop") is None
 
 
@@ -68,11 +87,23 @@ def test_messages_have_both():
     ("command", "message", "expected"),
     [
         ("fit", "batch_size must be at least 1", "--batch (--data.batch_size) must be at least 1"),
-        ("fit", "nothing: trainer.max_epochs is 0", "nothing: --epochs (--trainer.max_epochs) is 0"),
+        (
+            "fit",
+            "nothing: trainer.max_epochs is 0",
+            "nothing: --epochs (--trainer.max_epochs) is 0",
+        ),
         ("fit", "layer_decay 2, model.freeze", "--model.layer_decay 2, --freeze (--model.freeze)"),
         ("fit", "--data.image_size 3", "--data.image_size 3"),
-        ("fit", "a/batch_size is no folder, nor is 'batch_size'", "a/batch_size is no folder, nor is 'batch_size'"),
-        ("fit", "batch_size.txt, my_batch_size, no_option", "batch_size.txt, my_batch_size, no_option"),
+        (
+            "fit",
+            "a/batch_size is no folder, nor is 'batch_size'",
+            "a/batch_size is no folder, nor is 'batch_size'",
+        ),
+        (
+            "fit",
+            "batch_size.txt, my_batch_size, no_option",
+            "batch_size.txt, my_batch_size, no_option",
+        ),
         ("sheet", "batch_size must be", "batch_size must be"),
     ],
 )

@@ -43,12 +43,22 @@ MEANT = {
 
 
 def test_what_is_typed():
-    found = {(command, typed): nearest_flag(typed, WORDS[command], OPTIONS[command]) for command, typed in MEANT}
+    found = {
+        (command, typed): nearest_flag(typed, WORDS[command], OPTIONS[command])
+        for command, typed in MEANT
+    }
     assert found == MEANT
 
 
 def test_keys_of_configs_know_no_short_words():
-    keys = ["data.root", "model.freeze", "model.freeze_batch_norm", "model.weights", "trainer.max_epochs", "resume"]
+    keys = [
+        "data.root",
+        "model.freeze",
+        "model.freeze_batch_norm",
+        "model.weights",
+        "trainer.max_epochs",
+        "resume",
+    ]
     meant = {
         "epochs": "trainer.max_epochs",
         "model.frezee": "model.freeze",
@@ -59,7 +69,10 @@ def test_keys_of_configs_know_no_short_words():
         "model.xyzzy": None,
     }
     assert {key: nearest_key(key, keys) for key in meant} == meant
-    assert nearest_key("model.head_lr_multiplyer", sorted(OPTIONS["fit"])) == "model.head_lr_multiplier"
+    assert (
+        nearest_key("model.head_lr_multiplyer", sorted(OPTIONS["fit"]))
+        == "model.head_lr_multiplier"
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,12 @@ def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch
 def test_in_a_batch_script_without_srun_lightning_starts_the_processes(monkeypatch):
     """Its job may have several tasks, but this is the only process: one that waited for others would wait for ever."""
     monkeypatch.setattr(SLURMEnvironment, "detect", staticmethod(lambda: True))
-    for name, value in {"NTASKS": "2", "NTASKS_PER_NODE": "2", "PROCID": "0", "LOCALID": "0"}.items():
+    for name, value in {
+        "NTASKS": "2",
+        "NTASKS_PER_NODE": "2",
+        "PROCID": "0",
+        "LOCALID": "0",
+    }.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     (environment,) = cluster_environment([])
     assert isinstance(environment, LightningEnvironment) and not starts_processes()
@@ -65,21 +70,41 @@ def test_what_a_shell_has_of_another_job_silences_no_run(colours, tmp_path, name
         "false",
     ]
     subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", name: "1"}, check=True, timeout=120
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", name: "1"},
+        check=True,
+        timeout=120,
     )
     assert len((tmp_path / "runs/fit/version_0/metrics.csv").read_text().splitlines()) == 2
 
 
 @pytest.mark.slow
 def test_a_left_over_rank_does_not_let_one_process_wait_for_others(colours, tmp_path):
-    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICK, "--trainer.devices", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "finetune",
+        "fit",
+        "--data.root",
+        str(colours),
+        *QUICK,
+        "--trainer.devices",
+        "2",
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
-    subprocess.run([*command, "--test_after_fit", "false"], cwd=tmp_path, env=env, check=True, timeout=120)
+    subprocess.run(
+        [*command, "--test_after_fit", "false"], cwd=tmp_path, env=env, check=True, timeout=120
+    )
 
 
 @pytest.mark.parametrize("port", [None, "1234"])
 def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
-    for name, value in {"RANK": "1", "LOCAL_RANK": "1", **({"MASTER_PORT": port} if port else {})}.items():
+    for name, value in {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        **({"MASTER_PORT": port} if port else {}),
+    }.items():
         monkeypatch.setenv(name, value)
     forget_left_over()
     assert is_first_process() == (port is None)
@@ -96,48 +121,71 @@ def made(colours: Path, *options: str) -> pl.Trainer:
         return run_lightning(["fit", "--data.root", str(colours), *QUICKEST, *options]).trainer
 
 
-@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork", "ddp_notebook", "model_parallel", "fsdp", "deepspeed"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp_spawn", "ddp_fork", "ddp_notebook", "model_parallel", "fsdp", "deepspeed"]
+)
 def test_a_strategy_by_name_that_is_not_supported_is_refused(colours, cli, strategy):
     with pytest.raises(
-        WrongUsage, match=f"^--trainer.strategy {strategy} is not supported: take ddp, with one process"
+        WrongUsage,
+        match=f"^--trainer.strategy {strategy} is not supported: take ddp, with one process",
     ):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.strategy", strategy)
 
 
 def test_a_strategy_by_class_is_refused_by_what_it_does():
-    for supported in ("auto", "ddp", None, DDPStrategy(), DDPStrategy(timeout=timedelta(seconds=5))):
+    for supported in (
+        "auto",
+        "ddp",
+        None,
+        DDPStrategy(),
+        DDPStrategy(timeout=timedelta(seconds=5)),
+    ):
         check_strategy(supported)
     for strategy in (ModelParallelStrategy(), FSDPStrategy(), DDPStrategy(start_method="spawn")):
-        with pytest.raises(WrongUsage, match=f"^trainer.strategy {type(strategy).__name__} is not supported"):
+        with pytest.raises(
+            WrongUsage, match=f"^trainer.strategy {type(strategy).__name__} is not supported"
+        ):
             check_strategy(strategy)
 
 
 @pytest.mark.slow
 def test_callbacks_and_loggers_of_the_user_stand_beside_ours(colours, cli):
     own = ["--trainer.callbacks", "[{class_path: pytorch_lightning.callbacks.ModelSummary}]"]
-    kinds = [type(callback) for callback in made(colours, *own, "--trainer.logger", "false").callbacks]
-    assert kinds.count(ModelSummary) == kinds.count(PicturesBar) == 1 and kinds[-1] is Checkpoints  # which is last
+    kinds = [
+        type(callback) for callback in made(colours, *own, "--trainer.logger", "false").callbacks
+    ]
+    # which is last
+    assert kinds.count(ModelSummary) == kinds.count(PicturesBar) == 1 and kinds[-1] is Checkpoints
     for logger in ("true", "false"):
-        assert [type(one) for one in made(colours, "--trainer.logger", logger).loggers] == [MetricsCSV]
+        assert [type(one) for one in made(colours, "--trainer.logger", logger).loggers] == [
+            MetricsCSV
+        ]
 
 
 def test_patience_counts_at_each_validation_also_where_a_clock_says_when(colours, cli):
     interval = ["--trainer.val_check_interval", "00:00:05:00"]
     trainer = made(colours, "--patience", "2", *interval)
-    (stopping,) = [callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping)]
-    stopping.setup(trainer, None, "fit")  # where Lightning asks for an interval in batches, and finds none
+    (stopping,) = [
+        callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping)
+    ]
+    # where Lightning asks for an interval in batches, and finds none
+    stopping.setup(trainer, None, "fit")
     assert not stopping._check_on_train_epoch_end
     plain = EarlyStopping("val/accuracy")
     with pytest.raises(AttributeError, match="val_check_interval"):  # the control
         plain.setup(trainer, None, "fit")
-    with pytest.raises(WrongUsage, match=r"clock of its own, .*: give --trainer\.val_check_interval in batches"):
+    with pytest.raises(
+        WrongUsage, match=r"clock of its own, .*: give --trainer\.val_check_interval in batches"
+    ):
         made(colours, *interval, "--trainer.devices", "2")
 
 
 def test_patience_beside_one_of_ones_own_is_told(colours, cli):
     own = "[{class_path: pytorch_lightning.callbacks.EarlyStopping, init_args: {monitor: val/%s, mode: max}}]"
     made(colours, "--patience", "2", "--trainer.callbacks", own % "f1")
-    with pytest.raises(WrongUsage, match="--patience ends a fit by val/accuracy, .*: leave one of the two out"):
+    with pytest.raises(
+        WrongUsage, match="--patience ends a fit by val/accuracy, .*: leave one of the two out"
+    ):
         made(colours, "--patience", "2", "--trainer.callbacks", own % "accuracy")
 
 
@@ -150,7 +198,11 @@ def test_patience_beside_one_of_ones_own_is_told(colours, cli):
     ],
 )
 def test_one_progress_bar_at_most(colours, cli, options, bars):
-    shown = [callback for callback in made(colours, *options).callbacks if isinstance(callback, ProgressBar)]
+    shown = [
+        callback
+        for callback in made(colours, *options).callbacks
+        if isinstance(callback, ProgressBar)
+    ]
     assert [type(bar) for bar in shown] == bars
 
 
@@ -167,21 +219,28 @@ def test_a_run_that_begins_anew_chooses_its_own_precision(colours, cli, tmp_path
     """And not that of the finished run before it, which `--resume` has looked at."""
     run_lightning(["fit", "--data.root", str(colours), *QUICKEST, "--trainer.precision", "64-true"])
     unsaid = ["--resume", "--trainer.precision", "null"]
-    assert made(colours, *unsaid, "--trainer.fast_dev_run", "true").precision == automatic_precision("cpu", None, False)
+    assert made(
+        colours, *unsaid, "--trainer.fast_dev_run", "true"
+    ).precision == automatic_precision("cpu", None, False)
     assert (
-        made(colours, *unsaid).precision == made(colours, *unsaid, "--trainer.max_epochs", "2").precision == "64-true"
+        made(colours, *unsaid).precision
+        == made(colours, *unsaid, "--trainer.max_epochs", "2").precision
+        == "64-true"
     )
     (tmp_path / "runs/fit/version_1").mkdir()  # it ended before its first checkpoint
     assert made(colours, *unsaid).precision == automatic_precision("cpu", None, False)
-    assert made(colours, *unsaid, "--trainer.max_epochs", "2").precision == "64-true"  # prolonged: version_0 goes on
+    # prolonged: version_0 goes on
+    assert made(colours, *unsaid, "--trainer.max_epochs", "2").precision == "64-true"
 
 
 def test_devices_do_not_wait_at_every_step_for_word_of_a_signal(colours, cli, monkeypatch):
     """A broadcast that Lightning reads from the device; ours go through the CPUs."""
     name = "_broadcast_sigterm_tensor"
     plain = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert callable(getattr(plain.fit_loop.epoch_loop, name))  # else Lightning has another name for it
+    # else Lightning has another name for it
+    assert callable(getattr(plain.fit_loop.epoch_loop, name))
     trainer = made(colours, "--trainer.devices", "2")
     assert getattr(trainer.fit_loop.epoch_loop, name) is bool
-    plain._accelerator_connector.cluster_environment.auto_requeue = True  # then Lightning's handlers stand
+    # then Lightning's handlers stand
+    plain._accelerator_connector.cluster_environment.auto_requeue = True
     assert name not in vars(make_ready(plain).fit_loop.epoch_loop)

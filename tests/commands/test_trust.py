@@ -31,7 +31,10 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with test pictures and `good.ckpt`."""
     folder = tmp_path_factory.mktemp("trust")
     root = draw_colours(folder / "colours", train=2, test=1)
-    transforms = ["--data.augmentations", '[{"class_path": "albumentations.InvertImg", "init_args": {"p": 0.1}}]']
+    transforms = [
+        "--data.augmentations",
+        '[{"class_path": "albumentations.InvertImg", "init_args": {"p": 0.1}}]',
+    ]
     places = ["--data.root", str(root), "--trainer.default_root_dir", str(folder / "runs")]
     run = run_lightning(["fit", *QUICKEST, *places, *transforms]).run
     run.checkpoint("last").rename(folder / "good.ckpt")
@@ -96,7 +99,10 @@ HOSTILE: dict[str, tuple[str | None, dict[str, Any]]] = {
         "datamodule_hyper_parameters",
         {"augmentations": ['{"class_path": "hostile.Transform"}']},
     ),
-    "another argument of the data": ("datamodule_hyper_parameters", {"root": {"class_path": "hostile.Data"}}),
+    "another argument of the data": (
+        "datamodule_hyper_parameters",
+        {"root": {"class_path": "hostile.Data"}},
+    ),
     "optimizer": ("hyper_parameters", {"optimizer": OBJECT}),
     "scheduler": ("hyper_parameters", {"scheduler": OBJECT}),
     "another argument of the model": ("hyper_parameters", {"class_mapping": OBJECT}),
@@ -113,7 +119,14 @@ def altered(fitted: Path, path: Path, part: str | None, values: dict[str, Any]) 
 
 
 def predict(ckpt: Path, fitted: Path, *more: str) -> None:
-    options = ["--ckpt_path", str(ckpt), "--data.predict", str(fitted / "colours/test"), "--data.num_workers", "0"]
+    options = [
+        "--ckpt_path",
+        str(ckpt),
+        "--data.predict",
+        str(fitted / "colours/test"),
+        "--data.num_workers",
+        "0",
+    ]
     run_lightning(["predict", *options, "--trainer.accelerator", "cpu", *more])
 
 
@@ -121,7 +134,9 @@ def predict(ckpt: Path, fitted: Path, *more: str) -> None:
 def test_a_strangers_checkpoint_imports_nothing(fitted, tmp_path, monkeypatch, has_run, place):
     monkeypatch.chdir(tmp_path)
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place])
-    with pytest.raises(ValueError, match="would import|is not as `finetune fit` writes them|is not a valid") as caught:
+    with pytest.raises(
+        ValueError, match="would import|is not as `finetune fit` writes them|is not a valid"
+    ) as caught:
         predict(ckpt, fitted)
     assert "\n" not in str(caught.value) and not has_run()
     if "hostile" in str(caught.value) and "import" in str(caught.value):
@@ -134,13 +149,16 @@ OF_THE_MODEL = [place for place, (part, _) in HOSTILE.items() if part == "hyper_
 @pytest.mark.parametrize("place", sweep(OF_THE_MODEL, quick=["optimizer"]))
 def test_sheet_imports_nothing_either(fitted, cli, tmp_path, has_run, place):
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place])
-    with pytest.raises(ValueError, match="is not as `finetune fit` writes them|is not a valid checkpoint"):
+    with pytest.raises(
+        ValueError, match="is not as `finetune fit` writes them|is not a valid checkpoint"
+    ):
         cli("sheet", "--ckpt_path", ckpt, "--pictures", fitted / "colours/test")
     assert not has_run()
 
 
 def test_sheet_does_not_look_where_lightning_would(fitted, cli, tmp_path, has_run):
-    older = {**BY_LIGHTNING, "scheduler": OBJECT, "class_names": ["a", "b"]}  # Lightning 0.7's place of arguments
+    # Lightning 0.7's place of arguments
+    older = {**BY_LIGHTNING, "scheduler": OBJECT, "class_names": ["a", "b"]}
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", None, {"hparams": older})
     cli("sheet", "--ckpt_path", ckpt, "--pictures", fitted / "colours/test")
     assert not has_run()
@@ -152,8 +170,12 @@ def test_sheet_does_not_look_where_lightning_would(fitted, cli, tmp_path, has_ru
 @pytest.mark.parametrize("part", ["hyper_parameters", "datamodule_hyper_parameters", "finetune"])
 def test_objects_among_the_settings_are_never_unpickled(fitted, tmp_path, monkeypatch, part):
     monkeypatch.chdir(tmp_path)
-    ckpt = altered(fitted, tmp_path / "hostile.ckpt", part, {"class_names": Code(tmp_path / "unpickled")})
-    with pytest.raises(ValueError, match="holds posix.mkdir, which is neither a tensor nor a plain value"):
+    ckpt = altered(
+        fitted, tmp_path / "hostile.ckpt", part, {"class_names": Code(tmp_path / "unpickled")}
+    )
+    with pytest.raises(
+        ValueError, match="holds posix.mkdir, which is neither a tensor nor a plain value"
+    ):
         predict(ckpt, fitted)
     assert not (tmp_path / "unpickled").exists()
     torch.load(ckpt, weights_only=False)  # the control
@@ -199,18 +221,31 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
     assert not (tmp_path / "elsewhere").exists()
     made = patch.object(SampleData, "obtain", side_effect=ValueError("fetched"))
     root = tmp_path / "elsewhere/source"
-    with made, pytest.raises(ValueError, match="does not hold the data set .* --data finetune.SampleData to fetch it$"):
+    with (
+        made,
+        pytest.raises(
+            ValueError,
+            match="does not hold the data set .* --data finetune.SampleData to fetch it$",
+        ),
+    ):
         cli(*given, "--data.root", root)
-    with made, pytest.raises(ValueError, match="fetched"):  # where the user names the class, it is fetched
+    # where the user names the class, it is fetched
+    with made, pytest.raises(ValueError, match="fetched"):
         cli(*given, "--data.root", root, "--data", "finetune.SampleData")
 
 
 @pytest.mark.parametrize("command", ["test", "validate"])
-def test_a_checkpoint_downloads_no_data_set_into_a_folder_that_exists(fitted, cli, tmp_path, command):
-    ckpt = altered(fitted, tmp_path / "hostile.ckpt", "finetune", {"data_class": "finetune.FashionMNIST"})
+def test_a_checkpoint_downloads_no_data_set_into_a_folder_that_exists(
+    fitted, cli, tmp_path, command
+):
+    ckpt = altered(
+        fitted, tmp_path / "hostile.ckpt", "finetune", {"data_class": "finetune.FashionMNIST"}
+    )
     given = [command, ckpt, fitted / "colours", "--workers", 0, "--trainer.accelerator", "cpu"]
     with patch.object(FashionMNIST, "obtain", side_effect=ValueError("fetched")):
-        with pytest.raises(ValueError, match="colours does not hold the data set .*FashionMNIST, and a checkpoint"):
+        with pytest.raises(
+            ValueError, match="colours does not hold the data set .*FashionMNIST, and a checkpoint"
+        ):
             cli(*given)
         with pytest.raises(ValueError, match="fetched"):  # the control
             cli(*given, "--data", "finetune.FashionMNIST")
@@ -225,7 +260,10 @@ OF_DATA, OF_MODEL = {"data class", "transform"}, {"Lightning's instantiator"}
 WAYS = {
     "test": (f"test {MEASURE}", OF_DATA | OF_MODEL),
     "validate": (f"validate {MEASURE}", OF_DATA | OF_MODEL),
-    "predict": ("predict CKPT ROOT/test --data.num_workers 0 --trainer.accelerator cpu", OF_DATA | OF_MODEL),
+    "predict": (
+        "predict CKPT ROOT/test --data.num_workers 0 --trainer.accelerator cpu",
+        OF_DATA | OF_MODEL,
+    ),
     "sheet": ("sheet CKPT ROOT/test", OF_MODEL),
     "report": ("report RUN", OF_MODEL),
     "check": ("check ROOT/test --ckpt_path CKPT", OF_MODEL),
@@ -233,7 +271,10 @@ WAYS = {
     "fit --resume": (f"{FIT} --resume", OF_MODEL),
     "fit --model.weights": (f"{FIT} --model.weights CKPT", OF_MODEL),
     "export": ("export --ckpt_path CKPT --format safetensors --output out.safetensors", OF_MODEL),
-    "export --quantize": ("export --ckpt_path CKPT --output out.onnx --quantize int8", {"data class"} | OF_MODEL),
+    "export --quantize": (
+        "export --ckpt_path CKPT --output out.onnx --quantize int8",
+        {"data class"} | OF_MODEL,
+    ),
     "serve": ("serve --ckpt_path CKPT --port 0", OF_MODEL),
     "load": ("", OF_MODEL),
 }
@@ -244,12 +285,15 @@ def read(fitted, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
     """Reads a checkpoint in one of WAYS, and returns the line with which it is refused, "" where it is not."""
     monkeypatch.chdir(tmp_path)
 
-    def ends_at_once(app: Any, listener: Any, timeout: float, announce: Any, stop: Callable[[], None]) -> None:
+    def ends_at_once(
+        app: Any, listener: Any, timeout: float, announce: Any, stop: Callable[[], None]
+    ) -> None:
         (tmp_path / "listened").touch()
         stop()
 
     monkeypatch.setattr(http_server, "serve_until_stopped", ends_at_once)
-    monkeypatch.setattr(export, "_quantized", lambda _, file, data: (file, {}, ""))  # what was to be read, was
+    # what was to be read, was
+    monkeypatch.setattr(export, "_quantized", lambda _, file, data: (file, {}, ""))
 
     def reads(way: str, ckpt: Path, *more: str) -> str:
         if way == "load":
@@ -264,12 +308,20 @@ def read(fitted, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
             (run / "checkpoints").mkdir(exist_ok=True)
             ckpt.rename(run / f"checkpoints/{name}.ckpt")
         places = {"CKPT": str(ckpt), "ROOT": str(fitted / "colours"), "RUN": "runs/fit/version_0"}
-        words = [places.get(word, word.replace("ROOT/", f"{fitted / 'colours'}/")) for word in WAYS[way][0].split()]
+        words = [
+            places.get(word, word.replace("ROOT/", f"{fitted / 'colours'}/"))
+            for word in WAYS[way][0].split()
+        ]
         with pytest.raises(SystemExit) as ended:
             main([*words, *more])
         lines = capsys.readouterr().err.splitlines()
-        errors = [line.removeprefix("finetune: error: ") for line in lines if line.startswith("finetune: error: ")]
-        is_finding = way == "check" and ended.value.code == 1 and not errors  # it found something in the images
+        errors = [
+            line.removeprefix("finetune: error: ")
+            for line in lines
+            if line.startswith("finetune: error: ")
+        ]
+        # it found something in the images
+        is_finding = way == "check" and ended.value.code == 1 and not errors
         assert is_finding or bool(ended.value.code) == len(errors)
         assert not any("Traceback" in line for line in lines)
         return "".join(errors)
@@ -278,16 +330,26 @@ def read(fitted, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
 
 
 # Quick: what a way refuses, and one place for each of those that read none of it.
-QUICK_PAIRS = [(way, place) for way, (_, refused) in WAYS.items() for place in sorted(refused) or ["data class"]]
+QUICK_PAIRS = [
+    (way, place)
+    for way, (_, refused) in WAYS.items()
+    for place in sorted(refused) or ["data class"]
+]
 PAIRS = sweep(product(WAYS, sorted(OF_DATA | OF_MODEL)), quick=QUICK_PAIRS)
 
 
 @pytest.mark.parametrize(("way", "place"), PAIRS)
-def test_no_other_way_of_reading_it_imports_anything_either(fitted, tmp_path, has_run, read, way, place):
+def test_no_other_way_of_reading_it_imports_anything_either(
+    fitted, tmp_path, has_run, read, way, place
+):
     line = read(way, altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place]))
     assert not has_run() and "\n" not in line
     assert bool(line) == (place in WAYS[way][1]), line
-    refusals = "would import hostile", "is not a valid checkpoint: hyper_", "own data sets, not hostile.Data"
+    refusals = (
+        "would import hostile",
+        "is not a valid checkpoint: hyper_",
+        "own data sets, not hostile.Data",
+    )
     assert not line or any(refusal in line for refusal in refusals)
     if way == "serve":
         assert (tmp_path / "listened").exists() == (not line)
@@ -295,11 +357,27 @@ def test_no_other_way_of_reading_it_imports_anything_either(fitted, tmp_path, ha
 
 # A value of each section that no run of ours has written.
 INVALID: dict[str, tuple[str, dict[str, Any], str]] = {
-    "model": ("hyper_parameters", {"class_names": ["blue", "green", "\x1b[2Jred"]}, "class_names is "),
-    "data": ("datamodule_hyper_parameters", {"crop_share": 1e-9}, "crop_share is 1e-09, expected a number"),
+    "model": (
+        "hyper_parameters",
+        {"class_names": ["blue", "green", "\x1b[2Jred"]},
+        "class_names is ",
+    ),
+    "data": (
+        "datamodule_hyper_parameters",
+        {"crop_share": 1e-9},
+        "crop_share is 1e-09, expected a number",
+    ),
     "machine": ("datamodule_hyper_parameters", {"num_workers": 1}, "num_workers is an unknown key"),
-    "run": ("finetune", {"seen": {"names": torch.zeros(2), "num_train": 2}}, "seen is of type dict, expected names"),
-    "callbacks": ("callbacks", {"Checkpoints": {"highest": "1"}}, "highest is '1', expected a number"),
+    "run": (
+        "finetune",
+        {"seen": {"names": torch.zeros(2), "num_train": 2}},
+        "seen is of type dict, expected names",
+    ),
+    "callbacks": (
+        "callbacks",
+        {"Checkpoints": {"highest": "1"}},
+        "highest is '1', expected a number",
+    ),
 }
 QUICK_INVALID = [*((way, "data") for way in WAYS), *(("load", name) for name in INVALID)]
 
@@ -318,18 +396,27 @@ PROGRESS = ("epoch", "global_step", "loops", "callbacks", "optimizer_states", "l
 
 @pytest.mark.parametrize("way", ["fit --ckpt_path", "fit --resume"])
 @pytest.mark.parametrize("part", sweep(PROGRESS, quick=["optimizer_states"]))
-def test_training_does_not_continue_without_a_part_of_its_progress(fitted, tmp_path, read, way, part):
+def test_training_does_not_continue_without_a_part_of_its_progress(
+    fitted, tmp_path, read, way, part
+):
     checkpoint = torch.load(fitted / "good.ckpt", weights_only=True)
     del checkpoint[part]
     torch.save(checkpoint, tmp_path / "weights.ckpt")
     line = read(way, tmp_path / "weights.ckpt")
-    assert "training cannot continue from " in line and f"ckpt, which has no {part}: begin a new run with" in line
+    assert (
+        "training cannot continue from " in line
+        and f"ckpt, which has no {part}: begin a new run with" in line
+    )
 
 
 @pytest.mark.parametrize("way", ["test", "validate"])
 def test_a_precision_whose_package_is_missing_is_one_line(fitted, tmp_path, read, way):
-    line = read(way, altered(fitted, tmp_path / "gpu.ckpt", "finetune", {"precision": "transformer-engine"}))
-    assert line.startswith("precision transformer-engine needs") and line.endswith("give --precision 32-true")
+    line = read(
+        way, altered(fitted, tmp_path / "gpu.ckpt", "finetune", {"precision": "transformer-engine"})
+    )
+    assert line.startswith("precision transformer-engine needs") and line.endswith(
+        "give --precision 32-true"
+    )
 
 
 ESCAPE = "\x1b[2J"  # clears a terminal
@@ -342,21 +429,37 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_text_of_a_checkpoint_reaches_the_terminal_as_escapes(fitted, tmp_path, monkeypatch, capsys, name):
+def test_text_of_a_checkpoint_reaches_the_terminal_as_escapes(
+    fitted, tmp_path, monkeypatch, capsys, name
+):
     monkeypatch.chdir(tmp_path)
     part, values, told = TEXTS[name]
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", part, values)
     with pytest.raises(SystemExit):
-        main(["test", "--ckpt_path", str(ckpt), "--data.num_workers", "0", "--trainer.accelerator", "cpu"])
+        main(
+            [
+                "test",
+                "--ckpt_path",
+                str(ckpt),
+                "--data.num_workers",
+                "0",
+                "--trainer.accelerator",
+                "cpu",
+            ]
+        )
     err = capsys.readouterr().err
     assert told in err and "\x1b" not in err
 
 
-@pytest.mark.parametrize("way", ["load", *sweep([way for way in WAYS if way != "load"], quick=["predict"])])
+@pytest.mark.parametrize(
+    "way", ["load", *sweep([way for way in WAYS if way != "load"], quick=["predict"])]
+)
 def test_a_checkpoint_names_no_other_file_that_answers_for_it(fitted, tmp_path, read, way):
     """The mark of an exported file was once a key that any checkpoint could hold."""
     other = str(tmp_path / "other.onnx")
-    assert "other.onnx" not in read(way, altered(fitted, tmp_path / "hostile.ckpt", None, {"exported": other}))
+    assert "other.onnx" not in read(
+        way, altered(fitted, tmp_path / "hostile.ckpt", None, {"exported": other})
+    )
 
 
 @pytest.mark.parametrize("place", sorted(OF_DATA))
@@ -366,19 +469,33 @@ def test_these_import_what_the_user_names(fitted, tmp_path, has_run, read, way, 
     assert "would import" not in read(way, ckpt, "--trust_modules", "hostile") and has_run()
 
 
-QUICK_PICKLES = [*((way, True) for way in WAYS), ("load", False), ("test", False), ("fit --model.weights", False)]
+QUICK_PICKLES = [
+    *((way, True) for way in WAYS),
+    ("load", False),
+    ("test", False),
+    ("fit --model.weights", False),
+]
 PICKLES = sweep(product(WAYS, [True, False]), quick=QUICK_PICKLES)
 
 
 @pytest.mark.parametrize(("way", "is_archive"), PICKLES)
 def test_no_way_of_reading_it_runs_what_is_pickled(fitted, tmp_path, read, way, is_archive):
-    ckpt = altered(fitted, tmp_path / "hostile.ckpt", None, {"callbacks": {"Checkpoints": Code(tmp_path / "ran")}})
+    ckpt = altered(
+        fitted,
+        tmp_path / "hostile.ckpt",
+        None,
+        {"callbacks": {"Checkpoints": Code(tmp_path / "ran")}},
+    )
     if not is_archive:
         ckpt.write_bytes(pickle.dumps({"state_dict": Code(tmp_path / "ran")}))
     content = ckpt.read_bytes()
     line = read(way, ckpt)
     assert not (tmp_path / "ran").exists() and not (tmp_path / "listened").exists()
-    assert ("posix.mkdir" in line or "Python objects" in line) if is_archive else line and "\n" not in line
+    assert (
+        ("posix.mkdir" in line or "Python objects" in line)
+        if is_archive
+        else line and "\n" not in line
+    )
     (tmp_path / "control.ckpt").write_bytes(content)
     with suppress(Exception):
         torch.load(tmp_path / "control.ckpt", weights_only=False)

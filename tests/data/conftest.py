@@ -29,7 +29,9 @@ def some(tmp_path, colours, monkeypatch) -> Path:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     (tmp_path / "notes.md").write_text("no picture")
-    (tmp_path / "list.txt").write_text("b/2.png\n\nnowhere.png\r\na/ö.PNG\nb/2.png\n", encoding="utf-8")
+    (tmp_path / "list.txt").write_text(
+        "b/2.png\n\nnowhere.png\r\na/ö.PNG\nb/2.png\n", encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -38,6 +40,8 @@ def some(tmp_path, colours, monkeypatch) -> Path:
 def packed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """Fashion-MNIST's files by name; torchvision takes them for the originals, and finds no server."""
     files = {f"{name}.gz": gzip.compress(idx(array)) for name, array in clothes(60, 20).items()}
-    monkeypatch.setattr(Source, "resources", [(name, hashlib.md5(files[name]).hexdigest()) for name in files])
+    monkeypatch.setattr(
+        Source, "resources", [(name, hashlib.md5(files[name]).hexdigest()) for name in files]
+    )
     monkeypatch.setattr(Source, "mirrors", ["file:///nowhere/"])
     return files

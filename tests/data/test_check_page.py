@@ -45,23 +45,32 @@ def findings(listing):
 class Parsed(HTMLParser):
     def __init__(self, text):
         super().__init__()
-        self.scripts, self.handlers, self.links = 0, [], []
+        self.scripts = 0
+        self.handlers = []
+        self.links = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.scripts += tag == "script"
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
-        self.links += [value for name, value in attrs if name == "href" and not value.startswith(("#", "data:"))]
+        self.links += [
+            value
+            for name, value in attrs
+            if name == "href" and not value.startswith(("#", "data:"))
+        ]
 
 
 def test_the_page_escapes_every_name(tmp_path, listing):
     write_page(tmp_path / "plain.html", listing, [], 1.0)
     write_page(tmp_path / "check.html", listing, findings(listing), 1.0)
-    plain, page = (Parsed((tmp_path / name).read_text("utf-8")) for name in ("plain.html", "check.html"))
+    plain, page = (
+        Parsed((tmp_path / name).read_text("utf-8")) for name in ("plain.html", "check.html")
+    )
     assert page.scripts == plain.scripts and page.handlers == plain.handlers
     text = (tmp_path / "check.html").read_text("utf-8")
     assert "&lt;script&gt;alert" in text and "{{ 7 * 7 }}" in text and "\\udcff" in text
-    assert not re.search(r'(?:src|href)="(?!data:|#)(?:\w+:|//)', text)  # nothing from anywhere else
+    # nothing from anywhere else
+    assert not re.search(r'(?:src|href)="(?!data:|#)(?:\w+:|//)', text)
     assert page.links and all(
         os.path.exists(os.fsencode(tmp_path) + b"/" + unquote_to_bytes(link)) for link in page.links
     )
@@ -72,7 +81,9 @@ def test_json_holds_all_rows_and_gives_names_back(tmp_path, listing):
     content = json.loads((tmp_path / "check.json").read_text("ascii"))
     assert content["num_pictures"] == len(HOSTILE) and sum(content["counts"]["all"]) == len(HOSTILE)
     files = [file for row in content["findings"][0]["rows"] for file in row["files"]]
-    assert all(os.path.exists(tmp_path / "set" / file) for file in files) and len(files) == len(HOSTILE)
+    assert all(os.path.exists(tmp_path / "set" / file) for file in files) and len(files) == len(
+        HOSTILE
+    )
 
 
 def test_lists_hold_a_path_on_each_line_and_say_what_they_leave_out(tmp_path, listing):
@@ -84,7 +95,11 @@ def test_lists_hold_a_path_on_each_line_and_say_what_they_leave_out(tmp_path, li
 
 def test_sets_are_told_apart_by_an_empty_line(tmp_path, listing):
     names = [i for i in range(len(listing.paths)) if "\n" not in listing.paths[i]]
-    write_lists(tmp_path, listing, [Finding("leak_near", "bad", "", "", [Row(names[:2], ""), Row(names[2:5], "")])])
+    write_lists(
+        tmp_path,
+        listing,
+        [Finding("leak_near", "bad", "", "", [Row(names[:2], ""), Row(names[2:5], "")])],
+    )
     sets = (tmp_path / "leak_near.txt").read_bytes().rstrip(b"\n").split(b"\n\n")
     assert [[os.fsdecode(path) for path in s.split(b"\n")] for s in sets] == [
         [listing.paths[i] for i in some] for some in (names[:2], names[2:5])
@@ -95,12 +110,21 @@ def test_a_page_of_thousands_of_copies_stays_small(tmp_path):
     """3,000 pictures in one set, and 3,000 sets: so many thumbnails would be 20 MB."""
     (tmp_path / "a").mkdir()
     for i in range(3000):
-        os.link(tmp_path / "a/0.jpg", tmp_path / f"a/{i}.jpg") if i else drawing(0, 60, 40).save(tmp_path / "a/0.jpg")
+        os.link(tmp_path / "a/0.jpg", tmp_path / f"a/{i}.jpg") if i else drawing(0, 60, 40).save(
+            tmp_path / "a/0.jpg"
+        )
     listing = list_pictures(tmp_path)
     one, many = [Row([*range(3000)], "")], [Row([i], "") for i in range(3000)]
     write_page(
-        tmp_path / "check.html", listing, [Finding(k, "bad", "t", "a", r) for k, r in (("x", one), ("y", many))], 1
+        tmp_path / "check.html",
+        listing,
+        [Finding(k, "bad", "t", "a", r) for k, r in (("x", one), ("y", many))],
+        1,
     )
     text = (tmp_path / "check.html").read_text()
-    assert text.count("<figure") == 8 + 100 and "and 2992 more" in text and "The first 100 of 3,000" in text
+    assert (
+        text.count("<figure") == 8 + 100
+        and "and 2992 more" in text
+        and "The first 100 of 3,000" in text
+    )
     assert len(text) < 500_000

@@ -38,7 +38,9 @@ def test_classes_that_are_even_are_not_named(folder):
 
 def test_each_doubtful_class_is_named(folder):
     train = {"Hot Dog": 60, "hot_dog": 12, "few": 3, "empty": 0, "lone": 20}
-    found = rows(class_findings(folder(train=train, test={**train, "lone2": 1} | {"lone": 2, "empty": 2})))
+    found = rows(
+        class_findings(folder(train=train, test={**train, "lone2": 1} | {"lone": 2, "empty": 2}))
+    )
     assert found["alike_names"] == ["'Hot Dog' and 'hot_dog'"]
     assert found["empty_class"] == ["empty in train"]
     assert found["one_split"] == ["lone2 is in test alone"]
@@ -48,20 +50,35 @@ def test_each_doubtful_class_is_named(folder):
 
 def test_a_name_that_fit_refuses_is_named(folder):
     found = rows(class_findings(folder(train={"new\nline": 12, "größe": 12})))
-    assert found == {"odd_name": [r"b'new\nline' has a line break or control character in its name"]}
+    assert found == {
+        "odd_name": [r"b'new\nline' has a line break or control character in its name"]
+    }
 
 
 def test_names_that_differ_by_composition_alone_are_named(folder):
-    found = rows(class_findings(folder(train={"café": 12, "cafe\u0301": 12}, test={"cafe\u0301": 2})))
+    found = rows(
+        class_findings(folder(train={"café": 12, "cafe\u0301": 12}, test={"cafe\u0301": 2}))
+    )
     assert found["alike_names"] == ["'cafe\\u0301' and 'café'"]
 
 
 def test_one_composition_in_each_split_is_one_class(folder):
-    assert rows(class_findings(folder(train={"café": 12, "tea": 12}, test={"cafe\u0301": 12, "tea": 12}))) == {}
+    assert (
+        rows(
+            class_findings(
+                folder(train={"café": 12, "tea": 12}, test={"cafe\u0301": 12, "tea": 12})
+            )
+        )
+        == {}
+    )
 
 
 def test_what_training_lacks_is_named_once(folder):
-    found = rows(class_findings(folder(train={"a": 12, "b": 12}, val={"c": 1}, test={"a": 1, "b": 1, "c": 1})))
+    found = rows(
+        class_findings(
+            folder(train={"a": 12, "b": 12}, val={"c": 1}, test={"a": 1, "b": 1, "c": 1})
+        )
+    )
     assert found["one_split"] == ["c is not in train"]
 
 
@@ -72,7 +89,13 @@ def test_scripts_that_differ_are_other_names(folder):
 def test_what_is_not_read_is_named(folder, tmp_path):
     listing = folder(train={"a": 1})
     (tmp_path / "train/b").mkdir()
-    for name in ("train/loose.jpg", "train/a/x.heic", "train/a/y.heic", "train/a/z.AVIF", "train/a/noted.txt"):
+    for name in (
+        "train/loose.jpg",
+        "train/a/x.heic",
+        "train/a/y.heic",
+        "train/a/z.AVIF",
+        "train/a/noted.txt",
+    ):
         (tmp_path / name).touch()
     (tmp_path / "train/gone").symlink_to("nowhere")
     found = rows(folder_findings(list_pictures(tmp_path)))
@@ -101,11 +124,14 @@ def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
         "unreadable": ["the file is empty"],
         "other_type": ["PNG named .jpg"],
         "blank": ["mean brightness 0 of 255"],
-        "wide_or_tall": ["200 x 800: 75 % is cropped", "500 x 200: 60 % is cropped"],  # the worst first
+        # the worst first
+        "wide_or_tall": ["200 x 800: 75 % is cropped", "500 x 200: 60 % is cropped"],
         "odd_mode": ["CMYK"],
         "small": ["40 x 30 pixels"],
     }
-    titles = {one.kind: one.title for one in file_findings(listing, gathered(look_at(listing.paths), 9))}
+    titles = {
+        one.kind: one.title for one in file_findings(listing, gathered(look_at(listing.paths), 9))
+    }
     assert titles["other_type"] == "1 picture is of another type than its name says"
     assert titles["wide_or_tall"] == "2 pictures are so wide or tall that half of them is cropped"
 
@@ -116,7 +142,8 @@ def test_a_truncated_picture_that_was_saved_again_and_a_warning_are_notes(tmp_pa
         drawing(i).save(tmp_path / f"a/{i}.jpg")
     content = (tmp_path / "a/0.jpg").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as programs do that fill the rest with grey
+        # as programs do that fill the rest with grey
+        patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
         with Image.open(io.BytesIO(content[: len(content) // 2])) as half:
             half.save(tmp_path / "a/0.jpg", quality=80)
     content = (tmp_path / "a/1.jpg").read_bytes()
@@ -124,15 +151,22 @@ def test_a_truncated_picture_that_was_saved_again_and_a_warning_are_notes(tmp_pa
     (tmp_path / "a/1.jpg").write_bytes(content[:tables] + b"abc" + content[tables:])
     (tmp_path / "a/2.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9")
     listing = list_pictures(tmp_path)
-    findings = {one.kind: one for one in file_findings(listing, gathered(look_at(listing.paths), 4))}
-    assert {kind: (one.level, [row.pictures for row in one.rows]) for kind, one in findings.items()} == {
+    findings = {
+        one.kind: one for one in file_findings(listing, gathered(look_at(listing.paths), 4))
+    }
+    assert {
+        kind: (one.level, [row.pictures for row in one.rows]) for kind, one in findings.items()
+    } == {
         "unreadable": ("bad", [[2]]),
         "cut": ("note", [[0]]),
         "decoder_warning": ("note", [[1]]),
     }
     assert 0.4 < findings["cut"].rows[0].value < 0.6
     assert findings["cut"].title == "1 picture has a lower part of one flat grey"
-    assert findings["decoder_warning"].rows[0].note == "Corrupt JPEG data: 3 extraneous bytes before marker 0xdb"
+    assert (
+        findings["decoder_warning"].rows[0].note
+        == "Corrupt JPEG data: 3 extraneous bytes before marker 0xdb"
+    )
     assert "premature end of data segment" in findings["unreadable"].rows[0].note
 
 
@@ -140,5 +174,9 @@ def test_what_most_files_are_is_not_odd(folder):
     listing = folder(train={"a": 4})
     grey = np.random.default_rng(0).integers(0, 256, (4, 48, 48)).astype(np.uint8)
     assert rows(file_findings(listing, facts_of(grey, modes=["RGBA"] * 3 + ["L"]))) == {}
-    assert rows(file_findings(listing, facts_of(grey, modes=["RGBA"] * 2 + ["L"] * 2)))["odd_mode"] == ["RGBA"] * 2
-    assert rows(file_findings(listing, facts_of(grey, sizes=np.full((4, 2), 28)))) == {}  # all as small: no thumbnails
+    assert (
+        rows(file_findings(listing, facts_of(grey, modes=["RGBA"] * 2 + ["L"] * 2)))["odd_mode"]
+        == ["RGBA"] * 2
+    )
+    # all as small: no thumbnails
+    assert rows(file_findings(listing, facts_of(grey, sizes=np.full((4, 2), 28)))) == {}

@@ -20,7 +20,14 @@ def test_each_file_decodes_as_long_as_nothing_is_missing(kind):
     pixels = decode(SHORT[kind](1))
     assert pixels.shape == (H, W, 3)
     assert all(rows.std() > 10 for rows in np.array_split(pixels, 10)), "a part of it is flat"
-    if kind in ("png", "webp lossless", "bmp", "tiff few strips", "tiff few strips of channels", "png interlaced"):
+    if kind in (
+        "png",
+        "webp lossless",
+        "bmp",
+        "tiff few strips",
+        "tiff few strips of channels",
+        "png interlaced",
+    ):
         np.testing.assert_array_equal(pixels, RGB)
 
 
@@ -56,14 +63,19 @@ def test_what_is_odd_about_a_whole_jpeg_is_no_reason_to_refuse_it(progressive):
         "half of another behind its end": content + content[: len(content) // 2],
         "bytes before a marker": content[:tables] + b"abc" + content[tables:],
         "bytes before its end": content[:-2] + b"abc\0" + content[-2:],
-        "bytes before its end and before a marker": content[:tables] + b"abc" + content[tables:-2] + b"abc\xff\xd9",
+        "bytes before its end and before a marker": content[:tables]
+        + b"abc"
+        + content[tables:-2]
+        + b"abc\xff\xd9",
         "bytes before a restart": restarts.replace(b"\xff\xd3", b"abc\xff\xd3", 1),
         "two more fill bytes before a marker": content[:tables] + b"\xff\xff" + content[tables:],
         "an unknown version": content[:version] + b"\x07\x07" + content[version + 2 :],
     }
     for kind, changed in odd.items():
         np.testing.assert_array_equal(decode(changed), decode(content), err_msg=kind)
-        np.testing.assert_array_equal(decode(changed, shorter_side=30), decode(content, shorter_side=30), err_msg=kind)
+        np.testing.assert_array_equal(
+            decode(changed, shorter_side=30), decode(content, shorter_side=30), err_msg=kind
+        )
 
 
 KINDS = {
@@ -84,7 +96,10 @@ def test_a_progressive_jpeg_that_ends_between_two_scans_is_refused(kind, tmp_pat
         for given in (short, tmp_path / "image"):
             with pytest.raises(DecodeError, match="some of its scans are missing"):
                 decode(given)
-        with pytest.raises(ValueError, match="some of its scans are missing"), Image.open(io.BytesIO(short)) as image:
+        with (
+            pytest.raises(ValueError, match="some of its scans are missing"),
+            Image.open(io.BytesIO(short)) as image,
+        ):
             rgb_pixels(image)
         with Image.open(io.BytesIO(short)) as image:
             image.load()  # the control: Pillow and libjpeg see nothing
@@ -94,7 +109,13 @@ def test_a_jpeg_without_the_scan_of_a_component_is_refused():
     content = encode(RGB, "JPEG", subsampling=0)
     scan = content.index(b"\xff\xda")
     assert content[scan + 4] == 3
-    luminance = content[:scan] + b"\xff\xda\0\x08\1" + content[scan + 5 : scan + 7] + b"\0\x3f\0" + content[scan + 14 :]
+    luminance = (
+        content[:scan]
+        + b"\xff\xda\0\x08\1"
+        + content[scan + 5 : scan + 7]
+        + b"\0\x3f\0"
+        + content[scan + 14 :]
+    )
     with pytest.raises(IncompleteError, match="some of its scans are missing"):
         check_jpeg(luminance)
 
@@ -130,7 +151,11 @@ def test_a_short_fax_strip_is_refused(kind, has_end, image):
 
 @pytest.mark.parametrize("kind", ENDS)
 def test_complete_fax_strips_are_accepted(kind):
-    images = [BLACK_AND_WHITE.crop((0, 0, width, height)) for width in (8, 33, 160) for height in range(1, 120, 3)]
+    images = [
+        BLACK_AND_WHITE.crop((0, 0, width, height))
+        for width in (8, 33, 160)
+        for height in range(1, 120, 3)
+    ]
     for image in [BLANK, LINES, *images]:
         strips, tags = tiff_strips(encode(image, "TIFF", compression=kind))
         tags |= {256: [image.width], 257: [image.height], 278: [image.height]}
@@ -155,7 +180,10 @@ def test_an_image_that_the_caller_has_opened_stays_as_it_is(tmp_path):
 
 
 def test_black_rows_that_a_png_states_are_not_missing():
-    for pixels in (np.zeros_like(RGB), np.where(np.arange(H)[:, None, None] < 30, RGB, 0).astype(np.uint8)):
+    for pixels in (
+        np.zeros_like(RGB),
+        np.where(np.arange(H)[:, None, None] < 30, RGB, 0).astype(np.uint8),
+    ):
         np.testing.assert_array_equal(decode(encode(pixels, "PNG")), pixels)
     clear = np.zeros((5, 7, 4), np.uint8)
     assert (decode(encode(clear, "PNG")) == 255).all()

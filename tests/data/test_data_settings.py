@@ -7,7 +7,13 @@ from finetune.data.data_settings import check_mixing, check_shares, check_sizes,
 from finetune.system.messages import WrongUsage
 
 RIGHT = {
-    check_sizes: {"batch_size": 1, "image_size": 8, "cache_size": None, "cache_limit_gb": 0.0, "num_workers": "auto"},
+    check_sizes: {
+        "batch_size": 1,
+        "image_size": 8,
+        "cache_size": None,
+        "cache_limit_gb": 0.0,
+        "num_workers": "auto",
+    },
     check_shares: {"val_fraction": 0.0, "test_fraction": 0.0, "min_crop": 1.0},
     check_mixing: {"mixup": 0.0, "cutmix": 1.0},
 }
@@ -19,18 +25,34 @@ RIGHT = {
         (check_sizes, {"batch_size": 0}, "batch_size must be at least 1"),
         (check_sizes, {"image_size": 7}, "image_size 8"),
         (check_sizes, {"cache_size": 7}, "cache_size 7 must be at least image_size, 8"),
-        (check_sizes, {"cache_size": 9, "eval_image_size": 10}, "cache_size 9 must be at least eval_image_size, 10"),
-        (check_sizes, {"cache_size": 9, "schedule": (12, 8)}, "cache_size 9 must be at least image_size_schedule, 12"),
+        (
+            check_sizes,
+            {"cache_size": 9, "eval_image_size": 10},
+            "cache_size 9 must be at least eval_image_size, 10",
+        ),
+        (
+            check_sizes,
+            {"cache_size": 9, "schedule": (12, 8)},
+            "cache_size 9 must be at least image_size_schedule, 12",
+        ),
         (check_sizes, {"eval_image_size": 7}, "eval_image_size must be at least 8, got 7"),
         (check_sizes, {"cache_limit_gb": -1.0}, "must not be negative"),
         (check_sizes, {"num_workers": -1}, "must not be negative"),
         (check_shares, {"val_fraction": 1.0}, "must leave some training data"),
         (check_shares, {"test_fraction": -0.1}, "must leave some training data"),
-        (check_shares, {"val_fraction": 0.5, "test_fraction": 0.5}, "must leave some training data"),
+        (
+            check_shares,
+            {"val_fraction": 0.5, "test_fraction": 0.5},
+            "must leave some training data",
+        ),
         (check_shares, {"min_crop": 0.0}, "min_crop must be above 0"),
         (check_sizes, {"crop_share": 0.09}, "crop_share must be from 0.1 to 1, got 0.09"),
         (check_sizes, {"crop_share": 1.1}, "crop_share must be from 0.1 to 1"),
-        (check_sizes, {"image_size": 4096, "crop_share": 0.1}, "would resize images to 40,960 pixels, at most 16,384"),
+        (
+            check_sizes,
+            {"image_size": 4096, "crop_share": 0.1},
+            "would resize images to 40,960 pixels, at most 16,384",
+        ),
         (check_sizes, {"batch_size": 2**20 + 1}, "batch_size must be at most 1,048,576"),
         (check_mixing, {"mixup": -0.1}, "mixup must be at least 0 and finite, got -0.1"),
         (check_mixing, {"cutmix": float("inf")}, "cutmix must be at least 0 and finite"),
@@ -44,11 +66,18 @@ def test_settings_that_cannot_be_are_told(check, wrong, told):
 
 
 def test_a_folder_that_nobody_has_named():
-    with pytest.raises(WrongUsage, match="no data: give the folder of the pictures, .* or as --data.root FOLDER"):
+    with pytest.raises(
+        WrongUsage, match="no data: give the folder of the pictures, .* or as --data.root FOLDER"
+    ):
         ImageFolderData()
 
 
 def test_what_lacks_is_told_by_its_split():
-    assert is_without("some", "val").startswith("some has no val split: put pictures in some/val/CLASS")
+    assert is_without("some", "val").startswith(
+        "some has no val split: put pictures in some/val/CLASS"
+    )
     assert "finetune predict CKPT PICTURES" in is_without("some", "predict")
-    assert is_without("some", "train") == "some holds no 'train'; put the training pictures in some/train/CLASS"
+    assert (
+        is_without("some", "train")
+        == "some holds no 'train'; put the training pictures in some/train/CLASS"
+    )

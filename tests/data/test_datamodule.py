@@ -21,13 +21,26 @@ from finetune.data.samplers import train_order
 from finetune.data.transforms import eval_transform
 
 
-def on_device(data: ImageDataModule, rank: int, world_size: int, **limits: float) -> ImageDataModule:
+def on_device(
+    data: ImageDataModule, rank: int, world_size: int, **limits: float
+) -> ImageDataModule:
     """The data module as device `rank` of `world_size` sees it, at the start of a run."""
-    trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **limits)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **limits
+    )
     names = ("overfit_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
     data.trainer = SimpleNamespace(
-        **{"global_rank": rank, "world_size": world_size, "num_devices": 1, "strategy": trainer.strategy},
-        **{"fit_loop": trainer.fit_loop, "state": trainer.state, **{name: getattr(trainer, name) for name in names}},
+        **{
+            "global_rank": rank,
+            "world_size": world_size,
+            "num_devices": 1,
+            "strategy": trainer.strategy,
+        },
+        **{
+            "fit_loop": trainer.fit_loop,
+            "state": trainer.state,
+            **{name: getattr(trainer, name) for name in names},
+        },
     )
     return data
 
@@ -74,7 +87,9 @@ def test_the_number_of_workers_changes_no_pixel(few, num_workers):
     batches = two_epochs(small(few, **options, num_workers=num_workers))
     assert len(batches) == len(expected) == 8
     for batch, reference in zip(batches, expected, strict=True):
-        assert all(torch.equal(batch[name], reference[name]) for name in ("image", "label", "index"))
+        assert all(
+            torch.equal(batch[name], reference[name]) for name in ("image", "label", "index")
+        )
         assert batch["bad"] == reference["bad"]
     assert sum(len(batch["bad"]) for batch in expected) == 4
     assert not torch.equal(expected[0]["image"], expected[4]["image"])  # the epochs differ
@@ -87,14 +102,21 @@ def test_control_without_a_seed_for_each_picture_the_pixels_differ(few, monkeypa
         data = small(few, **options, num_workers=num_workers)
         monkeypatch.setattr("finetune.data.dataset.set_random_seed", lambda transform, seed: None)
         batches = two_epochs(data)
-        assert all(torch.equal(a["index"], b["index"]) for a, b in zip(batches, expected, strict=True))
-        assert not any(torch.equal(a["image"], b["image"]) for a, b in zip(batches, expected, strict=True))
+        assert all(
+            torch.equal(a["index"], b["index"]) for a, b in zip(batches, expected, strict=True)
+        )
+        assert not any(
+            torch.equal(a["image"], b["image"]) for a, b in zip(batches, expected, strict=True)
+        )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_shares_of_all_devices_joined_are_the_global_batches(colours, world_size):
     expected = two_epochs(small(colours, batch_size=7))
-    shares = [two_epochs(on_device(small(colours, batch_size=7), rank, world_size)) for rank in range(world_size)]
+    shares = [
+        two_epochs(on_device(small(colours, batch_size=7), rank, world_size))
+        for rank in range(world_size)
+    ]
     for batch, parts in zip(expected, zip(*shares, strict=True), strict=True):
         for name in ("image", "label", "index"):
             assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
@@ -103,7 +125,10 @@ def test_shares_of_all_devices_joined_are_the_global_batches(colours, world_size
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_devices_joined_evaluate_every_picture_once_in_order(colours, world_size):
     data = small(colours, batch_size=8)
-    shares = [list(on_device(small(colours, batch_size=8), r, world_size).test_dataloader()) for r in range(world_size)]
+    shares = [
+        list(on_device(small(colours, batch_size=8), r, world_size).test_dataloader())
+        for r in range(world_size)
+    ]
     assert len({len(batches) for batches in shares}) == 1
     indices = torch.cat([batch["index"] for batches in shares for batch in batches])
     assert indices.tolist() == list(range(30))
@@ -112,13 +137,18 @@ def test_devices_joined_evaluate_every_picture_once_in_order(colours, world_size
     for i, path in enumerate(test.paths):
         expected = transform(image=cv2.imread(path, cv2.IMREAD_COLOR_RGB))["image"]
         np.testing.assert_array_equal(images[i].permute(1, 2, 0).numpy(), expected)
-    assert torch.cat([b["label"] for batches in shares for b in batches]).tolist() == test.labels.tolist()
+    assert (
+        torch.cat([b["label"] for batches in shares for b in batches]).tolist()
+        == test.labels.tolist()
+    )
 
 
 def test_the_order_of_training_follows_the_seed_of_the_run(colours, monkeypatch):
     for seed in ("0", "3"):
         monkeypatch.setenv("PL_GLOBAL_SEED", seed)
-        indices = torch.cat([batch["index"] for batch in small(colours, val_fraction=0).train_dataloader()])
+        indices = torch.cat(
+            [batch["index"] for batch in small(colours, val_fraction=0).train_dataloader()]
+        )
         np.testing.assert_array_equal(indices, train_order(60, int(seed), 0))
 
 
@@ -139,14 +169,18 @@ def test_training_goes_on_where_the_trainer_stands(colours):
 
 
 def test_a_damaged_picture_is_named_or_skipped(few):
-    with pytest.raises(DecodeError, match="03.png: can't be decoded: .*; --data.on_bad_image skip leaves out"):
+    with pytest.raises(
+        DecodeError, match="03.png: can't be decoded: .*; --data.on_bad_image skip leaves out"
+    ):
         list(small(few, val_fraction=0).train_dataloader())
     (batch,) = small(few, val_fraction=0, on_bad_image="skip").train_dataloader()
     assert len(batch["label"]) == 14 and sorted(i for i, _ in batch["bad"]) == [3, 11]
 
 
 def test_full_shared_memory_is_told_before_workers_wait_for_it(colours, monkeypatch):
-    monkeypatch.setattr("finetune.data.loader.shutil.disk_usage", lambda path: SimpleNamespace(free=2**16))
+    monkeypatch.setattr(
+        "finetune.data.loader.shutil.disk_usage", lambda path: SimpleNamespace(free=2**16)
+    )
     with pytest.raises(ValueError, match="/dev/shm has 0 MB free.*--shm-size"):
         small(colours, num_workers=2, image_size=224).train_dataloader()
     assert small(colours, num_workers=0, image_size=224).train_dataloader()  # takes none
@@ -156,9 +190,12 @@ def test_full_shared_memory_is_told_before_workers_wait_for_it(colours, monkeypa
 
 
 def test_prediction_reads_what_it_can_and_names_the_rest(some):
-    data = ImageFolderData(predict="list.txt", image_size=24, num_workers=0)  # on_bad_image is for training
+    # on_bad_image is for training
+    data = ImageFolderData(predict="list.txt", image_size=24, num_workers=0)
     (batch,) = data.predict_dataloader()
-    assert batch["index"].tolist() == [0, 2, 3] and torch.equal(batch["image"][0], batch["image"][2])
+    assert batch["index"].tolist() == [0, 2, 3] and torch.equal(
+        batch["image"][0], batch["image"][2]
+    )
     ((index, error),) = batch["bad"]
     assert index == 1 and "nowhere.png" in error
 
@@ -170,7 +207,8 @@ def test_a_limit_leaves_the_same_images_on_any_number_of_devices(colours, split,
     device's batches, which are of one class.
     """
     stage = RunningStage[{"test": "TESTING", "val": "VALIDATING", "predict": "PREDICTING"}[split]]
-    given = {"val": {"val_fraction": 0.5}, "predict": {"predict": str(colours / "test")}}  # 30 or a few more
+    # 30 or a few more
+    given = {"val": {"val_fraction": 0.5}, "predict": {"predict": str(colours / "test")}}
     images = small(colours, batch_size=8, **given.get(split, {}))
     labels = images.splits[split].labels
     whole = len(labels)
@@ -184,7 +222,9 @@ def test_a_limit_leaves_the_same_images_on_any_number_of_devices(colours, split,
         for rank in range(world_size):
             data = on_device(images, rank, world_size, **{f"limit_{split}_batches": limit})
             loader = getattr(data, f"{split}_dataloader")()
-            left = _parse_num_batches(stage, len(loader), getattr(data.trainer, f"limit_{split}_batches"))
+            left = _parse_num_batches(
+                stage, len(loader), getattr(data.trainer, f"limit_{split}_batches")
+            )
             steps.add(left)
             seen += [index for batch in list(loader)[:left] for index in batch["index"].tolist()]
         assert seen == expected
@@ -198,7 +238,9 @@ def test_what_is_overfitted_is_validated_on_all_classes(colours):
 
 
 def test_a_limit_below_one_batch_is_told(colours):
-    with pytest.raises(ValueError, match=r"trainer\.limit_test_batches 0\.2 is less than one batch of test"):
+    with pytest.raises(
+        ValueError, match=r"trainer\.limit_test_batches 0\.2 is less than one batch of test"
+    ):
         on_device(small(colours, batch_size=8), 0, 2, limit_test_batches=0.2).test_dataloader()
 
 
@@ -214,10 +256,14 @@ def test_overfitting_takes_the_pictures_of_one_device_on_several(colours, world_
 
 @pytest.mark.parametrize("overfit_batches", [0, 2])
 def test_overfitting_takes_the_same_pictures_in_every_epoch(colours, overfit_batches):
-    data = on_device(small(colours, batch_size=7, crop_and_flip=True), 0, 1, overfit_batches=overfit_batches)
+    data = on_device(
+        small(colours, batch_size=7, crop_and_flip=True), 0, 1, overfit_batches=overfit_batches
+    )
     epochs = two_epochs(data)
     num = len(epochs) // 2
-    first, second = ([batch["index"].tolist() for batch in part[:2]] for part in (epochs[:num], epochs[num:]))
+    first, second = (
+        [batch["index"].tolist() for batch in part[:2]] for part in (epochs[:num], epochs[num:])
+    )
     assert (first == second) == bool(overfit_batches)
     assert not torch.equal(epochs[0]["image"], epochs[num]["image"])  # augmented anew all the same
 
@@ -226,7 +272,11 @@ def test_overfitting_takes_the_same_pictures_in_every_epoch(colours, overfit_bat
 def test_prediction_shares_are_the_parts_of_the_list(some, world_size):
     shares = []
     for rank in range(world_size):
-        data = on_device(ImageFolderData(predict=".", image_size=24, num_workers=0, batch_size=2), rank, world_size)
+        data = on_device(
+            ImageFolderData(predict=".", image_size=24, num_workers=0, batch_size=2),
+            rank,
+            world_size,
+        )
         shares.append(torch.cat([batch["index"] for batch in data.predict_dataloader()]).tolist())
     assert [index for part in shares for index in part] == [0, 1, 2, 3]
 
@@ -238,7 +288,9 @@ def test_prediction_without_pictures_says_which_flag(colours):
 
 @pytest.mark.slow
 def test_validation_has_its_processes_before_training_fills_the_memory(colours):
-    pictures = ImageFolderData(str(colours), image_size=24, num_workers=1, val_fraction=0.3, batch_size=4)
+    pictures = ImageFolderData(
+        str(colours), image_size=24, num_workers=1, val_fraction=0.3, batch_size=4
+    )
     num, loader = len(pictures.splits["val"].labels), pictures.loader("val")
     before = {child.pid for child in multiprocessing.active_children()}
     assert len(before) == 1

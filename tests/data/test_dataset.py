@@ -20,13 +20,16 @@ def gradient(height: int = 40, width: int = 60) -> np.ndarray:
 
 
 def pictures(transform: A.Compose, num: int = 3, seed: int = 0) -> ImageDataset:
-    return ImageDataset(lambda i: np.roll(gradient(), i, axis=1), np.arange(num) % 2, transform, seed)
+    return ImageDataset(
+        lambda i: np.roll(gradient(), i, axis=1), np.arange(num) % 2, transform, seed
+    )
 
 
 def test_training_pixels_depend_on_seed_epoch_and_index_alone():
     data, other = pictures(train_transform(32)), pictures(train_transform(32))
     expected = {key: data[key]["image"] for key in [(0, 0), (0, 1), (1, 0), (1, 1)]}
-    for key in [(1, 1), (0, 0), (1, 0), (0, 1), (0, 0)]:  # another order, repeated, from another transform object
+    # another order, repeated, from another transform object
+    for key in [(1, 1), (0, 0), (1, 0), (0, 1), (0, 0)]:
         other[2, 2]
         np.testing.assert_array_equal(other[key]["image"], expected[key])
     assert not np.array_equal(expected[0, 0], expected[1, 0])
@@ -47,7 +50,9 @@ def test_control_without_the_seed_pixels_depend_on_what_came_before(monkeypatch)
 
 def test_an_evaluation_index_gives_picture_label_and_index():
     item = pictures(eval_transform(32))[1]
-    np.testing.assert_array_equal(item.pop("image"), eval_transform(32)(image=np.roll(gradient(), 1, axis=1))["image"])
+    np.testing.assert_array_equal(
+        item.pop("image"), eval_transform(32)(image=np.roll(gradient(), 1, axis=1))["image"]
+    )
     assert item == {"index": 1, "label": 1, "error": ""}
     assert len(pictures(eval_transform(32))) == 3
 
@@ -61,7 +66,12 @@ def test_a_picture_that_cannot_be_decoded_ends_the_run_or_is_left_out(tmp_path, 
     with pytest.raises(DecodeError, match="bad.png"):
         ImageDataset(reader, labels, eval_transform(32))[key]
     item = ImageDataset(reader, labels, eval_transform(32), on_bad_image="skip")[key]
-    assert item["image"] is None and item["index"] == 1 and item["label"] == 1 and "bad.png" in item["error"]
+    assert (
+        item["image"] is None
+        and item["index"] == 1
+        and item["label"] == 1
+        and "bad.png" in item["error"]
+    )
     batch = Collate(32)([ImageDataset(reader, labels, eval_transform(32))[0], item])
     assert batch["index"].tolist() == [0] and batch["bad"] == [(1, item["error"])]
 
@@ -83,7 +93,11 @@ def test_a_batch_holds_the_pixels_in_channels_last_order():
     for i, item in enumerate(items):
         for channel in range(3):
             np.testing.assert_array_equal(image[i, channel].numpy(), item["image"][:, :, channel])
-    assert batch["label"].tolist() == [0, 1, 0] and batch["index"].tolist() == [0, 1, 2] and batch["bad"] == []
+    assert (
+        batch["label"].tolist() == [0, 1, 0]
+        and batch["index"].tolist() == [0, 1, 2]
+        and batch["bad"] == []
+    )
     assert batch["label"].dtype == batch["index"].dtype == torch.int64
 
 
@@ -92,7 +106,10 @@ def test_a_batch_of_nothing_has_the_shapes_that_a_step_needs():
     for items, errors in ([], []), ([bad], [(7, "torn")]):
         batch = Collate(32)(items)
         assert batch["image"].shape == (0, 3, 32, 32) and batch["image"].dtype == torch.uint8
-        assert batch["label"].shape == batch["index"].shape == (0,) and batch["label"].dtype == torch.int64
+        assert (
+            batch["label"].shape == batch["index"].shape == (0,)
+            and batch["label"].dtype == torch.int64
+        )
         assert batch["bad"] == errors
 
 

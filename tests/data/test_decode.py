@@ -29,12 +29,26 @@ GREY = RGB[..., 0]
 GREY_RGB = np.repeat(GREY[..., None], 3, axis=2)
 
 
-def tiff(samples: bytes, bits: int, white_is_zero: bool = False, order: str = "<", **more: int) -> bytes:
+def tiff(
+    samples: bytes, bits: int, white_is_zero: bool = False, order: str = "<", **more: int
+) -> bytes:
     """A TIFF of one strip of H x W grey samples, for the kinds Pillow and OpenCV cannot write."""
-    tags = [(256, W), (257, H), (258, bits), (262, 1 - white_is_zero), (273, 158), (278, H), (279, len(samples))]
+    tags = [
+        (256, W),
+        (257, H),
+        (258, bits),
+        (262, 1 - white_is_zero),
+        (273, 158),
+        (278, H),
+        (279, len(samples)),
+    ]
     tags += [(int(tag.removeprefix("tag")), value) for tag, value in more.items()]
     entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in sorted(tags))
-    head = struct.pack(f"{order}2sHIH", b"II" if order == "<" else b"MM", 42, 8, len(tags)) + entries + bytes(4)
+    head = (
+        struct.pack(f"{order}2sHIH", b"II" if order == "<" else b"MM", 42, 8, len(tags))
+        + entries
+        + bytes(4)
+    )
     return head.ljust(158, b"\0") + samples
 
 
@@ -56,23 +70,31 @@ def test_jpeg_equals_opencv(progressive, subsampling):
     reference = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB)
     # One step of tolerance: the two may be built with different versions of libjpeg (ours were bit-identical).
     np.testing.assert_allclose(decode(content).astype(int), reference, atol=1)
-    assert np.abs(decode(content)[..., ::-1].astype(int) - reference).max() > 100  # BGR would be seen
+    # BGR would be seen
+    assert np.abs(decode(content)[..., ::-1].astype(int) - reference).max() > 100
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 1}, {"optimize": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"restart_marker_blocks": 1}, {"optimize": True}]
+)
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("size", [(24, 40), (17, 33), (1, 1), (64, 7)])
 def test_jpeg_has_pillow_s_very_pixels(options, subsampling, size):
-    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)  # sharp, so that every rounding shows
+    # sharp, so that every rounding shows
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     for pixels, more in (noise, {"subsampling": subsampling}), (noise[..., 0], {}):
         content = encode(pixels, "JPEG", **options, **more)
-        np.testing.assert_array_equal(decode(content), np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
+        np.testing.assert_array_equal(
+            decode(content), np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+        )
 
 
 def test_pillow_decodes_only_the_jpegs_that_are_unusual(monkeypatch):
     loads = []
     load = module.load
-    monkeypatch.setattr(module, "load", lambda image, file: loads.append(image.mode) or load(image, file))
+    monkeypatch.setattr(
+        module, "load", lambda image, file: loads.append(image.mode) or load(image, file)
+    )
     sound = encode(RGB, "JPEG")
     for content in sound, encode(GREY, "JPEG"):
         decode(content)
@@ -87,11 +109,14 @@ def test_pillow_decodes_only_the_jpegs_that_are_unusual(monkeypatch):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation(format, orientation):
     # EXIF 2.32, tag 274: where the first row and column of the stored pixels belong, said in numpy's words.
-    turns = {1: 0, 2: 0, 3: 2, 4: 2, 5: -1, 6: -1, 7: 1, 8: 1}[orientation]  # by 90 degrees, counter-clockwise
+    # by 90 degrees, counter-clockwise
+    turns = {1: 0, 2: 0, 3: 2, 4: 2, 5: -1, 6: -1, 7: 1, 8: 1}[orientation]
     mirrored = orientation in (2, 4, 5, 7)  # afterwards, left to right
     exif = Image.Exif()
     exif[274] = orientation
-    options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format, {})
+    options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}.get(
+        format, {}
+    )
     content = encode(RGB, format, exif=exif, **options)
     expected = np.rot90(decode(encode(RGB, format, **options)), turns)
     expected = np.fliplr(expected) if mirrored else expected
@@ -104,7 +129,9 @@ def test_grey_and_one_bit():
     np.testing.assert_array_equal(decode(encode(GREY, "PNG")), GREY_RGB)
     expected = np.where(GREY_RGB > 100, 255, 0)
     np.testing.assert_array_equal(decode(encode(GREY > 100, "PNG")), expected)
-    np.testing.assert_array_equal(decode(encode(GREY > 100, "TIFF", compression="group4")), expected)
+    np.testing.assert_array_equal(
+        decode(encode(GREY > 100, "TIFF", compression="group4")), expected
+    )
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
@@ -113,7 +140,8 @@ def test_alpha_lies_on_white(format):
     rgba = np.stack([colour, 255 - colour, colour, alpha], axis=-1)
     share = alpha[..., None] / 255
     expected = np.floor(rgba[..., :3] * share + 255 * (1 - share) + 0.5)
-    options = {"lossless": True, "exact": True} if format == "WEBP" else {}  # exact: also where nothing is seen
+    # exact: also where nothing is seen
+    options = {"lossless": True, "exact": True} if format == "WEBP" else {}
     np.testing.assert_array_equal(decode(encode(rgba, format, **options)), expected)
     if format == "PNG":
         grey = np.stack([colour, alpha], axis=-1)
@@ -136,7 +164,11 @@ def test_palette(format, transparency, alpha):
     image.putpalette(colours.tobytes())
     share = np.array(alpha)[:, None] / 255
     expected = np.floor(colours * share + 255 * (1 - share) + 0.5)[index]
-    content = encode(image, format) if transparency is None else encode(image, format, transparency=transparency)
+    content = (
+        encode(image, format)
+        if transparency is None
+        else encode(image, format, transparency=transparency)
+    )
     np.testing.assert_array_equal(decode(content), expected)
 
 
@@ -159,7 +191,9 @@ def stored(values: np.ndarray, bits: int) -> list[bytes]:
 def test_a_png_gives_the_same_pixels_whatever_its_depth(bits, colour_type, transparency, source):
     num_channels = 3 if colour_type == 2 else 1
     full = 2**bits - 1
-    values = np.random.default_rng(bits).integers(0, min(full, 3) + 1, (H, W, num_channels)) * max(1, full // 3)
+    values = np.random.default_rng(bits).integers(0, min(full, 3) + 1, (H, W, num_channels)) * max(
+        1, full // 3
+    )
     if bits == 16:  # some that differ from the transparent one in their lower byte alone
         values = values - np.random.default_rng(0).integers(0, 2, values.shape) * (values > 0)
     clear = values[values[..., 0] > 0][0]
@@ -171,7 +205,9 @@ def test_a_png_gives_the_same_pixels_whatever_its_depth(bits, colour_type, trans
         rgb = np.broadcast_to(values >> 8 if bits == 16 else values * 255 // full, (H, W, 3))
     chunks = [png_chunk(b"PLTE", colours.astype(np.uint8).tobytes())] if colours is not None else []
     if transparency == "tRNS" and colour_type == 3:
-        chunks.append(png_chunk(b"tRNS", bytes(0 if i == clear[0] else 255 for i in range(full + 1))))
+        chunks.append(
+            png_chunk(b"tRNS", bytes(0 if i == clear[0] else 255 for i in range(full + 1)))
+        )
     elif transparency == "tRNS":
         chunks.append(png_chunk(b"tRNS", clear.astype(">u2").tobytes()))
     elif transparency == "alpha":
@@ -181,17 +217,22 @@ def test_a_png_gives_the_same_pixels_whatever_its_depth(bits, colour_type, trans
     expected = rgb if transparency == "none" else np.where(is_clear, 255, rgb)
     assert 0.002 < is_clear.mean() < 0.9
     np.testing.assert_array_equal(
-        decode(content) if source == "bytes" else rgb_pixels(Image.open(io.BytesIO(content))), expected
+        decode(content) if source == "bytes" else rgb_pixels(Image.open(io.BytesIO(content))),
+        expected,
     )
 
 
 def test_only_the_bits_of_a_png_s_depth_state_its_transparent_colour():
     for bits, value, clear in ((8, 7, 0x0107), (2, 1, 0x0105)):
         values = np.full((H, W, 1), value)
-        content = png(stored(values, bits), bits, 0, png_chunk(b"tRNS", clear.to_bytes(2)), size=(W, H))
+        content = png(
+            stored(values, bits), bits, 0, png_chunk(b"tRNS", clear.to_bytes(2)), size=(W, H)
+        )
         assert (decode(content) == 255).all()
     values = np.full((H, W, 3), 7)
-    content = png(stored(values, 8), 8, 2, png_chunk(b"tRNS", struct.pack(">HHH", 0x0107, 7, 7)), size=(W, H))
+    content = png(
+        stored(values, 8), 8, 2, png_chunk(b"tRNS", struct.pack(">HHH", 0x0107, 7, 7)), size=(W, H)
+    )
     assert (decode(content) == 255).all()
 
 
@@ -202,13 +243,19 @@ def test_cmyk_and_ycck():
     np.testing.assert_allclose(decode(encode(image, "TIFF")), printed, atol=1)
     jpeg = encode(image, "JPEG", quality=100, subsampling=0)
     adobe = jpeg.index(b"Adobe")
-    np.testing.assert_allclose(decode(jpeg), printed, atol=6)  # quality 100 still rounds the four channels
+    # quality 100 still rounds the four channels
+    np.testing.assert_allclose(decode(jpeg), printed, atol=6)
 
     # Byte 11 of the Adobe segment: 0 says CMYK; 2 says YCCK, where C, M, Y are kept as YCbCr.
     ycck = jpeg[: adobe + 11] + b"\x02" + jpeg[adobe + 12 :]
     y, cb, cr, k = np.moveaxis(255.0 - ink, -1, 0)  # Adobe stores inverted ink
     rgb = np.stack(
-        [y + 1.402 * (cr - 128), y - 0.344136 * (cb - 128) - 0.714136 * (cr - 128), y + 1.772 * (cb - 128)], -1
+        [
+            y + 1.402 * (cr - 128),
+            y - 0.344136 * (cb - 128) - 0.714136 * (cr - 128),
+            y + 1.772 * (cb - 128),
+        ],
+        -1,
     )
     # libjpeg converts YCbCr to RGB and calls 255 - RGB the stored C, M, Y, which is RGB again as (inverted) ink.
     expected = (255 - rgb.clip(0, 255)) * k[..., None] / 255
@@ -220,7 +267,8 @@ def test_cmyk_and_ycck():
 def test_16_bits_keep_their_high_byte(suffix, channels):
     deep = np.random.default_rng(0).integers(0, 2**16, (H, W, channels), dtype=np.uint16)
     np.testing.assert_array_equal(
-        decode(cv2.imencode(suffix, deep[..., ::-1])[1].tobytes()), np.broadcast_to(deep >> 8, (H, W, 3))
+        decode(cv2.imencode(suffix, deep[..., ::-1])[1].tobytes()),
+        np.broadcast_to(deep >> 8, (H, W, 3)),
     )
     big_endian = encode(deep[..., 0].astype(">u2"), "TIFF")
     np.testing.assert_array_equal(decode(big_endian)[..., 0], deep[..., 0] >> 8)
@@ -229,9 +277,14 @@ def test_16_bits_keep_their_high_byte(suffix, channels):
 def test_rare_tiffs():
     deep = GREY.astype("<u2") << 8
     np.testing.assert_array_equal(decode(tiff(deep.tobytes(), 16, white_is_zero=False)), GREY_RGB)
-    np.testing.assert_array_equal(decode(tiff(deep.tobytes(), 16, white_is_zero=True)), 255 - GREY_RGB)
-    first, second = GREY[:, ::2].astype(int) << 4, GREY[:, 1::2].astype(int) << 4  # two samples of 12 bits in 3 bytes
-    packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], axis=-1).astype(np.uint8)
+    np.testing.assert_array_equal(
+        decode(tiff(deep.tobytes(), 16, white_is_zero=True)), 255 - GREY_RGB
+    )
+    # two samples of 12 bits in 3 bytes
+    first, second = GREY[:, ::2].astype(int) << 4, GREY[:, 1::2].astype(int) << 4
+    packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], axis=-1).astype(
+        np.uint8
+    )
     np.testing.assert_array_equal(decode(tiff(packed.tobytes(), 12, white_is_zero=False)), GREY_RGB)
 
 
@@ -240,7 +293,9 @@ def test_16_bit_samples_are_scaled_by_what_the_file_states_and_never_by_what_the
     assert GREY.max() < 256 and dark.max() <= 4095
     stated = decode(tiff(dark.tobytes(), 16, tag281=4095))
     np.testing.assert_array_equal(stated, GREY_RGB)
-    np.testing.assert_array_equal(decode(tiff(dark.tobytes(), 16, tag281=4095, white_is_zero=True)), 255 - GREY_RGB)
+    np.testing.assert_array_equal(
+        decode(tiff(dark.tobytes(), 16, tag281=4095, white_is_zero=True)), 255 - GREY_RGB
+    )
     # Not stated, or stated as no full scale, or of a sample above: merely dark, for all that is known.
     for content in (
         tiff(dark.tobytes(), 16),
@@ -273,9 +328,12 @@ def test_16_bit_samples_are_scaled_by_what_the_file_states_and_never_by_what_the
         ("c8", None),
     ],
 )
-def test_each_sample_format_and_depth_is_scaled_by_its_own_range_or_refused(kind, expected, compression, order):
+def test_each_sample_format_and_depth_is_scaled_by_its_own_range_or_refused(
+    kind, expected, compression, order
+):
     dtype = np.dtype("u1" if kind == "void 8" else "u2" if kind == "void 16" else kind)
-    if dtype.kind in "iu" and dtype.itemsize <= 4:  # float64, in which these are spread, has 53 bits
+    # float64, in which these are spread, has 53 bits
+    if dtype.kind in "iu" and dtype.itemsize <= 4:
         values = np.linspace(np.iinfo(dtype).min, np.iinfo(dtype).max, H * W).round().astype(dtype)
     else:
         values = np.linspace(0, 1, H * W).astype(dtype)
@@ -283,13 +341,17 @@ def test_each_sample_format_and_depth_is_scaled_by_its_own_range_or_refused(kind
     samples = values.astype(dtype.newbyteorder(order)).tobytes()
     if compression == 8:
         samples = zlib.compress(samples)
-    content = tiff(samples, 8 * dtype.itemsize, order=order, tag259=compression, tag339=sample_format)
+    content = tiff(
+        samples, 8 * dtype.itemsize, order=order, tag259=compression, tag339=sample_format
+    )
     if expected is None or (order, kind) == (">", "u4"):  # Pillow has no such mode
         with pytest.raises(DecodeError, match="unknown pixel mode|below zero"):
             decode(content)
     else:
         wanted = expected(values.astype(np.float64)).reshape(H, W)
-        np.testing.assert_allclose(decode(content)[..., 0], np.floor(wanted), atol=1 if kind in ("u4", "f4") else 0)
+        np.testing.assert_allclose(
+            decode(content)[..., 0], np.floor(wanted), atol=1 if kind in ("u4", "f4") else 0
+        )
 
 
 def test_samples_of_32_bits_that_are_signed_and_not_below_zero_find_their_scale():
@@ -306,12 +368,16 @@ def test_32_bits_find_their_scale(full, dtype):
     values = (GREY / 255 * full).astype(dtype)
     expected = np.round(values / full * 255)
     if dtype == np.float32:
-        values[0, 0], values[0, 1], values[0, 2] = np.nan, -1, full * 1.1  # resampling overshoots
+        # resampling overshoots
+        values[0, 0] = np.nan
+        values[0, 1] = -1
+        values[0, 2] = full * 1.1
         expected[0, :3] = 0, 0, 255
     np.testing.assert_allclose(decode(encode(values, "TIFF"))[..., 0], expected, atol=1)
 
 
-@pytest.mark.parametrize("format", ["GIF", "WEBP", "TIFF", "PNG", "MPO"])  # MPO: several JPEGs, as some phones write
+# MPO: several JPEGs, as some phones write
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "TIFF", "PNG", "MPO"])
 def test_first_frame_of_several(format):
     first, second = Image.fromarray(RGB), Image.fromarray(255 - RGB)
     if format == "GIF":
@@ -340,8 +406,12 @@ def test_no_truncated_file_gives_other_pixels(format):
 
 def test_pixel_limit_is_checked_in_the_header(monkeypatch):
     width, height = 14_000, MAX_PIXELS // 14_000 + 1
-    header = struct.pack("<2sIIIIiiHHIIiiII", b"BM", 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
-    with pytest.raises(DecodeError, match="14000 x 12783 pixels are more than the limit of 178,956,970"):
+    header = struct.pack(
+        "<2sIIIIiiHHIIiiII", b"BM", 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0
+    )
+    with pytest.raises(
+        DecodeError, match="14000 x 12783 pixels are more than the limit of 178,956,970"
+    ):
         decode(header)
     monkeypatch.setattr(module, "MAX_PIXELS", H * W)
     decode(encode(RGB, "PNG"))  # the limit itself is allowed
@@ -358,7 +428,9 @@ def test_files_and_tiles_have_a_limit_too(monkeypatch):
     large = tiff(GREY.tobytes(), 8, tag322=2**17, tag323=2**17)
     with pytest.raises(DecodeError, match="131072 x 131072 pixels are more than the limit"):
         decode(large)
-    with pytest.raises(DecodeError, match="4096 x 4096 pixels are more than the limit of 1,000,000"):
+    with pytest.raises(
+        DecodeError, match="4096 x 4096 pixels are more than the limit of 1,000,000"
+    ):
         decode(tiff(GREY.tobytes(), 8, tag322=2**12, tag323=2**12), max_pixels=1e6)
     content = encode(RGB, "PNG")
     monkeypatch.setattr(module, "MAX_BYTES", len(content) - 1)
@@ -381,7 +453,9 @@ def kind_of(kind: str, side: int) -> bytes:
     if kind == "P":
         return encode(Image.fromarray(grey).convert("P"), "PNG", transparency=3)
     dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[kind]
-    return encode(grey.T.astype(dtype) * (257 if kind == "I;16" else 1), "TIFF", compression="tiff_lzw")
+    return encode(
+        grey.T.astype(dtype) * (257 if kind == "I;16" else 1), "TIFF", compression="tiff_lzw"
+    )
 
 
 @pytest.mark.parametrize("kind", ["RGB", "RGBA", "LA", "P", "CMYK", "rotated", "I;16", "I", "F"])
@@ -395,10 +469,13 @@ def test_strips_change_no_pixel(kind, monkeypatch):
 
 # Bytes a pixel: what Pillow holds (4, or 2), the result (3) and some room. All at once it would be 15, 12 and 16.
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux says how much memory a process has")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="Linux says how much memory a process has"
+)
 @pytest.mark.parametrize(("kind", "most"), [("RGBA", 9), ("I;16", 7), ("F", 10)])
 def test_a_large_picture_takes_little_more_memory_than_its_pixels(kind, most, monkeypatch):
-    side, more = 2500, 2**24  # 6 million pixels; the decoders' own buffers and what malloc asks for ahead
+    # 6 million pixels; the decoders' own buffers and what malloc asks for ahead
+    side, more = 2500, 2**24
     content = kind_of(kind, side)
     for strip, fits in ((2**18, True), (side**2, False)):  # the second is the control
         monkeypatch.setattr(samples, "_AT_ONCE", strip)
@@ -406,12 +483,16 @@ def test_a_large_picture_takes_little_more_memory_than_its_pixels(kind, most, mo
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux says how much memory a process has")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="Linux says how much memory a process has"
+)
 @pytest.mark.parametrize("kind", ["JPEG with a warning", "16 bits and a transparent colour"])
 def test_a_second_look_at_a_large_picture_takes_little_more_memory(kind):
     """In an interpreter of its own: what other tests leave in a process counts, too."""
     code = f"import sys; sys.path[:0] = {sys.path!r}; import test_decode; print(test_decode.second_look_fits({kind!r}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
     assert done.stdout == "True\n", done.stderr
 
 
@@ -435,12 +516,15 @@ def second_look_fits(kind: str) -> bool:
 
 def test_no_warning_and_no_limit_of_pillow_gets_through(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3 * H * W // 4)
-    exif = b"Exif\0\0" + struct.pack("<2sHIHHHII", b"II", 42, 8, 1, 270, 2, 1000, 5000)  # a text beyond the end
+    # a text beyond the end
+    exif = b"Exif\0\0" + struct.pack("<2sHIHHHII", b"II", 42, 8, 1, 270, 2, 1000, 5000)
     damaged = encode(RGB, "JPEG", exif=exif)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Image.open(io.BytesIO(damaged))
-        assert {Image.DecompressionBombWarning, UserWarning} <= {warning.category for warning in caught}
+        assert {Image.DecompressionBombWarning, UserWarning} <= {
+            warning.category for warning in caught
+        }
         caught.clear()
         np.testing.assert_array_equal(decode(damaged), decode(encode(RGB, "JPEG")))
     assert not caught
@@ -450,7 +534,12 @@ def test_files_that_are_no_pictures(tmp_path, monkeypatch):
     (tmp_path / "text.jpg").write_text("not a picture")
     (tmp_path / "empty.png").touch()
     (tmp_path / "folder.png").mkdir()
-    reasons = {"missing.jpg": "No such file", "text.jpg": "not a JPEG", "empty.png": "empty", "folder.png": "directory"}
+    reasons = {
+        "missing.jpg": "No such file",
+        "text.jpg": "not a JPEG",
+        "empty.png": "empty",
+        "folder.png": "directory",
+    }
     for name, reason in reasons.items():
         with pytest.raises(DecodeError, match=reason) as caught:
             decode(tmp_path / name)
@@ -468,14 +557,18 @@ def test_what_phones_write_is_told_by_its_name():
     avif = encode(RGB, "AVIF")
     heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
     for content in (avif, heic, heic.replace(b"ftypheic", b"ftypmif1")):
-        with pytest.raises(DecodeError, match=r"TIFF or GIF picture \(it is HEIC or AVIF: save it as JPEG\)$"):
+        with pytest.raises(
+            DecodeError, match=r"TIFF or GIF picture \(it is HEIC or AVIF: save it as JPEG\)$"
+        ):
             decode(content)
     with pytest.raises(DecodeError, match="it starts with"):  # a film of the same family
         decode(heic.replace(b"ftypheic", b"ftypisom"))
 
 
 def test_threads_get_the_same_pixels():
-    contents = [encode(RGB, format) for format in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")] * 20
+    contents = [
+        encode(RGB, format) for format in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+    ] * 20
     with ThreadPoolExecutor(8) as pool:
         for content, pixels in zip(contents, pool.map(decode, contents), strict=True):
             np.testing.assert_array_equal(pixels, decode(content))

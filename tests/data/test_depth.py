@@ -21,14 +21,21 @@ def warned(tmp_path, caplog) -> Callable[..., list[str]]:
 
     os.mkfifo(tmp_path / "pipe.png")  # to open it would wait
 
-    def look(*largest: int, dtype: type = np.uint16, channels: int = 1, suffix: str = ".png") -> list[str]:
+    def look(
+        *largest: int, dtype: type = np.uint16, channels: int = 1, suffix: str = ".png"
+    ) -> list[str]:
         paths = []
         for i, value in enumerate(largest):
             paths.append(str(tmp_path / f"{i}{suffix}"))
-            cv2.imwrite(paths[-1], np.linspace(0, value, 8 * 8 * channels).astype(dtype).reshape(8, 8, channels))
+            cv2.imwrite(
+                paths[-1],
+                np.linspace(0, value, 8 * 8 * channels).astype(dtype).reshape(8, 8, channels),
+            )
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            warn_of_dark_samples([*paths, str(tmp_path / "nowhere.png"), str(tmp_path / "pipe.png")])
+            warn_of_dark_samples(
+                [*paths, str(tmp_path / "nowhere.png"), str(tmp_path / "pipe.png")]
+            )
         return [record.getMessage() for record in caplog.records]
 
     return look
@@ -38,7 +45,9 @@ def warned(tmp_path, caplog) -> Callable[..., list[str]]:
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_12_bits_in_16_are_noticed(warned, channels, suffix, tmp_path):
     (line,) = warned(4095, 3000, 900, channels=channels, suffix=suffix)
-    assert line.startswith(f"all 3 16-bit pictures looked at, such as {tmp_path / '0'}{suffix}, are nearly black")
+    assert line.startswith(
+        f"all 3 16-bit pictures looked at, such as {tmp_path / '0'}{suffix}, are nearly black"
+    )
     assert "\n" not in line
 
 
@@ -51,6 +60,8 @@ def test_one_picture_that_is_bright_enough_is_one_scale_for_all(warned, channels
 
 def test_few_of_many_are_looked_at(warned, monkeypatch):
     decoded: list[str] = []
-    monkeypatch.setattr(depth, "decode", lambda path: decoded.append(Path(path).name) or np.zeros(1))
+    monkeypatch.setattr(
+        depth, "decode", lambda path: decoded.append(Path(path).name) or np.zeros(1)
+    )
     assert len(warned(*[100] * 50)) == 1
     assert len(decoded) == 19 and decoded[0] == "0.png"  # of the 20 the last is a pipe

@@ -10,7 +10,10 @@ from finetune.data.device_copy import DeviceCopy
 
 
 def move(batch: dict, device: torch.device) -> dict:
-    return {k: v.to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+    return {
+        k: v.to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v
+        for k, v in batch.items()
+    }
 
 
 def test_without_cuda_a_batch_is_just_moved():
@@ -27,7 +30,9 @@ def test_what_computes_waits_for_the_copy_and_keeps_its_memory(monkeypatch):
             told.append(("keep until used by", stream.name))
 
     def stream(name):
-        return SimpleNamespace(name=name, wait_stream=lambda other: told.append((name, "waits for", other.name)))
+        return SimpleNamespace(
+            name=name, wait_stream=lambda other: told.append((name, "waits for", other.name))
+        )
 
     @contextmanager
     def on(stream):
@@ -36,11 +41,17 @@ def test_what_computes_waits_for_the_copy_and_keeps_its_memory(monkeypatch):
         told.append(("from", stream.name))
 
     made = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or stream("copying"))
+    monkeypatch.setattr(
+        torch.cuda, "Stream", lambda device: made.append(device) or stream("copying")
+    )
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream("computing"))
     transfer, device = DeviceCopy(), torch.device("cuda", 0)
-    batch = {"image": torch.ones(2).as_subclass(Pixels), "label": torch.ones(1).as_subclass(Pixels), "bad": [(3, "x")]}
+    batch = {
+        "image": torch.ones(2).as_subclass(Pixels),
+        "label": torch.ones(1).as_subclass(Pixels),
+        "bad": [(3, "x")],
+    }
     for _ in range(2):
         assert transfer(batch, device, lambda given, device: told.append("copy") or given) is batch
     once = [("to", "copying"), "copy", ("from", "copying"), ("computing", "waits for", "copying")]
@@ -54,7 +65,11 @@ def test_batches_arrive_whole_however_busy_the_device_is():
     device, transfer = torch.device("cuda", 0), DeviceCopy()
     busy, seen = torch.randn(4096, 4096, device=device), []
     for i in range(20):
-        there = transfer({"image": torch.full((64, 3, 224, 224), i, dtype=torch.uint8).pin_memory()}, device, move)
+        there = transfer(
+            {"image": torch.full((64, 3, 224, 224), i, dtype=torch.uint8).pin_memory()},
+            device,
+            move,
+        )
         for _ in range(5):
             busy = busy @ busy / 4096
         seen.append(there["image"].float().mean())

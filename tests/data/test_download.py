@@ -32,7 +32,9 @@ class Server(ThreadingHTTPServer):
 
     def publish(self, content: bytes) -> tuple[str, str]:
         self.files["/pictures.zip"] = content
-        return f"http://127.0.0.1:{self.server_port}/pictures.zip", hashlib.sha1(content).hexdigest()
+        return f"http://127.0.0.1:{self.server_port}/pictures.zip", hashlib.sha1(
+            content
+        ).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -73,10 +75,16 @@ def archive(files: dict[str | zipfile.ZipInfo, bytes]) -> bytes:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def assert_fails(error: type[BaseException], reason: str, url: str, sha1: str, folder: Path, **options) -> None:
+def assert_fails(
+    error: type[BaseException], reason: str, url: str, sha1: str, folder: Path, **options
+) -> None:
     """The fetch fails with one line that says what, where and what to do, and `folder` is as it was."""
     (folder / "neighbour").touch()
     for target in (folder / "hotdog", folder / "new" / "parents" / "hotdog"):
@@ -85,15 +93,21 @@ def assert_fails(error: type[BaseException], reason: str, url: str, sha1: str, f
         assert [path.name for path in folder.rglob("*")] == ["neighbour"]
         if error is not KeyboardInterrupt:
             message = str(caught.value)
-            assert message.startswith(f"{url} could not be fetched into {target}: ") and "\n" not in message
+            assert (
+                message.startswith(f"{url} could not be fetched into {target}: ")
+                and "\n" not in message
+            )
             assert message.endswith(f". Download it by hand and unpack it to {target}")
 
 
 def test_the_only_top_folder_becomes_the_target(server, tmp_path, capfd, caplog):
     target = tmp_path / "data" / "sausages"
     assert fetch_archive(*server.publish(archive(PICTURES)), target) == target
-    assert tree(tmp_path) == {name.replace("hotdog/", "data/sausages/", 1): PICTURES[name] for name in PICTURES}
-    assert [path.name for path in target.parent.iterdir()] == ["sausages"]  # the temporary folder is gone
+    assert tree(tmp_path) == {
+        name.replace("hotdog/", "data/sausages/", 1): PICTURES[name] for name in PICTURES
+    }
+    # the temporary folder is gone
+    assert [path.name for path in target.parent.iterdir()] == ["sausages"]
     assert capfd.readouterr() == ("", "") and not caplog.records
 
 
@@ -102,7 +116,8 @@ def test_several_top_entries_stay_side_by_side(server, tmp_path):
     target = fetch_archive(*server.publish(archive(files)), tmp_path / "target")
     assert tree(target) == files
     (tmp_path / "plain").mkdir()
-    assert target.stat().st_mode == (tmp_path / "plain").stat().st_mode  # a temporary folder is for its owner only
+    # a temporary folder is for its owner only
+    assert target.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_what_exists_is_left_alone(server, tmp_path):
@@ -124,12 +139,17 @@ def test_broken_downloads(server, tmp_path):
     assert_fails(OSError, "100 more expected", url, sha1, tmp_path)
     assert_fails(OSError, "404 Client Error: Not Found", url + "x", sha1, tmp_path)
     server.server_close()
-    assert_fails(OSError, ": Connection refused. ", "http://127.0.0.1:1/pictures.zip", sha1, tmp_path)
-    assert_fails(OSError, "No connection adapters", "gopher://127.0.0.1/pictures.zip", sha1, tmp_path)
+    assert_fails(
+        OSError, ": Connection refused. ", "http://127.0.0.1:1/pictures.zip", sha1, tmp_path
+    )
+    assert_fails(
+        OSError, "No connection adapters", "gopher://127.0.0.1/pictures.zip", sha1, tmp_path
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside.png", "a/../../outside.png", "/outside.png", "C:outside.png", "..\\outside.png"]
+    "name",
+    ["../outside.png", "a/../../outside.png", "/outside.png", "C:outside.png", "..\\outside.png"],
 )
 def test_members_that_lead_outside(server, tmp_path, name):
     url, sha1 = server.publish(archive({"a/0.png": b"0", name: b"1"}))
@@ -140,7 +160,9 @@ def test_links_encryption_and_bombs(server, tmp_path):
     link = zipfile.ZipInfo("a/link")
     link.create_system = 3  # Unix
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    assert_fails(ValueError, "'a/link' is a link", *server.publish(archive({link: b"/etc/passwd"})), tmp_path)
+    assert_fails(
+        ValueError, "'a/link' is a link", *server.publish(archive({link: b"/etc/passwd"})), tmp_path
+    )
 
     content = bytearray(archive({"a/secret": b"1"}))
     entry = content.index(b"PK\1\2")  # the central directory, with its flags 8 bytes on
@@ -148,38 +170,61 @@ def test_links_encryption_and_bombs(server, tmp_path):
     assert_fails(ValueError, "'a/secret' is encrypted", *server.publish(bytes(content)), tmp_path)
 
     url, sha1 = server.publish(archive({"a/0": bytes(600), "a/1": bytes(600)}))
-    assert_fails(ValueError, "up to 'a/1' take more than 1,199 bytes", url, sha1, tmp_path, max_bytes=1199)
+    assert_fails(
+        ValueError, "up to 'a/1' take more than 1,199 bytes", url, sha1, tmp_path, max_bytes=1199
+    )
     assert len(tree(fetch_archive(url, sha1, tmp_path / "fits", max_bytes=1200))) == 2
 
 
 def test_an_archive_larger_than_allowed(server, tmp_path, monkeypatch):
     url, sha1 = server.publish(archive({"a/0": b"0"}) + bytes(300_000))
     server.says_length = False  # it is found out while it comes
-    assert_fails(ValueError, "the archive takes more than 100,000 by", url, sha1, tmp_path, max_archive_bytes=10**5)
+    assert_fails(
+        ValueError,
+        "the archive takes more than 100,000 by",
+        url,
+        sha1,
+        tmp_path,
+        max_archive_bytes=10**5,
+    )
     server.says_length = True  # it is told before
     with monkeypatch.context() as patch:
         patch.setattr(download._Bar, "update", None)
-        assert_fails(ValueError, "the archive takes more than 100,000 by", url, sha1, tmp_path, max_archive_bytes=10**5)
+        assert_fails(
+            ValueError,
+            "the archive takes more than 100,000 by",
+            url,
+            sha1,
+            tmp_path,
+            max_archive_bytes=10**5,
+        )
     url, sha1 = server.publish(archive(PICTURES))
     size = len(server.files["/pictures.zip"])
-    assert_fails(ValueError, f"more than {size - 1:,} bytes", url, sha1, tmp_path, max_archive_bytes=size - 1)
+    assert_fails(
+        ValueError, f"more than {size - 1:,} bytes", url, sha1, tmp_path, max_archive_bytes=size - 1
+    )
     assert len(tree(fetch_archive(url, sha1, tmp_path / "fits", max_archive_bytes=size))) == 2
 
 
 def test_members_too_many_too_long_too_deep(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "_MAX_MEMBERS", 2)
     files = {f"a/{i}": b"0" for i in range(3)}
-    assert_fails(ValueError, "it has 3 members, more than 2", *server.publish(archive(files)), tmp_path)
+    assert_fails(
+        ValueError, "it has 3 members, more than 2", *server.publish(archive(files)), tmp_path
+    )
     for name in ("a/" + "ü" * 101, "a/" * 20 + "0"):
         url, sha1 = server.publish(archive({name: b"0"}))
-        assert_fails(ValueError, "longer than 200 bytes or nested deeper than 20", url, sha1, tmp_path)
+        assert_fails(
+            ValueError, "longer than 200 bytes or nested deeper than 20", url, sha1, tmp_path
+        )
     files = {"a/" + "ü" * 100: b"0", "a/" * 19 + "0": b"0"}
     assert len(tree(fetch_archive(*server.publish(archive(files)), tmp_path / "fits"))) == 2
 
 
 def test_a_member_cannot_unpack_to_more_than_it_says(server, tmp_path):
     content = bytearray(archive({"a/0": bytes(10**6)}))
-    for start, offset in ((content.index(b"PK\1\2"), 24), (0, 22)):  # the uncompressed size, in both headers
+    # the uncompressed size, in both headers
+    for start, offset in ((content.index(b"PK\1\2"), 24), (0, 22)):
         content[start + offset : start + offset + 4] = struct.pack("<I", 10)
     assert_fails(ValueError, "Bad CRC-32", *server.publish(bytes(content)), tmp_path, max_bytes=100)
 
@@ -191,7 +236,9 @@ def test_damaged_archives(server, tmp_path):
     assert_fails(ValueError, "Error -3|Bad CRC", *server.publish(bytes(content)), tmp_path)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
 @pytest.mark.parametrize("during", ["download", "extraction"])
 def test_full_disk_and_ctrl_c(server, tmp_path, monkeypatch, error, during):
     url, sha1 = server.publish(archive(PICTURES))

@@ -8,7 +8,13 @@ from drawings import drawing, facts_of
 from PIL import Image
 
 from finetune.data.checking import duplicates
-from finetune.data.checking.duplicates import best_fit, connected, is_blank, larger_crops, near_duplicates
+from finetune.data.checking.duplicates import (
+    best_fit,
+    connected,
+    is_blank,
+    larger_crops,
+    near_duplicates,
+)
 from finetune.data.checking.picture_facts import gathered, look_at
 
 CHANGES = {
@@ -39,7 +45,8 @@ def test_blank_pictures_are_told_by_what_they_show(tmp_path):
     pictures = [np.full((60, 80, 3), 120), rng.integers(0, 9, (60, 80, 3)), np.asarray(drawing(0))]
     for i, pixels in enumerate(pictures):
         Image.fromarray(np.asarray(pixels, np.uint8)).save(tmp_path / f"{i}.png")
-    facts = gathered(look_at([str(tmp_path / f"{i}.png") for i in range(4)]), 4)  # the last is not there
+    # the last is not there
+    facts = gathered(look_at([str(tmp_path / f"{i}.png") for i in range(4)]), 4)
     assert is_blank(facts).tolist() == [True, True, False, False]
     assert facts.is_readable.tolist() == [True, True, True, False]
 
@@ -66,10 +73,14 @@ def test_one_shape_in_other_colours_is_another_picture(tmp_path):
     green = grey[..., None] * (0.3, 0.6, 0.3)
     green *= (luminance / (green @ (0.299, 0.587, 0.114)))[..., None]
     paths = [str(tmp_path / f"{i}.png") for i in range(3)]
-    for path, pixels in zip(paths, (red, green, np.repeat(luminance[..., None], 3, axis=2)), strict=True):
+    for path, pixels in zip(
+        paths, (red, green, np.repeat(luminance[..., None], 3, axis=2)), strict=True
+    ):
         Image.fromarray(pixels.round().astype(np.uint8)).save(path)
     facts = gathered(look_at(paths), 3)
-    assert np.abs(facts.grey[0].astype(int) - facts.grey[1]).max() <= 1, "the control: in grey they are equal"
+    assert np.abs(facts.grey[0].astype(int) - facts.grey[1]).max() <= 1, (
+        "the control: in grey they are equal"
+    )
     assert [pair[:2] for pair in near_duplicates(facts, np.arange(3))] == [(0, 2), (1, 2)]
 
 
@@ -80,19 +91,24 @@ def test_sets_are_what_edges_join():
 
 def test_a_part_is_found_only_where_features_name_the_pair(tmp_path):
     paths = [str(tmp_path / f"{i}.png") for i in range(4)]
-    for i, picture in enumerate((drawing(0), drawing(0).crop((40, 30, 250, 184)), drawing(1), drawing(2))):
+    for i, picture in enumerate(
+        (drawing(0), drawing(0).crop((40, 30, 250, 184)), drawing(1), drawing(2))
+    ):
         picture.save(paths[i])
     facts = gathered(look_at(paths), 4)
     assert near_duplicates(facts, np.arange(4)) == []
     i, j = np.triu_indices(4, 1)
     (pair,) = larger_crops(facts, i, j, [])
-    assert pair[:2] == (0, 1) and pair.share == pytest.approx(0.7, abs=0.05) and not pair.is_mirrored
+    assert (
+        pair[:2] == (0, 1) and pair.share == pytest.approx(0.7, abs=0.05) and not pair.is_mirrored
+    )
     assert larger_crops(facts, i, j, [pair]) == [pair]
 
 
 def test_the_fit_is_the_same_either_way_round():
     whole, part = (
-        np.asarray(p.convert("L").resize((48, 48), 4)) for p in (drawing(3), drawing(3).crop((9, 5, 290, 212)))
+        np.asarray(p.convert("L").resize((48, 48), 4))
+        for p in (drawing(3), drawing(3).crop((9, 5, 290, 212)))
     )
     ratio = (281 / 207) / (300 / 220)
     there, back = best_fit(whole, part, ratio), best_fit(part, whole, 1 / ratio)
@@ -103,7 +119,9 @@ def test_the_fit_is_the_same_either_way_round():
 def test_many_copies_make_one_set_and_few_pairs():
     """Each against each would be 300 squared."""
     noise = np.random.default_rng(0).normal(0, 1, (300, 48, 48))
-    grey = np.clip(np.asarray(drawing(0).convert("L").resize((48, 48), 4)) + noise, 0, 255).astype(np.uint8)
+    grey = np.clip(np.asarray(drawing(0).convert("L").resize((48, 48), 4)) + noise, 0, 255).astype(
+        np.uint8
+    )
     pairs = near_duplicates(facts_of(grey), np.arange(300))
     assert connected([pair[:2] for pair in pairs], 300) == [list(range(300))]
     assert len(pairs) <= 4 * 2 * 300

@@ -14,7 +14,11 @@ def test_sets_are_those_of_a_table_of_whole_contents(tmp_path, seed):
     rng = np.random.default_rng(seed)
     contents = []
     for i in range(60):
-        body = bytearray(np.random.default_rng(i % 4).bytes((10, 5000, 5000, 5_000_000 if i < 12 else 70_000)[i % 4]))
+        body = bytearray(
+            np.random.default_rng(i % 4).bytes(
+                (10, 5000, 5000, 5_000_000 if i < 12 else 70_000)[i % 4]
+            )
+        )
         if rng.random() < 0.5:
             body[rng.choice([0, len(body) // 2, len(body) - 1])] ^= 1
         contents.append(bytes(body))
@@ -24,7 +28,10 @@ def test_sets_are_those_of_a_table_of_whole_contents(tmp_path, seed):
         table.setdefault(content, []).append(i)
     sizes = np.array([len(content) for content in contents])
     wanted = sorted(members for members in table.values() if len(members) > 1)
-    assert equal_files([str(tmp_path / str(i)) for i in range(60)], sizes) == wanted and len(wanted) > 4
+    assert (
+        equal_files([str(tmp_path / str(i)) for i in range(60)], sizes) == wanted
+        and len(wanted) > 4
+    )
 
 
 def test_what_has_vanished_or_is_a_pipe_has_no_equals_and_holds_nobody_up(tmp_path):

@@ -27,7 +27,9 @@ def test_files_are_found_beneath_root(tmp_path, packed, folder, is_packed):
     place = tmp_path / "data" / folder
     place.mkdir(parents=True)
     for name, content in packed.items():
-        (place / (name if is_packed else name[:-3])).write_bytes(content if is_packed else gzip.decompress(content))
+        (place / (name if is_packed else name[:-3])).write_bytes(
+            content if is_packed else gzip.decompress(content)
+        )
     assert is_beneath(tmp_path / "data") and not is_beneath(tmp_path / "other")
     before = {path: path.read_bytes() for path in place.iterdir()}
     for _ in range(2):  # the second time there is nothing to do
@@ -52,7 +54,9 @@ def test_half_an_unpacked_file_is_unpacked_anew(tmp_path, packed, name, num_byte
 def test_half_a_file_without_its_packed_one_is_told(tmp_path, packed):
     write_unpacked(tmp_path, 60, 20)
     (tmp_path / "FashionMNIST/raw/t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01")
-    with pytest.raises(OSError, match=r"Fashion-MNIST can't be had.*put its four .gz files in .*raw"):
+    with pytest.raises(
+        OSError, match=r"Fashion-MNIST can't be had.*put its four .gz files in .*raw"
+    ):
         obtain(tmp_path)
 
 
@@ -64,7 +68,10 @@ def test_files_that_are_nowhere(tmp_path, packed, lacks):
     if lacks == "its content":
         (tmp_path / name).write_bytes(b"another file")  # its sum is wrong
     assert not is_beneath(tmp_path)
-    with pytest.raises(OSError, match=r"Fashion-MNIST can't be had(.|\n)*put its four .gz files in .*FashionMNIST/raw"):
+    with pytest.raises(
+        OSError,
+        match=r"Fashion-MNIST can't be had(.|\n)*put its four .gz files in .*FashionMNIST/raw",
+    ):
         obtain(tmp_path)
     assert not list(tmp_path.rglob("*.lock"))
 

@@ -5,7 +5,12 @@ import itertools
 import pytest
 
 from finetune.data.checking.duplicates import Pair
-from finetune.data.checking.findings import Finding, duplicate_findings, shortcut_findings, worst_first
+from finetune.data.checking.findings import (
+    Finding,
+    duplicate_findings,
+    shortcut_findings,
+    worst_first,
+)
 from finetune.data.checking.shortcuts import Shortcut
 from finetune.data.datasets.listing import list_pictures
 from finetune.system.messages import counted
@@ -33,7 +38,11 @@ def listing(tmp_path):
 )
 def test_a_set_is_named_by_the_worst_that_it_spoils(listing, members, kind, places):
     (exact,) = duplicate_findings(listing, [members], [])
-    assert exact.kind == f"{kind}_exact" and exact.rows[0].pictures == [*members] and exact.rows[0].note == places
+    assert (
+        exact.kind == f"{kind}_exact"
+        and exact.rows[0].pictures == [*members]
+        and exact.rows[0].note == places
+    )
     near = [Pair(i, j, 0.9, False, 1.0) for i, j in itertools.pairwise(members)]
     (found,) = duplicate_findings(listing, [], near)
     assert found.kind == f"{kind}_near" and found.rows[0].pictures == [*members]
@@ -41,7 +50,9 @@ def test_a_set_is_named_by_the_worst_that_it_spoils(listing, members, kind, plac
 
 
 def test_equal_files_join_the_set_of_the_first_of_them(listing):
-    found = duplicate_findings(listing, [[0, 1]], [Pair(0, 4, 0.8, True, 0.95), Pair(2, 6, 0.9, False, 1.0)])
+    found = duplicate_findings(
+        listing, [[0, 1]], [Pair(0, 4, 0.8, True, 0.95), Pair(2, 6, 0.9, False, 1.0)]
+    )
     assert [(f.kind, [row.pictures for row in f.rows]) for f in found] == [
         ("leak_near", [[2, 6], [0, 1, 4]]),  # the most alike first
         ("copies_exact", [[0, 1]]),
@@ -62,7 +73,9 @@ def test_the_worst_comes_first_and_rankings_last():
 
 
 def test_shortcuts_are_told_by_what_they_give_away():
-    found = shortcut_findings([Shortcut("class", "a", "file type", 1.0), Shortcut("split", "test", "file size", 0.5)])
+    found = shortcut_findings(
+        [Shortcut("class", "a", "file type", 1.0), Shortcut("split", "test", "file size", 0.5)]
+    )
     assert [(f.kind, f.level, len(f.rows)) for f in found] == [
         ("shortcut_class", "warning", 1),
         ("shortcut_split", "note", 1),
@@ -72,4 +85,8 @@ def test_shortcuts_are_told_by_what_they_give_away():
 
 
 def test_numbers_are_written_for_people():
-    assert [counted(n, "class", "classes") for n in (0, 1, 1200)] == ["0 classes", "1 class", "1,200 classes"]
+    assert [counted(n, "class", "classes") for n in (0, 1, 1200)] == [
+        "0 classes",
+        "1 class",
+        "1,200 classes",
+    ]

@@ -28,7 +28,11 @@ def told(folder):
 def test_a_sound_set_gets_no_line(folder):
     first, second = sorted((folder / "train").glob("*/*"))[:2]
     shutil.copy(first, second)  # in one split, which spoils no test
-    assert told(folder) == "" and look(folder).plain() == {"num_files": 90, "num_opened": 90, "findings": []}
+    assert told(folder) == "" and look(folder).plain() == {
+        "num_files": 90,
+        "num_opened": 90,
+        "findings": [],
+    }
 
 
 def test_copies_across_splits_and_what_is_no_picture(folder):
@@ -55,9 +59,14 @@ def test_what_is_kept_is_the_worst_first_with_some_names(folder):
         path.write_bytes(b"<html>" if path != train[1] else b"")
     kept = look(folder).plain()
     assert kept["num_files"] == kept["num_opened"] == 90
-    assert [(f["kind"], f["level"]) for f in kept["findings"]] == [("leak_exact", "bad"), ("unreadable", "bad")]
+    assert [(f["kind"], f["level"]) for f in kept["findings"]] == [
+        ("leak_exact", "bad"),
+        ("unreadable", "bad"),
+    ]
     leak, broken = kept["findings"]
-    assert sorted(leak["rows"][0]["files"]) == sorted(str(p.relative_to(folder)) for p in (train[0], test[3]))
+    assert sorted(leak["rows"][0]["files"]) == sorted(
+        str(p.relative_to(folder)) for p in (train[0], test[3])
+    )
     assert broken["title"] == "14 pictures can't be read" and len(broken["rows"]) == 5
     assert broken["rows"][0]["note"] == "the file is empty"
     json.dumps(kept)
@@ -68,7 +77,8 @@ def test_classes_are_looked_at_even_of_what_are_no_files(folder):
         path.unlink()
     splits = ImageFolderData(str(folder)).splits
     gone = {
-        name: replace(split, paths=[f"{name}/{i}" for i in range(len(split.paths))]) for name, split in splits.items()
+        name: replace(split, paths=[f"{name}/{i}" for i in range(len(split.paths))])
+        for name, split in splits.items()
     }
     found = first_look(gone, ["blue", "green", "red"], str(folder)).plain()
     assert found["num_files"] == found["num_opened"] == 0

@@ -46,13 +46,19 @@ def test_classes_are_matched_in_composed_unicode(tmp_path, caplog, train, val):
     assert listed(tmp_path, files["train"]) == {f"train/{train}/1.png": 0, "train/tea/1.png": 1}
     assert listed(tmp_path, files["val"]) == {f"val/{val}/2.png": 0, "val/tea/2.png": 1}
     num = [train, val].count(NFD)
-    told = [line for line in caplog.messages if "decomposed Unicode (NFD), as macOS writes them" in line]
-    assert len(told) == min(num, 1) and all(f": {num}." in line and repr(NFC) in line for line in told)
+    told = [
+        line for line in caplog.messages if "decomposed Unicode (NFD), as macOS writes them" in line
+    ]
+    assert len(told) == min(num, 1) and all(
+        f": {num}." in line and repr(NFC) in line for line in told
+    )
     # A checkpoint's names, whichever they are, stay as they are.
     for known in ([NFC, "tea"], ["tea", NFD]):
         again, files = scan(tmp_path, known)
         assert again == known
-        assert listed(tmp_path, files["val"])[f"val/{val}/2.png"] == [*map(composed, known)].index(NFC)
+        assert listed(tmp_path, files["val"])[f"val/{val}/2.png"] == [*map(composed, known)].index(
+            NFC
+        )
 
 
 @pytest.mark.parametrize("split", ["train", "val", "."])
@@ -61,9 +67,14 @@ def test_one_class_in_two_compositions_is_refused(tmp_path, split):
         make(tmp_path, f"train/{NFC}/1.png", "train/tea/1.png", f"val/{NFC}/1.png")
     make(tmp_path / split, f"{NFC}/1.png", f"{NFD}/1.png", "tea/1.png")
     for known in (None, [NFC, "tea"]):
-        with pytest.raises(ValueError, match=r"in two folders, b'caf.*xc3.*xa9' and b'cafe.*xcc.*x81', .* into one of"):
+        with pytest.raises(
+            ValueError,
+            match=r"in two folders, b'caf.*xc3.*xa9' and b'cafe.*xcc.*x81', .* into one of",
+        ):
             scan(tmp_path, known)
-    with pytest.raises(ValueError, match=r"data.class_names, for .*, holds the class 'café' more than once"):
+    with pytest.raises(
+        ValueError, match=r"data.class_names, for .*, holds the class 'café' more than once"
+    ):
         scan(make(tmp_path / "b", f"{NFC}/1.png", "tea/1.png"), [NFC, NFD])
 
 
@@ -86,7 +97,10 @@ def test_splits_by_the_names_of_their_folders(tmp_path, train, val, test):
     names, files = scan(tmp_path)
     assert names == ["cat", "dog"] and set(files) == {"train", "val", "test"}
     for split, folder in {"train": train, "val": val, "test": test}.items():
-        assert listed(tmp_path, files[split]) == {f"{folder}/cat/{folder}.png": 0, f"{folder}/dog/{folder}.png": 1}
+        assert listed(tmp_path, files[split]) == {
+            f"{folder}/cat/{folder}.png": 0,
+            f"{folder}/dog/{folder}.png": 1,
+        }
     assert files["train"].labels.dtype == np.int64
 
 
@@ -94,7 +108,11 @@ def test_a_class_may_be_called_as_a_split_is(tmp_path):
     """What holds pictures beside other class folders is a class: here vehicles."""
     make(tmp_path, "bus/1.png", "car/1.png", "train/1.png", "Test/1.png")
     names, files = scan(tmp_path)
-    assert names == ["Test", "bus", "car", "train"] and list(files) == ["all"] and len(files["all"].labels) == 4
+    assert (
+        names == ["Test", "bus", "car", "train"]
+        and list(files) == ["all"]
+        and len(files["all"].labels) == 4
+    )
 
 
 @pytest.mark.parametrize("others", [(), ("test/dog/1.png", "test/cat/1.png")])
@@ -111,13 +129,35 @@ def test_class_folders_alone_are_one_split(tmp_path):
 
 
 def test_which_files_count(tmp_path):
-    good = ["a.png", "B.JPG", "c.JpEg", "d.webp", "e.bmp", "f.tif", "g.TIFF", "h.gif", "deep/er/i.png", "j.k.png"]
-    others = [".hidden.png", "._a.png", ".cache/a.png", "readme.txt", "png", "a.svg", "thumbs.db", "deep/.x/y.png"]
+    good = [
+        "a.png",
+        "B.JPG",
+        "c.JpEg",
+        "d.webp",
+        "e.bmp",
+        "f.tif",
+        "g.TIFF",
+        "h.gif",
+        "deep/er/i.png",
+        "j.k.png",
+    ]
+    others = [
+        ".hidden.png",
+        "._a.png",
+        ".cache/a.png",
+        "readme.txt",
+        "png",
+        "a.svg",
+        "thumbs.db",
+        "deep/.x/y.png",
+    ]
     make(tmp_path, *(f"train/{c}/{name}" for c in ("cat", "dog") for name in (*good, *others)))
     make(tmp_path, "train/.git/x.png", ".cache/train/cat/x.png", "train/loose.png")
     names, files = scan(tmp_path)
     assert names == ["cat", "dog"]
-    assert set(listed(tmp_path, files["train"])) == {f"train/{c}/{name}" for c in names for name in good}
+    assert set(listed(tmp_path, files["train"])) == {
+        f"train/{c}/{name}" for c in names for name in good
+    }
 
 
 def test_files_come_sorted_whatever_the_file_system_says(tmp_path, monkeypatch):
@@ -134,16 +174,26 @@ def test_files_come_sorted_whatever_the_file_system_says(tmp_path, monkeypatch):
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr(os, "scandir", lambda folder: Reversed(sorted(scandir(folder), key=lambda e: e.name)[::-1]))
+    monkeypatch.setattr(
+        os, "scandir", lambda folder: Reversed(sorted(scandir(folder), key=lambda e: e.name)[::-1])
+    )
     monkeypatch.setattr(os, "listdir", lambda folder: sorted(listdir(folder))[::-1])
     assert list(scan(tmp_path)[1]["all"].paths) == expected
 
 
 def test_classes_are_matched_by_name_not_by_position(tmp_path, caplog):
-    make(tmp_path, "train/ant/1.png", "train/bee/1.png", "train/cat/1.png", "test/cat/1.png", "test/bee/1.png")
+    make(
+        tmp_path,
+        "train/ant/1.png",
+        "train/bee/1.png",
+        "train/cat/1.png",
+        "test/cat/1.png",
+        "test/bee/1.png",
+    )
     names, files = scan(tmp_path)
     assert names == ["ant", "bee", "cat"]
-    assert listed(tmp_path, files["test"]) == {"test/bee/1.png": 1, "test/cat/1.png": 2}  # by position: 0 and 1
+    # by position: 0 and 1
+    assert listed(tmp_path, files["test"]) == {"test/bee/1.png": 1, "test/cat/1.png": 2}
     (record,) = caplog.records
     assert "'ant'" in record.getMessage() and str(tmp_path / "test") in record.getMessage()
 
@@ -151,18 +201,28 @@ def test_classes_are_matched_by_name_not_by_position(tmp_path, caplog):
 def test_known_class_names_decide_the_order_and_need_no_training_split(tmp_path):
     make(tmp_path, "test/cat/1.png", "test/dog/1.png")
     names, files = scan(tmp_path, ["dog", "cat"])
-    assert names == ["dog", "cat"] and listed(tmp_path, files["test"]) == {"test/dog/1.png": 0, "test/cat/1.png": 1}
+    assert names == ["dog", "cat"] and listed(tmp_path, files["test"]) == {
+        "test/dog/1.png": 0,
+        "test/cat/1.png": 1,
+    }
 
 
 @pytest.mark.parametrize("train", ["", "train/"])
 def test_known_classes_need_not_all_have_pictures(tmp_path, caplog, train):
-    make(tmp_path, f"{train}cat/1.png", f"{train}dog/", *(["test/cat/1.png", "test/dog/2.png"] if train else []))
+    make(
+        tmp_path,
+        f"{train}cat/1.png",
+        f"{train}dog/",
+        *(["test/cat/1.png", "test/dog/2.png"] if train else []),
+    )
     names, files = scan(tmp_path, ["cat", "dog"])
     split = "train" if train else "all"
     assert names == ["cat", "dog"] and files[split].empty == ("dog",)
     assert listed(tmp_path, files[split]) == {f"{train}cat/1.png": 0}
     folder = tmp_path / train
-    assert caplog.messages == [f"{folder} has no pictures of the class 'dog': its results say nothing about it"]
+    assert caplog.messages == [
+        f"{folder} has no pictures of the class 'dog': its results say nothing about it"
+    ]
     assert not train or (len(files["test"].labels) == 2 and files["test"].empty == ())
     with pytest.raises(ValueError, match="has no pictures of the class 'dog'; supported are"):
         scan(tmp_path)
@@ -172,18 +232,39 @@ def test_links_to_folders_are_followed(tmp_path):
     make(tmp_path / "store", "1.png")
     make(tmp_path / "data", "dog/2.png")
     (tmp_path / "data/cat").symlink_to(tmp_path / "store")
-    assert listed(tmp_path, scan(tmp_path / "data")[1]["all"]) == {"data/cat/1.png": 0, "data/dog/2.png": 1}
+    assert listed(tmp_path, scan(tmp_path / "data")[1]["all"]) == {
+        "data/cat/1.png": 0,
+        "data/dog/2.png": 1,
+    }
 
 
 def test_what_is_left_out_is_told_in_a_line(tmp_path, caplog):
-    make(tmp_path, *TRAIN, "train/cat/a.HEIC", "train/dog/deep/b.heic", "train/dog/c.svg", "train/cat/without")
     make(
-        tmp_path, "train/cat/notes.txt", "train/.DS_Store", "train/cat/Thumbs.db", "train/1.jpg", "train/2.jpg", "3.png"
+        tmp_path,
+        *TRAIN,
+        "train/cat/a.HEIC",
+        "train/dog/deep/b.heic",
+        "train/dog/c.svg",
+        "train/cat/without",
+    )
+    make(
+        tmp_path,
+        "train/cat/notes.txt",
+        "train/.DS_Store",
+        "train/cat/Thumbs.db",
+        "train/1.jpg",
+        "train/2.jpg",
+        "3.png",
     )
     scan(tmp_path)
     kinds, loose = caplog.messages
     assert kinds.startswith(f"left out of {tmp_path}, as no pictures: 2 .heic, ")
-    assert "1 .svg" in kinds and "1 without a suffix" in kinds and ".txt" not in kinds and ".db" not in kinds
+    assert (
+        "1 .svg" in kinds
+        and "1 without a suffix" in kinds
+        and ".txt" not in kinds
+        and ".db" not in kinds
+    )
     assert kinds.endswith("supported are .bmp .gif .jpeg .jpg .png .tif .tiff .webp")
     assert loose == f"left out 2 pictures in no class folder: loose in {tmp_path / 'train'}"
     caplog.clear()
@@ -235,7 +316,11 @@ def test_find_pictures_of_an_empty_folder_are_none(tmp_path):
 # The files, the known classes, and what the message must name: what is wrong, where, and what to do.
 ERRORS = {
     "unknown class in test": ((*TRAIN, "test/cow/1.png"), None, ["'cow'", "test", "cat, dog"]),
-    "two unknown classes": ((*TRAIN, "val/cow/1.png", "val/hen/1.png"), None, ["'cow'", "'hen'", "classes"]),
+    "two unknown classes": (
+        (*TRAIN, "val/cow/1.png", "val/hen/1.png"),
+        None,
+        ["'cow'", "'hen'", "classes"],
+    ),
     "unknown to the checkpoint": (TRAIN, ["cat", "cow"], ["'dog'", "cat, cow"]),
     "empty class": ((*TRAIN, "train/hen/"), None, ["'hen'", "train", ".jpg"]),
     "known classes, no picture": (("cat/", "dog/1.txt"), ["cat", "dog"], ["'cat', 'dog'", ".jpg"]),
@@ -244,18 +329,40 @@ ERRORS = {
     "one class alone": (("cat/1.png",), None, ["'cat'", "at least two"]),
     "no class folders": (("train/1.png",), None, ["train", "class folders", "put the pictures"]),
     "nothing at all": ((), None, ["class folders", "put the pictures"]),
-    "two validation splits": ((*TRAIN, "val/cat/1.png", "valid/cat/1.png"), None, ["'val'", "'valid'", "keep one"]),
+    "two validation splits": (
+        (*TRAIN, "val/cat/1.png", "valid/cat/1.png"),
+        None,
+        ["'val'", "'valid'", "keep one"],
+    ),
     "two spellings": ((*TRAIN, "Train/cat/1.png"), None, ["'train'", "'Train'", "keep one"]),
-    "splits and classes": ((*TRAIN, "bus/1.png", "car/2.jpg"), None, ["'train'", "'bus'", "'car'", "beside", "move"]),
+    "splits and classes": (
+        (*TRAIN, "bus/1.png", "car/2.jpg"),
+        None,
+        ["'train'", "'bus'", "'car'", "beside", "move"],
+    ),
     "splits and a class called train": (
         ("train/1/1.png", "bus/1.png", "car/2.jpg"),
         None,
         ["'train'", "'bus'", "name"],
     ),
-    "classes that differ in case": ((*TRAIN, "test/Cat/1.png"), None, ["'Cat'", "test", "'Cat' is 'cat' there"]),
-    "a link that leads back": ((*TRAIN, "train/cat/back -> ../.."), None, ["cat/back is a link", "on_bad_image skip"]),
+    "classes that differ in case": (
+        (*TRAIN, "test/Cat/1.png"),
+        None,
+        ["'Cat'", "test", "'Cat' is 'cat' there"],
+    ),
+    "a link that leads back": (
+        (*TRAIN, "train/cat/back -> ../.."),
+        None,
+        ["cat/back is a link", "on_bad_image skip"],
+    ),
     "links that lead to each other": (
-        (*TRAIN, "train/cat/a -> ../dog", "train/cat/b -> ../dog", "train/dog/a -> ../cat", "train/dog/b -> ../cat"),
+        (
+            *TRAIN,
+            "train/cat/a -> ../dog",
+            "train/cat/b -> ../dog",
+            "train/dog/a -> ../cat",
+            "train/dog/b -> ../cat",
+        ),
         None,
         ["cat/a/a is a link", "on_bad_image skip"],
     ),
@@ -268,7 +375,9 @@ ERRORS = {
 @pytest.mark.parametrize("name", ["", "..", "../cat", "dog/../../cat", "/etc", "a\x1b[2Jb", "a\nb"])
 def test_given_class_names_lead_to_no_other_folder_and_to_no_terminal(tmp_path, name):
     make(tmp_path / "data", *TRAIN)
-    with pytest.raises(WrongUsage, match=r"data\.class_names: '.*' is not the name of a class folder") as caught:
+    with pytest.raises(
+        WrongUsage, match=r"data\.class_names: '.*' is not the name of a class folder"
+    ) as caught:
         scan(tmp_path / "data", ["dog", name])
     assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
 
@@ -289,7 +398,12 @@ def test_a_root_that_is_no_folder(tmp_path):
         with pytest.raises(FileNotFoundError) as caught:
             scan(tmp_path / name)
         message = str(caught.value)
-        assert what in message and str(tmp_path / name) in message and "--data.root" in message and "\n" not in message
+        assert (
+            what in message
+            and str(tmp_path / name) in message
+            and "--data.root" in message
+            and "\n" not in message
+        )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +415,9 @@ def test_a_root_that_is_no_folder(tmp_path):
         ("a\x9bb".encode(), "has a line break or control character in its name: rename it"),
     ],
 )
-def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_folder(tmp_path, name, reason):
+def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_folder(
+    tmp_path, name, reason
+):
     make(
         tmp_path,
         *TRAIN,
@@ -311,7 +427,8 @@ def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_fo
         "train/1/1.png",
         "train/.hidden/1.png",
     )
-    assert scan(tmp_path)[0] == ["1", "a,b", "cat", "dog", "größe", "hot\u3000dog"]  # these are well
+    # these are well
+    assert scan(tmp_path)[0] == ["1", "a,b", "cat", "dog", "größe", "hot\u3000dog"]
     make(tmp_path, f"train/{os.fsdecode(name)}/1.png")
     with pytest.raises(ValueError) as caught:
         scan(tmp_path)
@@ -350,7 +467,9 @@ def test_a_folder_of_everything_names_a_few_of_its_folders(tmp_path):
 COMMANDS = ("fit", "validate", "test", "predict")
 
 
-@pytest.mark.parametrize("folder", [*(f"runs/{command}" for command in COMMANDS), "fit", "runs/a/fit", "cat/runs/fit"])
+@pytest.mark.parametrize(
+    "folder", [*(f"runs/{command}" for command in COMMANDS), "fit", "runs/a/fit", "cat/runs/fit"]
+)
 def test_runs_that_were_begun_among_the_class_folders_are_no_class(tmp_path, folder):
     """`cd pictures; finetune fit .` writes ./runs; the next command there is of the same classes."""
     run = f"{folder}/version_0"
@@ -359,39 +478,76 @@ def test_runs_that_were_begun_among_the_class_folders_are_no_class(tmp_path, fol
     assert names == ["cat", "dog"] and len(files["all"].labels) == 2
     assert scan(tmp_path / "data", ["cat", "dog"])[0] == names
     # The control: a class that has images stays one, whatever else it holds.
-    make(tmp_path / "other", "cat/1.png", "dog/1.png", "runs/1.png", f"{run}.png", "runs/a/fit/version_0/config.yaml")
+    make(
+        tmp_path / "other",
+        "cat/1.png",
+        "dog/1.png",
+        "runs/1.png",
+        f"{run}.png",
+        "runs/a/fit/version_0/config.yaml",
+    )
     assert scan(tmp_path / "other")[0] == sorted({"cat", "dog", "runs", folder.split("/")[0]})
 
 
 @pytest.mark.parametrize("name", ["fit", "test"])
 def test_a_class_or_split_that_is_called_as_a_command_stays_one(tmp_path, name):
     run = f"{name}/version_0"  # of `--out .`
-    make(tmp_path / "a", "cat/1.png", f"{name}/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
+    make(
+        tmp_path / "a", "cat/1.png", f"{name}/1.png", f"{run}/config.yaml", f"{run}/augmented.webp"
+    )
     names, files = scan(tmp_path / "a")
     assert names == ["cat", name] and len(files["all"].labels) == 2
-    make(tmp_path / "b", *TRAIN, "test/cat/1.png", "test/dog/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
+    make(
+        tmp_path / "b",
+        *TRAIN,
+        "test/cat/1.png",
+        "test/dog/1.png",
+        f"{run}/config.yaml",
+        f"{run}/augmented.webp",
+    )
     names, files = scan(tmp_path / "b")
     assert names == ["cat", "dog"] and len(files["test"].labels) == 2
 
 
 def test_classes_that_are_links_beside_runs_are_classes(tmp_path):
     make(tmp_path / "far", "cat/1.png", "dog/1.png")
-    make(tmp_path / "data", "train/runs/fit/version_0/config.yaml", "test/scene_1/config.yaml", "test/scene_1/1.png")
+    make(
+        tmp_path / "data",
+        "train/runs/fit/version_0/config.yaml",
+        "test/scene_1/config.yaml",
+        "test/scene_1/1.png",
+    )
     for name in ("cat", "dog"):
         (tmp_path / "data/train" / name).symlink_to(tmp_path / "far" / name)
     (tmp_path / "data/old").mkdir()
-    make(tmp_path / "runs", "fit/version_0/config.yaml", "fit/version_0/augmented.webp", "fit/version_1/x")
+    make(
+        tmp_path / "runs",
+        "fit/version_0/config.yaml",
+        "fit/version_0/augmented.webp",
+        "fit/version_1/x",
+    )
     (tmp_path / "data/old/runs").symlink_to(tmp_path / "runs")
     assert [folder.name for folder in folders.class_folders(tmp_path / "data")] == ["test", "train"]
-    assert [folder.name for folder in folders.class_folders(tmp_path / "data/train")] == ["cat", "dog"]
+    assert [folder.name for folder in folders.class_folders(tmp_path / "data/train")] == [
+        "cat",
+        "dog",
+    ]
     assert [folder.name for folder in folders.class_folders(tmp_path / "data/test")] == ["scene_1"]
 
 
 def test_folders_are_left_out_where_they_are_asked_to(tmp_path):
     make(
-        tmp_path, "train/cat/1.png", "train/dog/1.png", "train/results/", "val/cat/1.png", "val/dog/1.png", "old/1.png"
+        tmp_path,
+        "train/cat/1.png",
+        "train/dog/1.png",
+        "train/results/",
+        "val/cat/1.png",
+        "val/dog/1.png",
+        "old/1.png",
     )
-    with pytest.raises(ValueError, match="holds 'train' and 'val', to be split folders, and the class 'old' beside"):
+    with pytest.raises(
+        ValueError, match="holds 'train' and 'val', to be split folders, and the class 'old' beside"
+    ):
         scan(tmp_path)
     hint = "where it is no class, delete the folder, or leave out with --data.exclude results$"
     with pytest.raises(ValueError, match=f"no pictures of the class 'results'.*; {hint}"):
@@ -399,16 +555,22 @@ def test_folders_are_left_out_where_they_are_asked_to(tmp_path):
     names, files = scan(tmp_path, exclude=["results", "old"])
     assert names == ["cat", "dog"] and len(files["train"].labels) == len(files["val"].labels) == 2
     make(tmp_path, "val/results/1.png")
-    assert len(scan(tmp_path, names, exclude=["results", "old"])[1]["val"].labels) == 2  # as a checkpoint knows them
-    with pytest.raises(ValueError, match=r"class 'results' unknown to training.*--data.exclude results$"):
+    # as a checkpoint knows them
+    assert len(scan(tmp_path, names, exclude=["results", "old"])[1]["val"].labels) == 2
+    with pytest.raises(
+        ValueError, match=r"class 'results' unknown to training.*--data.exclude results$"
+    ):
         (tmp_path / "train/results").rmdir()
         scan(tmp_path, exclude=["old"])
     with pytest.raises(
-        WrongUsage, match=r"--data.exclude: there is no class folder 'result'; did you mean 'results'\?"
+        WrongUsage,
+        match=r"--data.exclude: there is no class folder 'result'; did you mean 'results'\?",
     ):
         scan(tmp_path, exclude=["result", "old"])
     make(tmp_path / "flat", "a/1.png", "b/1.png", "c/", "d/")
-    with pytest.raises(ValueError, match=r"delete the folders, or leave out with --data.exclude '\[c, d\]'$"):
+    with pytest.raises(
+        ValueError, match=r"delete the folders, or leave out with --data.exclude '\[c, d\]'$"
+    ):
         scan(tmp_path / "flat")
 
 
@@ -421,18 +583,21 @@ def test_a_folder_one_level_too_high_or_low_is_answered_with_the_right_one(tmp_p
         "sets/one/train/b/1.png",
     )
     with pytest.raises(
-        ValueError, match=f"only the class 'photos'.*; {tmp_path}/photos/photos holds 'cat', 'dog': give that"
+        ValueError,
+        match=f"only the class 'photos'.*; {tmp_path}/photos/photos holds 'cat', 'dog': give that",
     ):
         scan(tmp_path / "photos")
     with pytest.raises(ValueError, match=f"; {tmp_path}/sets/one holds 'train': give that folder"):
         scan(tmp_path / "sets")
     for find in (scan, list_pictures):
         with pytest.raises(
-            ValueError, match=f"1 picture lies loose in it, and {tmp_path}/photos/photos holds 'cat', 'dog': give"
+            ValueError,
+            match=f"1 picture lies loose in it, and {tmp_path}/photos/photos holds 'cat', 'dog': give",
         ):
             find(tmp_path / "photos/photos/cat")
     make(tmp_path / "nested", "cat/indoors/1.png", "dog/1.png")
-    with pytest.raises(ValueError, match="needs at least two$"):  # control: it is a class with a folder in it
+    # control: it is a class with a folder in it
+    with pytest.raises(ValueError, match="needs at least two$"):
         scan(tmp_path / "nested", exclude=["dog"])
     caplog.clear()
     scan(tmp_path / "nested")
@@ -440,7 +605,13 @@ def test_a_folder_one_level_too_high_or_low_is_answered_with_the_right_one(tmp_p
 
 
 def test_folders_of_data_sets_as_classes_are_a_warning(tmp_path, caplog):
-    make(tmp_path, "pets/cat/1.png", "pets/dog/1.png", "trash/train/glass/1.png", "trash/val/glass/1.png")
+    make(
+        tmp_path,
+        "pets/cat/1.png",
+        "pets/dog/1.png",
+        "trash/train/glass/1.png",
+        "trash/val/glass/1.png",
+    )
     assert scan(tmp_path)[0] == ["pets", "trash"]
     assert caplog.messages == [
         f"{tmp_path}: all 2 classes are folders of folders (pets holds 'cat', 'dog'); if pets is a data set, give "

@@ -39,7 +39,9 @@ from finetune.data.transforms import eval_transform
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
+def folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Path:
     """An empty folder of caches, in which any data set is worth one."""
     caplog.set_level(logging.INFO, "finetune")
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "caches"))
@@ -57,13 +59,17 @@ def draw(root: Path) -> Path:
             (root / split / name).mkdir(parents=True)
             for i in range(num):
                 height, width = [(24, 24), (30, 41), (64, 48), (24, 90)][i % 4]
-                image = Image.fromarray(rng.integers(0, 256, (height // 4, width // 4, 3)).astype(np.uint8))
+                image = Image.fromarray(
+                    rng.integers(0, 256, (height // 4, width // 4, 3)).astype(np.uint8)
+                )
                 image = image.resize((width, height), Image.Resampling.BICUBIC)
                 path = root / split / name / f"{i:02d}"
                 if i % 3 == 0:
                     image.save(f"{path}.jpg", exif=rotated if i == 3 else Image.Exif())
                 else:
-                    image.convert("L" if i == 4 else "RGBA" if i == 5 else "RGB").save(f"{path}.png")
+                    image.convert("L" if i == 4 else "RGBA" if i == 5 else "RGB").save(
+                        f"{path}.png"
+                    )
     (root / "train/dog/05.png").write_bytes(b"\x89PNG but no more")
     return root
 
@@ -85,7 +91,9 @@ def data_module(root: Path, cached: bool, epochs: int = 3, **options) -> ImageFo
     """Ready to fit."""
     defaults = {"image_size": 24, "batch_size": 5, "num_workers": 0, "on_bad_image": "skip"}
     data = ImageFolderData(str(root), **{**defaults, **options}, cache_limit_gb=1 if cached else 0)
-    data.trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False)
+    data.trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False
+    )
     return ask(data)
 
 
@@ -103,7 +111,9 @@ def batches(data: ImageFolderData) -> list[dict]:
 
 def assert_same(found: list[dict], expected: list[dict]) -> None:
     for batch, reference in zip(found, expected, strict=True):
-        assert all(torch.equal(batch[name], reference[name]) for name in ("image", "label", "index"))
+        assert all(
+            torch.equal(batch[name], reference[name]) for name in ("image", "label", "index")
+        )
         assert batch["bad"] == reference["bad"]
 
 
@@ -116,7 +126,11 @@ def caches() -> list[Path]:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [record.getMessage() for record in caplog.records if record.name == "finetune.data.image_cache"]
+    found = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "finetune.data.image_cache"
+    ]
     caplog.clear()
     return found
 
@@ -128,7 +142,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     "options",
     [
         {"num_workers": 1},
-        {"resize": "squash", "min_crop": 0.35, "augmentations": [{"class_path": "ColorJitter", "init_args": {}}]},
+        {
+            "resize": "squash",
+            "min_crop": 0.35,
+            "augmentations": [{"class_path": "ColorJitter", "init_args": {}}],
+        },
         {"resize": "whole", "crop_and_flip": False},
         {"cache_size": 24},
         {"cache_size": 26, "resize": "squash"},
@@ -152,7 +170,12 @@ def test_control_other_pixels_are_seen(root, monkeypatch):
 
 def test_one_cache_serves_all_splits_of_a_set(root, caplog):
     data_module(root, cached=True, val_fraction=0.2)
-    for options in ({"val_fraction": 0.5}, {"val_fraction": 0}, {"split_seed": 7}, {"image_size": 32}):
+    for options in (
+        {"val_fraction": 0.5},
+        {"val_fraction": 0},
+        {"split_seed": 7},
+        {"image_size": 32},
+    ):
         data = data_module(root, cached=True, **options)
         plain = data_module(root, cached=False, **options)
         assert is_cached(data)["train"]
@@ -167,7 +190,10 @@ def test_one_cache_serves_all_splits_of_a_set(root, caplog):
 
 
 def test_a_picture_that_could_not_be_decoded_gives_the_same_error(root):
-    readers = {name: data_module(root, cached=name == "cached").splits["train"] for name in ("cached", "plain")}
+    readers = {
+        name: data_module(root, cached=name == "cached").splits["train"]
+        for name in ("cached", "plain")
+    }
     bad = list(readers["plain"].paths).index(str(root / "train/dog/05.png"))
     messages = []
     for part in readers.values():
@@ -175,7 +201,9 @@ def test_a_picture_that_could_not_be_decoded_gives_the_same_error(root):
             part.read(bad)
         messages.append(str(caught.value))
     assert messages[0] == messages[1] and str(root / "train/dog/05.png") in messages[0]
-    item = ImageDataset(readers["cached"].read, readers["cached"].labels, eval_transform(24), 0, "skip")[bad]
+    item = ImageDataset(
+        readers["cached"].read, readers["cached"].labels, eval_transform(24), 0, "skip"
+    )[bad]
     assert item["image"] is None and item["error"] == messages[0]
 
 
@@ -185,10 +213,16 @@ def test_a_transform_that_writes_into_its_input_changes_neither_the_cache_nor_th
             img[:2] = 0
             return img
 
-    readers = {name: data_module(root, cached=name == "cached").splits["train"] for name in ("cached", "plain")}
+    readers = {
+        name: data_module(root, cached=name == "cached").splits["train"]
+        for name in ("cached", "plain")
+    }
     transform = A.Compose([Blacken(p=1), A.RandomResizedCrop((24, 24))])
     for key in [(0, 0), (0, 0), (1, 3)]:  # again: what was written must not be seen
-        cached, plain = (ImageDataset(part.read, part.labels, transform)[key]["image"] for part in readers.values())
+        cached, plain = (
+            ImageDataset(part.read, part.labels, transform)[key]["image"]
+            for part in readers.values()
+        )
         np.testing.assert_array_equal(cached, plain)
     with pytest.raises(ValueError, match="read-only"):  # the control: it does write
         Blacken(p=1)(image=readers["cached"].read(0))
@@ -232,7 +266,9 @@ def test_a_file_that_changed_means_another_cache(root, caplog):
 
 def test_other_settings_and_places_mean_another_cache(root, tmp_path, monkeypatch):
     paths = files_of(root)["train"].paths
-    for number, files in enumerate([FileReader(paths), FileReader(paths, 30), FileReader(paths, 31)], start=1):
+    for number, files in enumerate(
+        [FileReader(paths), FileReader(paths, 30), FileReader(paths, 31)], start=1
+    ):
         assert cached_readers({"train": files}, root, 1, build=True)
         assert len(caches()) == number
     shutil.copytree(root, tmp_path / "copy")  # with the same times
@@ -301,7 +337,9 @@ def test_a_cache_pays_from_the_second_epoch_on(monkeypatch, options, num, worth)
     assert pays(num_reads(trainer, num, batch_size=10), num) == worth
 
 
-@pytest.mark.parametrize(("stage", "epochs"), [("fit", 1), ("validate", 3), ("test", 3), ("predict", 3)])
+@pytest.mark.parametrize(
+    ("stage", "epochs"), [("fit", 1), ("validate", 3), ("test", 3), ("predict", 3)]
+)
 def test_what_reads_once_builds_nothing_and_uses_what_there_is(root, stage, epochs):
     data = data_module(root, cached=False, epochs=epochs)
     data.cache_limit_gb = 1
@@ -344,7 +382,11 @@ def test_a_full_disk_leaves_the_run_without_a_cache(root, small_disk, caplog, mo
     data = data_module(root, cached=True)
     assert not any(is_cached(data).values()) and os.listdir(small_disk) == []
     (line,) = lines(caplog)
-    assert str(root) in line and "no cache" in line and ("No space left" in line or "File too large" in line)
+    assert (
+        str(root) in line
+        and "no cache" in line
+        and ("No space left" in line or "File too large" in line)
+    )
     assert caplog.records == []
     assert_same(batches(data), expected)
 
@@ -372,8 +414,10 @@ def test_the_estimate_is_about_right(root, shorter_side):
     paths = list(files_of(root)["train"].paths)
     good = [path for path in paths if not path.endswith("dog/05.png")]
     real = sum(decode(path, shorter_side=shorter_side).nbytes for path in good)
-    assert image_cache._estimate(paths, shorter_side) == pytest.approx(real, rel=0.02)  # sides are rounded
-    assert image_cache._estimate(paths * 40, shorter_side) == pytest.approx(40 * real, rel=0.15)  # by a sample
+    # sides are rounded
+    assert image_cache._estimate(paths, shorter_side) == pytest.approx(real, rel=0.02)
+    # by a sample
+    assert image_cache._estimate(paths * 40, shorter_side) == pytest.approx(40 * real, rel=0.15)
 
 
 def test_a_folder_that_may_not_be_written_to(root, folder, caplog):
@@ -406,7 +450,10 @@ def test_of_several_ranks_one_builds_and_all_read(root, tmp_path):
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "failed"])
 def test_who_waited_makes_what_another_was_stopped_at(root, monkeypatch, caplog, how):
-    ends = {"stopped": KeyboardInterrupt(), "failed": OSError(errno.ENOSPC, "No space left on device")}
+    ends = {
+        "stopped": KeyboardInterrupt(),
+        "failed": OSError(errno.ENOSPC, "No space left on device"),
+    }
 
     def end(path: str, **_: object) -> np.ndarray:
         if how == "killed":
@@ -426,11 +473,14 @@ def test_who_waited_makes_what_another_was_stopped_at(root, monkeypatch, caplog,
             with pytest.raises(KeyboardInterrupt) if how == "stopped" else nullcontext():
                 cached_readers(files_of(root), root, 1, build=True)
     lines(caplog)
-    monkeypatch.setattr(image_cache, "one_at_a_time", lambda path: nullcontext(True))  # as who waited for that one
+    # as who waited for that one
+    monkeypatch.setattr(image_cache, "one_at_a_time", lambda path: nullcontext(True))
     readers = cached_readers(files_of(root), root, 1, build=True)
     (line,) = lines(caplog)
     if how == "failed":
-        assert not readers and line.endswith("decoded anew in every epoch: no cache, another process could not make it")
+        assert not readers and line.endswith(
+            "decoded anew in every epoch: no cache, another process could not make it"
+        )
     else:
         assert line.startswith("decoded 24 pictures once") and len(caches()) == 1
         assert "train" in readers and not list(cache_dir().glob(".*.tmp"))
@@ -441,7 +491,8 @@ def test_workers_share_one_copy(root):
     content = pickle.dumps(reader)  # for a spawned worker
     assert len(content) < 5000 < reader.packed.path.stat().st_size
     np.testing.assert_array_equal(pickle.loads(content)(0), reader(0))
-    assert str(reader.packed.path) in Path("/proc/self/maps").read_text()  # the file itself, not what was read of it
+    # the file itself, not what was read of it
+    assert str(reader.packed.path) in Path("/proc/self/maps").read_text()
 
 
 def test_the_index_of_a_data_set_takes_at_most_200_bytes_a_picture(tmp_path, monkeypatch):
@@ -474,7 +525,9 @@ def test_use_is_remembered(root):
 
 def test_test_pictures_are_never_made_smaller(root):
     data = data_module(root, cached=True, cache_size=24)
-    sizes = {split: [min(part.read(i).shape[:2]) for i in (0, 1)] for split, part in data.splits.items()}
+    sizes = {
+        split: [min(part.read(i).shape[:2]) for i in (0, 1)] for split, part in data.splits.items()
+    }
     assert sizes == {"train": [24, 24], "val": [24, 24], "test": [24, 30]}
     assert data.hparams["cache_size"] == 24  # another network would come of it
     with pytest.raises(ValueError, match="cache_size 23 must be at least image_size, 24"):
@@ -489,7 +542,9 @@ def jpeg(pixels: np.ndarray, orientation: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
-@pytest.mark.parametrize(("height", "width"), [(203, 399), (400, 207), (399, 400), (201, 201), (49, 99), (33, 65)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(203, 399), (400, 207), (399, 400), (201, 201), (49, 99), (33, 65)]
+)
 def test_a_smaller_picture_keeps_its_proportions_and_place(height, width, orientation):
     y, x = np.mgrid[:height, :width]
     # A slope has the same mean over any area: the average is known, and half a pixel's shift would show.
@@ -502,7 +557,8 @@ def test_a_smaller_picture_keeps_its_proportions_and_place(height, width, orient
     reference = Image.fromarray(upright).resize(expected[::-1], Image.Resampling.BOX)
     difference = found - np.asarray(reference, float)
     assert np.abs(difference).mean() < 1.5  # JPEG's own error at quality 95
-    assert np.abs(difference.mean(axis=(0, 1))).max() < 0.7  # a shift of half a pixel would be two or more
+    # a shift of half a pixel would be two or more
+    assert np.abs(difference.mean(axis=(0, 1))).max() < 0.7
 
 
 def test_small_pictures_are_not_made_larger(root):
@@ -525,7 +581,9 @@ def test_on_photographs_smaller_pictures_are_evaluated_nearly_alike(image_size, 
     transform = eval_transform(image_size)
     differences = []
     for path in sorted(real_data("hotdog").glob("train/*/*.jpg"))[::20]:
-        whole, small = (transform(image=decode(path, shorter_side=side))["image"] for side in (None, cache_size))
+        whole, small = (
+            transform(image=decode(path, shorter_side=side))["image"] for side in (None, cache_size)
+        )
         differences.append(np.abs(whole.astype(int) - small).mean())
     assert len(differences) == 100 and max(differences) <= bound
     assert (max(differences) > 0) == (bound > 0)

@@ -20,14 +20,22 @@ from finetune.data.datasets.image_folder import Hotdog, ImageFolderData, SampleD
 
 def test_a_validation_split_is_a_part_of_train(colours):
     data = small(colours, val_fraction=0.25)
-    assert data.class_names == ["blue", "green", "red"] and set(data.splits) == {"train", "val", "test"}
+    assert data.class_names == ["blue", "green", "red"] and set(data.splits) == {
+        "train",
+        "val",
+        "test",
+    }
     counts = {split: np.bincount(s.labels) for split, s in data.splits.items()}
-    assert (counts["train"] + counts["val"]).tolist() == [20] * 3 and counts["test"].tolist() == [10] * 3
+    assert (counts["train"] + counts["val"]).tolist() == [20] * 3 and counts["test"].tolist() == [
+        10
+    ] * 3
     assert np.abs(counts["val"] - 5).max() <= 1  # numbered pictures fall evenly, see test_splits.py
     both = paths(data, "train") + paths(data, "val")
     assert len(set(both)) == 60 and all(path.startswith("train/") for path in both)
     for split, part in data.splits.items():
-        assert [data.class_names[label] for label in part.labels] == [p.split("/")[1] for p in paths(data, split)]
+        assert [data.class_names[label] for label in part.labels] == [
+            p.split("/")[1] for p in paths(data, split)
+        ]
 
 
 def test_the_validation_split_depends_on_its_own_seed_alone(colours, monkeypatch):
@@ -38,7 +46,9 @@ def test_the_validation_split_depends_on_its_own_seed_alone(colours, monkeypatch
 
 def test_class_folders_alone_are_split_in_three(colours):
     data = small(colours / "train", val_fraction=0.1, test_fraction=0.3)
-    counts = np.array([np.bincount(data.splits[split].labels) for split in ("train", "val", "test")])
+    counts = np.array(
+        [np.bincount(data.splits[split].labels) for split in ("train", "val", "test")]
+    )
     assert counts.sum(axis=0).tolist() == [20] * 3 and np.abs(counts - [[12], [2], [6]]).max() <= 1
     assert len({path for split in data.splits for path in paths(data, split)}) == 60
 
@@ -56,9 +66,14 @@ def test_a_validation_folder_is_taken_as_it_is(colours, tmp_path):
 def test_class_names_of_a_checkpoint_serve_where_only_test_is_there(colours, tmp_path):
     (tmp_path / "test").symlink_to(colours / "test")
     data = small(tmp_path, class_names=["red", "green", "blue"])
-    assert set(data.splits) == {"test"} and data.class_names == ["red", "green", "blue"] and data.fingerprint == ""
+    assert (
+        set(data.splits) == {"test"}
+        and data.class_names == ["red", "green", "blue"]
+        and data.fingerprint == ""
+    )
     labels = torch.cat([batch["label"] for batch in data.test_dataloader()])
-    assert torch.bincount(labels).tolist() == [10, 10, 10] and labels[0] == 0  # in the order of the classes: red
+    # in the order of the classes: red
+    assert torch.bincount(labels).tolist() == [10, 10, 10] and labels[0] == 0
     with pytest.raises(ValueError, match="'green'"):
         small(tmp_path, class_names=["red", "blue"])
 
@@ -77,10 +92,13 @@ def test_a_file_that_is_gone_is_named_or_skipped(few, tmp_path, monkeypatch, tar
     path.symlink_to(target or "00.png")
     if target is None:
         sizes = seen_record.file_sizes
-        monkeypatch.setattr(seen_record, "file_sizes", lambda *a: [path.unlink(missing_ok=True), sizes(*a)][1])
+        monkeypatch.setattr(
+            seen_record, "file_sizes", lambda *a: [path.unlink(missing_ok=True), sizes(*a)][1]
+        )
     with pytest.raises(OSError) as caught:
         small(tmp_path / "few", val_fraction=0)
-    assert caught.value.filename == str(path) and caught.value.strerror  # which the command line prints in one line
+    # which the command line prints in one line
+    assert caught.value.filename == str(path) and caught.value.strerror
     if target is None:
         path.symlink_to("00.png")
     (batch,) = small(tmp_path / "few", val_fraction=0, on_bad_image="skip").train_dataloader()
@@ -89,8 +107,12 @@ def test_a_file_that_is_gone_is_named_or_skipped(few, tmp_path, monkeypatch, tar
 
 
 def test_an_existing_folder_is_used_whatever_its_origin(colours, monkeypatch):
-    monkeypatch.setattr("finetune.data.datasets.image_folder.fetch_archive", lambda *_: pytest.fail("fetched"))
-    monkeypatch.setattr("finetune.data.datasets.synthetic.write_sample", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr(
+        "finetune.data.datasets.image_folder.fetch_archive", lambda *_: pytest.fail("fetched")
+    )
+    monkeypatch.setattr(
+        "finetune.data.datasets.synthetic.write_sample", lambda *_: pytest.fail("drawn")
+    )
     for data_class in (Hotdog, SampleData):
         assert data_class(str(colours)).class_names == ["blue", "green", "red"]
 
@@ -109,13 +131,17 @@ def test_a_missing_hotdog_folder_is_fetched(colours, tmp_path, monkeypatch):
     assert len(Hotdog().splits["test"].labels) == 30  # now it is there
     assert Path("data/hotdog").is_symlink()
     ((url, sha1),) = asked
-    assert url.endswith("/hotdog.zip") and sha1 == "fba480ffa8aa7e0febbb511d181409f899b9baa5"  # the book's
+    # the book's
+    assert url.endswith("/hotdog.zip") and sha1 == "fba480ffa8aa7e0febbb511d181409f899b9baa5"
 
 
 @pytest.mark.parametrize(("task", "num_classes"), [("source", 8), ("target", 2)])
 def test_a_missing_sample_folder_is_drawn(tmp_path, monkeypatch, task, num_classes):
     counts = {"train": 2, "val": 1, "test": 1}
-    monkeypatch.setattr("finetune.data.datasets.synthetic.write_sample", partial(synthetic.write_sample, counts=counts))
+    monkeypatch.setattr(
+        "finetune.data.datasets.synthetic.write_sample",
+        partial(synthetic.write_sample, counts=counts),
+    )
     data = SampleData(str(tmp_path / task))
     assert {split: len(part.labels) for split, part in data.splits.items()} == {
         split: num * num_classes for split, num in counts.items()
@@ -148,14 +174,19 @@ def test_class_folders_are_left_out_and_a_checkpoint_knows_it(tmp_path, exclude)
 
 
 def test_a_copy_with_decomposed_names_is_the_same_data(tmp_path):
-    names = [f"{stem} {number}" for stem in ("pomme", "pêche", "zèbre", "épi") for number in range(12)]
+    names = [
+        f"{stem} {number}" for stem in ("pomme", "pêche", "zèbre", "épi") for number in range(12)
+    ]
     found = {}
     for form in ("NFC", "NFD"):
         for label in ("fête", "ouvert"):
             folder = tmp_path / form / unicodedata.normalize(form, label)
             folder.mkdir(parents=True)
             for i, name in enumerate(names):
-                cv2.imwrite(str(folder / unicodedata.normalize(form, f"{name}.png")), np.full((4, 4, 3), i, np.uint8))
+                cv2.imwrite(
+                    str(folder / unicodedata.normalize(form, f"{name}.png")),
+                    np.full((4, 4, 3), i, np.uint8),
+                )
         data = found[form] = ImageFolderData(str(tmp_path / form))
         assert data.class_names == ["fête", "ouvert"] and len(data.splits["val"].labels) > 0
     before, after = found.values()
@@ -163,5 +194,8 @@ def test_a_copy_with_decomposed_names_is_the_same_data(tmp_path):
     for split, part in before.splits.items():
         other = after.splits[split]
         assert [unicodedata.normalize("NFC", name) for name in other.names()] == list(part.names())
-        assert [other.read(i)[0, 0, 0] for i in range(9)] == [part.read(i)[0, 0, 0] for i in range(9)]
-    assert list(after.splits["train"].names()) != list(before.splits["train"].names())  # the control
+        assert [other.read(i)[0, 0, 0] for i in range(9)] == [
+            part.read(i)[0, 0, 0] for i in range(9)
+        ]
+    # the control
+    assert list(after.splits["train"].names()) != list(before.splits["train"].names())

@@ -20,9 +20,16 @@ STEPS = {
 @pytest.mark.slow
 def test_parts_are_light_and_no_update_is_asked_for():
     """albumentations asks a server when it is imported, unless a variable is set before."""
-    lines = ["import sys", *(f"import {names}; print({heavy!r} & set(sys.modules))" for names, heavy in STEPS.items())]
+    lines = [
+        "import sys",
+        *(f"import {names}; print({heavy!r} & set(sys.modules))" for names, heavy in STEPS.items()),
+    ]
     lines += ["import os; print(os.environ['NO_ALBUMENTATIONS_UPDATE'])"]
-    environment = {name: value for name, value in os.environ.items() if name != "NO_ALBUMENTATIONS_UPDATE"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "NO_ALBUMENTATIONS_UPDATE"
+    }
     command = [sys.executable, "-c", "\n".join(lines)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.split() == ["set()"] * len(STEPS) + ["1"]

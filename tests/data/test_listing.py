@@ -17,13 +17,23 @@ SOUND = {
         "val/a/1.jpg",
     ],
     "class folders alone": ["b/2.jpg", "a/1.jpg", "a/10.jpg", "a/2.JPG"],
-    "other names of splits": ["training/x/1.jpg", "training/y/1.jpg", "validation/x/1.jpg", "testing/y/1.bmp"],
+    "other names of splits": [
+        "training/x/1.jpg",
+        "training/y/1.jpg",
+        "validation/x/1.jpg",
+        "testing/y/1.bmp",
+    ],
     "hidden files": ["a/1.jpg", "a/.2.jpg", ".b/1.jpg", "b/1.jpg"],
     "decomposed Unicode": [
         *("train/cafe\u0301/1.jpg", "train/tea/1.jpg", "train/té/1.jpg"),
         *("val/café/1.jpg", "val/te\u0301/1.jpg"),
     ],
-    "runs beside classes": ["a/1.jpg", "b/1.jpg", "runs/test/version_0/config.yaml", "runs/test/version_0/1.webp"],
+    "runs beside classes": [
+        "a/1.jpg",
+        "b/1.jpg",
+        "runs/test/version_0/config.yaml",
+        "runs/test/version_0/1.webp",
+    ],
 }
 
 
@@ -52,7 +62,10 @@ def test_what_a_fit_refuses_is_listed(tmp_path):
     with pytest.raises(ValueError):
         scan(tmp_path)
     listing = list_pictures(tmp_path)
-    assert listing.class_names == ["a", "b", "c"] and listing.counts().tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert listing.class_names == ["a", "b", "c"] and listing.counts().tolist() == [
+        [1, 0, 0],
+        [0, 1, 0],
+    ]
     assert listing.folders.tolist() == [[True, False, True], [False, True, False]]
     assert [listing.name(i) for i in range(2)] == ["train/a/1.jpg", "test/b/1.jpg"]
     assert dict(listing.beside.loose) == {str(tmp_path / "train"): 1}

@@ -38,11 +38,17 @@ FORK = multiprocessing.get_context("fork")
 
 
 def trainer(device: str, num_devices: int) -> SimpleNamespace:
-    return SimpleNamespace(num_devices=num_devices, strategy=SimpleNamespace(root_device=torch.device(device)))
+    return SimpleNamespace(
+        num_devices=num_devices, strategy=SimpleNamespace(root_device=torch.device(device))
+    )
 
 
-@pytest.mark.parametrize(("cores", "alone", "on_a_cpu", "beside_4_gpus"), [(1, 1, 0, 1), (2, 2, 1, 1), (64, 8, 1, 8)])
-def test_automatic_workers_leave_cores_to_the_network(monkeypatch, cores, alone, on_a_cpu, beside_4_gpus):
+@pytest.mark.parametrize(
+    ("cores", "alone", "on_a_cpu", "beside_4_gpus"), [(1, 1, 0, 1), (2, 2, 1, 1), (64, 8, 1, 8)]
+)
+def test_automatic_workers_leave_cores_to_the_network(
+    monkeypatch, cores, alone, on_a_cpu, beside_4_gpus
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     assert automatic_workers(None) == alone
@@ -59,9 +65,12 @@ def test_cores_that_srun_gave_a_task_are_not_shared_again(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cores", "wanted", "num_devices", "started"), [(2, 8, 1, 8), (2, 5000, 1, 8), (2, 8, 4, 2), (1, 9, 8, 1)]
+    ("cores", "wanted", "num_devices", "started"),
+    [(2, 8, 1, 8), (2, 5000, 1, 8), (2, 8, 4, 2), (1, 9, 8, 1)],
 )
-def test_no_more_workers_are_started_than_the_cores_can_use(monkeypatch, caplog, cores, wanted, num_devices, started):
+def test_no_more_workers_are_started_than_the_cores_can_use(
+    monkeypatch, caplog, cores, wanted, num_devices, started
+):
     loader._tell_bound.cache_clear()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
@@ -73,11 +82,14 @@ def test_no_more_workers_are_started_than_the_cores_can_use(monkeypatch, caplog,
 
 def test_shared_memory_must_hold_all_batches_on_their_way(monkeypatch, tmp_path):
     monkeypatch.setattr(loader, "_SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))  # Docker's
+    # Docker's
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
     batch = 64 * 3 * 224 * 224
     check_shared_memory(2, batch)  # 55 MB
     check_shared_memory(0, 100 * batch)  # nothing is handed over
-    with pytest.raises(ValueError, match="has 64 MB free, 3 workers need up to 83 MB.*--shm-size=8g.*num_workers 0"):
+    with pytest.raises(
+        ValueError, match="has 64 MB free, 3 workers need up to 83 MB.*--shm-size=8g.*num_workers 0"
+    ):
         check_shared_memory(3, batch)
     monkeypatch.setattr(loader, "_SHARED_MEMORY", tmp_path / "absent")  # not every system has it
     check_shared_memory(3, batch)
@@ -164,15 +176,20 @@ def test_workers_end_with_a_main_process_that_is_killed():
     assert has_ended(ours)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's news that it was killed
+# torch's news that it was killed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [Loader, DataLoader])
 def test_a_worker_obeys_from_its_first_moment(kind, monkeypatch):
     """It is forked with the handlers of the main process, which may swallow the one SIGTERM."""
     original = signal_handling._set_worker_signal_handlers  # the first that a worker does
-    monkeypatch.setattr(signal_handling, "_set_worker_signal_handlers", lambda: time.sleep(1) or original())
+    monkeypatch.setattr(
+        signal_handling, "_set_worker_signal_handlers", lambda: time.sleep(1) or original()
+    )
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        iterator: Any = iter(kind([0], num_workers=1, worker_init_fn=start_worker, multiprocessing_context="fork"))
+        iterator: Any = iter(
+            kind([0], num_workers=1, worker_init_fn=start_worker, multiprocessing_context="fork")
+        )
         (worker,) = iterator._workers
         worker.terminate()
         worker.join(3)
@@ -185,7 +202,10 @@ def test_a_worker_obeys_from_its_first_moment(kind, monkeypatch):
 
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_an_end_that_a_killed_worker_interrupts_can_be_asked_for_again(when, monkeypatch):
-    kept = [Loader([0], num_workers=2, multiprocessing_context="fork", worker_init_fn=start_worker) for _ in range(2)]
+    kept = [
+        Loader([0], num_workers=2, multiprocessing_context="fork", worker_init_fn=start_worker)
+        for _ in range(2)
+    ]
     iterators: list[Any] = [iter(one) for one in kept]
     cls, news = type(iterators[0]), ["a worker was killed"]
     place = {"before": "_shutdown_workers", "while": "_mark_worker_as_unavailable"}[when]
@@ -238,12 +258,15 @@ def test_training_is_reckoned_with_first_and_for_validation_too(device, limit, h
     fit.limit_val_batches = limit
     assert ahead(fit, "val", False, has_val) == 3  # a sanity check, before training has begun
     assert ahead(fit, "train", True, has_val) == expected
-    assert ahead(fit, "val", False, has_val) == ahead(fit, "train", True, has_val) == 0  # later, or loaded anew
+    # later, or loaded anew
+    assert ahead(fit, "val", False, has_val) == ahead(fit, "train", True, has_val) == 0
     assert ahead(fit, "test", False, has_val) == 3
 
 
 def test_labels_come_in_the_message_and_pictures_in_shared_memory():
-    pictures = [{"image": torch.zeros(3, 200, 200, dtype=torch.uint8), "label": i} for i in range(4)]
+    pictures = [
+        {"image": torch.zeros(3, 200, 200, dtype=torch.uint8), "label": i} for i in range(4)
+    ]
     read = Loader(pictures, batch_size=4, num_workers=1, worker_init_fn=start_worker)
     (batch,) = read
     assert batch["image"].is_shared() and not batch["label"].is_shared()
@@ -254,7 +277,8 @@ def test_labels_come_in_the_message_and_pictures_in_shared_memory():
     end_workers()
 
 
-NUM_SLOW, SECONDS = 10, 0.4  # workers, and what the start of each takes, long beside the end of a process
+# workers, and what the start of each takes, long beside the end of a process
+NUM_SLOW, SECONDS = 10, 0.4
 MORE_THAN_CORES = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -282,7 +306,9 @@ def slow_starts(monkeypatch):
 
 
 def slow_loader(kind: Any = Loader) -> Any:
-    return kind([0], num_workers=NUM_SLOW, worker_init_fn=start_worker, multiprocessing_context="fork")
+    return kind(
+        [0], num_workers=NUM_SLOW, worker_init_fn=start_worker, multiprocessing_context="fork"
+    )
 
 
 def raise_stopped(*_: Any) -> None:

@@ -76,7 +76,8 @@ def test_the_index_needs_sixteen_bytes_a_picture(tmp_path):
 def test_a_file_that_was_cut_off_or_holds_too_much_is_damaged(path):
     content = path.read_bytes()
     cut = [content[:num_bytes] for num_bytes in (0, 1, 63, 64, 65, 200, -1, -64, -65, -150)]
-    for damaged in (*cut, content[64:], bytes(64) + content):  # the trailer's checksum holds for neither of the last
+    # the trailer's checksum holds for neither of the last
+    for damaged in (*cut, content[64:], bytes(64) + content):
         path.write_bytes(damaged)
         with pytest.raises(ValueError):
             MemmapImages(path)
@@ -138,7 +139,9 @@ def test_a_disk_that_fails_while_others_are_written_fails_the_file(tmp_path, mon
     # Linux tells an error of the disk to one fsync only: the first, here, runs beside the writing.
     errors = [OSError(5, "Input/output error")]
     monkeypatch.setattr(module, "_SYNC_BYTES", 10)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(errors.pop()) if errors else None)
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (_ for _ in ()).throw(errors.pop()) if errors else None
+    )
     with pytest.raises(OSError, match="Input/output"):
         write_memmap(tmp_path / "x", pictures(), {}, max_bytes=10**6)
     assert os.listdir(tmp_path) == []

@@ -33,7 +33,8 @@ def test_a_draw_is_a_function_of_seed_epoch_and_index():
     assert once == {key: mixing.draw(*key, 1000) for key in reversed(keys)}
     assert len(set(once.values())) == len(keys)
     partner, share, _ = once[0, 1, 2]
-    assert (partner, share) == (54, pytest.approx(0.788632007637194))  # another rule is another model
+    # another rule is another model
+    assert (partner, share) == (54, pytest.approx(0.788632007637194))
 
 
 def test_without_a_strength_nothing_is_drawn():
@@ -46,7 +47,8 @@ def test_shares_are_of_the_beta_distribution(name, strength):
     mixes = drawn(Mixing(**{name: strength}))
     shares = np.array([mix.share for mix in mixes])
     assert stats.kstest(shares, stats.beta(strength, strength).cdf).pvalue > LEVEL
-    assert stats.kstest(shares, stats.beta(1.3 * strength, strength).cdf).pvalue < LEVEL  # the control
+    # the control
+    assert stats.kstest(shares, stats.beta(1.3 * strength, strength).cdf).pvalue < LEVEL
     assert all((mix.centre is not None) == (name == "cutmix") for mix in mixes)
 
 
@@ -62,7 +64,10 @@ def test_with_both_each_picture_draws_which_and_nothing_else_depends_on_it():
     mixes = drawn(Mixing(1.0, 1.0))
     is_box = np.array([mix.centre is not None for mix in mixes])
     assert stats.binomtest(int(is_box.sum()), NUM).pvalue > LEVEL
-    share, offset = np.array([mix.share for mix in mixes]), [(mix.partner - i) % 10 for i, mix in enumerate(mixes)]
+    share, offset = (
+        np.array([mix.share for mix in mixes]),
+        [(mix.partner - i) % 10 for i, mix in enumerate(mixes)],
+    )
     assert stats.chi2_contingency(stats.contingency.crosstab(is_box, offset).count).pvalue > LEVEL
     assert stats.ks_2samp(share[is_box], share[~is_box]).pvalue > LEVEL
     y, x = np.array([mix.centre for mix in mixes if mix.centre]).T
@@ -70,7 +75,10 @@ def test_with_both_each_picture_draws_which_and_nothing_else_depends_on_it():
         assert stats.kstest(values, stats.uniform.cdf).pvalue > LEVEL
     assert abs(np.corrcoef(y, x)[0, 1]) < 4 / np.sqrt(len(x))
     # Each is what it is without the other: only the draw of which differs.
-    assert all(mix.partner == alone.partner for mix, alone in zip(mixes, drawn(Mixing(mixup=1.0)), strict=True))
+    assert all(
+        mix.partner == alone.partner
+        for mix, alone in zip(mixes, drawn(Mixing(mixup=1.0)), strict=True)
+    )
 
 
 # Two pictures as one
@@ -87,7 +95,9 @@ def test_a_blend_is_torchvision_s_rounded_to_a_grey_level(share):
     reference = v2.MixUp(num_classes=2)
     # It mixes the batch with itself, rolled by one: the first with the last.
     batch = torch.from_numpy(np.stack([a, b]).astype(np.float64))
-    expected = reference.transform(batch, {"lam": share, "labels": None, "batch_size": 2, "num_classes": 2})[0].numpy()
+    expected = reference.transform(
+        batch, {"lam": share, "labels": None, "batch_size": 2, "num_classes": 2}
+    )[0].numpy()
     # Half a level, and what OpenCV's float32 adds.
     np.testing.assert_allclose(blend, expected, rtol=0, atol=0.5 + 1e-4)
     if share == 1:
@@ -105,7 +115,8 @@ def test_boxes_are_torchvision_s():
             place = (int(y * height), int(x * width))
             mix = Mix(1, share, ((place[0] + 0.5) / height, (place[1] + 0.5) / width))
             result, kept = mix.apply(a, b)
-            assert kept >= 0.5 and result.mean() / 255 == pytest.approx(1 - kept)  # the share is what is there to see
+            # the share is what is there to see
+            assert kept >= 0.5 and result.mean() / 255 == pytest.approx(1 - kept)
             expected = torchvision_box(share, place, height, width)
             if expected["lam_adjusted"] < 0.5:  # then its own part is in the box
                 result, kept = 255 - result, 1 - kept
@@ -121,7 +132,9 @@ def torchvision_box(share: float, place: tuple[int, int], height: int, width: in
     reference = v2.CutMix(num_classes=2)
     with (
         patch("torch.randint", lambda *_, **__: next(places)),
-        patch.object(reference._dist, "sample", lambda *_: torch.tensor(share, dtype=torch.float64)),
+        patch.object(
+            reference._dist, "sample", lambda *_: torch.tensor(share, dtype=torch.float64)
+        ),
     ):
         return reference.make_params([torch.empty(2, 3, height, width)])
 
@@ -129,7 +142,9 @@ def torchvision_box(share: float, place: tuple[int, int], height: int, width: in
 # Pictures of an epoch
 
 
-def pictures(num: int = 6, mixing: Mixing | None = None, bad: tuple[int, ...] = (), **options) -> ImageDataset:
+def pictures(
+    num: int = 6, mixing: Mixing | None = None, bad: tuple[int, ...] = (), **options
+) -> ImageDataset:
     def read(index: int) -> np.ndarray:
         if index in bad:
             raise DecodeError(f"picture {index} is torn")
@@ -147,7 +162,11 @@ def test_both_are_as_they_stand_alone_in_that_epoch(mixing):
         partner = plain[key[0], mix.partner]
         image, share = mix.apply(plain[key]["image"], partner["image"])
         np.testing.assert_array_equal(item["image"], image)
-        assert (item["label"], item["partner_label"], item["share"]) == (key[1] % 3, partner["label"], share)
+        assert (item["label"], item["partner_label"], item["share"]) == (
+            key[1] % 3,
+            partner["label"],
+            share,
+        )
         assert item["index"] == key[1] and item["error"] == ""
     assert not np.array_equal(mixed[0, 0]["image"], plain[0, 0]["image"])
 
@@ -162,7 +181,9 @@ def test_each_picture_is_seen_in_each_epoch():
 
 
 def test_evaluation_mixes_nothing():
-    alone = ImageDataset(lambda i: picture(40, 60), np.arange(3), eval_transform(32), mixing=Mixing(1.0, 1.0))
+    alone = ImageDataset(
+        lambda i: picture(40, 60), np.arange(3), eval_transform(32), mixing=Mixing(1.0, 1.0)
+    )
     assert set(alone[1]) == {"index", "label", "image", "error"}
 
 
@@ -199,14 +220,23 @@ def test_each_class_has_on_average_the_share_that_it_has_of_the_pictures():
         sums[item["label"]] += item["share"]
         sums[item["partner_label"]] += 1 - item["share"]
     # The standard error of a class is below 0.5 / sqrt(540): less is drawn than that, most of a picture is its own.
-    np.testing.assert_allclose(sums / sums.sum(), np.bincount(labels) / 9, atol=4 * 0.5 / np.sqrt(540))
+    np.testing.assert_allclose(
+        sums / sums.sum(), np.bincount(labels) / 9, atol=4 * 0.5 / np.sqrt(540)
+    )
 
 
 # The data module
 
 
 def data(root, **options) -> ImageFolderData:
-    options = {"image_size": 24, "batch_size": 7, "num_workers": 0, "val_fraction": 0, "mixup": 0.4, **options}
+    options = {
+        "image_size": 24,
+        "batch_size": 7,
+        "num_workers": 0,
+        "val_fraction": 0,
+        "mixup": 0.4,
+        **options,
+    }
     return ImageFolderData(str(root), cutmix=1.0, **options)
 
 
@@ -215,7 +245,11 @@ def data(root, **options) -> ImageFolderData:
 def test_any_number_of_workers_gives_the_same_batches(colours):
     alone, shared = (data(colours, num_workers=n).train_dataloader() for n in (0, 3))
     for expected, batch in zip(alone, shared, strict=True):
-        assert set(batch) == set(expected) == {"image", "label", "index", "bad", "partner_label", "share"}
+        assert (
+            set(batch)
+            == set(expected)
+            == {"image", "label", "index", "bad", "partner_label", "share"}
+        )
         for name in set(batch) - {"bad"}:
             assert torch.equal(batch[name], expected[name]), name
 

@@ -14,7 +14,8 @@ def test_the_bits_are_those_of_low_frequencies_above_their_median():
     for value, pixels in zip(hashes(grey)[0], grey, strict=True):
         low = dctn(pixels.astype(float), norm=None)[:8, :8].ravel()
         wanted = "".join("01"[bit] for bit in (low > np.median(low)).tolist())
-        assert np.bitwise_count(value ^ np.uint64(int(wanted, 2))) <= 1  # those at the median may round to either side
+        # those at the median may round to either side
+        assert np.bitwise_count(value ^ np.uint64(int(wanted, 2))) <= 1
 
 
 def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_picture():
@@ -22,7 +23,9 @@ def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_picture():
     plain, mirrored = hashes(grey)
     again, back = hashes(grey[:, :, ::-1])
     # Frequencies at the median itself may fall on either side by rounding.
-    assert np.bitwise_count(again ^ mirrored).max() <= 2 and np.bitwise_count(back ^ plain).max() <= 2
+    assert (
+        np.bitwise_count(again ^ mirrored).max() <= 2 and np.bitwise_count(back ^ plain).max() <= 2
+    )
     assert np.bitwise_count(plain ^ mirrored).min() > 10  # control: mirroring changes it
 
 
@@ -32,7 +35,9 @@ def test_the_search_finds_each_pair_once_and_bands_do_too(monkeypatch):
     left = rng.integers(0, 2**63, 5000).astype(np.uint64)
     for i in range(200):  # near ones, at 0 to 9 bits
         flips = rng.choice(64, i % 10, replace=False).astype(np.uint64)
-        left[4000 + i] = left[i] ^ np.bitwise_xor.reduce(np.uint64(1) << flips, initial=np.uint64(0))
+        left[4000 + i] = left[i] ^ np.bitwise_xor.reduce(
+            np.uint64(1) << flips, initial=np.uint64(0)
+        )
     distance = np.bitwise_count(left[:, None] ^ left[None])
     for radius, most in ((9, 10_000), (7, 10), (9, 10)):
         monkeypatch.setattr(perceptual_hash, "MAX_EXACT", most)
@@ -60,4 +65,7 @@ def test_nearest_keeps_the_first_of_equals(first):
 
 def test_no_pictures_have_no_hashes_and_no_pairs():
     nothing = hashes(np.zeros((0, 48, 48), np.uint8))[0]
-    assert len(nothing) == 0 and [len(side) for side in near_pairs(nothing, nothing, 16, 8)] == [0, 0]
+    assert len(nothing) == 0 and [len(side) for side in near_pairs(nothing, nothing, 16, 8)] == [
+        0,
+        0,
+    ]

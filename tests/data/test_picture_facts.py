@@ -8,7 +8,14 @@ import pytest
 from drawings import drawing, empty_png, progressive
 from PIL import Image
 
-from finetune.data.checking.picture_facts import SIDE, gathered, kind_of_name, look, look_at, small_copy
+from finetune.data.checking.picture_facts import (
+    SIDE,
+    gathered,
+    kind_of_name,
+    look,
+    look_at,
+    small_copy,
+)
 from finetune.data.decode import decode
 
 
@@ -19,8 +26,11 @@ def test_facts_are_those_of_the_file(tmp_path, suffix):
     seen, pixels = look(path), decode(path)
     assert (seen.error, seen.kind, seen.size) == ("", kind_of_name(path), (220, 300))
     assert (seen.num_bytes, seen.changed) == (os.stat(path).st_size, os.stat(path).st_mtime)
-    np.testing.assert_allclose(seen.colour, pixels.mean(axis=(0, 1)), atol=1)  # a JPEG is looked at smaller
-    grey = cv2.cvtColor(cv2.resize(pixels, (SIDE, SIDE), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY)
+    # a JPEG is looked at smaller
+    np.testing.assert_allclose(seen.colour, pixels.mean(axis=(0, 1)), atol=1)
+    grey = cv2.cvtColor(
+        cv2.resize(pixels, (SIDE, SIDE), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY
+    )
     assert np.abs(seen.grey.astype(int) - grey).mean() < (2 if suffix == "jpg" else 1e-9)
 
 
@@ -55,8 +65,15 @@ def test_pictures_that_move_say_so(tmp_path):
 
 
 def test_what_can_not_be_read_is_said_in_words_and_takes_no_memory(tmp_path):
-    paths = [str(tmp_path / name) for name in ("gone.png", "bomb.png", "empty.jpg", "page.jpg", "cut.jpg", "fine.jpg")]
-    for path, content in ((paths[1], empty_png(70_000, 70_000)), (paths[2], b""), (paths[3], b"<html>")):
+    paths = [
+        str(tmp_path / name)
+        for name in ("gone.png", "bomb.png", "empty.jpg", "page.jpg", "cut.jpg", "fine.jpg")
+    ]
+    for path, content in (
+        (paths[1], empty_png(70_000, 70_000)),
+        (paths[2], b""),
+        (paths[3], b"<html>"),
+    ):
         with open(path, "wb") as file:
             file.write(content)
     drawing(0).save(paths[5])
@@ -65,7 +82,15 @@ def test_what_can_not_be_read_is_said_in_words_and_takes_no_memory(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     paths.append(str(tmp_path / "pipe.jpg"))
     facts = gathered(look_at(paths), len(paths))
-    words = ("No such file", "70000 x 70000 pixels are more", "is empty", "not a JPEG", "truncated", "", "pipe")
+    words = (
+        "No such file",
+        "70000 x 70000 pixels are more",
+        "is empty",
+        "not a JPEG",
+        "truncated",
+        "",
+        "pipe",
+    )
     assert all(word in error for word, error in zip(words, facts.errors, strict=True)), facts.errors
     assert facts.is_readable.tolist() == [not word for word in words]
     assert facts.aspects.tolist() == pytest.approx([1] * 5 + [300 / 220] + [1])
@@ -94,7 +119,10 @@ def test_looks_come_in_the_order_of_the_paths(tmp_path):
 def test_a_jpeg_of_very_many_scans_is_not_decoded(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(progressive(200))
-    assert look(str(path)).error == "a JPEG of more than 100 scans" and small_copy(str(path), 100) is None
+    assert (
+        look(str(path)).error == "a JPEG of more than 100 scans"
+        and small_copy(str(path), 100) is None
+    )
     path.write_bytes(progressive(0))
     assert look(str(path)).error == "" and small_copy(str(path), 100) is not None
 

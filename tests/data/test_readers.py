@@ -12,7 +12,15 @@ from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.readers import PathList, files_to_predict
 
 LATIN1 = os.fsdecode(b"caf\xe9.png")  # no UTF-8: Python holds the byte as a surrogate
-NAMES = ["a.png", "", "ordner/größe.jpg", "写真/ホットドッグ.png", "🌭.png", LATIN1, "with space\nand line.png"]
+NAMES = [
+    "a.png",
+    "",
+    "ordner/größe.jpg",
+    "写真/ホットドッグ.png",
+    "🌭.png",
+    LATIN1,
+    "with space\nand line.png",
+]
 
 
 def test_path_list_gives_back_its_paths():
@@ -32,7 +40,9 @@ def test_path_list_needs_eight_bytes_a_path_more_than_its_letters():
     arrays = [value for value in vars(PathList(paths)).values() if isinstance(value, np.ndarray)]
     assert sum(array.nbytes for array in arrays) == sum(map(len, paths)) + 8 * (len(paths) + 1)
     # No Python object per path, whose reference count would copy the page in every forked worker.
-    assert all(array.dtype.kind in "iu" for array in arrays) and len(vars(PathList(paths))) == len(arrays)
+    assert all(array.dtype.kind in "iu" for array in arrays) and len(vars(PathList(paths))) == len(
+        arrays
+    )
 
 
 PATTERNS = {
@@ -50,14 +60,17 @@ PATTERNS = {
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_what_is_to_be_predicted(some, pattern):
     data = ImageFolderData(predict=pattern)
-    assert list(data.splits) == ["predict"] and list(data.splits["predict"].paths) == PATTERNS[pattern]
+    assert (
+        list(data.splits) == ["predict"] and list(data.splits["predict"].paths) == PATTERNS[pattern]
+    )
     assert (data.splits["predict"].labels == -1).all()
 
 
 def test_file_names_that_are_no_utf8(some):
     name = os.fsdecode(b"a/caf\xe9.png")
     Path(name).write_bytes(Path("top.png").read_bytes())
-    Path("names.txt").write_bytes(b"\xef\xbb\xbf" + os.fsencode(name) + b"\n")  # the mark that Windows puts first
+    # the mark that Windows puts first
+    Path("names.txt").write_bytes(b"\xef\xbb\xbf" + os.fsencode(name) + b"\n")
     for pattern in ("a", "a/*.png", "names.txt"):
         assert name in ImageFolderData(predict=pattern).splits["predict"].paths
 
@@ -72,7 +85,12 @@ def test_nothing_to_predict(some, pattern):
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("all.zip", "archive: unpack"), ("all.tar.gz", "archive: unpack"), ("all.CSV", "table: a list")]
+    ("name", "what"),
+    [
+        ("all.zip", "archive: unpack"),
+        ("all.tar.gz", "archive: unpack"),
+        ("all.CSV", "table: a list"),
+    ],
 )
 def test_a_file_of_many_is_named_for_what_it_is(some, name, what):
     if name.endswith("CSV"):
@@ -113,7 +131,9 @@ def test_what_is_left_out_of_a_folder_is_told_once(some, monkeypatch, caplog):
 
 def test_a_link_that_leads_back_can_be_left_out_as_its_line_says(some, caplog):
     Path("a/back").symlink_to("..")
-    with pytest.raises(OSError, match=r"a/back is a link .* or leave it out with --data.on_bad_image skip"):
+    with pytest.raises(
+        OSError, match=r"a/back is a link .* or leave it out with --data.on_bad_image skip"
+    ):
         ImageFolderData(predict="a")
     data = ImageFolderData(predict="a", on_bad_image="skip")
     assert list(data.splits["predict"].paths) == ["a/1.png", "a/ö.PNG"]

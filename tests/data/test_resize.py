@@ -48,7 +48,8 @@ def test_a_line_of_pixels_is_no_bomb(transform, monkeypatch):
         image = decode(content, shorter_side=256)
         assert transform(image=image)["image"].shape == (224, 224, 3)
 
-    assert in_memory(2**30, prepare)  # 0.5 GB for a picture of `MAX_PIXELS`, the most that any may have
+    # 0.5 GB for a picture of `MAX_PIXELS`, the most that any may have
+    assert in_memory(2**30, prepare)
     if transform is EVALUATION["shorter_side"]:
         monkeypatch.setattr(module, "MAX_PIXELS", 2**60)
         assert not in_memory(2**33, prepare)  # the control: 13.8 GB
@@ -57,7 +58,9 @@ def test_a_line_of_pixels_is_no_bomb(transform, monkeypatch):
 def test_a_column_is_made_low_before_it_is_made_wide(monkeypatch):
     column = picture(2_000_000, 2)
     assert in_memory(2**28, lambda: resize(column, 256, 256))
-    np.testing.assert_array_equal(resize(column, 256, 256), resize(resize(column, 256, 2), 256, 256))
+    np.testing.assert_array_equal(
+        resize(column, 256, 256), resize(resize(column, 256, 2), 256, 256)
+    )
     monkeypatch.setattr(module, "MAX_PIXELS", 2**60)
     assert not in_memory(2**28, lambda: resize(column, 256, 256))  # the control: 1.5 GB
 
@@ -65,7 +68,11 @@ def test_a_column_is_made_low_before_it_is_made_wide(monkeypatch):
 @pytest.mark.parametrize("shape", [(1, 3000), (3000, 1), (2, 2999), (3, 3000)])
 def test_what_is_cut_to_its_middle_looks_the_same(shape, monkeypatch):
     # Steps of one grey level, as coarse as the result's rounding; it may lie a pixel of the result beside.
-    ramp = np.linspace(0, 250, max(shape)).astype(np.uint8).reshape((1, -1) if shape[0] < shape[1] else (-1, 1))
+    ramp = (
+        np.linspace(0, 250, max(shape))
+        .astype(np.uint8)
+        .reshape((1, -1) if shape[0] < shape[1] else (-1, 1))
+    )
     image = np.repeat(np.broadcast_to(ramp, shape)[:, :, None], 3, axis=2)
     transform = eval_transform(32)
     whole = transform(image=image)["image"].astype(int)

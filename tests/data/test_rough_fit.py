@@ -24,7 +24,9 @@ BLUR = 1.5
 def grey():
     """Eight drawings, then a part of each, as squashed copies."""
     whole = [drawing(i, 300, 220) for i in range(8)]
-    parts = [image.crop((20, 10, 20 + 180 + 10 * i, 10 + 132 + 7 * i)) for i, image in enumerate(whole)]
+    parts = [
+        image.crop((20, 10, 20 + 180 + 10 * i, 10 + 132 + 7 * i)) for i, image in enumerate(whole)
+    ]
     return np.stack([np.asarray(image.convert("L").resize((48, 48), 4)) for image in whole + parts])
 
 
@@ -42,22 +44,28 @@ def test_each_pair_fits_as_it_does_alone(grey, monkeypatch, at_once):
     for ratios in (np.ones(len(i)), np.exp(0.04 * (np.arange(len(i)) % 5 - 2))):
         fits, which = rough_fits((grey, grey), i, j, ratios, SHARES, BLUR)
         wanted, share = one_by_one(grey, i, j, ratios)
-        np.testing.assert_allclose(fits, wanted, atol=0.04)  # whole grey levels there, fractions here
+        # whole grey levels there, fractions here
+        np.testing.assert_allclose(fits, wanted, atol=0.04)
         clear = wanted > 0.5
         assert clear.sum() >= 8 and np.array_equal(np.array(SHARES)[which][clear], share[clear])
-    other, _ = rough_fits((grey, grey), i, j, np.full(len(i), 1.2), SHARES, BLUR)  # the control: proportions matter
+    # the control: proportions matter
+    other, _ = rough_fits((grey, grey), i, j, np.full(len(i), 1.2), SHARES, BLUR)
     assert np.abs(other - fits).max() > 0.2
 
 
 def test_what_has_no_detail_fits_nowhere():
     grey = np.stack([np.full((48, 48), 90, np.uint8), np.asarray(drawing(1, 48, 48).convert("L"))])
-    fits, _ = rough_fits((grey, grey), np.array([0, 0, 1]), np.array([0, 1, 1]), np.ones(3), SHARES, BLUR)
+    fits, _ = rough_fits(
+        (grey, grey), np.array([0, 0, 1]), np.array([0, 1, 1]), np.ones(3), SHARES, BLUR
+    )
     assert fits[:2] == pytest.approx(0, abs=0.01) and fits[2] == pytest.approx(1, abs=1e-3)
 
 
 def test_of_no_pairs_there_are_none():
     none = np.zeros(0, np.int64)
-    fits, which = rough_fits((np.zeros((2, 48, 48), np.uint8),) * 2, none, none, np.zeros(0), SHARES, BLUR)
+    fits, which = rough_fits(
+        (np.zeros((2, 48, 48), np.uint8),) * 2, none, none, np.zeros(0), SHARES, BLUR
+    )
     assert len(fits) == len(which) == 0
 
 

@@ -58,13 +58,16 @@ def test_every_place_of_the_order_is_equally_likely():
 @pytest.mark.parametrize("world_size", range(1, 9))
 @pytest.mark.parametrize(("num_images", "batch_size"), SIZES)
 def test_shares_of_all_devices_joined_are_the_global_batches(num_images, batch_size, world_size):
-    devices = [TrainBatches(num_images, batch_size, 7, rank, world_size) for rank in range(world_size)]
+    devices = [
+        TrainBatches(num_images, batch_size, 7, rank, world_size) for rank in range(world_size)
+    ]
     for epoch in range(2):
         order = train_order(num_images, 7, epoch).tolist()
         expected = [order[i : i + batch_size] for i in range(0, num_images, batch_size)]
         for device in devices:
             device.set_epoch(epoch)
-        steps = list(zip(*devices, strict=True))  # strict: all devices make the same number of steps
+        # strict: all devices make the same number of steps
+        steps = list(zip(*devices, strict=True))
         assert [[index for _, index in chain(*parts)] for parts in steps] == expected
         assert {e for parts in steps for e, _ in chain(*parts)} == {epoch}
         assert {len(device) for device in devices} == {len(expected)}
@@ -79,11 +82,14 @@ def test_control_distributed_sampler_counts_pictures_twice():
 
 @pytest.mark.parametrize(("num_images", "batch_size"), SIZES)
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2), (2, 3)])
-def test_started_anywhere_the_sequence_goes_on_as_it_would_have(num_images, batch_size, rank, world_size):
+def test_started_anywhere_the_sequence_goes_on_as_it_would_have(
+    num_images, batch_size, rank, world_size
+):
     def passes(batches: TrainBatches, epochs: range) -> list:
         sequence = []
         for epoch in epochs:
-            batches.set_epoch(epoch)  # as Lightning does before each epoch, the first one of a resumed run included
+            # as Lightning does before each epoch, the first one of a resumed run included
+            batches.set_epoch(epoch)
             sequence += list(batches)
         return sequence
 
@@ -91,13 +97,18 @@ def test_started_anywhere_the_sequence_goes_on_as_it_would_have(num_images, batc
     num_batches = len(whole) // 3
     for epoch, batch in product(range(3), range(num_batches)):
         resumed = TrainBatches(num_images, batch_size, 3, rank, world_size, epoch, batch)
-        assert len(resumed) == num_batches  # Lightning counts on: the length is that of a full epoch
+        # Lightning counts on: the length is that of a full epoch
+        assert len(resumed) == num_batches
         assert passes(resumed, range(epoch, 3)) == whole[epoch * num_batches + batch :]
 
 
 def test_control_epoch_begun_again_differs():
     batches = TrainBatches(12, 4, 0, 0, 1, epoch=1, batch=2)
-    assert list(batches) == list(TrainBatches(12, 4, 0, 0, 1, epoch=1))[2:] != list(TrainBatches(12, 4, 0, 0, 1))[2:]
+    assert (
+        list(batches)
+        == list(TrainBatches(12, 4, 0, 0, 1, epoch=1))[2:]
+        != list(TrainBatches(12, 4, 0, 0, 1))[2:]
+    )
 
 
 def test_lightning_sets_the_epoch_through_the_loader():
@@ -112,7 +123,10 @@ def test_augmentation_seeds_differ_between_all_pictures_and_epochs():
     # 3,000 draws of 2**32 meet with a chance of 0.1 %, and they are the same at each run: none do.
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)
-    assert len({augmentation_seed(1, 2, 3), augmentation_seed(3, 2, 1), augmentation_seed(2, 1, 3)}) == 3
+    assert (
+        len({augmentation_seed(1, 2, 3), augmentation_seed(3, 2, 1), augmentation_seed(2, 1, 3)})
+        == 3
+    )
 
 
 def test_step_seeds_differ_between_steps_and_ranks_and_suit_torch():
@@ -144,7 +158,11 @@ def test_no_two_streams_meet():
                     Mixing(mixup=1.0).draw(seed, epoch, index, 9)
             for name in ("cat", "dog"):
                 keep((*name.encode(), seed, 0, 0))  # as the drawn sample does
-    asked += [np.random.SeedSequence((kind, *key)) for kind in (1, 2) for key in product(small, small, small)]
+    asked += [
+        np.random.SeedSequence((kind, *key))
+        for kind in (1, 2)
+        for key in product(small, small, small)
+    ]
     states = {tuple(sequence.generate_state(4).tolist()) for sequence in asked}
     assert len(states) == len(asked)
     # Control: as splits were drawn before, by (split_seed, class), they met the order of training.
@@ -170,7 +188,9 @@ def test_the_run_seed_is_lightnings(monkeypatch):
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_evaluation_gives_every_picture_once_in_order(world_size, batch_size):
     for num_images in range(14):
-        devices = [EvalBatches(num_images, batch_size, rank, world_size) for rank in range(world_size)]
+        devices = [
+            EvalBatches(num_images, batch_size, rank, world_size) for rank in range(world_size)
+        ]
         batches = [list(device) for device in devices]
         assert list(chain(*chain(*batches))) == list(range(num_images))
         # Devices speak to each other after each batch, so one that has no more pictures must go along.
@@ -179,7 +199,9 @@ def test_evaluation_gives_every_picture_once_in_order(world_size, batch_size):
         assert all(len(batch) <= batch_size for batch in chain(*batches))
 
 
-@pytest.mark.parametrize(("num", "num_images"), [(1, 1), (1, 9), (3, 10), (8, 30), (29, 30), (30, 30)])
+@pytest.mark.parametrize(
+    ("num", "num_images"), [(1, 1), (1, 9), (3, 10), (8, 30), (29, 30), (30, 30)]
+)
 def test_pictures_that_a_limit_leaves_lie_evenly(num, num_images):
     places = spread(np.arange(num), num, num_images)
     assert places.tolist() == [spread(i, num, num_images) for i in range(num)]
@@ -188,5 +210,7 @@ def test_pictures_that_a_limit_leaves_lie_evenly(num, num_images):
 
 
 def test_control_distributed_sampler_pads_evaluation():
-    devices = [DistributedSampler(range(11), num_replicas=3, rank=rank, shuffle=False) for rank in range(3)]
+    devices = [
+        DistributedSampler(range(11), num_replicas=3, rank=rank, shuffle=False) for rank in range(3)
+    ]
     assert sum(len(list(device)) for device in devices) == 12

@@ -26,7 +26,9 @@ def write(root: Path, *names: str, size: int | None = None) -> Path:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         content = os.fsencode(f"{name} of {root} ")
-        num_bytes = size or 100 + len(os.listdir(root)) + sum(root.name.encode() + os.fsencode(name))
+        num_bytes = size or 100 + len(os.listdir(root)) + sum(
+            root.name.encode() + os.fsencode(name)
+        )
         (root / name).write_bytes((content * num_bytes)[:num_bytes])
     return root
 
@@ -53,10 +55,14 @@ def earlier(checkpoint: dict) -> dict:
     return checkpoint
 
 
-def held(checkpoint: dict, data: ImageFolderData, command: str = "test", rank: int = 0) -> list[str]:
+def held(
+    checkpoint: dict, data: ImageFolderData, command: str = "test", rank: int = 0
+) -> list[str]:
     """The names of what `command` then measures."""
     state = SimpleNamespace(fn=command)
-    hold_against(checkpoint, SimpleNamespace(datamodule=data, state=state, is_global_zero=rank == 0))
+    hold_against(
+        checkpoint, SimpleNamespace(datamodule=data, state=state, is_global_zero=rank == 0)
+    )
     part = data.splits.get({"validate": "val"}.get(command, command))
     return sorted(os.path.relpath(path, data.root) for path in part.paths) if part else []
 
@@ -70,7 +76,8 @@ def lines(caplog) -> pytest.LogCaptureFixture:
 def test_the_folder_trained_on_gives_its_own_test_pictures(tmp_path, lines):
     fitted = data(plain(tmp_path / "a"))
     expected = {
-        s: sorted(os.path.relpath(path, tmp_path / "a") for path in fitted.splits[s].paths) for s in ("val", "test")
+        s: sorted(os.path.relpath(path, tmp_path / "a") for path in fitted.splits[s].paths)
+        for s in ("val", "test")
     }
     checkpoint = checkpoint_of(fitted)
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -80,13 +87,19 @@ def test_the_folder_trained_on_gives_its_own_test_pictures(tmp_path, lines):
             lines.clear()
             assert held(checkpoint, data(tmp_path / name), command) == expected[split]
             (line,) = lines.messages
-            assert line == f"{len(expected[split])} {split} pictures of {tmp_path / name} (set apart from training)"
+            assert (
+                line
+                == f"{len(expected[split])} {split} pictures of {tmp_path / name} (set apart from training)"
+            )
 
 
 def test_pictures_added_removed_and_renamed(tmp_path, lines):
     root = plain(tmp_path / "a")
     fitted = data(root)
-    checkpoint, was_seen = checkpoint_of(fitted), {p for s in ("train", "val") for p in fitted.splits[s].paths}
+    checkpoint, was_seen = (
+        checkpoint_of(fitted),
+        {p for s in ("train", "val") for p in fitted.splits[s].paths},
+    )
     before = held(checkpoint, data(root))
     write(root, *(f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(30, 60)))
     (root / before[0]).unlink()
@@ -98,20 +111,29 @@ def test_pictures_added_removed_and_renamed(tmp_path, lines):
     assert any("is not as in training: 1 picture is gone, " in line for line in lines.messages)
     new = next(name for name in after if name not in before)
     source = sorted(fitted.splits["train"].paths)[1]
-    shutil.move(source, root / new)  # under the name of a test picture: what was trained on, and is gone there
+    # under the name of a test picture: what was trained on, and is gone there
+    shutil.move(source, root / new)
     lines.clear()
     assert new not in held(checkpoint, data(root))
-    assert any(line.startswith("left out 1 of the") and str(root / new) in line for line in lines.messages)
+    assert any(
+        line.startswith("left out 1 of the") and str(root / new) in line for line in lines.messages
+    )
     lines.clear()
     assert new in held(earlier(checkpoint), data(root))
-    assert any("1 of the test pictures may be training pictures under other names" in line for line in lines.messages)
+    assert any(
+        "1 of the test pictures may be training pictures under other names" in line
+        for line in lines.messages
+    )
 
 
-@pytest.mark.parametrize("options", [{"split_seed": 1}, {"test_fraction": 0.6}, {"val_fraction": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"split_seed": 1}, {"test_fraction": 0.6}, {"val_fraction": 0.0}]
+)
 def test_other_parts_of_the_folder_trained_on_are_refused(tmp_path, options):
     checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
     with pytest.raises(
-        ValueError, match=r"has seen \d+ of the \d+ test pictures of .*/a in training, .*png.*split_seed"
+        ValueError,
+        match=r"has seen \d+ of the \d+ test pictures of .*/a in training, .*png.*split_seed",
     ):
         held(checkpoint, data(tmp_path / "a", **options))
     del checkpoint["finetune"]["seen"]  # control: only the record tells
@@ -120,7 +142,8 @@ def test_other_parts_of_the_folder_trained_on_are_refused(tmp_path, options):
 
 def test_validation_may_be_measured_again_but_not_training(tmp_path):
     checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
-    assert held(checkpoint, data(tmp_path / "a", test_fraction=0.1), "validate")  # the same part, by the rule
+    # the same part, by the rule
+    assert held(checkpoint, data(tmp_path / "a", test_fraction=0.1), "validate")
     with pytest.raises(ValueError, match="val pictures"):
         held(checkpoint, data(tmp_path / "a", val_fraction=0.4), "validate")
 
@@ -157,7 +180,9 @@ def test_another_folder_is_measured_whole(tmp_path, lines, command):
     # Also where nothing was set apart from training.
     apart = {"val_fraction": 0.0, "test_fraction": 0.0}
     checkpoint = checkpoint_of(data(plain(tmp_path / "c"), **apart))
-    assert len(held(checkpoint, data(plain(tmp_path / "d", num=9, size=50), **apart), command)) == 18
+    assert (
+        len(held(checkpoint, data(plain(tmp_path / "d", num=9, size=50), **apart), command)) == 18
+    )
 
 
 def test_another_folder_in_the_place_of_the_one_trained_on_is_measured_whole(tmp_path, lines):
@@ -165,9 +190,13 @@ def test_another_folder_in_the_place_of_the_one_trained_on_is_measured_whole(tmp
     checkpoint = checkpoint_of(data(root))
     without = {**checkpoint, "finetune": {"data_fingerprint": ""}}
     shutil.rmtree(root)
-    write(root, *(f"{c}/new_{i:03d}.png" for c in ("cat", "dog") for i in range(20)))  # as `docker -v` may mount it
+    # as `docker -v` may mount it
+    write(root, *(f"{c}/new_{i:03d}.png" for c in ("cat", "dog") for i in range(20)))
     assert len(held(checkpoint, data(root))) == 40
-    assert f"{root} holds few of the pictures that this checkpoint was trained on: taken for new ones" in lines.messages
+    assert (
+        f"{root} holds few of the pictures that this checkpoint was trained on: taken for new ones"
+        in lines.messages
+    )
     lines.clear()
     assert len(held(checkpoint, data(root), rank=1)) == 40 and not lines.messages
     assert len(held(without, data(root))) < 20  # only the record tells
@@ -178,9 +207,12 @@ def test_files_that_are_by_chance_as_large_are_not_the_ones_trained_on(tmp_path,
     checkpoint = checkpoint_of(data(root))
     sizes = [path.stat().st_size for path in root.glob("*/*")]
     shutil.rmtree(root)
-    for i, size in enumerate(range(min(sizes), min(sizes) + 3 * len(sizes))):  # each size once, of two times as many
+    # each size once, of two times as many
+    for i, size in enumerate(range(min(sizes), min(sizes) + 3 * len(sizes))):
         write(root, f"{('cat', 'dog')[i % 2]}/new_{i:03d}.png", size=size)
-    assert 2 * len(set(sizes) & {path.stat().st_size for path in root.glob("*/*")}) >= len(set(sizes))
+    assert 2 * len(set(sizes) & {path.stat().st_size for path in root.glob("*/*")}) >= len(
+        set(sizes)
+    )
     assert len(held(checkpoint, data(root))) == 3 * len(sizes)
     assert "taken for new ones" in lines.text
 
@@ -190,7 +222,8 @@ def test_pictures_that_are_all_renamed_in_place_are_no_new_ones(tmp_path, lines)
     checkpoint = checkpoint_of(data(root))
     for path in sorted(root.glob("*/*")):
         path.rename(path.with_name(f"renamed_{path.name}"))
-    with pytest.raises(ValueError, match=r"has seen (\d+) of the \1 test pictures"):  # other ones are set apart now
+    # other ones are set apart now
+    with pytest.raises(ValueError, match=r"has seen (\d+) of the \1 test pictures"):
         held(checkpoint, data(root))
     assert "taken for new ones" not in lines.text
     lines.clear()
@@ -225,7 +258,10 @@ def test_another_folder_with_splits_gives_its_own(tmp_path, lines):
 def test_a_class_too_small_for_its_parts_loses_pictures_but_no_truth(tmp_path, lines):
     root = plain(tmp_path / "a", 4)
     fitted = data(root)
-    checkpoint, was_seen = checkpoint_of(fitted), {p for s in ("train", "val") for p in fitted.splits[s].paths}
+    checkpoint, was_seen = (
+        checkpoint_of(fitted),
+        {p for s in ("train", "val") for p in fitted.splits[s].paths},
+    )
     for path in [p for p in fitted.splits["test"].paths if "/cat/" in p]:
         os.unlink(path)
     now = data(root)
@@ -266,7 +302,9 @@ def test_what_earlier_parts_of_a_run_have_seen_stays_seen(tmp_path, lines):
         for part in first, second:
             assert np.isin(part.splits[split].hashes(), second.seen.names[:num]).all()
     names = {str(root / name) for name in held(checkpoint_of(second), data(root))}
-    assert names and not any(names & set(part.splits[s].paths) for part in (first, second) for s in ("train", "val"))
+    assert names and not any(
+        names & set(part.splits[s].paths) for part in (first, second) for s in ("train", "val")
+    )
     assert "left out" in lines.text
     third = data(root, split_seed=3)
     seen = third.seen
@@ -311,17 +349,25 @@ def test_arrays_are_known_by_their_place(tmp_path):
         def scan(self, root: Path, *how: float) -> None:
             pixels = np.zeros((60, 4, 4), np.uint8), np.arange(60) % 10
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("finetune.data.datasets.fashion_mnist.read", lambda root, split: pixels)
+                patch.setattr(
+                    "finetune.data.datasets.fashion_mnist.read", lambda root, split: pixels
+                )
                 super().scan(root, *how)
 
     fitted = Drawn(str(tmp_path), val_fraction=0.3)
     checkpoint = checkpoint_of(fitted)
-    assert describe("test", fitted.splits["test"], fitted.root) == f"60 test pictures of {tmp_path} (its test pictures)"
-    assert isinstance(fitted.splits["val"], Split) and isinstance(fitted.splits["val"].read, GreyReader)
+    assert (
+        describe("test", fitted.splits["test"], fitted.root)
+        == f"60 test pictures of {tmp_path} (its test pictures)"
+    )
+    assert isinstance(fitted.splits["val"], Split) and isinstance(
+        fitted.splits["val"].read, GreyReader
+    )
     assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3), "validate")
     with pytest.raises(ValueError, match="has seen .* train/"):
         held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3, split_seed=1), "validate")
-    assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3, split_seed=1))  # the test pictures are others
+    # the test pictures are others
+    assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3, split_seed=1))
 
 
 def copies(split: Split, root: Path, name: str = "{}.png") -> Path:
@@ -333,13 +379,18 @@ def copies(split: Split, root: Path, name: str = "{}.png") -> Path:
     return root
 
 
-@pytest.mark.parametrize(("split", "command"), [("train", "test"), ("val", "test"), ("train", "validate")])
+@pytest.mark.parametrize(
+    ("split", "command"), [("train", "test"), ("val", "test"), ("train", "validate")]
+)
 def test_copies_elsewhere_under_other_names_are_refused(tmp_path, split, command):
     fitted = data(plain(tmp_path / "a"))
     checkpoint, num = checkpoint_of(fitted), len(fitted.splits[split].labels)
     other = copies(fitted.splits[split], tmp_path / "other", "copy_{}.jpeg")
     name = {"validate": "val"}.get(command, command)
-    with pytest.raises(ValueError, match=f"has seen {num} of the {num} {name} pictures of {other} in training: .*copy"):
+    with pytest.raises(
+        ValueError,
+        match=f"has seen {num} of the {num} {name} pictures of {other} in training: .*copy",
+    ):
         held(checkpoint, data(other), command)
     assert held(earlier(checkpoint), data(other), command)  # control: only the digests tell
 
@@ -352,22 +403,31 @@ def test_copies_among_new_pictures_are_left_out(tmp_path, lines):
     write(other, *(f"test/{c}/new_{i}.png" for c in ("cat", "dog") for i in range(5)))
     copies(fitted.splits["train"], other / "train")
     left = held(checkpoint, data(other))
-    assert len(left) == 10 + len(fitted.splits["test"].labels) and not any("copy" in name for name in left)
-    assert lines.messages[0].startswith(f"left out {num} of the {num + len(left)} test pictures of {other}: copies of ")
+    assert len(left) == 10 + len(fitted.splits["test"].labels) and not any(
+        "copy" in name for name in left
+    )
+    assert lines.messages[0].startswith(
+        f"left out {num} of the {num + len(left)} test pictures of {other}: copies of "
+    )
     lines.clear()
     assert held(checkpoint, data(other), rank=1) == left and not lines.messages
 
 
 def test_a_test_folder_of_nothing_but_training_pictures_is_refused(tmp_path):
     fitted = data(
-        write(tmp_path / "a", *(f"{s}/{c}/{i}.png" for s in ("train", "test") for c in "xy" for i in range(20)))
+        write(
+            tmp_path / "a",
+            *(f"{s}/{c}/{i}.png" for s in ("train", "test") for c in "xy" for i in range(20)),
+        )
     )
     checkpoint = checkpoint_of(fitted)
     assert len(held(checkpoint, data(tmp_path / "a"))) == 40  # the control
     same = Path(shutil.copytree(tmp_path / "a", tmp_path / "same"))
     shutil.rmtree(same / "test")
     shutil.copytree(same / "train", same / "test")
-    with pytest.raises(ValueError, match="has seen 40 of the 40 test pictures of .* in training: they are copies"):
+    with pytest.raises(
+        ValueError, match="has seen 40 of the 40 test pictures of .* in training: they are copies"
+    ):
         held(checkpoint, data(same))
 
 
@@ -378,7 +438,8 @@ def test_a_few_copies_under_their_old_names_make_no_training_folder(tmp_path, li
     for path in fitted.splits["train"].paths[:3]:
         shutil.copy(path, other / Path(path).parent.name)
     left = held(checkpoint, data(other))
-    assert len(left) == 40 and all("new" in name for name in left)  # measured whole, without the copies
+    # measured whole, without the copies
+    assert len(left) == 40 and all("new" in name for name in left)
     assert f"left out 3 of the 43 test pictures of {other}: copies of " in lines.text
     lines.clear()
     moved = (tmp_path / "a").rename(tmp_path / "moved")  # the control
@@ -396,14 +457,19 @@ def test_copies_within_the_folder_trained_on_are_counted(tmp_path, lines):
         in lines.text
     )
     lines.clear()
-    assert len(held(earlier(checkpoint_of(fitted)), data(root))) == 11 and "are copies" not in lines.text
+    assert (
+        len(held(earlier(checkpoint_of(fitted)), data(root))) == 11
+        and "are copies" not in lines.text
+    )
 
 
 def test_numbered_files_of_one_size_are_told_apart_by_content(tmp_path, lines):
-    checkpoint = checkpoint_of(data(plain(tmp_path / "a", size=50_000)))  # as uncompressed pictures are
+    # as uncompressed pictures are
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a", size=50_000)))
     assert len(held(checkpoint, data(plain(tmp_path / "b", size=50_000)))) == 60
     assert lines.messages == [f"60 test pictures of {tmp_path / 'b'} (all)"]
-    assert len(held(earlier(checkpoint), data(tmp_path / "b"))) < 15  # control: taken for the folder trained on
+    # control: taken for the folder trained on
+    assert len(held(earlier(checkpoint), data(tmp_path / "b"))) < 15
 
 
 def test_what_was_replaced_before_a_fit_went_on_stays_seen(tmp_path):
@@ -432,7 +498,13 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
         for i in range(10):
             shutil.copy(colours / f"test/{name}/{i:02d}.png", root / name / f"{20 + i}.png")
     capsys.readouterr()
-    test = ["test", "--ckpt_path", "runs/fit/version_0/checkpoints/best.ckpt", "--trainer.accelerator", "cpu"]
+    test = [
+        "test",
+        "--ckpt_path",
+        "runs/fit/version_0/checkpoints/best.ckpt",
+        "--trainer.accelerator",
+        "cpu",
+    ]
     cli(*test)
     line = re.search(r"(\d+) test pictures of .*pictures \(set apart from training\)", caplog.text)
     assert int(line[1]) == len(data(root).splits["test"].labels) > expected
@@ -441,24 +513,36 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
     cli(*test, "--data.root", colours / "test")
     assert re.search(r"30 test pictures of .*/test \(all\)", caplog.text)
     other = copies(fitted.splits["train"], tmp_path / "other/test", "copy_{}.png").parent
-    with pytest.raises(ValueError, match=r"has seen (\d+) of the \1 test pictures of .*/other in training: .*copies"):
+    with pytest.raises(
+        ValueError,
+        match=r"has seen (\d+) of the \1 test pictures of .*/other in training: .*copies",
+    ):
         cli(*test, "--data.root", other)
     two = tmp_path / "two"
     for name in ("blue", "red"):
         shutil.copytree(colours / "test" / name, two / name)
     cli(*test, "--data.root", two)
     assert re.search(r"20 test pictures of .*/two \(all\)", caplog.text)
-    assert "two has no pictures of the class 'green': its results say nothing about it" in caplog.text
+    assert (
+        "two has no pictures of the class 'green': its results say nothing about it" in caplog.text
+    )
     newest = max(tmp_path.glob("runs/test/*/test.json"), key=os.path.getmtime)
     result = json.loads(newest.read_text())
-    assert [sum(row) for row in result["confusion_matrix"]] == [10, 0, 10] and result["test/recall/green"] is None
-    overall = [value for name, value in result.items() if name.startswith("test/") and name.count("/") == 1]
+    assert [sum(row) for row in result["confusion_matrix"]] == [10, 0, 10] and result[
+        "test/recall/green"
+    ] is None
+    overall = [
+        value for name, value in result.items() if name.startswith("test/") and name.count("/") == 1
+    ]
     assert len(overall) >= 4 and all(math.isfinite(value) for value in overall)
 
 
 def test_other_parts_of_the_same_pictures_do_not_make_what_was_learned_new(tmp_path):
     before, now = data(plain(tmp_path / "a")), data(tmp_path / "a", split_seed=2)
     learned = {os.path.relpath(path, tmp_path / "a") for path in before.splits["train"].paths}
-    assert learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))  # the control
+    # the control
+    assert learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))
     held(checkpoint_of(before), now, "fit")  # goes on from it
-    assert not learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))
+    assert not learned & set(
+        held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate")
+    )

@@ -50,7 +50,9 @@ def test_a_planted_property_is_named_and_no_other(tmp_path):
     rng = np.random.default_rng(0)
     labels = np.repeat([0, 1, 2], 60)
     grey = rng.integers(0, 256, (180, 48, 48)).astype(np.uint8)
-    facts = facts_of(grey, num_bytes=rng.integers(4000, 6000, 180), sizes=rng.integers(100, 200, (180, 2)))
+    facts = facts_of(
+        grey, num_bytes=rng.integers(4000, 6000, 180), sizes=rng.integers(100, 200, (180, 2))
+    )
     assert shortcuts(facts, np.arange(180), "class", labels, "abc") == []  # the control
     facts.kinds[60:120] = ["PNG"] * 60
     (found,) = shortcuts(facts, np.arange(180), "class", labels, "abc")
@@ -62,7 +64,8 @@ def test_a_planted_property_is_named_and_no_other(tmp_path):
 
 def test_a_value_that_half_share_is_a_cell_of_its_own():
     labels = np.repeat([0, 1], 100)
-    changed = np.where(labels, np.arange(200) * 86_400.0, 7 * 86_400.0)  # all of one class on one day
+    # all of one class on one day
+    changed = np.where(labels, np.arange(200) * 86_400.0, 7 * 86_400.0)
     facts = facts_of(np.zeros((200, 48, 48), np.uint8), changed=changed)
     (found,) = shortcuts(facts, np.arange(200), "class", labels, "ab")
     assert found.what == "date of the files" and found.strength > 0.9 > MIN_OF_CLASS

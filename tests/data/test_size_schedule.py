@@ -64,7 +64,11 @@ def test_what_is_no_schedule_is_told(options, told):
 @pytest.mark.parametrize("max_epochs", [None, -1, 0, 1])
 def test_a_run_without_epochs_or_with_too_few_is_told(max_epochs):
     trainer: Any = SimpleNamespace(max_epochs=max_epochs)
-    told = "give trainer.max_epochs" if max_epochs in (None, -1) else f"max_epochs {max_epochs} leaves some out"
+    told = (
+        "give trainer.max_epochs"
+        if max_epochs in (None, -1)
+        else f"max_epochs {max_epochs} leaves some out"
+    )
     with pytest.raises(WrongUsage, match=told):
         schedule_of((96, 128), trainer)
     assert schedule_of((), trainer) is None
@@ -74,14 +78,24 @@ def test_a_run_without_epochs_or_with_too_few_is_told(max_epochs):
 
 def test_a_try_has_the_size_that_a_schedule_ends_with(colours):
     data = pictures(colours)
-    data.trainer = pl.Trainer(fast_dev_run=True, accelerator="cpu", logger=False, enable_checkpointing=False)
+    data.trainer = pl.Trainer(
+        fast_dev_run=True, accelerator="cpu", logger=False, enable_checkpointing=False
+    )
     assert next(iter(data.train_dataloader()))["image"].shape[1:] == (3, 24, 24)
 
 
 def pictures(root, max_epochs=6, **options):
-    given = {"image_size": 24, "image_size_schedule": list(SIZES), "val_fraction": 0.2, "batch_size": 13, **options}
+    given = {
+        "image_size": 24,
+        "image_size_schedule": list(SIZES),
+        "val_fraction": 0.2,
+        "batch_size": 13,
+        **options,
+    }
     data = small(root, **given)
-    data.trainer = pl.Trainer(max_epochs=max_epochs, accelerator="cpu", logger=False, enable_checkpointing=False)
+    data.trainer = pl.Trainer(
+        max_epochs=max_epochs, accelerator="cpu", logger=False, enable_checkpointing=False
+    )
     return data
 
 
@@ -99,13 +113,17 @@ def test_workers_that_stay_give_each_epoch_its_size_and_the_same_pixels(colours)
         for batch, other in zip(batches, others, strict=True):
             side = (16, 16, 40, 40, 24, 24)[epoch]
             assert batch["image"].shape[1:] == (3, side, side)
-            assert torch.equal(batch["image"], other["image"]) and torch.equal(batch["index"], other["index"])
+            assert torch.equal(batch["image"], other["image"]) and torch.equal(
+                batch["index"], other["index"]
+            )
 
 
 def test_pixels_are_those_of_a_run_that_has_this_size_all_along(colours):
     scheduled = pictures(colours).pictures("train", train=True)
     for epoch, side in enumerate((16, 16, 40, 40, 24, 24)):
-        alone = pictures(colours, image_size=side, image_size_schedule=None).pictures("train", train=True)
+        alone = pictures(colours, image_size=side, image_size_schedule=None).pictures(
+            "train", train=True
+        )
         transform = train_transform(side)
         for index in (0, 7):
             image = scheduled[epoch, index]["image"]
@@ -120,7 +138,9 @@ def test_without_random_transforms_the_size_changes_all_the_same(colours):
     shown = data.pictures("train", train=True)
     picture = shown.read(3)
     for epoch, side in ((0, 16), (2, 40), (5, 24)):
-        np.testing.assert_array_equal(shown[epoch, 3]["image"], eval_transform(side)(image=picture)["image"])
+        np.testing.assert_array_equal(
+            shown[epoch, 3]["image"], eval_transform(side)(image=picture)["image"]
+        )
 
 
 @pytest.mark.parametrize("mixing", [{"mixup": 0.4}, {"cutmix": 1.0}])
@@ -137,7 +157,9 @@ def test_a_cache_changes_no_pixel(colours, tmp_path, monkeypatch):
     cached.splits |= from_cache(cached.splits, colours, 1.0, build=True)
     assert isinstance(cached.splits["train"].read, CachedReader)
     for batches, others in zip(expected, epochs(cached), strict=True):
-        assert all(torch.equal(a["image"], b["image"]) for a, b in zip(batches, others, strict=True))
+        assert all(
+            torch.equal(a["image"], b["image"]) for a, b in zip(batches, others, strict=True)
+        )
     with pytest.raises(WrongUsage, match="cache_size 39 must be at least image_size_schedule, 40"):
         pictures(colours, cache_size=39)
     with pytest.raises(WrongUsage, match="cache_size 40 must be at least eval_image_size, 41"):
@@ -153,7 +175,9 @@ def test_evaluation_has_a_size_of_its_own(colours, eval_image_size):
         for i in (0, len(images) - 1):
             expected = eval_transform(side)(image=data.splits[split].read(i))["image"]
             np.testing.assert_array_equal(images[i], expected)
-    shown = small(colours, predict=str(colours / "test"), image_size=24, eval_image_size=eval_image_size)
+    shown = small(
+        colours, predict=str(colours / "test"), image_size=24, eval_image_size=eval_image_size
+    )
     assert next(iter(shown.predict_dataloader()))["image"].shape[-1] == side
 
 

@@ -46,18 +46,29 @@ def test_the_drawing_is_the_one_that_was_calibrated():
         "hotdog": (164, 110, 74),
     }
     for class_name, colour in expected.items():
-        middle = np.mean([synthetic.draw(class_name, (9, i))[32:64, 32:64] for i in range(16)], (0, 1, 2))
+        middle = np.mean(
+            [synthetic.draw(class_name, (9, i))[32:64, 32:64] for i in range(16)], (0, 1, 2)
+        )
         np.testing.assert_allclose(middle, colour, atol=3)
 
 
 def test_each_name_draws_its_own_thing():
     # On the same empty table with the same random numbers; a misspelt name would leave the table empty.
-    names = {*synthetic.SOURCE_CLASSES, *synthetic.OTHERS, *synthetic.CLUTTER, "hotdog", "plate", "nothing"}
+    names = {
+        *synthetic.SOURCE_CLASSES,
+        *synthetic.OTHERS,
+        *synthetic.CLUTTER,
+        "hotdog",
+        "plate",
+        "nothing",
+    }
     images = {}
     for name in names:
         rng = np.random.default_rng(0)
         images[name] = np.full((96, 96, 3), 128, np.float32)
-        canvas = synthetic.Canvas(rng, images[name], np.zeros((96, 96), np.float32), 0.0, np.eye(2, 3))
+        canvas = synthetic.Canvas(
+            rng, images[name], np.zeros((96, 96), np.float32), 0.0, np.eye(2, 3)
+        )
         canvas.place(0.5, 0.5, 0.4, 0.0)
         synthetic.draw_thing(canvas, name)
     assert (images["nothing"] == 128).all()
@@ -69,9 +80,13 @@ def test_each_name_draws_its_own_thing():
 def test_a_hot_dog_is_a_bun_and_a_sausage():
     assert "hotdog" not in synthetic.OTHERS + synthetic.SOURCE_CLASSES
     names = ("salad_bowl", "sandwich", "hotdog")
-    middle = {c: np.mean([synthetic.draw(c, (9, i))[40:56, 40:56] for i in range(16)], (0, 1, 2)) for c in names}
+    middle = {
+        c: np.mean([synthetic.draw(c, (9, i))[40:56, 40:56] for i in range(16)], (0, 1, 2))
+        for c in names
+    }
     redness = {c: colour[0] - colour[1] for c, colour in middle.items()}
-    assert redness["salad_bowl"] + 15 < redness["sandwich"] < redness["hotdog"]  # the sausage is what is red
+    # the sausage is what is red
+    assert redness["salad_bowl"] + 15 < redness["sandwich"] < redness["hotdog"]
 
 
 def test_unknown_names_are_refused(tmp_path):
@@ -83,24 +98,36 @@ def test_unknown_names_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "classes"), [("source", synthetic.SOURCE_CLASSES), ("target", synthetic.TARGET_CLASSES)]
+    ("task", "classes"),
+    [("source", synthetic.SOURCE_CLASSES), ("target", synthetic.TARGET_CLASSES)],
 )
 def test_layout_counts_and_no_picture_twice(tmp_path, task, classes):
     folder = synthetic.write_sample(tmp_path / "data", task, counts=COUNTS)
     assert folder == tmp_path / "data" / task
-    expected = {f"{s}/{c}/{i:04d}.png" for s, count in COUNTS.items() for c in classes for i in range(count)}
+    expected = {
+        f"{s}/{c}/{i:04d}.png" for s, count in COUNTS.items() for c in classes for i in range(count)
+    }
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.png")}
     assert set(files) == expected
-    assert len({path.read_bytes() for path in files.values()}) == len(files)  # none of train in test
+    # none of train in test
+    assert len({path.read_bytes() for path in files.values()}) == len(files)
     assert os.listdir(folder.parent) == [task]
     stored = cv2.imread(str(folder / "train" / classes[0] / "0002.png"))[..., ::-1]
     np.testing.assert_array_equal(stored, synthetic.draw(classes[0], (0, 0, 2)))
 
 
 def test_a_split_does_not_depend_on_the_other_splits(tmp_path):
-    whole = synthetic.write_sample(tmp_path / "whole", "target", counts=COUNTS) / "test/hotdog/0000.png"
-    alone = synthetic.write_sample(tmp_path / "alone", "target", counts={"test": 1}) / "test/hotdog/0000.png"
-    other = synthetic.write_sample(tmp_path / "other", "target", seed=1, counts={"test": 1}) / "test/hotdog/0000.png"
+    whole = (
+        synthetic.write_sample(tmp_path / "whole", "target", counts=COUNTS) / "test/hotdog/0000.png"
+    )
+    alone = (
+        synthetic.write_sample(tmp_path / "alone", "target", counts={"test": 1})
+        / "test/hotdog/0000.png"
+    )
+    other = (
+        synthetic.write_sample(tmp_path / "other", "target", seed=1, counts={"test": 1})
+        / "test/hotdog/0000.png"
+    )
     assert whole.read_bytes() == alone.read_bytes() != other.read_bytes()
 
 

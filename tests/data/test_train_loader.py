@@ -39,7 +39,13 @@ def made():
         trainer = SimpleNamespace(**{"max_epochs": 3, "limit_train_batches": 1.0, **options})
         batches = TrainBatches(NUM, SIZE, 7, 0, 1)
         return TrainLoader(
-            Told(), batches, trainer, num_workers=2, collate_fn=list, worker_init_fn=start_worker, timeout=60
+            Told(),
+            batches,
+            trainer,
+            num_workers=2,
+            collate_fn=list,
+            worker_init_fn=start_worker,
+            timeout=60,
         )
 
     yield make
@@ -75,7 +81,8 @@ def test_epochs_are_those_that_are_read_by_themselves(made, max_epochs):
 def test_the_next_epoch_is_read_ahead_and_once_only(made):
     loader = made()
     read(loader, 0)
-    assert wait_for(loader, 2 * NUM + SIZE) == 2 * NUM + SIZE  # two batches a worker: an epoch has three
+    # two batches a worker: an epoch has three
+    assert wait_for(loader, 2 * NUM + SIZE) == 2 * NUM + SIZE
     pids = {child.pid for child in multiprocessing.active_children()}
     read(loader, 1), read(loader, 2)
     assert wait_for(loader, 3 * NUM + 1, seconds=1) == 3 * NUM  # nor anything behind the last
@@ -119,7 +126,9 @@ def test_it_begins_inside_an_epoch_and_after_its_processes_ended(made):
 
 def test_without_a_trainer_nothing_is_read_ahead():
     assert list(EveryEpoch(TrainBatches(NUM, SIZE, 7, 0, 1), 3, 0)) == alone(0)
-    loader = TrainLoader(Told(), TrainBatches(NUM, SIZE, 7, 0, 1), None, num_workers=1, worker_init_fn=start_worker)
+    loader = TrainLoader(
+        Told(), TrainBatches(NUM, SIZE, 7, 0, 1), None, num_workers=1, worker_init_fn=start_worker
+    )
     assert loader.batch_sampler.num_epochs == 0
 
 

@@ -26,14 +26,18 @@ LEVEL = 1e-3
 
 def pipeline() -> A.ReplayCompose:
     """hotdog.yaml's, and behind it parts within parts."""
-    parts = train_transform(32, [{"class_path": "ColorJitter", "init_args": JITTER}], min_crop=0.35).transforms
+    parts = train_transform(
+        32, [{"class_path": "ColorJitter", "init_args": JITTER}], min_crop=0.35
+    ).transforms
     inner = A.Sequential([A.InvertImg(p=0.5)], p=1)
     return A.ReplayCompose([*parts, A.OneOf([A.VerticalFlip(p=1), A.Transpose(p=1)], p=1), inner])
 
 
 def drawn(num: int, seed_pipeline, keys=lambda i: (0, i % 50, i // 50)) -> dict[str, np.ndarray]:
     """Return each number that the parts drew for `num` keys of (seed, epoch, index); nan where a part did nothing."""
-    transform, image, rows = pipeline(), picture(200, 160), []
+    transform = pipeline()
+    image = picture(200, 160)
+    rows = []
     for i in range(num):
         seed_pipeline(transform, augmentation_seed(*keys(i)))
         crop, flip, jitter, choice, inner = transform(image=image)["replay"]["transforms"]
@@ -47,7 +51,9 @@ def drawn(num: int, seed_pipeline, keys=lambda i: (0, i % 50, i // 50)) -> dict[
                 "y": top / max(1, 200 - height),
                 "flipped": flip["applied"],
                 "jittered": jitter["applied"],
-                **{name: (jitter["params"] or {}).get(name, np.nan) for name in PARTS["jitter"][1:]},
+                **{
+                    name: (jitter["params"] or {}).get(name, np.nan) for name in PARTS["jitter"][1:]
+                },
                 "chosen": choice["transforms"][0]["applied"],
                 "inverted": inner["transforms"][0]["applied"],
             }
@@ -71,7 +77,9 @@ def draws() -> dict[str, np.ndarray]:
 def quarters(values: np.ndarray) -> np.ndarray:
     """Return which of up to four parts of equal size, or which of two values, each number is in."""
     return (
-        np.searchsorted(np.unique(np.quantile(values, (0.25, 0.5, 0.75))), values) if len(set(values)) > 2 else values
+        np.searchsorted(np.unique(np.quantile(values, (0.25, 0.5, 0.75))), values)
+        if len(set(values)) > 2
+        else values
     )
 
 
@@ -92,21 +100,29 @@ def pairs() -> list[tuple[str, str]]:
 def test_no_part_knows_what_another_drew(draws):
     # Quarters by quarters see any dependence, not only one that rises: 56 pairs, each at a 56th of the level.
     worst = {pair: p_of_pair(draws[pair[0]], draws[pair[1]]) for pair in pairs()}
-    assert len(worst) == 56 and min(worst.values()) > LEVEL / len(worst), min(worst.items(), key=lambda item: item[1])
+    assert len(worst) == 56 and min(worst.values()) > LEVEL / len(worst), min(
+        worst.items(), key=lambda item: item[1]
+    )
     # A correlation of independent numbers is within four standard errors.
     for a, b in pairs():
         both = ~(np.isnan(draws[a]) | np.isnan(draws[b]))
-        assert abs(np.corrcoef(draws[a][both], draws[b][both])[0, 1]) < 4 / np.sqrt(both.sum()), (a, b)
+        assert abs(np.corrcoef(draws[a][both], draws[b][both])[0, 1]) < 4 / np.sqrt(both.sum()), (
+            a,
+            b,
+        )
 
 
 def test_control_with_one_seed_for_all_they_copy_each_other():
     copied = drawn(400, all_alike)
-    assert np.array_equal(copied["flipped"], copied["jittered"])  # both are one number, held against 0.5
+    # both are one number, held against 0.5
+    assert np.array_equal(copied["flipped"], copied["jittered"])
     assert copied["area"][copied["flipped"] == 1].max() < 0.7 < copied["area"].max()
     assert p_of_pair(copied["flipped"], copied["area"]) < 1e-20
     jittered = copied["jittered"] == 1
     assert np.corrcoef(copied["brightness"][jittered], copied["aspect"][jittered])[0, 1] > 0.9
-    same = sum(p_of_pair(copied[a], copied[b]) < LEVEL / 50 for a, b in pairs() if len(set(copied[b])) > 1)
+    same = sum(
+        p_of_pair(copied[a], copied[b]) < LEVEL / 50 for a, b in pairs() if len(set(copied[b])) > 1
+    )
     assert same > 5  # nine
 
 
@@ -116,7 +132,9 @@ def test_each_part_draws_as_it_does_by_itself(draws):
     image = picture(200, 160)
     for seed in range(1000):
         crop.set_random_seed(seed)
-        left, top, right, bottom = crop(image=image)["replay"]["transforms"][0]["params"]["crop_coords"]
+        left, top, right, bottom = crop(image=image)["replay"]["transforms"][0]["params"][
+            "crop_coords"
+        ]
         width, height = right - left, bottom - top
         places = left / max(1, 160 - width), top / max(1, 200 - height)
         crops.append((width * height / 32000, np.log(width / height), *places))
@@ -141,7 +159,11 @@ def test_neither_the_next_epoch_nor_the_next_picture_knows_what_this_one_drew(dr
 
 
 def states(transform: A.BasicTransform | A.BaseCompose) -> list:
-    own = (transform.seed, str(transform.random_generator.bit_generator.state), transform.py_random.getstate())
+    own = (
+        transform.seed,
+        str(transform.random_generator.bit_generator.state),
+        transform.py_random.getstate(),
+    )
     inside = transform.transforms if isinstance(transform, A.BaseCompose) else []
     return [own, *(state for inner in inside for state in states(inner))]
 
@@ -152,8 +174,11 @@ def test_a_seed_gives_the_same_state_whatever_was_drawn_before():
         set_random_seed(first, seed)
         set_random_seed(second, seed)
         assert states(first) == states(second)
-        assert len(set(states(first))) == 9  # the pipeline, three, a choice of two, and one within one: none alike
-        np.testing.assert_array_equal(first(image=picture(40, 50))["image"], second(image=picture(40, 50))["image"])
+        # the pipeline, three, a choice of two, and one within one: none alike
+        assert len(set(states(first))) == 9
+        np.testing.assert_array_equal(
+            first(image=picture(40, 50))["image"], second(image=picture(40, 50))["image"]
+        )
         second(image=picture(30, 20))
     set_random_seed(first, 6)
     assert not set(states(first)) & set(states(second))
@@ -174,4 +199,5 @@ def test_a_transform_with_a_way_of_its_own_is_seeded_in_it():
     transform = A.Compose([Own(), A.HorizontalFlip(), Own()])
     set_random_seed(transform, 4)
     first, _, third = transform.transforms
-    assert 0 <= first.told < 2**32 and 0 <= third.told < 2**32 and first.told != third.told  # what any generator takes
+    # what any generator takes
+    assert 0 <= first.told < 2**32 and 0 <= third.told < 2**32 and first.told != third.told

@@ -16,17 +16,25 @@ def reference(image: np.ndarray, image_size: int, mode: str) -> np.ndarray:
     side, (height, width) = round(image_size * 256 / 224), image.shape[:2]
     shorter = min(height, width)
     squash = (side, side)
-    new = squash if mode == "squash" else (round(height * side / shorter), round(width * side / shorter))
+    new = (
+        squash
+        if mode == "squash"
+        else (round(height * side / shorter), round(width * side / shorter))
+    )
     top, left = (new[0] - image_size) // 2, (new[1] - image_size) // 2
     return pillow(image, *new)[top : top + image_size, left : left + image_size]
 
 
 @pytest.mark.parametrize("mode", ["shorter_side", "squash"])
 @pytest.mark.parametrize("image_size", [32, 33, 224])
-@pytest.mark.parametrize("size", [(300, 400), (401, 299), (256, 256), (37, 37), (20, 30), (64, 31), (1, 1), (600, 40)])
+@pytest.mark.parametrize(
+    "size", [(300, 400), (401, 299), (256, 256), (37, 37), (20, 30), (64, 31), (1, 1), (600, 40)]
+)
 def test_evaluation_equals_pillow(size, image_size, mode):
     image = picture(*size)
-    assert_alike(eval_transform(image_size, mode)(image=image)["image"], reference(image, image_size, mode))
+    assert_alike(
+        eval_transform(image_size, mode)(image=image)["image"], reference(image, image_size, mode)
+    )
 
 
 @pytest.mark.parametrize("share", [0.9, 0.95, 1.0])
@@ -35,8 +43,15 @@ def test_bicubic_evaluation_equals_what_timm_does(mode, share):
     # Of other sizes timm rounds sides and offsets another way: by a pixel.
     for image_size in {0.9: (216, 108), 0.95: (228, 114), 1.0: (240, 120)}[share]:
         crop = {"shorter_side": "center", "squash": "squash"}[mode]
-        options = {"interpolation": "bicubic", "crop_pct": share, "crop_mode": crop, "normalize": False}
-        theirs = create_transform((3, image_size, image_size), mean=(0, 0, 0), std=(1, 1, 1), **options)
+        options = {
+            "interpolation": "bicubic",
+            "crop_pct": share,
+            "crop_mode": crop,
+            "normalize": False,
+        }
+        theirs = create_transform(
+            (3, image_size, image_size), mean=(0, 0, 0), std=(1, 1, 1), **options
+        )
         for size in ((300, 400), (400, 300), (100, 120)):
             # Without black and white: where overshoot is cut off between the two directions their order tells, and
             # Pillow's is another for some sizes (12 grey levels in noise).
@@ -48,7 +63,9 @@ def test_bicubic_evaluation_equals_what_timm_does(mode, share):
 
 def test_control_bilinear_is_something_else_than_bicubic():
     image = picture(300, 400)
-    bilinear, bicubic = (eval_transform(224, interpolation=kernel)(image=image)["image"] for kernel in _KERNELS)
+    bilinear, bicubic = (
+        eval_transform(224, interpolation=kernel)(image=image)["image"] for kernel in _KERNELS
+    )
     with pytest.raises(AssertionError):
         assert_alike(bilinear, bicubic)
 
@@ -70,7 +87,9 @@ def test_a_random_crop_equals_pillow():
         transform.set_random_seed(seed)
         result = transform(image=image)
         left, top, right, bottom = result["replay"]["transforms"][0]["params"]["crop_coords"]
-        assert_alike(result["image"], pillow(np.ascontiguousarray(image[top:bottom, left:right]), 32, 32))
+        assert_alike(
+            result["image"], pillow(np.ascontiguousarray(image[top:bottom, left:right]), 32, 32)
+        )
 
 
 def test_whole_crops_nothing_and_leaves_a_picture_of_the_size_as_it_is():
@@ -89,7 +108,9 @@ def test_prepared_pictures_are_neither_cropped_nor_flipped():
     for seed in range(5):
         plain.set_random_seed(seed)
         assert np.array_equal(plain(image=picture)["image"], prepared(image=picture)["image"])
-    inverted = train_transform(32, [{"class_path": "InvertImg", "init_args": {"p": 1.0}}], prepared=prepared)
+    inverted = train_transform(
+        32, [{"class_path": "InvertImg", "init_args": {"p": 1.0}}], prepared=prepared
+    )
     assert np.array_equal(inverted(image=picture)["image"], 255 - prepared(image=picture)["image"])
 
 
@@ -118,7 +139,9 @@ def test_training_gives_the_size_and_stays_uint8(size, image_size):
 def test_training_crops_flips_and_follows_its_seed():
     # Columns in rising, rows in constant brightness: a flip is seen by the sign, a crop by the range.
     image = np.repeat(np.tile(np.arange(200, dtype=np.uint8), (200, 1))[:, :, None], 3, axis=2)
-    transform, seen, spans = train_transform(32), [], []
+    transform = train_transform(32)
+    seen = []
+    spans = []
     for seed in range(200):
         transform.set_random_seed(seed)
         result = transform(image=image)["image"]
@@ -148,7 +171,9 @@ def test_more_transforms_come_after_the_book_s():
         {"class_path": "albumentations.InvertImg", "init_args": {"p": 1.0}},
         {"class_path": "Solarize", "init_args": {"threshold_range": [0.5, 0.5], "p": 1.0}},
     ]
-    plain, more, image = train_transform(32), train_transform(32, specs), picture(60, 80)
+    plain = train_transform(32)
+    more = train_transform(32, specs)
+    image = picture(60, 80)
     plain.set_random_seed(3)
     more.set_random_seed(3)
     expected = 255 - plain(image=image)["image"]
@@ -157,20 +182,41 @@ def test_more_transforms_come_after_the_book_s():
 
 
 def test_a_transform_by_its_class_and_arguments():
-    transform = build_transform({"class_path": "albumentations.Rotate", "init_args": {"limit": [-10, 20], "p": 0.3}})
+    transform = build_transform(
+        {"class_path": "albumentations.Rotate", "init_args": {"limit": [-10, 20], "p": 0.3}}
+    )
     assert isinstance(transform, A.Rotate) and transform.limit == (-10, 20) and transform.p == 0.3
-    for spec in {"class_path": "Rotate"}, {"class_path": "albumentations.Rotate", "init_args": None}:
-        assert isinstance(build_transform(spec), A.Rotate)  # albumentations is where one looks by default
+    for spec in (
+        {"class_path": "Rotate"},
+        {"class_path": "albumentations.Rotate", "init_args": None},
+    ):
+        # albumentations is where one looks by default
+        assert isinstance(build_transform(spec), A.Rotate)
 
 
 ERRORS = [
-    ({"class_path": "albumentations.HorizontalFlp"}, ["'HorizontalFlp'", "did you mean 'HorizontalFlip'"]),
+    (
+        {"class_path": "albumentations.HorizontalFlp"},
+        ["'HorizontalFlp'", "did you mean 'HorizontalFlip'"],
+    ),
     ({"class_path": "albumentatons.Rotate"}, ["albumentatons.Rotate", "No module"]),
-    ({"class_path": "albumentations.BboxParams", "init_args": {"format": "coco"}}, ["BboxParams", "transform"]),
+    (
+        {"class_path": "albumentations.BboxParams", "init_args": {"format": "coco"}},
+        ["BboxParams", "transform"],
+    ),
     ({"class_path": "os.getcwd"}, ["os.getcwd", "transform"]),
-    ({"class_path": "Rotate", "init_args": {"limits": 3}}, ["Rotate", "'limits'", "did you mean 'limit'"]),
-    ({"class_path": "HorizontalFlip", "init_args": {"chance": 1}}, ["HorizontalFlip", "'chance'", "valid are p"]),
-    ({"class_path": "HorizontalFlip", "init_args": {"p": 2}}, ["HorizontalFlip", "p=2", "less than or equal to 1"]),
+    (
+        {"class_path": "Rotate", "init_args": {"limits": 3}},
+        ["Rotate", "'limits'", "did you mean 'limit'"],
+    ),
+    (
+        {"class_path": "HorizontalFlip", "init_args": {"chance": 1}},
+        ["HorizontalFlip", "'chance'", "valid are p"],
+    ),
+    (
+        {"class_path": "HorizontalFlip", "init_args": {"p": 2}},
+        ["HorizontalFlip", "p=2", "less than or equal to 1"],
+    ),
     ({"class_path": "Rotate", "init_args": {"limit": "far"}}, ["Rotate", "limit='far'", "number"]),
     ({"class_path": "RandomCrop"}, ["RandomCrop", "height", "width", "required"]),
     ({"class_path": "Rotate", "p": 0.5}, ["class_path and init_args", "'p'"]),
@@ -183,7 +229,9 @@ def test_a_transform_that_is_not_right_is_named_in_a_line(spec, words):
     with pytest.raises(ValueError) as caught:
         build_transform(spec)
     message = str(caught.value)
-    assert all(word in message for word in words) and "\n" not in message and len(message) < 200, message
+    assert all(word in message for word in words) and "\n" not in message and len(message) < 200, (
+        message
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +244,9 @@ def test_a_transform_that_is_not_right_is_named_in_a_line(spec, words):
     ],
 )
 def test_what_leaves_uint8_or_the_size_is_refused(name, init_args):
-    with pytest.raises(ValueError, match=r"must give \(32, 32, 3\) uint8 .* normalisation is inside the network"):
+    with pytest.raises(
+        ValueError, match=r"must give \(32, 32, 3\) uint8 .* normalisation is inside the network"
+    ):
         train_transform(32, [{"class_path": name, "init_args": init_args}])
 
 
@@ -207,7 +257,9 @@ def test_the_check_for_that_does_not_change_how_often_a_transform_happens():
 
 def test_a_transform_that_fails_says_so_at_once():
     with pytest.raises(ValueError, match="transforms fail on a picture") as caught:
-        train_transform(32, [{"class_path": "RandomCrop", "init_args": {"height": 99, "width": 99}}])
+        train_transform(
+            32, [{"class_path": "RandomCrop", "init_args": {"height": 99, "width": 99}}]
+        )
     assert "\n" not in str(caught.value)
 
 

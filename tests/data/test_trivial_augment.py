@@ -23,7 +23,9 @@ def by_torchvision(image: Image.Image | torch.Tensor, name: str, strength: float
     result = REFERENCE._apply_image_or_video_transform(
         image, name, strength, interpolation=InterpolationMode.NEAREST, fill=REFERENCE._fill
     )
-    return np.asarray(result) if isinstance(result, Image.Image) else result.permute(1, 2, 0).numpy()
+    return (
+        np.asarray(result) if isinstance(result, Image.Image) else result.permute(1, 2, 0).numpy()
+    )
 
 
 def ours(image: np.ndarray, name: str, strength: float) -> np.ndarray:
@@ -41,7 +43,10 @@ def strengths(name: str) -> list[float]:
 
 
 def test_the_space_is_torchvision_s():
-    assert list(OPERATIONS) == list(REFERENCE._AUGMENTATION_SPACE) and REFERENCE.num_magnitude_bins == NUM_STEPS
+    assert (
+        list(OPERATIONS) == list(REFERENCE._AUGMENTATION_SPACE)
+        and REFERENCE.num_magnitude_bins == NUM_STEPS
+    )
     for name, (magnitudes, is_signed) in REFERENCE._AUGMENTATION_SPACE.items():
         expected = magnitudes(NUM_STEPS, 50, 60)
         assert OPERATIONS[name].is_signed == is_signed
@@ -49,7 +54,9 @@ def test_the_space_is_torchvision_s():
         if expected is None:
             assert set(OPERATIONS[name].strengths) == {0.0}
         else:  # theirs are float32
-            np.testing.assert_allclose(OPERATIONS[name].strengths, expected.numpy(), rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(
+                OPERATIONS[name].strengths, expected.numpy(), rtol=1e-6, atol=1e-7
+            )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -77,7 +84,9 @@ def test_control_half_the_strength_is_another_picture(name):
     image, strongest = square(), OPERATIONS[name].strengths[-1 if name != "Solarize" else 10]
     if strongest:
         weaker = ours(image, name, strongest / 2)
-        assert (np.abs(ours(image, name, strongest).astype(int) - weaker).max(axis=2) > 1).mean() > 0.04
+        assert (
+            np.abs(ours(image, name, strongest).astype(int) - weaker).max(axis=2) > 1
+        ).mean() > 0.04
     else:
         assert not np.array_equal(ours(image, name, 0.0), image)
 
@@ -100,11 +109,14 @@ def draws() -> list[dict]:
 
 @pytest.mark.slow
 def test_operations_steps_and_signs_are_drawn_alike_often(draws):
-    names, steps, is_negative = [], [], []
+    names = []
+    steps = []
+    is_negative = []
     for row in draws:
         name, strength = row[2]["params"]["operation"], row[2]["params"]["strength"]
         names.append(list(OPERATIONS).index(name))
-        if name not in ("Posterize", "Identity", "AutoContrast", "Equalize"):  # each step has a strength of its own
+        # each step has a strength of its own
+        if name not in ("Posterize", "Identity", "AutoContrast", "Equalize"):
             steps.append(list(OPERATIONS[name].strengths).index(abs(strength)))
             if OPERATIONS[name].is_signed and strength:
                 is_negative.append(strength < 0)
@@ -116,7 +128,9 @@ def test_operations_steps_and_signs_are_drawn_alike_often(draws):
 
 @pytest.mark.slow
 def test_what_is_drawn_says_nothing_about_the_other_transforms(draws):
-    first, second = ([list(OPERATIONS).index(row[i]["params"]["operation"]) for row in draws] for i in (2, 3))
+    first, second = (
+        [list(OPERATIONS).index(row[i]["params"]["operation"]) for row in draws] for i in (2, 3)
+    )
     flipped = [row[1]["applied"] for row in draws]
     left, top, right, bottom = np.array([row[0]["params"]["crop_coords"] for row in draws]).T
     area = (right - left) * (bottom - top)
@@ -151,8 +165,12 @@ def test_it_leaves_the_picture_it_is_given_and_gives_one_that_can_be_written_to(
 
 
 def test_it_is_one_name_among_albumentations_and_told_of_when_misspelt():
-    assert isinstance(build_transform({"class_path": "TrivialAugment", "init_args": {"p": 0.5}}), TrivialAugment)
-    with pytest.raises(ValueError, match="no transform 'TrivialAugmnt' in albumentations; did you mean 'TrivialAug"):
+    assert isinstance(
+        build_transform({"class_path": "TrivialAugment", "init_args": {"p": 0.5}}), TrivialAugment
+    )
+    with pytest.raises(
+        ValueError, match="no transform 'TrivialAugmnt' in albumentations; did you mean 'TrivialAug"
+    ):
         build_transform({"class_path": "TrivialAugmnt"})
     with pytest.raises(ValueError, match="TrivialAugment has no argument 'strength'"):
         build_transform({"class_path": "TrivialAugment", "init_args": {"strength": 1}})

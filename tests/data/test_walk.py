@@ -7,7 +7,15 @@ from finetune.data.walk import Beside, dangling, find_pictures, num_loose
 
 @pytest.fixture
 def folder(tmp_path):
-    for name in ("b/2.png", "b/1.JPG", "a.webp", ".hidden/3.png", "b/notes.txt", "b/clip.heic", "b/drawing"):
+    for name in (
+        "b/2.png",
+        "b/1.JPG",
+        "a.webp",
+        ".hidden/3.png",
+        "b/notes.txt",
+        "b/clip.heic",
+        "b/drawing",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     return tmp_path
@@ -51,7 +59,8 @@ def test_the_pictures_of_runs_are_none_of_the_folder_that_they_were_begun_in(fol
     run = folder / "runs/fit/version_0"
     run.mkdir(parents=True)
     (run / "augmented.webp").touch()
-    assert len(list(find_pictures(folder))) == 4  # the control: so far nothing says that a run it is
+    # the control: so far nothing says that a run it is
+    assert len(list(find_pictures(folder))) == 4
     (run / "config.yaml").touch()
     assert len(list(find_pictures(folder))) == 3
     assert not list(find_pictures(folder / "runs")) and not list(find_pictures(folder / "runs/fit"))

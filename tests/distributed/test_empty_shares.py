@@ -23,6 +23,7 @@ def test_the_loss_of_no_picture_has_the_type_of_one_of_pictures(dtype):
     network = nn.Linear(3, 2).to(dtype)
     loss = zero_loss(network)
     logits, class_weight = torch.zeros(1, 2, dtype=dtype), torch.ones(2, dtype=dtype)
-    assert loss.dtype == loss_sum(logits, Target(torch.tensor([0])), class_weight, 0.0).dtype  # devices add them up
+    # devices add them up
+    assert loss.dtype == loss_sum(logits, Target(torch.tensor([0])), class_weight, 0.0).dtype
     loss.backward()
     assert network.weight.grad.equal(torch.zeros(2, 3, dtype=dtype))

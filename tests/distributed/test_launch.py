@@ -39,19 +39,27 @@ def test_what_a_launcher_started_is_taken(monkeypatch, start):
     start(monkeypatch, *by_nodes[1])
     assert num_processes("auto", 1, []) == (2, 2)
     assert num_processes("2", 2, []) == ("2", 2)
-    assert num_processes(7, 1, [LightningEnvironment()]) == (7, 1)  # who brings an environment says so himself
+    # who brings an environment says so himself
+    assert num_processes(7, 1, [LightningEnvironment()]) == (7, 1)
 
 
-@pytest.mark.parametrize(("devices", "num_nodes"), [(1, 1), (4, 1), ("0,1,2", 1), ([0], 2), ("auto", 3)])
+@pytest.mark.parametrize(
+    ("devices", "num_nodes"), [(1, 1), (4, 1), ("0,1,2", 1), ([0], 2), ("auto", 3)]
+)
 def test_what_contradicts_the_launcher_is_refused(monkeypatch, devices, num_nodes):
     by_torchrun(monkeypatch, 4, 2)
-    with pytest.raises(ValueError, match="torchrun started 4 processes, 2 on each of 2 machines, but .*leave both out"):
+    with pytest.raises(
+        ValueError,
+        match="torchrun started 4 processes, 2 on each of 2 machines, but .*leave both out",
+    ):
         num_processes(devices, num_nodes, [])
 
 
 def test_machines_with_unlike_numbers_are_refused(monkeypatch):
     by_torchrun(monkeypatch, 3, 2)
-    with pytest.raises(ValueError, match="torchrun started 3 processes, not as many on each machine"):
+    with pytest.raises(
+        ValueError, match="torchrun started 3 processes, not as many on each machine"
+    ):
         num_processes("auto", 1, [])
 
 
@@ -66,7 +74,9 @@ def test_what_lightning_misses_of_srun_is_told_in_a_line(monkeypatch):
 
 def test_srun_that_lightning_would_overlook_is_refused(monkeypatch):
     by_srun(monkeypatch, 2, 1, "bash")
-    with pytest.raises(ValueError, match="srun started 2 processes, but Lightning leaves jobs named 'bash' alone"):
+    with pytest.raises(
+        ValueError, match="srun started 2 processes, but Lightning leaves jobs named 'bash' alone"
+    ):
         num_processes("auto", 1, [])
 
 
@@ -80,14 +90,26 @@ def test_without_a_launcher_lightning_starts_what_is_given(monkeypatch):
 @pytest.mark.slow
 def test_torchrun_alone_makes_one_run_of_two_processes(colours, tmp_path: Path):
     """On a CPU it used to make two, each with the whole batch, in one folder."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "finetune"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "finetune",
+    ]
     command += ["fit", "--data.root", str(colours), *QUICKEST, "--test_after_fit", "false"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("run in") == 1
     (run,) = (tmp_path / "runs/fit").iterdir()
-    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 4  # of 54 pictures by 16
+    # of 54 pictures by 16
+    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
 
 
 def test_a_shell_that_srun_began_starts_what_it_likes(monkeypatch):

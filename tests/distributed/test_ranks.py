@@ -22,7 +22,8 @@ from finetune.distributed import ranks
         ({"LOCAL_RANK": "1"}, False),  # somebody else, who may go away
         ({"FINETUNE_FIRST_PROCESS": os.getpid, "LOCAL_RANK": "0"}, False),
         ({"FINETUNE_PARENT_PROCESS": os.getpid}, True),  # a program, with which the whole fit ends
-        ({"FINETUNE_PARENT_PROCESS": os.getppid}, False),  # another program, whose variable was handed on
+        # another program, whose variable was handed on
+        ({"FINETUNE_PARENT_PROCESS": os.getppid}, False),
     ],
 )
 def test_a_process_ends_with_the_one_that_started_it(monkeypatch, variables, ends):
@@ -46,7 +47,9 @@ def test_a_process_ends_with_the_one_that_started_it(monkeypatch, variables, end
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("codes", "expected"), [((0, 3), 1), ((0, -9), 1), ((0, 130), 130), ((0, 0), 7)])
+@pytest.mark.parametrize(
+    ("codes", "expected"), [((0, 3), 1), ((0, -9), 1), ((0, 130), 130), ((0, 0), 7)]
+)
 def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, codes, expected):
     """It has them to notice by itself; Lightning kills it without a word."""
     read, write = os.pipe()
@@ -57,7 +60,8 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, c
         monkeypatch.setattr(ranks, "_TIME_TO_STOP", 0.5)
         ranks.ending.clear()  # as `take_over` does
         ends = [
-            f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})" for code in codes
+            f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
+            for code in codes
         ]
         started = time.monotonic()
         ranks._observe([subprocess.Popen([sys.executable, "-Sc", end]) for end in ends])
@@ -89,7 +93,9 @@ def test_the_first_process_may_end_with_an_error_of_its_own(monkeypatch, seconds
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected
 
 
-@pytest.mark.parametrize("environment", [LightningEnvironment(), SLURMEnvironment(auto_requeue=False)])
+@pytest.mark.parametrize(
+    "environment", [LightningEnvironment(), SLURMEnvironment(auto_requeue=False)]
+)
 def test_lightning_installs_no_handlers_and_no_observer(monkeypatch, environment):
     monkeypatch.setenv("FINETUNE_FIRST_PROCESS", "")
     monkeypatch.setattr(subprocess_script, "_launch_process_observer", None)
@@ -98,7 +104,9 @@ def test_lightning_installs_no_handlers_and_no_observer(monkeypatch, environment
     connector = SimpleNamespace(cluster_environment=environment)
     ranks.take_over(
         SimpleNamespace(
-            strategy=SimpleNamespace(launcher=launcher), _accelerator_connector=connector, _signal_connector=signals
+            strategy=SimpleNamespace(launcher=launcher),
+            _accelerator_connector=connector,
+            _signal_connector=signals,
         )
     )
     assert signals.register_signal_handlers() is False  # done, and nothing done
@@ -110,5 +118,9 @@ def test_requeueing_that_was_asked_for_stays(monkeypatch):
     signals = SimpleNamespace(register_signal_handlers=print)
     connector = SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=True))
     strategy = SimpleNamespace(launcher=None)
-    ranks.take_over(SimpleNamespace(strategy=strategy, _accelerator_connector=connector, _signal_connector=signals))
+    ranks.take_over(
+        SimpleNamespace(
+            strategy=strategy, _accelerator_connector=connector, _signal_connector=signals
+        )
+    )
     assert signals.register_signal_handlers is print

@@ -8,7 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune.distributed.signals import Interrupted, SignalFlag, install_stop_at_once, is_first_process
+from finetune.distributed.signals import (
+    Interrupted,
+    SignalFlag,
+    install_stop_at_once,
+    is_first_process,
+)
 
 ALONE = SimpleNamespace(world_size=1)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -113,7 +118,9 @@ def test_only_one_device_of_a_machine_speaks(flag, capfd, monkeypatch):
     assert flag.received == signal.SIGINT and capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_exit_codes_are_those_of_a_shell(signum, code):
     error = Interrupted(signum)
     assert error.exit_code == code
@@ -123,7 +130,11 @@ def test_exit_codes_are_those_of_a_shell(signum, code):
 # Signals sent one after the other, and how the process ends; 7 is its own end, reached with the flag alone.
 @pytest.mark.parametrize(
     ("signals", "code"),
-    [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGTERM, signal.SIGINT), 130), ((signal.SIGINT,), 7)],
+    [
+        ((signal.SIGINT, signal.SIGINT), 130),
+        ((signal.SIGTERM, signal.SIGINT), 130),
+        ((signal.SIGINT,), 7),
+    ],
 )
 def test_a_second_ctrl_c_ends_the_process_at_once(flag, capfd, signals, code):
     reader, writer = os.pipe()

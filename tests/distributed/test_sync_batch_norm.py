@@ -83,7 +83,8 @@ def test_half_precision_keeps_its_type_and_precise_statistics(group_of_one):
     assert y.dtype == x.grad.dtype == torch.bfloat16
     assert shared[0].running_mean.dtype == torch.float32
     mean = x.detach().float().mean((0, 2, 3))
-    torch.testing.assert_close(shared[0].running_mean, 0.1 * mean, rtol=1e-6, atol=0)  # bf16 alone would be 4e-3 off
+    # bf16 alone would be 4e-3 off
+    torch.testing.assert_close(shared[0].running_mean, 0.1 * mean, rtol=1e-6, atol=0)
 
 
 def test_only_what_trains_is_replaced_and_parameters_stay(group_of_one):
@@ -115,7 +116,10 @@ def sent(share: int, precise=_precise) -> list[tuple[str, torch.dtype, int]]:
 
     x = torch.randn(share, 3, 4, 4, requires_grad=True)
     with patch.object(dist, "all_gather", gather), patch.object(dist, "all_reduce", reduce):
-        with patch("finetune.distributed.sync_batch_norm._precise", precise), torch.autocast("cpu", torch.bfloat16):
+        with (
+            patch("finetune.distributed.sync_batch_norm._precise", precise),
+            torch.autocast("cpu", torch.bfloat16),
+        ):
             y = network(x)
         assert y.dtype == torch.bfloat16 and y.shape == (share, 4, 4, 4)
         y.float().sum().backward()
@@ -174,12 +178,16 @@ def test_what_timm_does_behind_batch_norm_is_kept(group_of_one, is_training):
     assert list(shared.state_dict()) == list(expected.state_dict())
     x = torch.randn(3, 4, 5, 2, dtype=torch.float64)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
-    outputs = [network.train(is_training)(i) for network, i in zip((expected, shared), inputs, strict=True)]
+    outputs = [
+        network.train(is_training)(i) for network, i in zip((expected, shared), inputs, strict=True)
+    ]
     for output in outputs:
         output.square().sum().backward()
-    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-13)  # float64: rounding, as above
+    # float64: rounding, as above
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-13)
     torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=0, atol=1e-12)
-    assert not torch.allclose(plain.train(is_training)(x), outputs[0])  # which it was, once replaced by its class
+    # which it was, once replaced by its class
+    assert not torch.allclose(plain.train(is_training)(x), outputs[0])
 
 
 def test_batch_norm_that_does_more_is_refused(group_of_one):
@@ -187,5 +195,7 @@ def test_batch_norm_that_does_more_is_refused(group_of_one):
         def forward(self, input):
             return 2 * super().forward(input)
 
-    with pytest.raises(ValueError, match="Louder can't take the statistics of several devices: train on one"):
+    with pytest.raises(
+        ValueError, match="Louder can't take the statistics of several devices: train on one"
+    ):
         share_statistics(nn.Sequential(Louder(3)))

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from finetune.features import backbone_ranking as module
-from finetune.features.backbone_ranking import Unusable, first_round, held_out, rank, stratified_order
+from finetune.features.backbone_ranking import (
+    Unusable,
+    first_round,
+    held_out,
+    rank,
+    stratified_order,
+)
 from finetune.features.logistic_regression import fit_head
 
 NUM = 600
@@ -44,8 +50,12 @@ def test_the_informative_network_wins_and_noise_is_at_chance():
     assert strong.accuracy > 0.9 > weak.accuracy > 0.4
     # A quarter by chance; the standard error of 256 images is 0.027.
     assert noise.accuracy < 0.25 + 4 * 0.027
-    shuffled = np.random.default_rng(3).permutation(LABELS)  # the control: no network predicts these
-    assert all(standing.accuracy < 0.36 for standing in rank(networks(**table), shuffled, CLASSES, 1e9).standings)
+    # the control: no network predicts these
+    shuffled = np.random.default_rng(3).permutation(LABELS)
+    assert all(
+        standing.accuracy < 0.36
+        for standing in rank(networks(**table), shuffled, CLASSES, 1e9).standings
+    )
 
 
 def test_the_better_half_goes_on_with_twice_the_images_and_no_image_is_asked_for_twice(monkeypatch):
@@ -54,14 +64,24 @@ def test_the_better_half_goes_on_with_twice_the_images_and_no_image_is_asked_for
     table = {f"n{i}": features(float(i), seed=i) for i in range(4)}
     ranking = rank(networks(asked, **table), LABELS, CLASSES, 1e9)
     assert asked == {"n0": [300], "n1": [300], "n2": [300, 300], "n3": [300, 300]}
-    assert [(s.name, s.num_images) for s in ranking.standings] == [("n3", 600), ("n2", 600), ("n1", 300), ("n0", 300)]
+    assert [(s.name, s.num_images) for s in ranking.standings] == [
+        ("n3", 600),
+        ("n2", 600),
+        ("n1", 300),
+        ("n0", 300),
+    ]
     assert not ranking.is_cut and not ranking.untried
 
 
 def test_few_images_are_all_used_at_once():
     asked: dict[str, list[int]] = {}
     few = LABELS[:200]
-    rank(networks(asked, a=features(1, few), b=features(2, few), c=features(3, few)), few, CLASSES, 1e9)
+    rank(
+        networks(asked, a=features(1, few), b=features(2, few), c=features(3, few)),
+        few,
+        CLASSES,
+        1e9,
+    )
     assert asked == {"a": [200], "b": [200], "c": [200]}
 
 
@@ -79,7 +99,9 @@ def test_each_beginning_of_the_order_has_the_same_shares_and_the_seed_decides_it
     assert sorted(order) == list(range(400))
     for num in (40, 100, 200):
         assert abs((labels[order[:num]] == 1).sum() - num / 4) <= 1
-    assert (stratified_order(labels, 0) == order).all() and (stratified_order(labels, 1) != order).any()
+    assert (stratified_order(labels, 0) == order).all() and (
+        stratified_order(labels, 1) != order
+    ).any()
 
 
 def test_a_network_that_cannot_be_used_is_named_and_the_others_are_ranked():
@@ -90,7 +112,10 @@ def test_a_network_that_cannot_be_used_is_named_and_the_others_are_ranked():
     table = {**networks(a=features(1), broken=broken, b=features(2)), "gone": gone}
     ranking = rank(table, LABELS, CLASSES, 1e9)
     assert [standing.name for standing in ranking.standings] == ["b", "a"]
-    assert ranking.unusable == {"broken": "its features are not finite", "gone": "not on this machine"}
+    assert ranking.unusable == {
+        "broken": "its features are not finite",
+        "gone": "not on this machine",
+    }
     assert not rank({"gone": gone}, LABELS, CLASSES, 1e9).standings
 
 
@@ -115,7 +140,9 @@ def test_a_round_that_runs_out_of_time_does_not_count(monkeypatch):
         return lambda: of
 
     ranking = rank({name: load(name) for name in table}, LABELS, CLASSES, 1e9)
-    assert [(s.name, s.num_images) for s in ranking.standings] == [(f"n{i}", 300) for i in (3, 2, 1, 0)]
+    assert [(s.name, s.num_images) for s in ranking.standings] == [
+        (f"n{i}", 300) for i in (3, 2, 1, 0)
+    ]
     assert ranking.is_cut and not ranking.untried
     assert ends == [True, *[False] * 5]  # the first network has no deadline
 
@@ -131,7 +158,8 @@ def test_a_further_round_is_as_large_as_there_is_time_for(monkeypatch):
 
         return lambda: of
 
-    ranking = rank({name: load(name) for name in table}, LABELS, CLASSES, 1.0)  # the first round takes 1.2 s
+    # the first round takes 1.2 s
+    ranking = rank({name: load(name) for name in table}, LABELS, CLASSES, 1.0)
     assert {standing.num_images for standing in ranking.standings} <= {300} and ranking.is_cut
 
 
@@ -146,10 +174,13 @@ def test_the_score_is_that_of_the_head_on_the_features_themselves(monkeypatch):
     # Both are solved to a gradient of 1e-8; at the weaker strength that is 1e-4 of the weights.
     np.testing.assert_allclose((loss, accuracy), expected, rtol=1e-3)
     weight, bias = fit_head(wide, labels, 3, 1e-3)
-    assert ((wide @ weight.T + bias).argmax(axis=1) == labels).mean() == 1 > accuracy  # the control: it is held out
+    # the control: it is held out
+    assert ((wide @ weight.T + bias).argmax(axis=1) == labels).mean() == 1 > accuracy
 
 
 @pytest.mark.parametrize("labels", [[0], [0, 1], [0, 0, 0, 1], [1, 1, 1, 1]])
 def test_even_the_smallest_sets_have_a_score(labels):
-    loss, accuracy = held_out(np.random.default_rng(0).standard_normal((len(labels), 3)), np.array(labels), 2)
+    loss, accuracy = held_out(
+        np.random.default_rng(0).standard_normal((len(labels), 3)), np.array(labels), 2
+    )
     assert np.isfinite(loss) and 0 <= accuracy <= 1

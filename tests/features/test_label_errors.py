@@ -21,7 +21,9 @@ def blobs(num: int = 300, num_classes: int = 3, size: int = 8, spread: float = 1
     """Features around a centre for each class, and the classes."""
     rng = np.random.default_rng(0)
     labels = np.arange(num) % num_classes
-    return 2 * rng.normal(size=(num_classes, size))[labels] + spread * rng.normal(size=(num, size)), labels
+    return 2 * rng.normal(size=(num_classes, size))[labels] + spread * rng.normal(
+        size=(num, size)
+    ), labels
 
 
 def test_probabilities_are_scikit_learns_with_the_same_folds():
@@ -33,7 +35,9 @@ def test_probabilities_are_scikit_learns_with_the_same_folds():
         x = features - features[rest].mean(axis=0)
         x /= np.sqrt((x[rest] ** 2).sum(axis=1).mean())
         # Its penalty is a half of the weights' squares against C times the sum of losses.
-        other = LogisticRegression(C=1 / (STRENGTH * rest.sum()), tol=1e-10, max_iter=10_000).fit(x[rest], labels[rest])
+        other = LogisticRegression(C=1 / (STRENGTH * rest.sum()), tol=1e-10, max_iter=10_000).fit(
+            x[rest], labels[rest]
+        )
         np.testing.assert_allclose(found[held_out], other.predict_proba(x[held_out]), atol=1e-5)
     np.testing.assert_allclose(found.sum(axis=1), 1)
 
@@ -46,7 +50,8 @@ def test_no_picture_teaches_its_own_label(monkeypatch):
     monkeypatch.setattr(label_errors, "deal_folds", lambda *_: folds)  # which are dealt by class
     before, after = (out_of_fold(features, y, np.arange(300), 3) for y in (labels, changed))
     assert np.array_equal(before[7], after[7]) and not np.array_equal(before, after)
-    heads = [fit_head(features, y, 3, STRENGTH) for y in (labels, changed)]  # the control: where it is taught, it shows
+    # the control: where it is taught, it shows
+    heads = [fit_head(features, y, 3, STRENGTH) for y in (labels, changed)]
     logits = [features[7] @ weight.T + bias for weight, bias in heads]
     assert np.abs(logits[0] - logits[1]).max() > 0.1
 
@@ -71,7 +76,9 @@ def test_copies_share_a_fold_and_folds_hold_each_class_evenly():
     folds = deal_folds(labels, groups)
     assert all(len(np.unique(folds[groups == group])) == 1 for group in np.unique(groups))
     alone = deal_folds(labels, np.arange(400))
-    counts = np.array([np.bincount(alone[labels == label], minlength=NUM_FOLDS) for label in range(4)])
+    counts = np.array(
+        [np.bincount(alone[labels == label], minlength=NUM_FOLDS) for label in range(4)]
+    )
     assert counts.max(axis=1).tolist() <= (counts.min(axis=1) + 1).tolist()
 
 
@@ -107,12 +114,18 @@ def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_
     listing = list_pictures(tmp_path)
     order = [int(path[-6:-4]) for path in listing.paths]  # listed class by class
     i, j = sorted((order.index(0), order.index(59)))
-    (finding,) = label_findings(listing, np.arange(60), features[order], [Pair(i, j, 1.0, False, 1.0)])
+    (finding,) = label_findings(
+        listing, np.arange(60), features[order], [Pair(i, j, 1.0, False, 1.0)]
+    )
     assert not finding.is_judged and finding.rows[0].pictures == [order.index(59)]
-    assert finding.rows[0].note.startswith("c by its folder (0.0") and ", a by the others (" in finding.rows[0].note
+    assert (
+        finding.rows[0].note.startswith("c by its folder (0.0")
+        and ", a by the others (" in finding.rows[0].note
+    )
     values = [row.value for row in finding.rows]
     assert values == sorted(values, reverse=True)
-    assert [*label_findings(listing, np.arange(20), features[order][:20], [])] == []  # one class alone
+    # one class alone
+    assert [*label_findings(listing, np.arange(20), features[order][:20], [])] == []
 
 
 @pytest.mark.parametrize("num", [1, 2, 40])

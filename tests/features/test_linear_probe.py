@@ -24,7 +24,9 @@ def test_features_are_what_the_head_sees(colours):
     model = Classifier(pictures.class_names, **SMALL)
     fit(model, pictures, max_steps=0)
     model.eval()
-    x, y = linear_probe.head_inputs(model.trainer, model, head(model.network), pictures.loader("val"))
+    x, y = linear_probe.head_inputs(
+        model.trainer, model, head(model.network), pictures.loader("val")
+    )
     assert y.tolist() == pictures.splits["val"].labels.tolist()
     with torch.no_grad():
         logits = torch.cat([model.eval()(batch["image"]) for batch in pictures.loader("val")])
@@ -44,7 +46,9 @@ def test_probe_head_starts_where_the_features_can_be_told_apart(colours, tmp_pat
             fit(model, pictures, max_steps=0)
         (batch, *_) = data(colours, batch_size=64).loader("test")
         with torch.no_grad():
-            accuracy[start] = float((model.eval()(batch["image"]).argmax(1) == batch["label"]).float().mean())
+            accuracy[start] = float(
+                (model.eval()(batch["image"]).argmax(1) == batch["label"]).float().mean()
+            )
     assert accuracy["probe"] > 0.9  # the random backbone sees colours
     assert accuracy["xavier"] < 0.7
     num_images = len(pictures.splits["train"].labels)
@@ -57,7 +61,9 @@ def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch
     given = []
     fit_probe = linear_probe.fit_probe
     monkeypatch.setattr(
-        linear_probe, "fit_probe", lambda *args, **kw: given.append(kw["class_weights"]) or fit_probe(*args, **kw)
+        linear_probe,
+        "fit_probe",
+        lambda *args, **kw: given.append(kw["class_weights"]) or fit_probe(*args, **kw),
     )
     pictures = data(colours)
     split = pictures.splits["train"]

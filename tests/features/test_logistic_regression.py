@@ -10,7 +10,9 @@ from sklearn.linear_model import LogisticRegression
 from finetune.features.logistic_regression import STRENGTHS, Probe, _solve, deal_folds, fit_probe
 
 
-def pictures(num: int, num_features: int, num_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def pictures(
+    num: int, num_features: int, num_classes: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Features like a network's: overlapping classes, positive, of very different sizes, one of them dead."""
     centres = np.random.default_rng(99).normal(size=(num_classes, num_features))
     rng = np.random.default_rng(seed)
@@ -27,9 +29,13 @@ def scale(features: np.ndarray) -> float:
 
 def gradient(probe: Probe, features: np.ndarray, labels: np.ndarray) -> float:
     """Norm of the documented loss's gradient, worked out in the features as given."""
-    residual = softmax(features @ probe.weight.T + probe.bias, axis=1) - np.eye(len(probe.bias))[labels]
+    residual = (
+        softmax(features @ probe.weight.T + probe.bias, axis=1) - np.eye(len(probe.bias))[labels]
+    )
     # strength / 2 * |w|^2 counts weights of features divided by the scale: w = weight * scale.
-    by_weight = residual.T @ features / len(features) + probe.strength * scale(features) ** 2 * probe.weight
+    by_weight = (
+        residual.T @ features / len(features) + probe.strength * scale(features) ** 2 * probe.weight
+    )
     return float(np.hypot(np.linalg.norm(by_weight), np.linalg.norm(residual.mean(axis=0))))
 
 
@@ -47,11 +53,16 @@ def test_solved_to_convergence_and_equal_to_an_independent_solver(num_classes, s
     # scikit-learn sums the losses: C = 1 / (N strength). For two classes it has one row, 2 w, where ours are +w and -w:
     # the penalty of the two is half of that of the one.
     c = 1 / (300 * strength) * (2 if num_classes == 2 else 1)
-    other = LogisticRegression(C=c, tol=1e-12, max_iter=1000, solver="newton-cholesky").fit(scaled, labels)
+    other = LogisticRegression(C=c, tol=1e-12, max_iter=1000, solver="newton-cholesky").fit(
+        scaled, labels
+    )
     ours = softmax(features @ probe.weight.T + probe.bias, axis=1)
     np.testing.assert_allclose(ours, other.predict_proba(scaled), atol=1e-7)
-    wrong = LogisticRegression(C=2 * c, tol=1e-12, max_iter=1000, solver="newton-cholesky").fit(scaled, labels)
-    assert abs(ours - wrong.predict_proba(scaled)).max() > 1e-3  # the comparison sees a strength that is off
+    wrong = LogisticRegression(C=2 * c, tol=1e-12, max_iter=1000, solver="newton-cholesky").fit(
+        scaled, labels
+    )
+    # the comparison sees a strength that is off
+    assert abs(ours - wrong.predict_proba(scaled)).max() > 1e-3
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])
@@ -64,7 +75,8 @@ def test_class_weights_are_those_of_an_independent_solver(num_classes, strength)
     assert balanced[0] > 2 * balanced[1]
     probe = fit_probe(features, labels, num_classes, strengths=[strength], class_weights=balanced)
     scaled = (features - features.mean(axis=0)) / scale(features)
-    c = 1 / (len(labels) * strength) * (2 if num_classes == 2 else 1)  # as above; the weights' sum is that of pictures
+    # as above; the weights' sum is that of pictures
+    c = 1 / (len(labels) * strength) * (2 if num_classes == 2 else 1)
     solver = {"C": c, "tol": 1e-12, "max_iter": 1000, "solver": "newton-cholesky"}
     other = LogisticRegression(class_weight="balanced", **solver).fit(scaled, labels)
     ours = softmax(features @ probe.weight.T + probe.bias, axis=1)
@@ -73,8 +85,12 @@ def test_class_weights_are_those_of_an_independent_solver(num_classes, strength)
     unweighted = LogisticRegression(**solver).fit(scaled, labels).predict_proba(scaled)
     assert ours[:, 0].mean() > unweighted[:, 0].mean() + 0.03
     # Only their ratios count.
-    again = fit_probe(features, labels, num_classes, strengths=[strength], class_weights=7 * balanced)
-    np.testing.assert_allclose(again.weight, probe.weight, rtol=0, atol=1e-9 * abs(probe.weight).max())
+    again = fit_probe(
+        features, labels, num_classes, strengths=[strength], class_weights=7 * balanced
+    )
+    np.testing.assert_allclose(
+        again.weight, probe.weight, rtol=0, atol=1e-9 * abs(probe.weight).max()
+    )
 
 
 def test_minimum_of_the_documented_loss():
@@ -83,12 +99,19 @@ def test_minimum_of_the_documented_loss():
 
     def loss(flat: np.ndarray) -> float:
         w = flat.reshape(3, 6)
-        return -log_softmax(x @ w.T, axis=1)[np.arange(60), labels].mean() + 0.01 / 2 * (w[:, :-1] ** 2).sum()
+        return (
+            -log_softmax(x @ w.T, axis=1)[np.arange(60), labels].mean()
+            + 0.01 / 2 * (w[:, :-1] ** 2).sum()
+        )
 
-    best = minimize(loss, np.random.default_rng(3).normal(size=18), method="L-BFGS-B", options={"ftol": 1e-15})
+    best = minimize(
+        loss, np.random.default_rng(3).normal(size=18), method="L-BFGS-B", options={"ftol": 1e-15}
+    )
     probe = fit_probe(features, labels, 3, strengths=[0.01])
     # Differences for a gradient: L-BFGS gets no nearer than about 1e-4.
-    np.testing.assert_allclose(probe.weight * scale(features), best.x.reshape(3, 6)[:, :-1], atol=1e-3)
+    np.testing.assert_allclose(
+        probe.weight * scale(features), best.x.reshape(3, 6)[:, :-1], atol=1e-3
+    )
 
 
 def test_the_start_has_no_part_in_the_result():
@@ -98,7 +121,8 @@ def test_the_start_has_no_part_in_the_result():
     from_zero = _solve(x, targets, 1e-3, np.zeros((3, 21)))
     afar = _solve(x, targets, 1e-3, 10 * np.random.default_rng(0).normal(size=(3, 21)))
     np.testing.assert_allclose(from_zero[:, :-1], afar[:, :-1], atol=1e-9)
-    shift = afar[:, -1] - from_zero[:, -1]  # the biases are known up to one number, which fit_probe fixes
+    # the biases are known up to one number, which fit_probe fixes
+    shift = afar[:, -1] - from_zero[:, -1]
     np.testing.assert_allclose(shift, shift[0], atol=1e-9)
 
 
@@ -132,7 +156,8 @@ def test_the_gradient_of_torch_s_cross_entropy_vanishes(class_weights, label_smo
         return float(weight.grad.norm() + bias.grad.norm())
 
     assert norm(label_smoothing, class_weights) < 1e-10
-    assert norm(label_smoothing + 0.05, class_weights) > 1e-3  # the control: another smoothing, other weights
+    # the control: another smoothing, other weights
+    assert norm(label_smoothing + 0.05, class_weights) > 1e-3
     assert norm(label_smoothing, np.array([1.0, 1.0, 3.0])) > 1e-3
 
 
@@ -141,17 +166,29 @@ def test_strength_and_answers_out_of_fold_are_those_of_heads_fitted_without_the_
     weights = np.array([3.0, 1.0, 0.5])
     probe = fit_probe(features, labels, 3, class_weights=weights, label_smoothing=0.05)
     tried = [row[0] for row in probe.table]
-    assert tried == sorted(STRENGTHS, reverse=True)[: tried.index(probe.strength) + 4]  # three more, all worse
+    # three more, all worse
+    assert tried == sorted(STRENGTHS, reverse=True)[: tried.index(probe.strength) + 4]
     assert STRENGTHS[-1] < probe.strength < STRENGTHS[0]  # inside the grid, so both ends were worse
     folds = deal_folds(labels, np.arange(100))
-    for strength, loss, share in (probe.table[0], probe.table[-4]):  # three worse ones follow the best
+    # three worse ones follow the best
+    for strength, loss, share in (probe.table[0], probe.table[-4]):
         logits = np.empty((100, 3))
         for fold in range(5):
             rest = folds != fold
-            single = fit_probe(features[rest], labels[rest], 3, [strength], class_weights=weights, label_smoothing=0.05)
+            single = fit_probe(
+                features[rest],
+                labels[rest],
+                3,
+                [strength],
+                class_weights=weights,
+                label_smoothing=0.05,
+            )
             logits[~rest] = features[~rest] @ single.weight.T + single.bias
         expected = torch.nn.functional.cross_entropy(
-            torch.tensor(logits), torch.tensor(labels), weight=torch.tensor(weights), label_smoothing=0.05
+            torch.tensor(logits),
+            torch.tensor(labels),
+            weight=torch.tensor(weights),
+            label_smoothing=0.05,
         )
         assert loss == pytest.approx(float(expected), abs=1e-6)
         assert share == (logits.argmax(axis=1) == labels).mean()
@@ -159,7 +196,8 @@ def test_strength_and_answers_out_of_fold_are_those_of_heads_fitted_without_the_
             np.testing.assert_allclose(probe.out_of_fold, logits, rtol=0, atol=1e-4)
     best = min(probe.table, key=lambda row: row[1])
     assert (probe.strength, probe.loss, probe.accuracy) == best
-    assert abs(probe.out_of_fold - (features @ probe.weight.T + probe.bias)).max() > 0.1  # each was held out once
+    # each was held out once
+    assert abs(probe.out_of_fold - (features @ probe.weight.T + probe.bias)).max() > 0.1
 
 
 def test_folds_have_as_many_of_each_class():
@@ -182,7 +220,8 @@ def test_cross_validation_finds_about_the_strength_that_fresh_images_want():
     probe = fit_probe(features, labels, 3)
     best = min(losses, key=losses.__getitem__)
     assert abs(np.log10(probe.strength / best)) <= 0.51  # at most a neighbour on the grid
-    assert probe.accuracy == pytest.approx(accuracy(probe, fresh, fresh_labels), abs=0.1)  # of 200: 0.03 a deviation
+    # of 200: 0.03 a deviation
+    assert probe.accuracy == pytest.approx(accuracy(probe, fresh, fresh_labels), abs=0.1)
     assert gradient(probe, features, labels) < 1e-10  # fitted on all images at the end
 
 
@@ -192,7 +231,9 @@ def test_units_and_origin_of_the_features_have_no_part_in_the_result():
     probe = fit_probe(features, labels, 3)
     other = fit_probe(1000 * features + 7, labels, 3)
     logits = features @ probe.weight.T + probe.bias
-    np.testing.assert_allclose((1000 * features + 7) @ other.weight.T + other.bias, logits, atol=1e-6)
+    np.testing.assert_allclose(
+        (1000 * features + 7) @ other.weight.T + other.bias, logits, atol=1e-6
+    )
 
 
 def test_of_equal_losses_the_strongest():
@@ -209,9 +250,13 @@ def test_rounding_has_no_part_in_a_head_even_of_the_weakest_strength():
     features[:, 0] += 3 * labels  # separable: the weights grow until the weak strength holds them
     probe = fit_probe(features, labels, 3, strengths=[1e-6])
     for seed in range(3):
-        rounded = features * (1 + 1e-16 * np.random.default_rng(seed).choice([-1, 1], features.shape))
+        rounded = features * (
+            1 + 1e-16 * np.random.default_rng(seed).choice([-1, 1], features.shape)
+        )
         again = fit_probe(rounded, labels, 3, strengths=[1e-6])
-        np.testing.assert_allclose(again.weight * scale(features), probe.weight * scale(features), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(
+            again.weight * scale(features), probe.weight * scale(features), rtol=0, atol=1e-9
+        )
 
 
 def test_classes_with_one_image():

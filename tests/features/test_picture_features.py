@@ -31,7 +31,9 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
             network.train()(torch.randn(8, 3, size, size))
     torch.save(network.state_dict(), tmp_path / "weights.pt")
     seen = []
-    network.eval().get_submodule(head_name(network)).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    network.eval().get_submodule(head_name(network)).register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0])
+    )
     mean, std = (255 * torch.tensor(value).view(3, 1, 1) for value in normalization(backbone))
     transform = eval_transform(size, "whole")
     with torch.no_grad():
@@ -39,10 +41,13 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
             pixels = transform(image=decode(path, shorter_side=2 * size))["image"]
             network(((torch.from_numpy(pixels).permute(2, 0, 1) - mean) / std)[None])
     monkeypatch.setattr(module, "_NUM_AT_ONCE", 3)  # of which 7 is no multiple
-    found = np.stack([*picture_features(Features(backbone, str(tmp_path / "weights.pt")), paths, size, "whole")])
+    found = np.stack(
+        [*picture_features(Features(backbone, str(tmp_path / "weights.pt")), paths, size, "whole")]
+    )
     wanted = torch.cat(seen).numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5 * np.abs(wanted).max())
-    assert np.abs(found[0] - found[1]).max() > 1e-3 * np.abs(wanted).max()  # the control: pictures differ
+    # the control: pictures differ
+    assert np.abs(found[0] - found[1]).max() > 1e-3 * np.abs(wanted).max()
 
 
 def test_of_no_pictures_there_are_none(tmp_path):

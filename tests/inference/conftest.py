@@ -17,7 +17,10 @@ def trained(colours, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def small(colours, tmp_path_factory) -> Path:
     """The calibrated checkpoint of a network that is exported in a fifth of the time."""
-    return write_checkpoints(tmp_path_factory.mktemp("small"), colours, "small_cnn", 28) / "calibrated.ckpt"
+    return (
+        write_checkpoints(tmp_path_factory.mktemp("small"), colours, "small_cnn", 28)
+        / "calibrated.ckpt"
+    )
 
 
 @pytest.fixture

@@ -21,23 +21,35 @@ def wake(network: torch.nn.Module) -> None:
     network.eval()
 
 
-@pytest.mark.parametrize("name", sweep(["resnet18", "efficientnet_b0", "regnet_y_400mf"], quick=["resnet18"]))
+@pytest.mark.parametrize(
+    "name", sweep(["resnet18", "efficientnet_b0", "regnet_y_400mf"], quick=["resnet18"])
+)
 def test_it_is_the_head_place_by_place(name):
     torch.manual_seed(0)
-    network, x, classes = build(name, 3).eval(), torch.randn(2, 3, 64, 64), [2, 0]
+    network = build(name, 3).eval()
+    x = torch.randn(2, 3, 64, 64)
+    classes = [2, 0]
     wake(network)
     found = class_activation(network, x, classes)
-    assert found is not None and found.shape == (2, 2, 2) and found.min() >= 0 and found.max() == pytest.approx(1)
-    kept = []
-    handle = [m for m in network.modules() if isinstance(m, torch.nn.AdaptiveAvgPool2d)][-1].register_forward_hook(
-        lambda module, given, out: kept.append(given[0])
+    assert (
+        found is not None
+        and found.shape == (2, 2, 2)
+        and found.min() >= 0
+        and found.max() == pytest.approx(1)
     )
+    kept = []
+    handle = [m for m in network.modules() if isinstance(m, torch.nn.AdaptiveAvgPool2d)][
+        -1
+    ].register_forward_hook(lambda module, given, out: kept.append(given[0]))
     with torch.no_grad():
         logits = network(x)
     handle.remove()
     linear = head(network)
     by_hand = torch.stack(
-        [(linear.weight[k][:, None, None] * maps).sum(0) for k, maps in zip(classes, kept[0], strict=True)]
+        [
+            (linear.weight[k][:, None, None] * maps).sum(0)
+            for k, maps in zip(classes, kept[0], strict=True)
+        ]
     ).detach()
     # Averaged over all places and with the bias it is the logit: that is what makes it the class's own map.
     said = by_hand.mean(dim=(1, 2)) + linear.bias[classes].detach()
@@ -49,7 +61,11 @@ def test_it_is_the_head_place_by_place(name):
 
 
 @pytest.mark.parametrize(
-    "name", sweep(["mobilenet_v3_small", "vit_b_16", "convnext_tiny", "lenet"], quick=("mobilenet_v3_small", "lenet"))
+    "name",
+    sweep(
+        ["mobilenet_v3_small", "vit_b_16", "convnext_tiny", "lenet"],
+        quick=("mobilenet_v3_small", "lenet"),
+    ),
 )
 def test_other_networks_have_none(name):
     size = {"vit_b_16": 224, "lenet": 28}.get(name, 64)
@@ -60,7 +76,9 @@ def test_other_networks_have_none(name):
 
 def test_an_ensemble_s_is_the_mean_of_its_members_brought_to_one():
     torch.manual_seed(0)
-    members, x, classes = [build("resnet18", 3) for _ in range(2)], torch.randn(2, 3, 96, 96), [2, 0]
+    members = [build("resnet18", 3) for _ in range(2)]
+    x = torch.randn(2, 3, 96, 96)
+    classes = [2, 0]
     for member in members:
         wake(member)
     found = class_activation(Ensemble(members).eval(), x, classes)

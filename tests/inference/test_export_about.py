@@ -18,7 +18,9 @@ def read(calibrated) -> dict:
 
 def test_it_says_what_the_checkpoint_says(predictor, read):
     read["hyper_parameters"]["weights"] = "/home/somebody/some.pt"
-    said = json.loads(json.dumps(about(predictor, read, "onnx", "network_size", {"verified": FOUND})))
+    said = json.loads(
+        json.dumps(about(predictor, read, "onnx", "network_size", {"verified": FOUND}))
+    )
     assert said["class_names"] == predictor.class_names and said["began_with"] == "some.pt"
     assert said["licence_of_the_weights"].startswith("the file some.pt: licence unknown")
     assert said["input"] == {"images": ["N", 32, 32, 3, "uint8 RGB"]} and said["output"].keys() == {

@@ -43,7 +43,9 @@ def no_numbers(predictor):
     return lambda images: np.full((len(images), 3), np.nan)
 
 
-@pytest.mark.parametrize("wrong", [upside_down, without_temperature, another_first, of_one_alone, no_numbers])
+@pytest.mark.parametrize(
+    "wrong", [upside_down, without_temperature, another_first, of_one_alone, no_numbers]
+)
 def test_what_is_wrong_is_seen(predictor, images, wrong):
     found = hold_against(predictor, wrong(predictor), images)
     assert not found.is_good and found.largest > LARGEST
@@ -52,15 +54,21 @@ def test_what_is_wrong_is_seen(predictor, images, wrong):
 def test_another_class_alone_is_enough_but_in_a_tie(predictor, images, monkeypatch):
     p = predictor.classify(images)
     for moved, num in ((2e-6, 9), (1e-7, 0)):
-        monkeypatch.setattr(predictor, "decide", lambda p: (p[:, 0] * 1e9).astype(int))  # no two say the same
-        found = hold_against(predictor, lambda images, moved=moved: p[: len(images)] + moved, images)
+        # no two say the same
+        monkeypatch.setattr(predictor, "decide", lambda p: (p[:, 0] * 1e9).astype(int))
+        found = hold_against(
+            predictor, lambda images, moved=moved: p[: len(images)] + moved, images
+        )
         assert found.num_other == num and found.largest < LARGEST and found.is_good == (num == 0)
 
 
 def test_pictures_of_many_sizes_are_held_against_the_network(small):
     predictor = Predictor(small)
     sizes = [(40, 50), (33, 21), (70, 32), (64, 64), (48, 90), (90, 48)]
-    pictures = [np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8) for i, size in enumerate(sizes)]
+    pictures = [
+        np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8)
+        for i, size in enumerate(sizes)
+    ]
     seen = []
 
     def run(batch):
@@ -73,10 +81,16 @@ def test_pictures_of_many_sizes_are_held_against_the_network(small):
     assert found.num_pictures == sum(shape[0] for shape in compared) == 6 + 4 * 6 + 4 * 2
     assert {(1, *size, 3) for size in sizes} < set(compared) and (2, 33, 21, 3) in compared
     sides = np.array([shape[1:3] for shape in compared])
-    assert sides.min() == 1 and sides.max() == 140 and (sides.max(axis=1) / sides.min(axis=1)).max() > 10
+    assert (
+        sides.min() == 1
+        and sides.max() == 140
+        and (sides.max(axis=1) / sides.min(axis=1)).max() > 10
+    )
     for wrong in (  # one of a batch, wide ones, large ones, tiny ones
         lambda batch: predictor(batch[:1]),
-        lambda batch: predictor(batch[:, :, ::-1] if batch.shape[2] > 4 * batch.shape[1] else batch),
+        lambda batch: predictor(
+            batch[:, :, ::-1] if batch.shape[2] > 4 * batch.shape[1] else batch
+        ),
         lambda batch: predictor(batch[:, ::2, ::2] if batch.size > 35_000 else batch),
         lambda batch: predictor(batch) ** (0.5 if batch.size == 3 else 1),
     ):
@@ -94,4 +108,7 @@ def test_a_first_call_after_the_other_is_not_counted(monkeypatch):
         return run
 
     monkeypatch.setattr(export_check.time, "perf_counter", lambda: clock[0])
-    assert export_check.timed(run_of("a"), run_of("b"), np.zeros((2, 4, 4, 3), np.uint8)) == (1000, 1000)
+    assert export_check.timed(run_of("a"), run_of("b"), np.zeros((2, 4, 4, 3), np.uint8)) == (
+        1000,
+        1000,
+    )

@@ -15,7 +15,13 @@ from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.exporters import WRITERS, write_onnx
 from finetune.models.backbones import build, normalization
 
-MORE = [("resnet18", 64), ("mobilenet_v3_small", 64), ("efficientnet_b0", 64), ("convnext_tiny", 64), ("vit_b_16", 224)]
+MORE = [
+    ("resnet18", 64),
+    ("mobilenet_v3_small", 64),
+    ("efficientnet_b0", 64),
+    ("convnext_tiny", 64),
+    ("vit_b_16", 224),
+]
 NETWORKS = [("lenet", 28), *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
 
 
@@ -29,7 +35,8 @@ def module(name: str) -> EndToEnd:
             part.momentum = None
             nn.init.uniform_(part.weight, 0.5, 1.5)
     if any(isinstance(part, nn.BatchNorm2d) for part in network.modules()):
-        network.train()(torch.randn(16, 3, 64, 64))  # statistics as after training: a wrong folding would be seen
+        # statistics as after training: a wrong folding would be seen
+        network.train()(torch.randn(16, 3, 64, 64))
     mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in normalization(name))
     return EndToEnd(network, mean, std, 1.5).eval()
 
@@ -39,8 +46,11 @@ def module(name: str) -> EndToEnd:
 def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
     whole = module(name)
     write_onnx(whole, size, "about", tmp_path / "some.onnx")
-    assert [path.name for path in tmp_path.iterdir()] == ["some.onnx"]  # and no file of weights beside it
-    session = onnxruntime.InferenceSession(tmp_path / "some.onnx", providers=["CPUExecutionProvider"])
+    # and no file of weights beside it
+    assert [path.name for path in tmp_path.iterdir()] == ["some.onnx"]
+    session = onnxruntime.InferenceSession(
+        tmp_path / "some.onnx", providers=["CPUExecutionProvider"]
+    )
     rng = np.random.default_rng(0)
     # Noise of several coarsenesses: of a network with random weights all fine noise looks the same.
     coarse = [(rng.integers(0, 256, (1, k, k, 3), np.uint8), size // k) for k in (1, 2, 4)]
@@ -65,7 +75,13 @@ def test_nothing_of_this_machine_is_in_a_file(tmp_path, kind):
     path = tmp_path / f"some{suffix}"
     write(module("lenet"), 28, "about", path)
     content = path.read_bytes()
-    for place in (Path(__file__).parents[2], tmp_path, Path.home(), Path(os.__file__).parent, Path(torch.__path__[0])):
+    for place in (
+        Path(__file__).parents[2],
+        tmp_path,
+        Path.home(),
+        Path(os.__file__).parent,
+        Path(torch.__path__[0]),
+    ):
         assert str(place).encode() not in content
     assert b".py" not in content
     assert b"about" in content

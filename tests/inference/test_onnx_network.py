@@ -24,7 +24,9 @@ from finetune.system.messages import WrongUsage
 
 def write(checkpoint: Path, path: Path, kind: str = "network_size") -> None:
     own = Predictor(checkpoint)
-    whole = EndToEnd(own.model.network, own.model.mean, own.model.std, own.calibration.temperature).eval()
+    whole = EndToEnd(
+        own.model.network, own.model.mean, own.model.std, own.calibration.temperature
+    ).eval()
     write_onnx(whole, 28, packed(read_checkpoint(checkpoint), kind), path)
 
 
@@ -38,15 +40,29 @@ def exported(small, tmp_path_factory) -> Path:
 
 def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(small, exported):
     own, of_file = Predictor(small), Predictor(exported)
-    assert isinstance(of_file.model.network, OnnxNetwork) and not list(of_file.model.network.parameters())
-    assert (of_file.class_names, of_file.image_size, of_file.preparation) == (own.class_names, 28, own.preparation)
+    assert isinstance(of_file.model.network, OnnxNetwork) and not list(
+        of_file.model.network.parameters()
+    )
+    assert (of_file.class_names, of_file.image_size, of_file.preparation) == (
+        own.class_names,
+        28,
+        own.preparation,
+    )
     assert of_file.calibration == own.calibration and of_file.versions == own.versions
-    pictures = [np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)]
+    pictures = [
+        np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)
+    ]
     # float32: two runtimes add up in different orders; 1.8e-6 was seen
     np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-5)
-    assert of_file.activation(np.stack([of_file.prepare(picture) for picture in pictures]), [0] * 4) is None
-    assert Predictor(exported, precision=None).precision == "32-true"  # whatever a checkpoint would take
-    with pytest.raises(WrongUsage, match="precision 'bf16-mixed': an .onnx computes as it was exported"):
+    assert (
+        of_file.activation(np.stack([of_file.prepare(picture) for picture in pictures]), [0] * 4)
+        is None
+    )
+    # whatever a checkpoint would take
+    assert Predictor(exported, precision=None).precision == "32-true"
+    with pytest.raises(
+        WrongUsage, match="precision 'bf16-mixed': an .onnx computes as it was exported"
+    ):
         Predictor(exported, precision="bf16-mixed")
     options = open_session(str(exported)).get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
@@ -58,22 +74,33 @@ def test_what_takes_any_size_takes_prepared_pictures_here(small, tmp_path):
     write(small, tmp_path / "source.onnx", "any_size")
     prepend(tmp_path / "source.onnx", tmp_path / "some.onnx", 28, own.preparation["resize"])
     of_file = Predictor(tmp_path / "some.onnx")
-    pictures = [np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)]
+    pictures = [
+        np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)
+    ]
     np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-5)
     session = open_session(str(tmp_path / "some.onnx"))
-    alone = [session.run(["probabilities"], {"images": picture[None]})[0][0] for picture in pictures]
+    alone = [
+        session.run(["probabilities"], {"images": picture[None]})[0][0] for picture in pictures
+    ]
     np.testing.assert_allclose(alone, own(pictures), rtol=0, atol=1e-5)
     prepared = np.stack([own.prepare(picture) for picture in pictures])
     again = session.run(["probabilities"], {"images": prepared})[0]  # the control: prepared twice
     assert np.abs(again - own(pictures)).max() > 1e-3
-    assert pickle.loads(pickle.dumps(of_file.model.network)).session.get_inputs()[0].name == "prepared"
+    assert (
+        pickle.loads(pickle.dumps(of_file.model.network)).session.get_inputs()[0].name == "prepared"
+    )
 
 
 def test_any_size_of_another_make_is_told(tmp_path):
     value = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", "h", "w", 3])
     logits = helper.make_tensor_value_info("logits", TensorProto.UINT8, ["n", "h", "w", 3])
-    graph = helper.make_graph([helper.make_node("Identity", ["images"], ["logits"])], "g", [value], [logits])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "a.onnx")
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["images"], ["logits"])], "g", [value], [logits]
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
+        tmp_path / "a.onnx",
+    )
     with pytest.raises(ValueError, match=r"a\.onnx' takes pictures of any size, but not as"):
         OnnxNetwork(str(tmp_path / "a.onnx"), 3)
 
@@ -87,7 +114,9 @@ def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path):
 def test_a_graph_of_other_classes_than_it_names_is_told(exported):
     pixels = torch.zeros(2, 3, 28, 28)
     assert OnnxNetwork(str(exported), 3)(pixels).shape == (2, 3)
-    with pytest.raises(ValueError, match=r"names 2 classes, but its logits of 2 pictures have the shape \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"names 2 classes, but its logits of 2 pictures have the shape \(2, 3\)"
+    ):
         OnnxNetwork(str(exported), 2)(pixels)
     network = pickle.loads(pickle.dumps(OnnxNetwork(str(exported), 3)))
     assert network(pixels).shape == (2, 3)
@@ -99,7 +128,9 @@ def test_onnxruntime_writes_nothing_of_its_own(exported, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(tmp_path)}
-    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | places
+    environment = {
+        name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"
+    } | places
     code = "import sys, time; from finetune.inference.predictor import Predictor; Predictor(sys.argv[1]); time.sleep(2)"
     command = [sys.executable, "-c", code, str(exported)]
     subprocess.run(command, env=environment, check=True)

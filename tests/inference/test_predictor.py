@@ -23,7 +23,15 @@ from finetune.system.messages import WrongUsage
 
 
 def test_probabilities_are_those_of_predict(checkpoint, colours, cli, tmp_path):
-    cli("predict", "--ckpt_path", checkpoint, "--data.predict", colours / "test", "--trainer.precision", "32-true")
+    cli(
+        "predict",
+        "--ckpt_path",
+        checkpoint,
+        "--data.predict",
+        colours / "test",
+        "--trainer.precision",
+        "32-true",
+    )
     with open(next(tmp_path.rglob("predictions.csv")), newline="") as file:
         rows = list(csv.DictReader(file))
     predictor = Predictor(checkpoint)
@@ -33,7 +41,8 @@ def test_probabilities_are_those_of_predict(checkpoint, colours, cli, tmp_path):
     written = [[float(row[f"p_{name}"]) for name in predictor.class_names] for row in rows]
     # predict fuses batch norm into the convolutions, and writes seven digits
     np.testing.assert_allclose(found, written, rtol=0, atol=2e-6)
-    one_by_one = [predictor([decode(row["path"])])[0] for row in rows]  # a picture's neighbours don't matter
+    # a picture's neighbours don't matter
+    one_by_one = [predictor([decode(row["path"])])[0] for row in rows]
     np.testing.assert_allclose(found, one_by_one, rtol=0, atol=1e-6)
 
 
@@ -46,10 +55,14 @@ def test_pictures_are_prepared_as_the_checkpoint_says(checkpoint):
         assert prepared.shape == (side or 32, side or 32, 3) and prepared[:, 0].min() > 200
 
 
-def test_a_vit_for_pictures_of_another_size_comes_of_its_checkpoint_alone(colours, tmp_path, monkeypatch):
+def test_a_vit_for_pictures_of_another_size_comes_of_its_checkpoint_alone(
+    colours, tmp_path, monkeypatch
+):
     whole = vision_transformer._vision_transformer
     small = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
-    monkeypatch.setattr(vision_transformer, "_vision_transformer", lambda **given: whole(**{**given, **small}))
+    monkeypatch.setattr(
+        vision_transformer, "_vision_transformer", lambda **given: whole(**{**given, **small})
+    )
     pictures = data(colours)
     model = Classifier(pictures.class_names, "vit_b_16", None, network_size=32)
     fit(model, pictures).save_checkpoint(tmp_path / "some.ckpt")
@@ -76,7 +89,9 @@ def test_the_device_that_there_is():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", sweep(["64-true", "bf16-mixed", "bf16-true"], quick=["bf16-mixed"]))
+@pytest.mark.parametrize(
+    "precision", sweep(["64-true", "bf16-mixed", "bf16-true"], quick=["bf16-mixed"])
+)
 def test_it_computes_in_another_precision(checkpoint, precision, colours):
     picture = decode(next((colours / "test").rglob("*.png")))
     plain, other = Predictor(checkpoint), Predictor(checkpoint, precision=precision)
@@ -102,7 +117,11 @@ def damaged(small, tmp_path_factory) -> Path:
     """A checkpoint with one weight of the head that is not a number."""
     path = tmp_path_factory.mktemp("damaged") / "some.ckpt"
     known = torch.load(small, weights_only=True)
-    head = [name for name, value in known["state_dict"].items() if name.startswith("network.") and value.dim() == 2][-1]
+    head = [
+        name
+        for name, value in known["state_dict"].items()
+        if name.startswith("network.") and value.dim() == 2
+    ][-1]
     known["state_dict"][head][0, 0] = torch.nan
     torch.save(known, path)
     return path
@@ -111,7 +130,9 @@ def damaged(small, tmp_path_factory) -> Path:
 def exported(path: Path, kind: str) -> Path:
     """What `finetune export` would write of a checkpoint if it did not compare both."""
     predictor, target = Predictor(path), path.with_suffix(f".{kind}")
-    module = EndToEnd(predictor.model.network, predictor.model.mean, predictor.model.std, 1.0).eval()
+    module = EndToEnd(
+        predictor.model.network, predictor.model.mean, predictor.model.std, 1.0
+    ).eval()
     WRITERS[kind][1](module, predictor.image_size, packed(read_checkpoint(path)), target)
     return target
 
@@ -140,8 +161,12 @@ def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_pic
     ):
         with pytest.raises(ValueError, match=told.format(f"{colours}/.*png")):
             cli(*command)
-    written = [path for path in tmp_path.rglob("*") if path.suffix in (".csv", ".json", ".jsonl", ".png")]
-    assert not [path for path in written if "NaN" in path.read_text()] and not list(tmp_path.glob("a.jsonl"))
+    written = [
+        path for path in tmp_path.rglob("*") if path.suffix in (".csv", ".json", ".jsonl", ".png")
+    ]
+    assert not [path for path in written if "NaN" in path.read_text()] and not list(
+        tmp_path.glob("a.jsonl")
+    )
 
 
 @pytest.mark.slow

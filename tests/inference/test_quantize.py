@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def floats(predictor, tmp_path):
-    module = EndToEnd(predictor.model.network, predictor.model.mean, predictor.model.std, 1.0).eval()
+    module = EndToEnd(
+        predictor.model.network, predictor.model.mean, predictor.model.std, 1.0
+    ).eval()
     write_onnx(module, 32, "about", tmp_path / "floats.onnx")
     return tmp_path / "floats.onnx"
 
@@ -46,8 +48,13 @@ def test_int8_is_near_to_float(predictor, floats, images, tmp_path):
     )  # a MobileNet, with random weights: hardest of all
     model = onnx.load(tmp_path / "ints.onnx")
     assert {prop.key: prop.value for prop in model.metadata_props} == {"finetune": "about"}
-    weights = [numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT8]
-    assert weights and 60 <= max(np.abs(weight).max() for weight in weights) <= 64  # 7 bits with their sign
+    weights = [
+        numpy_helper.to_array(t)
+        for t in model.graph.initializer
+        if t.data_type == onnx.TensorProto.INT8
+    ]
+    # 7 bits with their sign
+    assert weights and 60 <= max(np.abs(weight).max() for weight in weights) <= 64
     assert sorted(path.name for path in tmp_path.glob("*.onnx*")) == ["floats.onnx", "ints.onnx"]
     # The control: ranges that were found on black pictures cut others off.
     quantize(floats, tmp_path / "black.onnx", iter([np.zeros((4, 32, 32, 3), np.uint8)]))
@@ -57,8 +64,11 @@ def test_int8_is_near_to_float(predictor, floats, images, tmp_path):
 def test_what_it_says_is_no_coarser_than_float(floats, images, tmp_path):
     quantize(floats, tmp_path / "ints.onnx", iter([images[:40]]))
     found = opened(tmp_path / "ints.onnx")(images)
-    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-6)  # in 256 steps it misses by 0.004
-    (last,) = [node for node in onnx.load(tmp_path / "ints.onnx").graph.node if "logits" in node.output]
+    # in 256 steps it misses by 0.004
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-6)
+    (last,) = [
+        node for node in onnx.load(tmp_path / "ints.onnx").graph.node if "logits" in node.output
+    ]
     assert last.op_type == "Gemm"
 
 
@@ -101,7 +111,10 @@ def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images,
     quantize(floats, tmp_path / "ints.onnx", iter([images]))
     found = compare(predictor, floats, tmp_path / "ints.onnx", test, np.arange(30))
     prepared = np.concatenate(list(in_batches(predictor, test, np.arange(30), "some")))
-    said = [predictor.decide(opened(path)(prepared).astype(np.float64)) for path in (floats, tmp_path / "ints.onnx")]
+    said = [
+        predictor.decide(opened(path)(prepared).astype(np.float64))
+        for path in (floats, tmp_path / "ints.onnx")
+    ]
     assert found.num_pictures == 30 and found.num_other == (said[0] != said[1]).sum()
     assert found.accuracy == tuple((one == test.labels).mean() for one in said)
 
@@ -111,7 +124,11 @@ def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images,
     [
         ((0.9, 0.89), (2.0, 1.0), ""),
         ((0.9, 0.95), (2.0, 1.0), ""),
-        ((0.9, 0.88), (2.0, 1.0), "it loses more than a point of accuracy: 0.8800, where float has 0.9000"),
+        (
+            (0.9, 0.88),
+            (2.0, 1.0),
+            "it loses more than a point of accuracy: 0.8800, where float has 0.9000",
+        ),
         ((0.9, 0.9), (2.0, 2.5), "it is no faster here: 2.5 ms, where float takes 2.0 ms"),
     ],
 )

@@ -25,7 +25,12 @@ def model() -> Classifier:
 def said(model: Classifier, images: torch.Tensor, *callbacks: pl.Callback) -> torch.Tensor:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", precision="64-true", callbacks=list(callbacks), **quiet)
-    batch = {"image": images, "label": torch.zeros(len(images)).long(), "index": torch.arange(len(images)), "bad": []}
+    batch = {
+        "image": images,
+        "label": torch.zeros(len(images)).long(),
+        "index": torch.arange(len(images)),
+        "bad": [],
+    }
     (found,) = trainer.predict(model, DataLoader([batch], batch_size=None))
     return found["probabilities"]
 
@@ -33,9 +38,13 @@ def said(model: Classifier, images: torch.Tensor, *callbacks: pl.Callback) -> to
 def test_the_mean_of_both_views_is_told_and_only_while_it_predicts(model):
     with torch.no_grad():
         logits = (model(IMAGES) + model(IMAGES.flip(-1))) / 2
-    torch.testing.assert_close(said(model, IMAGES, AverageFlip()), logits.softmax(1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        said(model, IMAGES, AverageFlip()), logits.softmax(1), rtol=0, atol=1e-12
+    )
     with torch.no_grad():
-        torch.testing.assert_close(said(model, IMAGES), model(IMAGES).softmax(1), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            said(model, IMAGES), model(IMAGES).softmax(1), rtol=0, atol=1e-12
+        )
     assert "forward" not in vars(model)
 
 

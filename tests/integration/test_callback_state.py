@@ -62,9 +62,19 @@ FIELDS: dict[str, dict[str, str]] = {
         "stopping_reason_message": f"{SAVED} stopping_reason_message",
         "patience": f"{SAVED} patience, in place of which the one of the command line is taken (keep_patience)",
         **dict.fromkeys(
-            ("check_finite", "divergence_threshold", "log_rank_zero_only", "min_delta", "mode", "monitor"), SETTING
+            (
+                "check_finite",
+                "divergence_threshold",
+                "log_rank_zero_only",
+                "min_delta",
+                "mode",
+                "monitor",
+            ),
+            SETTING,
         ),
-        **dict.fromkeys(("stopping_threshold", "strict", "verbose", "_check_on_train_epoch_end"), SETTING),
+        **dict.fromkeys(
+            ("stopping_threshold", "strict", "verbose", "_check_on_train_epoch_end"), SETTING
+        ),
     },
     "Timer": {
         "_start_time": f"{SAVED} time_elapsed",
@@ -81,7 +91,15 @@ FIELDS: dict[str, dict[str, str]] = {
         "_swa_scheduler": f"{SAVED} scheduler_state",
         "_scheduler_state": f"{SAVED} scheduler_state",
         **dict.fromkeys(
-            ("_annealing_epochs", "_annealing_strategy", "_avg_fn", "_device", "_swa_epoch_start", "_swa_lrs"), SETTING
+            (
+                "_annealing_epochs",
+                "_annealing_strategy",
+                "_avg_fn",
+                "_device",
+                "_swa_epoch_start",
+                "_swa_lrs",
+            ),
+            SETTING,
         ),
         **dict.fromkeys(("_initialized", "_max_epochs", "_model_contains_batch_norm"), DERIVED),
         "_accumulate_grad_batches": "during the pass for batch norm, which is repeated from its start",
@@ -93,8 +111,15 @@ FIELDS: dict[str, dict[str, str]] = {
         "_phase": DERIVED,
         "_since": DERIVED,
     },
-    "LiveReport": {"run": RUN, "_cost": "how long the page took to write here", "_since": "when it was written"},
-    "Skipped": {"run": RUN, "errors": "in skipped.txt at the end of each epoch, and with an exception"},
+    "LiveReport": {
+        "run": RUN,
+        "_cost": "how long the page took to write here",
+        "_since": "when it was written",
+    },
+    "Skipped": {
+        "run": RUN,
+        "errors": "in skipped.txt at the end of each epoch, and with an exception",
+    },
     "Results": {"run": RUN},
     "RunFolder": {"run": RUN, "config": SETTING, "parser": DERIVED},
     "LoggedConfig": {"folder": RUN, "_is_done": "each process tells its loggers once"},
@@ -104,12 +129,20 @@ FIELDS: dict[str, dict[str, str]] = {
     "PredictionWriter": {
         "run": RUN,
         **dict.fromkeys(("output", "top_k", "abstain_below"), SETTING),
-        **dict.fromkeys(("split", "columns", "counts", "_last", "_part", "_token", "_has_begun"), EVALUATION),
+        **dict.fromkeys(
+            ("split", "columns", "counts", "_last", "_part", "_token", "_has_begun"), EVALUATION
+        ),
     },
     "PicturesBar": {
-        **dict.fromkeys(("_cell", "_current_eval_dataloader_idx", "_drawn", "_epoch_began", "_finished"), SHOWN),
-        **dict.fromkeys(("_is_told", "_is_validated", "_note", "_noted", "_pictures", "_progress"), SHOWN),
-        **dict.fromkeys(("_seconds", "_since", "_speed", "_task", "_trainer", "console", "is_enabled"), SHOWN),
+        **dict.fromkeys(
+            ("_cell", "_current_eval_dataloader_idx", "_drawn", "_epoch_began", "_finished"), SHOWN
+        ),
+        **dict.fromkeys(
+            ("_is_told", "_is_validated", "_note", "_noted", "_pictures", "_progress"), SHOWN
+        ),
+        **dict.fromkeys(
+            ("_seconds", "_since", "_speed", "_task", "_trainer", "console", "is_enabled"), SHOWN
+        ),
     },
 }
 # Callbacks of ours that are in no fit that `--resume` goes on with.
@@ -124,7 +157,8 @@ def component(name: str, **options: Any) -> dict[str, Any]:
 def unclassed(callback: pl.Callback) -> list[str]:
     """Return the fields of a callback that the table lacks, and what of it is not there."""
     table, state = FIELDS[type(callback).__name__], callback.state_dict()
-    fields = vars(callback).keys() - {"log", "log_dict"}  # methods of the model, put there by Lightning
+    # methods of the model, put there by Lightning
+    fields = vars(callback).keys() - {"log", "log_dict"}
     keys = {reason.split()[2].rstrip(",") for reason in table.values() if reason.startswith(SAVED)}
     unnamed = state.keys() - keys - {"is_stopped"}  # whether there are limits
     return sorted((fields ^ table.keys()) | (keys - state.keys()) | unnamed)
@@ -141,14 +175,39 @@ def test_every_field_is_saved_or_not_needed(cli, colours):
 
     callbacks = [
         component("GradientAccumulationScheduler", scheduling={0: 2}),
-        component("StochasticWeightAveraging", swa_lrs=0.01, device="cpu", swa_epoch_start=1, annealing_epochs=1),
+        component(
+            "StochasticWeightAveraging",
+            swa_lrs=0.01,
+            device="cpu",
+            swa_epoch_start=1,
+            annealing_epochs=1,
+        ),
     ]
-    limits = ["--trainer.max_epochs", 2, "--patience", 3, "--trainer.max_time", "00:01:00:00", "--report", "true"]
+    limits = [
+        "--trainer.max_epochs",
+        2,
+        "--patience",
+        3,
+        "--trainer.max_time",
+        "00:01:00:00",
+        "--report",
+        "true",
+    ]
     with patch.object(Checkpoints, "on_train_end", kept):
-        cli("fit", "--data.root", colours, *QUICK, *limits, "--trainer.callbacks", json.dumps(callbacks))
+        cli(
+            "fit",
+            "--data.root",
+            colours,
+            *QUICK,
+            *limits,
+            "--trainer.callbacks",
+            json.dumps(callbacks),
+        )
     found = {type(callback).__name__: callback for callback in trainers[0].callbacks}
     assert found.keys() == FIELDS.keys()
-    assert {name: fields for name, callback in found.items() if (fields := unclassed(callback))} == {}
+    assert {
+        name: fields for name, callback in found.items() if (fields := unclassed(callback))
+    } == {}
     found["Rates"].new = 1  # control
     assert unclassed(found["Rates"]) == ["new"]
     del found["Rates"].new, found["Rates"].lrs
@@ -162,20 +221,34 @@ def callbacks_of_ours() -> Iterator[str]:
     bases = {name for name in vars(pl.callbacks) if isinstance(getattr(pl.callbacks, name), type)}
     for path in Path(finetune.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef) and bases & {ast.unparse(base).split(".")[-1] for base in node.bases}:
+            if isinstance(node, ast.ClassDef) and bases & {
+                ast.unparse(base).split(".")[-1] for base in node.bases
+            }:
                 yield node.name
 
 
 def test_every_callback_of_ours_is_in_the_table():
     ours = set(callbacks_of_ours())
-    assert ours == {name for name in FIELDS if not hasattr(pl.callbacks, name)} | ELSEWHERE | COMPILED
+    assert (
+        ours == {name for name in FIELDS if not hasattr(pl.callbacks, name)} | ELSEWHERE | COMPILED
+    )
     assert {"Checkpoints", "Rates", "PicturesBar"} < ours  # of three kinds of base
 
 
-@pytest.mark.parametrize("every", sweep([50, 3], quick=[50]))  # of 4 steps an epoch: none is logged, or an earlier one
-def test_rates_of_an_epoch_that_was_stopped_in_its_validation(cli, colours, tmp_path, monkeypatch, every):
+# of 4 steps an epoch: none is logged, or an earlier one
+@pytest.mark.parametrize("every", sweep([50, 3], quick=[50]))
+def test_rates_of_an_epoch_that_was_stopped_in_its_validation(
+    cli, colours, tmp_path, monkeypatch, every
+):
     def fit(folder: str, *extra: str) -> list[dict[str, str]]:
-        options = ["--trainer.max_epochs", 3, "--trainer.log_every_n_steps", every, "--test_after_fit", "false"]
+        options = [
+            "--trainer.max_epochs",
+            3,
+            "--trainer.log_every_n_steps",
+            every,
+            "--test_after_fit",
+            "false",
+        ]
         schedule = json.dumps({"class_path": "finetune.WarmupCosine", "init_args": {}})
         options += ["--model.scheduler", schedule, "--trainer.default_root_dir", tmp_path / folder]
         cli("fit", "--data.root", colours, *QUICKEST, *options, *extra)

@@ -28,19 +28,38 @@ from finetune.runs.metrics_csv import read_metrics
 
 @pytest.mark.parametrize(
     ("command", "given", "expected"),
-    [("predict", None, "passive"), ("test", None, "passive"), ("predict", "active", "active"), ("fit", None, None)],
+    [
+        ("predict", None, "passive"),
+        ("test", None, "passive"),
+        ("predict", "active", "active"),
+        ("fit", None, None),
+    ],
 )
-def test_waiting_threads_leave_the_cores_to_what_reads_pictures(monkeypatch, tmp_path, command, given, expected):
+def test_waiting_threads_leave_the_cores_to_what_reads_pictures(
+    monkeypatch, tmp_path, command, given, expected
+):
     monkeypatch.chdir(tmp_path)
     Path("x.ckpt").touch()
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.setitem(
-        sys.modules, "finetune.commands.lightning_cli", SimpleNamespace(run_lightning=lambda arguments, **_: None)
+        sys.modules,
+        "finetune.commands.lightning_cli",
+        SimpleNamespace(run_lightning=lambda arguments, **_: None),
     )
-    monkeypatch.delitem(sys.modules, "torch")  # as at the start of a process: torch reads it when it is imported
-    run([command, *({"fit": ["--data.root", "x"], "predict": ["x.ckpt", "x.ckpt"]}.get(command, ["x.ckpt"]))])
+    # as at the start of a process: torch reads it when it is imported
+    monkeypatch.delitem(sys.modules, "torch")
+    run(
+        [
+            command,
+            *(
+                {"fit": ["--data.root", "x"], "predict": ["x.ckpt", "x.ckpt"]}.get(
+                    command, ["x.ckpt"]
+                )
+            ),
+        ]
+    )
     assert os.environ.get("OMP_WAIT_POLICY") == expected
 
 
@@ -107,7 +126,11 @@ def test_every_command_has_help(command, capsys):
         main([command, "--help", "all"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    assert "--trainer.accumulate_grad_batches" in shown and "--data.min_crop" in shown and shown.count("\n") > 500
+    assert (
+        "--trainer.accumulate_grad_batches" in shown
+        and "--data.min_crop" in shown
+        and shown.count("\n") > 500
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,15 +138,24 @@ def test_every_command_has_help(command, capsys):
     [
         (["fti"], "there is no command 'fti'; did you mean 'fit'?"),
         (["fit", "--model.freez", "layer2"], "did you mean --freeze (--model.freeze)?"),
-        (["fit", "--data.rot", "x"], "no option --data.rot; did you mean finetune fit FOLDER (--data.root)?"),
-        (["fit", "--model.optimizer", "Adam", "--model.optimizer.lrr", "1", "--data.root", "x"], "did you mean 'lr'?"),
+        (
+            ["fit", "--data.rot", "x"],
+            "no option --data.rot; did you mean finetune fit FOLDER (--data.root)?",
+        ),
+        (
+            ["fit", "--model.optimizer", "Adam", "--model.optimizer.lrr", "1", "--data.root", "x"],
+            "did you mean 'lr'?",
+        ),
         (
             ["fit", "--data.root", "x", "--epochs", "1.5"],
             "trainer.max_epochs (--epochs): 1.5 is not valid; expected int or",
         ),
         (["fit", "--trainer.max_epoch", "2"], "did you mean --epochs (--trainer.max_epochs)?"),
         (["fit", "--config", "hotdgo.yaml"], "hotdog.yaml"),
-        (["predict", "--data.predict", "x"], "needs a checkpoint, or a run's folder: finetune predict CKPT PICTURES"),
+        (
+            ["predict", "--data.predict", "x"],
+            "needs a checkpoint, or a run's folder: finetune predict CKPT PICTURES",
+        ),
         (["demo", "--sed", "1"], "did you mean 'seed'?"),
     ],
 )
@@ -164,7 +196,9 @@ def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys
         (["fit", "--data.root", os.fsdecode(b"caf\xe9")], r"b'caf\xe9' is not UTF-8"),
     ],
 )
-def test_bad_input_gets_one_line_and_loses_nothing(arguments, told, colours, tmp_path, monkeypatch, capsys):
+def test_bad_input_gets_one_line_and_loses_nothing(
+    arguments, told, colours, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("text.ckpt").write_text("no checkpoint")
     with pytest.raises(SystemExit) as caught:
@@ -182,7 +216,11 @@ WRONG_VALUES = {
     ("fit", "--data.min_crop", "-1"): "min_crop",
     ("fit", "--data.num_workers", "-1"): "(--data.num_workers) -1",
     ("fit", "--data.cache_limit_gb", "-1"): "cache_limit_gb -1.0",
-    ("fit", "--data.augmentations", '[{"class_path": "albumentations.Nothing"}]'): "there is no transform",
+    (
+        "fit",
+        "--data.augmentations",
+        '[{"class_path": "albumentations.Nothing"}]',
+    ): "there is no transform",
     ("fit", "--model.backbone", "resnet81"): "did you mean",
     ("fit", "--model.backbone", "squeezenet1_0"): "is not supported",
     ("fit", "--model.weights", "IMAGENET1K_V9"): "neither a file nor weights",
@@ -194,11 +232,30 @@ WRONG_VALUES = {
     ("fit", "--trainer.devices", "0"): "devices",
     ("fit", "--trainer.max_epochs", "-7"): "max_epochs",
     ("fit", "--data.predict", "."): "pictures to classify are for finetune predict, not fit",
-    ("fit", "--trainer.accumulate_grad_batches", "-3"): "trainer.accumulate_grad_batches must be at least 1, got -3",
-    ("fit", "--trainer.accumulate_grad_batches", "0"): "trainer.accumulate_grad_batches must be at least 1, got 0",
-    ("predict", "--trainer.limit_predict_batches", "0"): "nothing to predict: --trainer.limit_predict_batches is 0",
-    ("predict", "--model.backbone", "lenet"): "backbone lenet: the checkpoint decides that it is mobilenet_v3_small",
-    ("predict", "--data.image_size=64"): "--data.image_size 64: the checkpoint decides that it is 32; leave it out",
+    (
+        "fit",
+        "--trainer.accumulate_grad_batches",
+        "-3",
+    ): "trainer.accumulate_grad_batches must be at least 1, got -3",
+    (
+        "fit",
+        "--trainer.accumulate_grad_batches",
+        "0",
+    ): "trainer.accumulate_grad_batches must be at least 1, got 0",
+    (
+        "predict",
+        "--trainer.limit_predict_batches",
+        "0",
+    ): "nothing to predict: --trainer.limit_predict_batches is 0",
+    (
+        "predict",
+        "--model.backbone",
+        "lenet",
+    ): "backbone lenet: the checkpoint decides that it is mobilenet_v3_small",
+    (
+        "predict",
+        "--data.image_size=64",
+    ): "--data.image_size 64: the checkpoint decides that it is 32; leave it out",
     ("predict", "--data.class_names", "[a]"): "--data.class_names ['a']: the checkpoint decides",
     ("predict", "--output", "x.xls"): "suffix must be one of",
     ("predict", "--output", "folder.csv"): "--output folder.csv is a folder",
@@ -212,7 +269,9 @@ WRONG_VALUES = {
 
 
 @pytest.mark.parametrize("arguments", WRONG_VALUES, ids=" ".join)
-def test_a_value_that_no_option_takes_is_wrong_usage(arguments, fitted, colours, tmp_path, monkeypatch, capsys):
+def test_a_value_that_no_option_takes_is_wrong_usage(
+    arguments, fitted, colours, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("folder.csv").mkdir()
     Path("file").touch()
@@ -229,7 +288,9 @@ def test_a_value_that_no_option_takes_is_wrong_usage(arguments, fitted, colours,
         )
     shown = capsys.readouterr()
     assert caught.value.code == 2 and shown.out == ""
-    assert re.fullmatch(rf"finetune: error: .*{re.escape(WRONG_VALUES[arguments])}.*\n", shown.err), shown.err
+    assert re.fullmatch(
+        rf"finetune: error: .*{re.escape(WRONG_VALUES[arguments])}.*\n", shown.err
+    ), shown.err
 
 
 def test_control_data_that_is_wrong_is_no_wrong_usage(tmp_path, monkeypatch, capsys):
@@ -242,7 +303,16 @@ def test_control_data_that_is_wrong_is_no_wrong_usage(tmp_path, monkeypatch, cap
 
 @pytest.mark.slow
 def test_a_config_works_from_any_folder(cli, colours, tmp_path, capsys):
-    cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICK, "--test_after_fit", "false")
+    cli(
+        "fit",
+        "--config",
+        "image_folder.yaml",
+        "--data.root",
+        colours,
+        *QUICK,
+        "--test_after_fit",
+        "false",
+    )
     assert (tmp_path / "runs/fit/version_0/checkpoints/best.ckpt").exists()
     assert "test/accuracy" not in capsys.readouterr().out
 
@@ -266,29 +336,65 @@ def fitted(colours, tmp_path_factory) -> Path:
 def test_every_run_has_a_folder_of_its_own(fitted):
     for version in ("version_0", "version_1"):
         run = fitted / "runs/fit" / version
-        files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name != ".lock")
+        files = sorted(
+            str(path.relative_to(run))
+            for path in run.rglob("*")
+            if path.is_file() and path.name != ".lock"
+        )
         assert files == [
-            *("about.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv"),
+            *(
+                "about.json",
+                "checkpoints/best.ckpt",
+                "checkpoints/last.ckpt",
+                "config.yaml",
+                "metrics.csv",
+            ),
             *("seconds.json", "steps.csv", "test.json", "test_predictions.csv"),
         ]
     rows = read_metrics(fitted / "runs/fit/version_0/steps.csv")
-    assert {"step", "epoch", "train/loss_epoch", "val/accuracy", "test/accuracy", "lr-AdamW/head"} <= set(rows[0])
+    assert {
+        "step",
+        "epoch",
+        "train/loss_epoch",
+        "val/accuracy",
+        "test/accuracy",
+        "lr-AdamW/head",
+    } <= set(rows[0])
     result = json.loads((fitted / "runs/fit/version_0/test.json").read_text())
     assert sum(map(sum, result["confusion_matrix"])) == 30
     epochs = read_metrics(fitted / "runs/fit/version_0/metrics.csv")
     assert [row["epoch"] for row in epochs] == [str(i + 1) for i in range(len(epochs))] != []
     for row in epochs:
-        empty = [name for name, value in row.items() if not value]  # of a class that is never predicted
-        assert all(name.startswith("val/precision/") for name in empty) and float(row["seconds"]) > 0
-        assert {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "lr-AdamW/head"} <= set(row)
-    assert any(row["test/accuracy"] and float(row["test/accuracy"]) == result["test/accuracy"] for row in rows)
+        # of a class that is never predicted
+        empty = [name for name, value in row.items() if not value]
+        assert (
+            all(name.startswith("val/precision/") for name in empty) and float(row["seconds"]) > 0
+        )
+        assert {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "lr-AdamW/head"} <= set(
+            row
+        )
+    assert any(
+        row["test/accuracy"] and float(row["test/accuracy"]) == result["test/accuracy"]
+        for row in rows
+    )
 
 
 @pytest.mark.slow
 def test_the_saved_config_can_be_run_again(fitted, cli, tmp_path):
     saved = fitted / "runs/fit/version_0/config.yaml"
-    cli("fit", "--config", saved, "--trainer.default_root_dir", tmp_path / "again", "--test_after_fit", "false")
-    a, b = yaml.safe_load(saved.read_text()), yaml.safe_load((tmp_path / "again/fit/version_0/config.yaml").read_text())
+    cli(
+        "fit",
+        "--config",
+        saved,
+        "--trainer.default_root_dir",
+        tmp_path / "again",
+        "--test_after_fit",
+        "false",
+    )
+    a, b = (
+        yaml.safe_load(saved.read_text()),
+        yaml.safe_load((tmp_path / "again/fit/version_0/config.yaml").read_text()),
+    )
     assert a["model"] == b["model"]
     assert a["data"] == b["data"]
     weights = [
@@ -303,10 +409,20 @@ def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
     pictures = tmp_path / "pictures"
     shutil.copytree(colours / "test", pictures)
     (pictures / "broken.jpg").write_text("no picture")
-    cli("predict", "--ckpt_path", "only.ckpt", "--data.predict", "pictures", "--trainer.accelerator", "cpu")
+    cli(
+        "predict",
+        "--ckpt_path",
+        "only.ckpt",
+        "--data.predict",
+        "pictures",
+        "--trainer.accelerator",
+        "cpu",
+    )
     with open(tmp_path / "runs/predict/version_0/predictions.csv") as file:
         rows = list(csv.DictReader(file))
-    assert [row["path"] for row in rows] == sorted(str(p.relative_to(tmp_path)) for p in pictures.rglob("*.*"))
+    assert [row["path"] for row in rows] == sorted(
+        str(p.relative_to(tmp_path)) for p in pictures.rglob("*.*")
+    )
     assert list(rows[0]) == ["path", "class", "probability", "p_blue", "p_green", "p_red", "error"]
     bad = [row for row in rows if row["error"]]
     assert [row["path"] for row in bad] == ["pictures/broken.jpg"]
@@ -321,8 +437,20 @@ def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_run_and_pictures_named_by_position(fitted, colours, cli, tmp_path, capsys):
-    one, two, more = colours / "test/red/00.png", colours / "test/red/01.png", colours / "test/blue"
-    cli("predict", fitted / "runs/fit/version_0", one, two, more / "*.png", "--out", "new/o.csv", "--devices", "1")
+    one = colours / "test/red/00.png"
+    two = colours / "test/red/01.png"
+    more = colours / "test/blue"
+    cli(
+        "predict",
+        fitted / "runs/fit/version_0",
+        one,
+        two,
+        more / "*.png",
+        "--out",
+        "new/o.csv",
+        "--devices",
+        "1",
+    )
     with open(tmp_path / "new/o.csv") as file:
         rows = [row["path"] for row in csv.DictReader(file)]
     assert rows == [str(path) for path in (one, two, *sorted(more.glob("*.png")))]
@@ -344,7 +472,17 @@ def test_many_pictures_reach_the_processes_of_other_devices(fitted, colours, tmp
     shutil.copytree(colours / "test/red", folder)
     names = sorted(map(str, folder.iterdir())) * 32
     assert len(" ".join(names)) > 2**17
-    line = ["predict", fitted / "runs/fit/version_0", *names, "--devices", 2, "--workers", 0, "--out", "o.csv"]
+    line = [
+        "predict",
+        fitted / "runs/fit/version_0",
+        *names,
+        "--devices",
+        2,
+        "--workers",
+        0,
+        "--out",
+        "o.csv",
+    ]
     result = finetune(*line, "--trainer.accelerator", "cpu", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("320 pictures: ")
@@ -353,8 +491,30 @@ def test_many_pictures_reach_the_processes_of_other_devices(fitted, colours, tmp
 @pytest.mark.slow
 def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
     """On two devices, whose processes are started with the words in full."""
-    short = ["--size", 32, "--batch", 16, "--workers", 0, "--weights", "null", "--backbone", "mobilenet_v3_small"]
-    short += ["--epochs", 1, "--precision", "32-true", "--devices", 2, "--out", "short", "--seed", 3]
+    short = [
+        "--size",
+        32,
+        "--batch",
+        16,
+        "--workers",
+        0,
+        "--weights",
+        "null",
+        "--backbone",
+        "mobilenet_v3_small",
+    ]
+    short += [
+        "--epochs",
+        1,
+        "--precision",
+        "32-true",
+        "--devices",
+        2,
+        "--out",
+        "short",
+        "--seed",
+        3,
+    ]
     rest = ["--trainer.accelerator", "cpu", "--report", "false", "--model.scheduler", "null"]
     typed = ["fit", colours, *short, *rest]
     result = finetune(*typed, cwd=tmp_path)
@@ -364,11 +524,19 @@ def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
     more = ["--config", "image_folder.yaml", "--trainer.devices", 2, "--seed_everything", 3]
     full = ["fit", "--data.root", colours, *QUICK, *more, "--trainer.default_root_dir", "full"]
     assert finetune(*full, cwd=tmp_path).returncode == 0
-    a, b = (yaml.safe_load((tmp_path / name / "fit/version_0/config.yaml").read_text()) for name in ("short", "full"))
-    assert a["trainer"].pop("default_root_dir") == "short" and b["trainer"].pop("default_root_dir") == "full"
+    a, b = (
+        yaml.safe_load((tmp_path / name / "fit/version_0/config.yaml").read_text())
+        for name in ("short", "full")
+    )
+    assert (
+        a["trainer"].pop("default_root_dir") == "short"
+        and b["trainer"].pop("default_root_dir") == "full"
+    )
     assert a == b
     last = [
-        torch.load(tmp_path / name / "fit/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        torch.load(tmp_path / name / "fit/version_0/checkpoints/last.ckpt", weights_only=True)[
+            "state_dict"
+        ]
         for name in ("short", "full")
     ]
     assert all(torch.equal(last[0][name], last[1][name]) for name in last[0])
@@ -378,12 +546,15 @@ def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
 def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, capsys):
     checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
     expected = json.loads((fitted / "runs/fit/version_0/test.json").read_text())["test/accuracy"]
-    cli("test", "--ckpt_path", checkpoint, "--trainer.accelerator", "cpu")  # the data it was trained on
+    # the data it was trained on
+    cli("test", "--ckpt_path", checkpoint, "--trainer.accelerator", "cpu")
     assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
     cli("validate", "--ckpt_path", checkpoint, "--trainer.accelerator", "cpu")
     assert re.search(r"^val/accuracy \d\.\d{4}$", capsys.readouterr().out, re.M)
     # A config that says otherwise does not change what the checkpoint is; its data may be elsewhere.
-    Path("other.yaml").write_text("model: {backbone: resnet50}\ndata: {class_path: finetune.ImageFolderData}\n")
+    Path("other.yaml").write_text(
+        "model: {backbone: resnet50}\ndata: {class_path: finetune.ImageFolderData}\n"
+    )
     moved = tmp_path / "moved"
     shutil.copytree(colours / "test", moved / "test")
     cli(
@@ -436,39 +607,64 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     """One run folder, one result, nothing else on the screen."""
     command = [sys.executable, *STARTS[start], "--data.root", str(colours), *QUICK]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
     assert result.stdout.count("test/accuracy") == 1
     assert " of 30 test pictures are named rightly" in result.stdout  # each counts once
-    told = "".join(rf"{what}.*\n" for what in ("pictures: ", "network: ", "training: ", "val has "))  # by one process
-    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), result.stderr
+    # by one process
+    told = "".join(rf"{what}.*\n" for what in ("pictures: ", "network: ", "training: ", "val has "))
+    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), (
+        result.stderr
+    )
     assert "training: 2 x cpu, " in result.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("profiler", "num"), [("simple", 2), ("null", 0)])  # of the fit and of its test
+# of the fit and of its test
+@pytest.mark.parametrize(("profiler", "num"), [("simple", 2), ("null", 0)])
 def test_a_profile_is_shown(colours, tmp_path, profiler, num):
-    result = finetune("fit", "--data.root", colours, *QUICK, "--trainer.profiler", profiler, cwd=tmp_path)
+    result = finetune(
+        "fit", "--data.root", colours, *QUICK, "--trainer.profiler", profiler, cwd=tmp_path
+    )
     assert result.returncode == 0 and result.stderr.count("Profiler Report") == num, result.stderr
 
 
 @pytest.mark.slow
 def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", "9", "--data.val_fraction", "0.3"]
+    fit = [
+        "fit",
+        "--data.root",
+        colours,
+        *QUICK,
+        "--trainer.max_epochs",
+        "9",
+        "--data.val_fraction",
+        "0.3",
+    ]
     fit += ["--patience", "2", "--lr", "1e-12"]  # the first accuracy stays the highest
     for devices in ("1", "2"):
         result = finetune(*fit, "--devices", devices, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
-        assert result.stderr.count("ended after epoch 3: no higher val/accuracy in --patience 2 validations") == 1
+        assert (
+            result.stderr.count(
+                "ended after epoch 3: no higher val/accuracy in --patience 2 validations"
+            )
+            == 1
+        )
         assert result.stdout.count("test/accuracy") == 1
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
     """As test_promises.py has it of forked processes."""
-    arguments = [str(a) for a in ("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 500)]
-    arguments += ["--trainer.devices", "2", "--data.cache_limit_gb", "0"]  # which may be told of in a line
+    arguments = [
+        str(a) for a in ("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 500)
+    ]
+    # which may be told of in a line
+    arguments += ["--trainer.devices", "2", "--data.cache_limit_gb", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", *arguments],
         cwd=tmp_path,
@@ -501,7 +697,15 @@ def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
     many = tmp_path / "list.txt"
     many.write_text("\n".join(str(path) for path in colours.rglob("*.png")) * 200)
     checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
-    arguments = ["predict", "--ckpt_path", str(checkpoint), "--data.predict", str(many), "--output", "out.csv"]
+    arguments = [
+        "predict",
+        "--ckpt_path",
+        str(checkpoint),
+        "--data.predict",
+        str(many),
+        "--output",
+        "out.csv",
+    ]
     process = start(*arguments, "--trainer.accelerator", "cpu", cwd=tmp_path)
     try:
         deadline = time.monotonic() + 60
@@ -512,7 +716,10 @@ def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert process.stderr == f"predicting {len(many.read_text().splitlines())} pictures\nstopped by SIGINT\n"
+    assert (
+        process.stderr
+        == f"predicting {len(many.read_text().splitlines())} pictures\nstopped by SIGINT\n"
+    )
     assert list(tmp_path.glob("*out.csv*")) + list(tmp_path.glob(".out.csv*")) == []
 
 
@@ -525,7 +732,9 @@ def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_in_one_line_and_loses_nothing(colours, cli, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_told_in_one_line_and_loses_nothing(
+    colours, cli, tmp_path, monkeypatch, capsys
+):
     fit = ["fit", "--resume", "--data.root", str(colours), *QUICK]
     monkeypatch.chdir(tmp_path)
     cli(*fit)
@@ -552,10 +761,25 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(colours, cli, tmp_pat
 def test_a_run_that_early_stopping_ended_is_finished(colours, cli, tmp_path, caplog):
     stopper = '[{"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss", '
     stopper += '"patience": 1, "min_delta": 100}}]'
-    fit = ["fit", "--resume", "--data.root", colours, *QUICK, "--trainer.max_epochs", 9, "--trainer.callbacks", stopper]
+    fit = [
+        "fit",
+        "--resume",
+        "--data.root",
+        colours,
+        *QUICK,
+        "--trainer.max_epochs",
+        9,
+        "--trainer.callbacks",
+        stopper,
+    ]
     cli(*fit)
     last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
-    assert torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2
+    assert (
+        torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]["current"][
+            "processed"
+        ]
+        == 2
+    )
     before = last.read_bytes()
     cli(*fit)
     assert "is finished" in caplog.text
@@ -566,7 +790,9 @@ def test_a_run_that_early_stopping_ended_is_finished(colours, cli, tmp_path, cap
 def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, cli, tmp_path):
     fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3]
     sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25"]
-    with pytest.raises(ValueError, match=r"train/loss is nan in epoch 1: training has diverged; a lower .*1e\+25"):
+    with pytest.raises(
+        ValueError, match=r"train/loss is nan in epoch 1: training has diverged; a lower .*1e\+25"
+    ):
         cli(*fit, *sgd)
     assert not list(tmp_path.glob("runs/fit/version_0/**/*.ckpt"))
     with pytest.raises(ValueError, match="train/loss_epoch is nan in epoch 1"):
@@ -577,7 +803,9 @@ def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, c
 def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
     """Python leaves SIGTERM to the system, which ignores it for the first process of a container."""
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("finetune.cli.run", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(9))
+    monkeypatch.setattr(
+        "finetune.cli.run", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(9)
+    )
     with pytest.raises(SystemExit) as caught:
         main(["fit"])
     assert caught.value.code == 143
@@ -589,13 +817,18 @@ def test_a_file_that_cannot_be_made_is_named_in_full(monkeypatch, capsys, tmp_pa
     monkeypatch.setattr("finetune.cli.run", lambda *_: Path("absent/file").touch())
     with pytest.raises(SystemExit):
         main(["fit"])
-    assert capsys.readouterr().err == f"finetune: error: No such file or directory: {tmp_path}/absent/file\n"
+    assert (
+        capsys.readouterr().err
+        == f"finetune: error: No such file or directory: {tmp_path}/absent/file\n"
+    )
 
 
 def test_a_process_out_of_reach_is_told_in_a_line(monkeypatch, capsys):
     def unreachable(*_):
         what = "SO_ERROR: Connection refused, remote=[127.0.1.1]:31116"
-        raise RuntimeError(f"Gloo connectFullMesh failed with [/__w/third_party/gloo/pair.cc:1] timed out: {what}")
+        raise RuntimeError(
+            f"Gloo connectFullMesh failed with [/__w/third_party/gloo/pair.cc:1] timed out: {what}"
+        )
 
     monkeypatch.setattr("finetune.cli.run", unreachable)
     with pytest.raises(SystemExit):
@@ -606,7 +839,9 @@ def test_a_process_out_of_reach_is_told_in_a_line(monkeypatch, capsys):
     )
 
 
-@pytest.mark.parametrize("what", ["(pid 21) is killed by signal: Killed. ", "(pid(s) 21, 22) exited unexpectedly"])
+@pytest.mark.parametrize(
+    "what", ["(pid 21) is killed by signal: Killed. ", "(pid(s) 21, 22) exited unexpectedly"]
+)
 def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
     def killed(*_):
         raise RuntimeError(f"DataLoader worker {what}")
@@ -616,7 +851,8 @@ def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
         main(["fit"])
     assert caught.value.code == 1
     assert re.fullmatch(
-        r"finetune: error: a process that reads.*--data.num_workers may help\n", capsys.readouterr().err
+        r"finetune: error: a process that reads.*--data.num_workers may help\n",
+        capsys.readouterr().err,
     )
 
 
@@ -627,10 +863,22 @@ def test_a_list_of_which_no_picture_can_be_read_is_a_failure(fitted, tmp_path, m
     Path("list.txt").write_text("a.png\nb.png\n")
     checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
     with pytest.raises(SystemExit) as caught:
-        main(["predict", "--ckpt_path", str(checkpoint), "--data.predict", "list.txt", "--output", "out.CSV"])
+        main(
+            [
+                "predict",
+                "--ckpt_path",
+                str(checkpoint),
+                "--data.predict",
+                "list.txt",
+                "--output",
+                "out.CSV",
+            ]
+        )
     shown = capsys.readouterr()
     assert caught.value.code == 1 and "2 pictures: 2 unreadable" in shown.out
-    assert shown.err.endswith("finetune: error: none of the pictures can be read; out.CSV says why of each\n")
+    assert shown.err.endswith(
+        "finetune: error: none of the pictures can be read; out.CSV says why of each\n"
+    )
     with open("out.CSV") as file:
         assert [row["path"] for row in csv.DictReader(file) if row["error"]] == ["a.png", "b.png"]
 
@@ -656,5 +904,7 @@ sys.meta_path.insert(0, Finder())
 
 def test_output_that_is_closed_is_no_failure(tmp_path):
     command = f"{sys.executable} -m finetune --version >&-"
-    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")

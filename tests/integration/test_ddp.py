@@ -53,7 +53,8 @@ def test_weights_are_the_same_on_any_number_of_processes(results, scenario, tole
 def test_a_batch_of_bad_pictures_alone_leaves_numbers(results):
     weights = load(results[1], "bad_batches")
     assert all(value.isfinite().all() for value in weights.values())
-    assert distance(weights, load(results[1], "batch_norm_uneven")) > 1e-6  # they did miss something
+    # they did miss something
+    assert distance(weights, load(results[1], "batch_norm_uneven")) > 1e-6
 
 
 @pytest.mark.parametrize("scenario", [name for name, _ in SCENARIOS])
@@ -68,17 +69,25 @@ def test_wrong_variants_are_caught(results, control):
 
 
 def test_statistics_of_each_device_s_own_share_are_caught(results):
-    assert distance(load(results[1], "trained_batch_norm"), load(results[2], "control_own_statistics")) > 1e-4
+    assert (
+        distance(load(results[1], "trained_batch_norm"), load(results[2], "control_own_statistics"))
+        > 1e-4
+    )
 
 
 def test_a_head_solved_on_the_images_of_one_process_is_caught(results):
-    assert distance(load(results[1], "solved_head"), load(results[2], "control_own_features")) > 1e-4
+    assert (
+        distance(load(results[1], "solved_head"), load(results[2], "control_own_features")) > 1e-4
+    )
 
 
 def test_each_member_of_an_ensemble_takes_the_statistics_of_all_devices(results):
     right, wrong = load(results[1], "members"), load(results[2], "control_members")
     members = [
-        [{k: v for k, v in weights.items() if k.startswith(f"members.{i}.")} for weights in (right, wrong)]
+        [
+            {k: v for k, v in weights.items() if k.startswith(f"members.{i}.")}
+            for weights in (right, wrong)
+        ]
         for i in (0, 1)
     ]
     assert all(distance(*both) > 1e-4 for both in members)
@@ -92,13 +101,16 @@ def test_each_member_of_an_ensemble_takes_the_statistics_of_all_devices(results)
 BF16 = 2**-6
 
 
-@pytest.mark.parametrize("num", [2, 1])  # of two, one of three processes has none; of one, all but the first
+# of two, one of three processes has none; of one, all but the first
+@pytest.mark.parametrize("num", [2, 1])
 def test_a_step_under_bf16_is_the_same_where_a_process_has_no_picture(results, num):
     alone = load(results[1], f"bf16_{num}")
     for world_size in (2, 3):
         for rank in range(world_size):
             shares = load(results[world_size], f"bf16_{num}", rank)
-            assert {name: value for name, value in unlike(alone, shares).items() if not value <= BF16} == {}
+            assert {
+                name: value for name, value in unlike(alone, shares).items() if not value <= BF16
+            } == {}
 
 
 def test_under_bf16_statistics_of_each_device_s_own_share_are_caught(results):
@@ -126,7 +138,9 @@ def test_temperature_and_threshold_are_the_same_on_any_number_of_processes(resul
             assert found["num_pictures"] == 7
             value = found["threshold"].pop("value")
             assert value == pytest.approx(alone["threshold"]["value"], rel=1e-10)
-            assert found["threshold"] == {k: v for k, v in alone["threshold"].items() if k != "value"}
+            assert found["threshold"] == {
+                k: v for k, v in alone["threshold"].items() if k != "value"
+            }
 
 
 def test_temperatures_of_each_device_s_own_share_are_caught(results):
@@ -143,9 +157,11 @@ def test_every_picture_counts_once(results, num):
         for rank in range(world_size):
             shared = load(results[world_size], name, rank)
             assert shared["confusion_matrix"] == alone["confusion_matrix"]
-            assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6, nan_ok=True)  # 0 / 0
+            # 0 / 0
+            assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6, nan_ok=True)
         rows, rows_alone = (
-            list(csv.DictReader((results[k] / f"{name}.csv").read_text().splitlines())) for k in (world_size, 1)
+            list(csv.DictReader((results[k] / f"{name}.csv").read_text().splitlines()))
+            for k in (world_size, 1)
         )
         assert len(rows_alone) == num
         for row, row_alone in zip(rows, rows_alone, strict=True):
@@ -156,7 +172,9 @@ def test_every_picture_counts_once(results, num):
 
 @pytest.mark.parametrize("name", ["flipped", "larger"])
 def test_pictures_that_are_mirrored_too_or_larger_are_measured_otherwise(results, name):
-    plain, other = (load(results[1], f"evaluated_{i}")["metrics"] for i in (NUM_EVALUATED[-1], name))
+    plain, other = (
+        load(results[1], f"evaluated_{i}")["metrics"] for i in (NUM_EVALUATED[-1], name)
+    )
     assert abs(plain["test/loss"] - other["test/loss"]) > 1e-5
 
 

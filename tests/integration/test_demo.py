@@ -38,7 +38,9 @@ def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, cap
         assert (run / "checkpoints/best.ckpt").exists()
         assert str(run.relative_to(tmp_path)) in out
     assert (tmp_path / "out/finetuned/fit/version_0/sheet.png").exists()
-    lines = [line for line in out.splitlines() if "fine-tuned from" in line or "from scratch" in line]
+    lines = [
+        line for line in out.splitlines() if "fine-tuned from" in line or "from scratch" in line
+    ]
     accuracies = [line.split()[-6:] for line in lines[:2]]
     assert len(accuracies) == 2
     assert demo.__doc__
@@ -53,7 +55,14 @@ def test_losses_of_the_sample_run_are_golden(few_pictures, cli, tmp_path):
     that is 1 % higher moves them by 6e-2.
     """
     options = ["--model.weights", "null", "--trainer.accelerator", "cpu", "--trainer.max_steps", 10]
-    options += ["--trainer.log_every_n_steps", 1, "--test_after_fit", "false", "--data.num_workers", 0]
+    options += [
+        "--trainer.log_every_n_steps",
+        1,
+        "--test_after_fit",
+        "false",
+        "--data.num_workers",
+        0,
+    ]
     cli("fit", "--config", "sample.yaml", *options, "--trainer.precision", "64-true")
     rows = read_metrics(tmp_path / "runs/fit/version_0/steps.csv")
     losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]

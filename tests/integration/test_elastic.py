@@ -22,8 +22,11 @@ EXACT = 1e-14
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("elastic")
     data = draw_scenarios(root / "data", ())
-    numbers = {"world1": 1, "world2": 2, "world3": 3, "again": 1}  # the last goes on from three processes
-    return {name: launch("elastic_scenarios.py", root / name, k, data) for name, k in numbers.items()}
+    # the last goes on from three processes
+    numbers = {"world1": 1, "world2": 2, "world3": 3, "again": 1}
+    return {
+        name: launch("elastic_scenarios.py", root / name, k, data) for name, k in numbers.items()
+    }
 
 
 @pytest.mark.timeout(900)
@@ -32,17 +35,24 @@ def test_noise_does_not_depend_on_the_number_of_processes(results, name):
     alone = load(results["world1"], name)
     for k in (2, 3):
         for rank in range(k):
-            assert distance(alone, load(results[f"world{k}"], name, rank)) <= TOLERANCES.get(name, EXACT)
+            assert distance(alone, load(results[f"world{k}"], name, rank)) <= TOLERANCES.get(
+                name, EXACT
+            )
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.get("at", True)])
-def test_going_on_with_another_number_of_processes_ends_where_one_does_that_was_left_alone(results, name):
+def test_going_on_with_another_number_of_processes_ends_where_one_does_that_was_left_alone(
+    results, name
+):
     whole = load(results["world1"], name)
     before = torch.load(results["world1"] / f"{name}.ckpt", weights_only=True)["state_dict"]
-    assert distance(whole, {key: before[f"network.{key}"] for key in whole}) > 1e-5  # else there was nothing to do
+    # else there was nothing to do
+    assert distance(whole, {key: before[f"network.{key}"] for key in whole}) > 1e-5
     for folder, k in (("world2", 2), ("world3", 3), ("again", 1)):
         for rank in range(k):
-            assert distance(whole, load(results[folder], f"resumed_{name}", rank)) <= TOLERANCES.get(name, EXACT)
+            assert distance(
+                whole, load(results[folder], f"resumed_{name}", rank)
+            ) <= TOLERANCES.get(name, EXACT)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +75,9 @@ def test_partners_from_the_device_s_own_batch_are_caught(results):
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.get("at", True)])
 def test_a_checkpoint_does_not_say_how_many_processes_wrote_it(results, name):
-    one, *others = (torch.load(results[f"world{k}"] / f"{name}.ckpt", weights_only=True) for k in sorted(FROM))
+    one, *others = (
+        torch.load(results[f"world{k}"] / f"{name}.ckpt", weights_only=True) for k in sorted(FROM)
+    )
     tolerance = TOLERANCES.get(name, EXACT)
     for other in others:
         assert list(differences(one, other, tolerance)) == []
@@ -84,7 +96,9 @@ def differences(a: Any, b: Any, tolerance: float, path: str = "") -> Iterator[st
         yield path
     elif isinstance(a, torch.Tensor):
         is_close = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
-        if not is_close or not torch.allclose(a, b, rtol=0, atol=tolerance if a.is_floating_point() else 0):
+        if not is_close or not torch.allclose(
+            a, b, rtol=0, atol=tolerance if a.is_floating_point() else 0
+        ):
             yield path
     elif isinstance(a, dict):
         if list(a) != list(b):

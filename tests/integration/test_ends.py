@@ -32,7 +32,10 @@ def test_that_is_caught_where_workers_ignore_the_first_sigterm(results):
 def test_what_is_tried_holds_every_pair_of_circumstances(results):
     tried = [r["name"].split("-") for r in results["results"]]
     for (i, a), (j, b) in itertools.combinations(enumerate(zip(*tried, strict=True)), 2):
-        missing = set(itertools.product(set(a), set(b))) - {(scenario[i], scenario[j]) for scenario in tried}
-        impossible = {(x, y) for x, y in missing if "idle" in x or "busy" in x}  # there must be such a worker
+        missing = set(itertools.product(set(a), set(b))) - {
+            (scenario[i], scenario[j]) for scenario in tried
+        }
+        # there must be such a worker
+        impossible = {(x, y) for x, y in missing if "idle" in x or "busy" in x}
         assert missing == impossible
     assert [len(set(values)) for values in zip(*tried, strict=True)] == [9, 7, 3, 3, 2]

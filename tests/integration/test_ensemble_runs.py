@@ -23,8 +23,26 @@ from finetune.models.weight_files import EXPORTED
 pytestmark = pytest.mark.slow
 
 SMALL = [
-    *("--data.image_size", "28", "--data.batch_size", "16", "--data.num_workers", "0", "--model.backbone", "small_cnn"),
-    *("--model.weights", "null", "--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--report", "false"),
+    *(
+        "--data.image_size",
+        "28",
+        "--data.batch_size",
+        "16",
+        "--data.num_workers",
+        "0",
+        "--model.backbone",
+        "small_cnn",
+    ),
+    *(
+        "--model.weights",
+        "null",
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.precision",
+        "32-true",
+        "--report",
+        "false",
+    ),
 ]
 EVALUATED = ["--data.num_workers", 0, "--trainer.accelerator", "cpu"]
 RUN = "runs/fit/version_0"
@@ -42,10 +60,27 @@ def folder(colours, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("ensemble")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        fit = ["fit", colours, *SMALL, "--members", 3, "--trainer.max_epochs", 2, "--test_after_fit", "false"]
+        fit = [
+            "fit",
+            colours,
+            *SMALL,
+            "--members",
+            3,
+            "--trainer.max_epochs",
+            2,
+            "--test_after_fit",
+            "false",
+        ]
         command(*fit)
         for kind in ("onnx", "safetensors"):
-            command("export", f"{RUN}/checkpoints/best.ckpt", "--format", kind, "--output", f"best.{kind}")
+            command(
+                "export",
+                f"{RUN}/checkpoints/best.ckpt",
+                "--format",
+                kind,
+                "--output",
+                f"best.{kind}",
+            )
         shutil.copy(f"{RUN}/checkpoints/best.ckpt", "best.ckpt")
     return root
 
@@ -63,12 +98,16 @@ def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
     said = np.array([[*p.probabilities.values()] for p in model.predict(paths)])
     checkpoint = torch.load(folder / "best.ckpt", weights_only=True)
     state = checkpoint["state_dict"]
-    pixels = torch.stack([torch.from_numpy(model.predictor.prepare(decode(path))) for path in paths])
+    pixels = torch.stack(
+        [torch.from_numpy(model.predictor.prepare(decode(path))) for path in paths]
+    )
     x = (pixels.permute(0, 3, 1, 2).float() - state["mean"]) / state["std"]
     each = []
     for i in range(3):
         member, prefix = build("small_cnn", 3).eval(), f"network.members.{i}."
-        member.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        member.load_state_dict(
+            {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        )
         with torch.no_grad():
             each.append(member(x).double())
     temperature = checkpoint["finetune"]["calibration"]["temperature"]
@@ -79,7 +118,8 @@ def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
     mean = torch.stack(each).softmax(2).mean(0)
     # float32's rounding, of logits that the temperature makes no larger than some tens.
     np.testing.assert_allclose(said, of(mean.log()), rtol=0, atol=1e-5)
-    for wrong in (*map(of, each), mean.numpy()):  # the controls: one alone, and without the temperature
+    # the controls: one alone, and without the temperature
+    for wrong in (*map(of, each), mean.numpy()):
         assert np.abs(said - wrong).max() > 1e-3
 
 
@@ -93,8 +133,13 @@ def test_an_exported_file_says_the_same_and_is_tested(folder, colours, cli, tmp_
     np.testing.assert_allclose(file(pictures), own(pictures), rtol=0, atol=1e-5)
     assert file.network_name == own.network_name == "3 × small_cnn"
     for name in ("ckpt", kind):
-        cli("test", folder / f"best.{name}", colours, *EVALUATED, "--trainer.default_root_dir", name)
-    first, second = (json.loads((tmp_path / f"{name}/test/version_0/test.json").read_text()) for name in ("ckpt", kind))
+        cli(
+            "test", folder / f"best.{name}", colours, *EVALUATED, "--trainer.default_root_dir", name
+        )
+    first, second = (
+        json.loads((tmp_path / f"{name}/test/version_0/test.json").read_text())
+        for name in ("ckpt", kind)
+    )
     assert first["confusion_matrix"] == second["confusion_matrix"]
     assert first["test/loss"] == pytest.approx(second["test/loss"], abs=1e-5)
 
@@ -110,7 +155,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("num", HOSTILE)
-def test_a_number_of_members_that_no_run_has_written_takes_no_memory(folder, colours, cli, monkeypatch, tmp_path, num):
+def test_a_number_of_members_that_no_run_has_written_takes_no_memory(
+    folder, colours, cli, monkeypatch, tmp_path, num
+):
     known = torch.load(folder / "best.ckpt", weights_only=True)
     known["hyper_parameters"]["members"] = num
     torch.save(known, tmp_path / "other.ckpt")
@@ -172,7 +219,16 @@ def resume(folder, colours, cli, tmp_path) -> Callable[..., Path]:
     shutil.copytree(folder / "runs", tmp_path / "runs")
 
     def act(*more: Any) -> Path:
-        fit = ["fit", colours, *SMALL, "--trainer.max_epochs", 3, "--test_after_fit", "false", "--resume"]
+        fit = [
+            "fit",
+            colours,
+            *SMALL,
+            "--trainer.max_epochs",
+            3,
+            "--test_after_fit",
+            "false",
+            "--resume",
+        ]
         cli(*fit, *more)
         return tmp_path / RUN
 
@@ -201,7 +257,10 @@ def test_a_run_keeps_its_number_of_members(resume, tmp_path, num):
 def test_it_goes_on_with_as_many(resume, more):
     run = resume(*more)
     last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3 and members_in(run) == 3
+    assert (
+        last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
+        and members_in(run) == 3
+    )
 
 
 def test_a_run_of_an_earlier_version_goes_on(colours, cli, tmp_path):
@@ -220,4 +279,9 @@ def test_a_run_of_an_earlier_version_goes_on(colours, cli, tmp_path):
     assert len(finetune.load(last, "cpu").predict(colours / "test")) == 30
     cli(*fit, 2, "--resume")
     assert torch.load(last, weights_only=True)["hyper_parameters"]["members"] == 1
-    assert torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2
+    assert (
+        torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]["current"][
+            "processed"
+        ]
+        == 2
+    )

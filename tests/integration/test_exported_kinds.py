@@ -24,31 +24,84 @@ def assert_all_agree(cli, best: str, pictures: list[np.ndarray]) -> None:
     """Export a checkpoint in each way, and hold the files against it."""
     scramble(Path(best))
     own = Predictor(best)
-    for name, options in {"some.onnx": [], "any.onnx": ["--input", "any_size"], "some.safetensors": []}.items():
-        cli("export", best, "--output", name, *options, "--format", Path(name).suffix.removeprefix("."))
+    for name, options in {
+        "some.onnx": [],
+        "any.onnx": ["--input", "any_size"],
+        "some.safetensors": [],
+    }.items():
+        cli(
+            "export",
+            best,
+            "--output",
+            name,
+            *options,
+            "--format",
+            Path(name).suffix.removeprefix("."),
+        )
         np.testing.assert_allclose(Predictor(name)(pictures), own(pictures), rtol=0, atol=2e-6)
     session = onnxruntime.InferenceSession("any.onnx", providers=["CPUExecutionProvider"])
-    found = [session.run(["probabilities"], {"images": picture[None]})[0][0] for picture in pictures]
+    found = [
+        session.run(["probabilities"], {"images": picture[None]})[0][0] for picture in pictures
+    ]
     np.testing.assert_allclose(found, own(pictures), rtol=0, atol=2e-6)
     assert own(pictures).std(axis=0).max() > 1e-4  # they are told apart
 
 
 def test_lenet_on_grey_clothes(cli, tmp_path):
     root = write_unpacked(tmp_path / "clothes")
-    few = ["--trainer.max_epochs", 2, "--trainer.accelerator", "cpu", "--data.num_workers", 0, "--report", "false"]
-    cli("fit", "--config", "fashion_mnist_lenet.yaml", "--data.root", root, *few, "--data.batch_size", 20)
+    few = [
+        "--trainer.max_epochs",
+        2,
+        "--trainer.accelerator",
+        "cpu",
+        "--data.num_workers",
+        0,
+        "--report",
+        "false",
+    ]
+    cli(
+        "fit",
+        "--config",
+        "fashion_mnist_lenet.yaml",
+        "--data.root",
+        root,
+        *few,
+        "--data.batch_size",
+        20,
+    )
     grey = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), np.uint8).repeat(3, axis=3)
     grey[2:] //= 8
-    assert_all_agree(cli, BEST, [*grey, np.full((90, 61, 3), 250, np.uint8), np.zeros((3, 200, 3), np.uint8)])
-    cli("test", "--ckpt_path", "any.onnx", "--data.class_path", "finetune.FashionMNIST", "--data.root", root)
+    assert_all_agree(
+        cli, BEST, [*grey, np.full((90, 61, 3), 250, np.uint8), np.zeros((3, 200, 3), np.uint8)]
+    )
+    cli(
+        "test",
+        "--ckpt_path",
+        "any.onnx",
+        "--data.class_path",
+        "finetune.FashionMNIST",
+        "--data.root",
+        root,
+    )
     assert json.loads(Path("runs/test/version_0/test.json").read_text())["test/accuracy"] >= 0
 
 
 def test_double_precision(colours, cli, tmp_path):
-    cli("fit", "--data.root", colours, *QUICK, "--trainer.precision", "64-true", "--test_after_fit", "false")
+    cli(
+        "fit",
+        "--data.root",
+        colours,
+        *QUICK,
+        "--trainer.precision",
+        "64-true",
+        "--test_after_fit",
+        "false",
+    )
     state = read_checkpoint(BEST)["state_dict"]
     assert "float64" in {str(value.dtype).removeprefix("torch.") for value in state.values()}
-    assert_all_agree(cli, BEST, [decode(str(path)) for path in sorted((colours / "test").glob("*/0[0-3].png"))])
+    assert_all_agree(
+        cli, BEST, [decode(str(path)) for path in sorted((colours / "test").glob("*/0[0-3].png"))]
+    )
 
 
 @pytest.fixture
@@ -62,17 +115,44 @@ def two(tmp_path) -> Path:
 
 
 def test_a_temperature_and_a_threshold(two, cli, tmp_path):
-    cli("fit", "--data.root", two, *QUICK, "--data.val_fraction", 0.4, "--threshold", "recall:0.9:green")
+    cli(
+        "fit",
+        "--data.root",
+        two,
+        *QUICK,
+        "--data.val_fraction",
+        0.4,
+        "--threshold",
+        "recall:0.9:green",
+    )
     scramble(Path(BEST))  # or all pictures would be ties
     calibration = Predictor(BEST).calibration
-    assert calibration.temperature != 1 and calibration.choice is not None and calibration.choice.value is not None
+    assert (
+        calibration.temperature != 1
+        and calibration.choice is not None
+        and calibration.choice.value is not None
+    )
     cli("export", BEST, "--output", "some.onnx", "--input", "any_size", "--verify_on", two / "test")
     about = json.loads(Path("some.onnx.json").read_text())
     assert about["temperature"] == calibration.temperature
-    assert about["calibration"] == calibration.as_plain() and about["calibration"]["threshold"]["positive"] == 1
+    assert (
+        about["calibration"] == calibration.as_plain()
+        and about["calibration"]["threshold"]["positive"] == 1
+    )
     for name, path in (("own", BEST), ("file", "some.onnx")):
-        cli("predict", "--ckpt_path", path, "--data.predict", two / "test", "--output", f"{name}.csv")
-    own, file = (list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines())) for name in ("own", "file"))
+        cli(
+            "predict",
+            "--ckpt_path",
+            path,
+            "--data.predict",
+            two / "test",
+            "--output",
+            f"{name}.csv",
+        )
+    own, file = (
+        list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
+        for name in ("own", "file")
+    )
     assert [row["class"] for row in own] == [row["class"] for row in file] and len(own) == 20
     session = onnxruntime.InferenceSession("some.onnx", providers=["CPUExecutionProvider"])
     for row in own:  # a program decides as the JSON says
@@ -80,4 +160,6 @@ def test_a_temperature_and_a_threshold(two, cli, tmp_path):
         green = session.run(["probabilities"], {"images": picture[None]})[0][0][1]
         assert float(green) == pytest.approx(float(row["p_green"]), abs=1e-5)
         says = "green" if green >= about["calibration"]["threshold"]["value"] else "blue"
-        assert says == row["class"] or abs(green - about["calibration"]["threshold"]["value"]) < 1e-5
+        assert (
+            says == row["class"] or abs(green - about["calibration"]["threshold"]["value"]) < 1e-5
+        )

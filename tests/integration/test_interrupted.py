@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 # Where a signal comes or is noticed, and at which of 3 x 5 steps: inside an epoch, inside a validation, between epochs.
 ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
-GATHERING = ("--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "2")  # 2 steps an epoch
+# 2 steps an epoch
+GATHERING = ("--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "2")
 OFTEN_VALIDATED = ("--trainer.val_check_interval", "2")
 
 
@@ -33,10 +34,20 @@ def callback(name: str, **options: Any) -> tuple[str, str]:
 
 
 # No loss is 10 better than the last, so the rate halves with each epoch.
-PLATEAU = ("--model.scheduler", component("torch.optim.lr_scheduler.ReduceLROnPlateau", patience=0, threshold=10))
-SCHEDULED = callback("GradientAccumulationScheduler", scheduling={0: 2, 1: 1, 2: 3})  # 3, 5 and 2 steps
+PLATEAU = (
+    "--model.scheduler",
+    component("torch.optim.lr_scheduler.ReduceLROnPlateau", patience=0, threshold=10),
+)
+# 3, 5 and 2 steps
+SCHEDULED = callback("GradientAccumulationScheduler", scheduling={0: 2, 1: 1, 2: 3})
 AVERAGED = (
-    *callback("StochasticWeightAveraging", swa_lrs=0.01, device="cpu", swa_epoch_start=2, annealing_epochs=2),
+    *callback(
+        "StochasticWeightAveraging",
+        swa_lrs=0.01,
+        device="cpu",
+        swa_epoch_start=2,
+        annealing_epochs=2,
+    ),
     *("--trainer.max_epochs", "4"),
 )
 ENTER_EPOCH = "finetune.runs.model_checkpoint.enter_epoch"
@@ -54,8 +65,10 @@ POINTS = [
     (("on_train_epoch_start", 5), ("--trainer.check_val_every_n_epoch", "2")),
     (("on_train_epoch_start", 5), PLATEAU),
     (("on_train_batch_end", 7), PLATEAU),
-    (("on_train_batch_end", 8), (*PLATEAU, *OFTEN_VALIDATED)),  # no validation ends an epoch of 5 batches
-    (("on_train_batch_end", 4), (*PLATEAU, "--trainer.val_check_interval", "3")),  # behind the epoch's only one
+    # no validation ends an epoch of 5 batches
+    (("on_train_batch_end", 8), (*PLATEAU, *OFTEN_VALIDATED)),
+    # behind the epoch's only one
+    (("on_train_batch_end", 4), (*PLATEAU, "--trainer.val_check_interval", "3")),
     (("on_train_batch_end", 2), SCHEDULED),
     (("on_train_batch_end", 7), AVERAGED),
     (("on_train_epoch_start", 20), AVERAGED),  # only the pass for batch norm is left
@@ -63,7 +76,9 @@ POINTS = [
 ]
 
 
-def trained(cli: Callable[..., None], data: Path, root: Path, stop: Any = None, *extra: str) -> list[Any]:
+def trained(
+    cli: Callable[..., None], data: Path, root: Path, stop: Any = None, *extra: str
+) -> list[Any]:
     """Fit, seeing a signal at `stop`, and return (epoch, batch, pictures) of each step."""
     seen = []
     received = []
@@ -79,29 +94,60 @@ def trained(cli: Callable[..., None], data: Path, root: Path, stop: Any = None, 
         validation_step(self, batch, batch_idx)
 
     def agreed(self: SignalFlag, trainer: Any) -> int:
-        return 15 if received or stop == (sys._getframe(1).f_code.co_name, trainer.global_step) else 0
+        return (
+            15 if received or stop == (sys._getframe(1).f_code.co_name, trainer.global_step) else 0
+        )
 
     with (
         patch.object(Classifier, "training_step", traced),
         patch.object(Classifier, "validation_step", validated),
         patch.object(SignalFlag, "agreed", agreed),
-        patch.object(Timer, "time_elapsed", lambda self, *_: self._offset + len(seen)),  # a batch takes a second
+        # a batch takes a second
+        patch.object(Timer, "time_elapsed", lambda self, *_: self._offset + len(seen)),
     ):
-        options = ["--data.root", data, "--data.image_size", 32, "--data.batch_size", 12, "--data.num_workers", 0]
-        options += ["--model.weights", "null", "--model.backbone", "timm/test_efficientnet", "--trainer.max_epochs", 3]
+        options = [
+            "--data.root",
+            data,
+            "--data.image_size",
+            32,
+            "--data.batch_size",
+            12,
+            "--data.num_workers",
+            0,
+        ]
+        options += [
+            "--model.weights",
+            "null",
+            "--model.backbone",
+            "timm/test_efficientnet",
+            "--trainer.max_epochs",
+            3,
+        ]
         options += ["--trainer.accelerator", "cpu", "--trainer.log_every_n_steps", 1]
         options += ["--test_after_fit", "false", "--report", "false"]
-        cli("fit", *options, "--trainer.default_root_dir", root, "--trainer.enable_progress_bar", "false", *extra)
+        cli(
+            "fit",
+            *options,
+            "--trainer.default_root_dir",
+            root,
+            "--trainer.enable_progress_bar",
+            "false",
+            *extra,
+        )
     return seen
 
 
 def last(root: Path) -> tuple[dict[str, Any], str]:
     (run,) = versions(root, "fit")
-    return torch.load(run / "checkpoints/last.ckpt", weights_only=True), (run / "steps.csv").read_text()
+    return torch.load(run / "checkpoints/last.ckpt", weights_only=True), (
+        run / "steps.csv"
+    ).read_text()
 
 
 def same_weights(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return all(torch.equal(a["state_dict"][name], b["state_dict"][name]) for name in a["state_dict"])
+    return all(
+        torch.equal(a["state_dict"][name], b["state_dict"][name]) for name in a["state_dict"]
+    )
 
 
 @pytest.fixture
@@ -120,7 +166,9 @@ def whole(cli, colours, tmp_path_factory) -> Callable[..., tuple[Path, list[Any]
 WHOLE: dict[tuple[str, ...], tuple[Path, list[Any]]] = {}
 
 
-def stopped_and_resumed(cli: Callable[..., None], data: Path, root: Path, stop: Any, *extra: str) -> list[Any]:
+def stopped_and_resumed(
+    cli: Callable[..., None], data: Path, root: Path, stop: Any, *extra: str
+) -> list[Any]:
     with pytest.raises(Interrupted) as caught:
         trained(cli, data, root, stop, *extra)
     assert caught.value.exit_code == 143
@@ -136,10 +184,14 @@ def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, whole, stop, extra
         assert len(steps) - len(after) == stop[1]
     (a, metrics_a), (b, metrics_b) = last(root), last(tmp_path)
     assert same_weights(a, b)
-    if stop[1] != 20:  # there Lightning's count of scheduler steps in this epoch starts otherwise; nothing reads it
+    # there Lightning's count of scheduler steps in this epoch starts otherwise; nothing reads it
+    if stop[1] != 20:
         assert a["loops"] == b["loops"]
         assert metrics_a == metrics_b  # nor the rates that are logged again in that pass
-    rates = [[group["lr"] for group in checkpoint["optimizer_states"][0]["param_groups"]] for checkpoint in (a, b)]
+    rates = [
+        [group["lr"] for group in checkpoint["optimizer_states"][0]["param_groups"]]
+        for checkpoint in (a, b)
+    ]
     assert rates[0] == rates[1]
 
 
@@ -169,7 +221,9 @@ def step_on_plateau_as_lightning_does() -> Any:
     ],
     ids=["plateau", "accumulation", "averaging"],
 )
-def test_control_left_to_lightning_the_weights_differ(cli, colours, tmp_path, whole, stop, extra, wrong):
+def test_control_left_to_lightning_the_weights_differ(
+    cli, colours, tmp_path, whole, stop, extra, wrong
+):
     root, _ = whole(*extra)
     with wrong:
         stopped_and_resumed(cli, colours, tmp_path, stop, *extra)
@@ -177,7 +231,9 @@ def test_control_left_to_lightning_the_weights_differ(cli, colours, tmp_path, wh
 
 
 def stopping_early(patience: int) -> tuple[str, ...]:
-    return OFTEN_VALIDATED + callback("EarlyStopping", monitor="val/loss", min_delta=100.0, patience=patience)
+    return OFTEN_VALIDATED + callback(
+        "EarlyStopping", monitor="val/loss", min_delta=100.0, patience=patience
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +241,11 @@ def stopping_early(patience: int) -> tuple[str, ...]:
     [
         (("--trainer.max_steps", "7"), ("--trainer.max_steps", "-1"), "trainer.max_steps 7"),
         (("--trainer.max_epochs", "2"), (), "trainer.max_epochs 2"),
-        (("--trainer.max_time", "00:00:00:07"), ("--trainer.max_time", "00:01:00:00"), "trainer.max_time, 7 s"),
+        (
+            ("--trainer.max_time", "00:00:00:07"),
+            ("--trainer.max_time", "00:01:00:00"),
+            "trainer.max_time, 7 s",
+        ),
         (  # which comes between accumulated batches
             (*ACCUMULATED, "--trainer.max_time", "00:00:00:03"),
             (*ACCUMULATED, "--trainer.max_time", "00:01:00:00"),
@@ -200,7 +260,9 @@ def stopping_early(patience: int) -> tuple[str, ...]:
     ],
     ids=["steps", "epochs", "time", "time between batches", "time without validation", "patience"],
 )
-def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(cli, colours, tmp_path, whole, caplog, limit, larger, told):
+def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(
+    cli, colours, tmp_path, whole, caplog, limit, larger, told
+):
     """It ends as one that had the larger limit from the start; with the same limit it is finished."""
     one_rate = ("--model.scheduler", "null")  # else it would fall with the first length
     limit, larger = limit + one_rate, larger + one_rate
@@ -226,24 +288,44 @@ def test_control_with_the_patience_of_the_checkpoint_it_stops_again(cli, colours
 
 def test_a_stop_that_min_epochs_put_off_is_still_wanted_in_a_resumed_run(cli, colours, tmp_path):
     def wants_stop(self: Classifier) -> None:
-        self.trainer.should_stop |= self.current_epoch == 0  # once: of a number that rises again nothing else is left
+        # once: of a number that rises again nothing else is left
+        self.trainer.should_stop |= self.current_epoch == 0
 
     limits = ("--trainer.min_epochs", "3", "--trainer.max_epochs", "5")
     with patch.object(Classifier, "on_validation_end", wants_stop):
         steps = trained(cli, colours, tmp_path / "whole", None, *limits)
-        after = stopped_and_resumed(cli, colours, tmp_path / "parts", ("on_train_epoch_start", 10), *limits)
+        after = stopped_and_resumed(
+            cli, colours, tmp_path / "parts", ("on_train_epoch_start", 10), *limits
+        )
         assert len(steps) == 15 and after == steps[10:]
         (a, _), (b, _) = last(tmp_path / "whole"), last(tmp_path / "parts")
-        assert same_weights(a, b) and a["loops"] == b["loops"] and a["callbacks"]["Checkpoints"]["is_stopped"]
-        assert trained(cli, colours, tmp_path / "parts", None, *limits, "--resume") == []  # it is finished
-        later = trained(cli, colours, tmp_path / "parts", None, "--trainer.min_epochs", "4", *limits[2:], "--resume")
+        assert (
+            same_weights(a, b)
+            and a["loops"] == b["loops"]
+            and a["callbacks"]["Checkpoints"]["is_stopped"]
+        )
+        # it is finished
+        assert trained(cli, colours, tmp_path / "parts", None, *limits, "--resume") == []
+        later = trained(
+            cli,
+            colours,
+            tmp_path / "parts",
+            None,
+            "--trainer.min_epochs",
+            "4",
+            *limits[2:],
+            "--resume",
+        )
     assert len(later) == 10  # the limit is another, and nothing wants a stop any more
 
 
 def test_the_config_of_averaging_is_read_again(cli, colours, tmp_path):
     trained(cli, colours, tmp_path, None, *callback("StochasticWeightAveraging", swa_lrs=0.01))
     config = tmp_path / "fit/version_0/config.yaml"
-    assert yaml.safe_load(config.read_text())["trainer"]["callbacks"][0]["init_args"]["device"] == "cpu"
+    assert (
+        yaml.safe_load(config.read_text())["trainer"]["callbacks"][0]["init_args"]["device"]
+        == "cpu"
+    )
     cli("fit", "--config", config, "--trainer.max_epochs", 1)
 
 

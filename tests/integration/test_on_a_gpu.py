@@ -23,7 +23,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.timeout(900),
 ]
-WAYS = {"cpu": ("cpu", 1), "gpu": ("cuda", 1), "shared": ("cuda", 2)}  # device and number of processes
+# device and number of processes
+WAYS = {"cpu": ("cpu", 1), "gpu": ("cuda", 1), "shared": ("cuda", 2)}
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +85,26 @@ def test_measures_are_those_of_the_cpu(results, way, num):
     assert found["confusion_matrix"] == expected["confusion_matrix"]
     assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-3)
     rows, others = (
-        list(csv.DictReader((results[name] / f"evaluated_{num}.csv").read_text().splitlines())) for name in ("cpu", way)
+        list(csv.DictReader((results[name] / f"evaluated_{num}.csv").read_text().splitlines()))
+        for name in ("cpu", way)
     )
-    assert [(row["path"], row["class"]) for row in rows] == [(row["path"], row["class"]) for row in others]
+    assert [(row["path"], row["class"]) for row in rows] == [
+        (row["path"], row["class"]) for row in others
+    ]
     for row, other in zip(rows, others, strict=True):
         assert float(other["probability"]) == pytest.approx(float(row["probability"]), abs=1e-3)
 
 
 FIT = [
     *("--trainer.accelerator", "gpu", "--trainer.max_epochs", "6", "--data.batch_size", "12"),
-    *("--trainer.deterministic", "true", "--checkpoint_every_n_steps", "3", "--trainer.log_every_n_steps", "1"),
+    *(
+        "--trainer.deterministic",
+        "true",
+        "--checkpoint_every_n_steps",
+        "3",
+        "--trainer.log_every_n_steps",
+        "1",
+    ),
 ]
 
 
@@ -101,7 +112,17 @@ FIT = [
 def test_killed_and_resumed_bit_for_bit(tmp_path, precision):
     data = draw_colours(tmp_path / "data", train=30, test=4)
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    fit = [sys.executable, "-m", "finetune", "fit", str(data), *QUICK, *FIT, "--precision", precision]
+    fit = [
+        sys.executable,
+        "-m",
+        "finetune",
+        "fit",
+        str(data),
+        *QUICK,
+        *FIT,
+        "--precision",
+        precision,
+    ]
     subprocess.run([*fit, "--out", str(straight)], check=True, capture_output=True)
     begun = subprocess.Popen([*fit, "--out", str(killed)], start_new_session=True)
     num_rows = rows_written(straight)

@@ -23,13 +23,24 @@ def test_a_plain_trainer_fits_and_tests_them(kind, colours, tmp_path, monkeypatc
     root = write_unpacked(tmp_path / "fashion") if kind is FashionMNIST else colours
     pictures = kind(str(root), image_size=28, batch_size=12, num_workers=0)
     torch.manual_seed(0)
-    network = Classifier(pictures.class_names, backbone="small_cnn", weights=None, head_lr_multiplier=1.0)
-    before = {name: value.clone() for name, value in network.state_dict().items() if name.startswith("network.")}
+    network = Classifier(
+        pictures.class_names, backbone="small_cnn", weights=None, head_lr_multiplier=1.0
+    )
+    before = {
+        name: value.clone()
+        for name, value in network.state_dict().items()
+        if name.startswith("network.")
+    }
     trainer = pl.Trainer(max_epochs=8, accelerator="cpu", enable_model_summary=False)
     trainer.fit(network, pictures)
     after = network.state_dict()
-    assert not any(torch.equal(after[name], value) for name, value in before.items() if name.endswith("weight"))
-    assert trainer.global_step == 8 * pictures.num_batches and "val/accuracy" in trainer.callback_metrics
+    assert not any(
+        torch.equal(after[name], value) for name, value in before.items() if name.endswith("weight")
+    )
+    assert (
+        trainer.global_step == 8 * pictures.num_batches
+        and "val/accuracy" in trainer.callback_metrics
+    )
     (result,) = trainer.test(network, pictures, verbose=False)
     num = len(pictures.splits["test"].labels)
     assert sum(map(sum, network.confusion_matrix)) == num  # each picture counts once
@@ -49,4 +60,6 @@ def test_what_a_plain_trainer_has_saved_is_a_checkpoint_like_any(colours, tmp_pa
     model = load(path)
     assert model.class_names == pictures.class_names and len(model.predict(colours / "test")) == 30
     again = Classifier.load_from_checkpoint(path)
-    assert all(torch.equal(value, network.state_dict()[name]) for name, value in again.state_dict().items())
+    assert all(
+        torch.equal(value, network.state_dict()[name]) for name, value in again.state_dict().items()
+    )

@@ -34,18 +34,29 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Results of the same trainings and evaluations on one and on two processes."""
     root = tmp_path_factory.mktemp("promises")
     data = draw_scenarios(root / "data", NUM_EVALUATED)
-    scenarios = ["small_float64", "batch_norm_uneven", "balanced", "calibrated", f"evaluated_{NUM_EVALUATED[-1]}"]
+    scenarios = [
+        "small_float64",
+        "batch_norm_uneven",
+        "balanced",
+        "calibrated",
+        f"evaluated_{NUM_EVALUATED[-1]}",
+    ]
     controls = ["control_order", "control_padding", "control_own_temperature"]
-    return {k: launch("ddp_scenarios.py", root / f"world{k}", k, data, *scenarios, *controls) for k in (1, 2)}
+    return {
+        k: launch("ddp_scenarios.py", root / f"world{k}", k, data, *scenarios, *controls)
+        for k in (1, 2)
+    }
 
 
 @pytest.mark.parametrize("scenario", ["small_float64", "batch_norm_uneven", "balanced"])
 def test_two_processes_train_the_weights_of_one(worlds, scenario):
     """In full, with float32, ResNet-18, three processes and resuming on others: test_ddp.py, test_elastic.py."""
     alone = load(worlds[1], scenario)
-    assert load(worlds[1], f"{scenario}_moved") > 1e-4  # else networks that never train would agree, too
+    # else networks that never train would agree, too
+    assert load(worlds[1], f"{scenario}_moved") > 1e-4
     for rank in range(2):
-        assert distance(alone, load(worlds[2], scenario, rank)) <= 1e-10  # float64: rounding over 20 steps
+        # float64: rounding over 20 steps
+        assert distance(alone, load(worlds[2], scenario, rank)) <= 1e-10
 
 
 def test_control_an_order_of_each_rank_is_caught(worlds):
@@ -63,21 +74,33 @@ def test_thirteen_images_count_once_on_two_processes(worlds):
         assert shared["confusion_matrix"] == alone["confusion_matrix"]
         assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6)
     rows = list(csv.reader((worlds[2] / f"evaluated_{num}.csv").read_text().splitlines()))
-    assert [row[:2] for row in rows] == [row[:2] for row in rows_alone]  # path and class, in the order of the input
-    assert load(worlds[2], "control_padding") == num + 1  # the control: Lightning's own sampler repeats one
+    # path and class, in the order of the input
+    assert [row[:2] for row in rows] == [row[:2] for row in rows_alone]
+    # the control: Lightning's own sampler repeats one
+    assert load(worlds[2], "control_padding") == num + 1
 
 
 def test_the_temperature_is_fitted_on_the_images_of_both_processes(worlds):
     """In full: test_ddp.py."""
-    alone, own = load(worlds[1], "calibrated")["temperature"], load(worlds[2], "control_own_temperature")["temperature"]
-    assert all(load(worlds[2], "calibrated", k)["temperature"] == pytest.approx(alone, rel=1e-10) for k in range(2))
+    alone, own = (
+        load(worlds[1], "calibrated")["temperature"],
+        load(worlds[2], "control_own_temperature")["temperature"],
+    )
+    assert all(
+        load(worlds[2], "calibrated", k)["temperature"] == pytest.approx(alone, rel=1e-10)
+        for k in range(2)
+    )
     assert abs(own / alone - 1) > 1e-4  # the control: each process by itself
 
 
 def test_killed_and_resumed_a_run_ends_bit_for_bit_as_a_whole_one(tmp_path):
     """In full, for many moments, two processes, signals and half-written files: test_resume.py, test_interrupted.py."""
     data = draw_colours(tmp_path / "data", train=30, test=4)
-    results = json.loads((launch("kill_scenarios.py", tmp_path / "out", 1, data, "quick") / "results.json").read_text())
+    results = json.loads(
+        (
+            launch("kill_scenarios.py", tmp_path / "out", 1, data, "quick") / "results.json"
+        ).read_text()
+    )
     parts = ("weights", "optimizer", "scheduler", "loops", "steps", "epochs")
     killed, control = results["killed"], results["control"]
     assert (killed["killed"], killed["resumed"]) == ([-9], [0])
@@ -89,7 +112,15 @@ def test_killed_and_resumed_a_run_ends_bit_for_bit_as_a_whole_one(tmp_path):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ctrl_c_stops_all_processes_after_the_step_and_saves(colours, tmp_path, devices):
     """In full, for every failure, phase and way of starting: test_ends.py; that it resumes: test_resume.py."""
-    fit = ["fit", colours, *QUICKEST, "--trainer.max_epochs", 5000, "--trainer.log_every_n_steps", 1]
+    fit = [
+        "fit",
+        colours,
+        *QUICKEST,
+        "--trainer.max_epochs",
+        5000,
+        "--trainer.log_every_n_steps",
+        1,
+    ]
     fit += ["--model.scheduler", "finetune.WarmupCosine"]  # whose rates are logged with each step
     process = start(*fit, "--devices", devices, "--data.cache_limit_gb", 0, cwd=tmp_path)
     try:
@@ -103,20 +134,27 @@ def test_ctrl_c_stops_all_processes_after_the_step_and_saves(colours, tmp_path, 
     finally:
         process.kill()
     usual = ("pictures: ", "network: ", "training: ", "epoch ", "val has ")
-    assert [line for line in process.stderr.splitlines() if line and not line.startswith(usual)] == [
+    assert [
+        line for line in process.stderr.splitlines() if line and not line.startswith(usual)
+    ] == [
         "stopping after this step; Ctrl-C again ends it at once",
         "stopped by SIGINT; the same command with --resume goes on",
     ]
     (last,), (steps,) = tmp_path.rglob("last.ckpt"), tmp_path.rglob("steps.csv")
     # The last step that was trained, not that of an epoch's end before the signal.
-    assert torch.load(last, weights_only=True)["global_step"] == int(read_metrics(steps)[-1]["step"]) + 1
+    assert (
+        torch.load(last, weights_only=True)["global_step"]
+        == int(read_metrics(steps)[-1]["step"]) + 1
+    )
 
 
 @pytest.fixture(scope="module")
 def finished(colours, tmp_path_factory) -> Path:
     """The folder of a finished run of `finetune fit`, with its report."""
     folder = tmp_path_factory.mktemp("finished")
-    process = finetune("fit", colours, *QUICKEST, "--report", "true", "--trainer.max_epochs", 3, cwd=folder)
+    process = finetune(
+        "fit", colours, *QUICKEST, "--report", "true", "--trainer.max_epochs", 3, cwd=folder
+    )
     assert process.returncode == 0, process.stderr
     return folder / "runs/fit/version_0"
 
@@ -155,7 +193,9 @@ def test_serve_answers_as_predict(finished, predicted, tmp_path):
             assert process.poll() is None, process.stderr
             time.sleep(0.02)
         for path in list(predicted)[::7]:
-            with closing(http.client.HTTPConnection(address[1], int(address[2]), timeout=60)) as connection:
+            with closing(
+                http.client.HTTPConnection(address[1], int(address[2]), timeout=60)
+            ) as connection:
                 connection.request("POST", "/predict", Path(path).read_bytes())
                 (one,) = json.loads(connection.getresponse().read())["predictions"]
             served = [one["probabilities"][name] for name in NAMES]
@@ -184,7 +224,8 @@ def test_a_hostile_checkpoint_runs_no_code(finished, colours, tmp_path, cli, mon
     with pytest.raises(ValueError, match="would import hostile"):
         cli("predict", "hostile.ckpt", colours / "test", *words)
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(AttributeError):  # the control: with the user's consent the module is imported
+    # the control: with the user's consent the module is imported
+    with pytest.raises(AttributeError):
         cli("predict", "hostile.ckpt", colours / "test", *words, "--trust_modules", "hostile")
     assert (tmp_path / "ran").exists()
     del sys.modules["hostile"]  # else another test's import of it would run nothing

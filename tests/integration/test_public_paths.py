@@ -35,12 +35,20 @@ def test_an_old_checkpoint_predicts_and_is_tested(old_checkpoint, cli, tmp_path)
     pictures = draw_colours(tmp_path / "colours", test=2) / "test"
     (pictures / "blue").rename(pictures / "hotdog")
     (pictures / "red").rename(pictures / "not-hotdog")
-    options = ["--ckpt_path", old_checkpoint, "--trainer.accelerator", "cpu", "--data.num_workers", 0]
+    options = [
+        "--ckpt_path",
+        old_checkpoint,
+        "--trainer.accelerator",
+        "cpu",
+        "--data.num_workers",
+        0,
+    ]
     cli("predict", *options, "--data.predict", pictures / "hotdog")
     with open(tmp_path / "runs/predict/version_0/predictions.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == ["hotdog"] * 2
-    assert all(float(row["p_hotdog"]) == pytest.approx(0.5, abs=0.05) for row in rows)  # of weights that are all zero
+    # of weights that are all zero
+    assert all(float(row["p_hotdog"]) == pytest.approx(0.5, abs=0.05) for row in rows)
     (pictures / "green/00.png").unlink()
     (pictures / "green/01.png").unlink()
     (pictures / "green").rmdir()
@@ -60,18 +68,25 @@ def test_an_old_config_begins_a_run(monkeypatch):
 
 def test_an_old_run_is_gone_on_with():
     before = yaml.safe_load((OLD / "config.yaml").read_text())
-    now = yaml.safe_load((OLD / "config.yaml").read_text().replace("finetune.schedules.", "finetune."))
+    now = yaml.safe_load(
+        (OLD / "config.yaml").read_text().replace("finetune.schedules.", "finetune.")
+    )
     assert compared(public_paths(before), now, False, False) == ("", {})
-    with pytest.raises(ValueError, match=r"can't go on with model\.scheduler\.class_path"):  # control
+    # control
+    with pytest.raises(ValueError, match=r"can't go on with model\.scheduler\.class_path"):
         compared(before, now, False, False)
 
 
 def test_public_paths_are_ours_and_lead_to_the_classes():
     assert public_paths("finetune.datamodules.Hotdog") == "finetune.Hotdog"
     assert public_paths({"a": ["finetune.datamodules.Hotdog", 1]}) == {"a": ["finetune.Hotdog", 1]}
-    arguments = {"data": {"class_path": "finetune.Hotdog", "init_args": {"num_views": 3, "batch_size": 8}}}
+    arguments = {
+        "data": {"class_path": "finetune.Hotdog", "init_args": {"num_views": 3, "batch_size": 8}}
+    }
     assert public_paths(arguments)["data"]["init_args"] == {"batch_size": 8}
-    assert public_paths({"class_mapping": {"num_views": "a"}}) == {"class_mapping": {"num_views": "a"}}
+    assert public_paths({"class_mapping": {"num_views": "a"}}) == {
+        "class_mapping": {"num_views": "a"}
+    }
     for path in (
         "finetune.backup.Hotdog",
         "finetune.datamodules.Hotdog/train",

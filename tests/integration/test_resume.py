@@ -37,7 +37,9 @@ def test_killed_at_random_moments(results, world_size, num):
         assert result["killed"] == [-9] * world_size
         assert result["resumed"] == [0] * world_size
         assert differences(result) == []
-    assert sum(result["step"] % STEPS_PER_EPOCH != 0 for result in killed) >= num // 2 + 1, "too few inside an epoch"
+    assert sum(result["step"] % STEPS_PER_EPOCH != 0 for result in killed) >= num // 2 + 1, (
+        "too few inside an epoch"
+    )
 
 
 def test_starting_the_epoch_again_is_caught(results):
@@ -57,13 +59,16 @@ def test_killed_while_a_checkpoint_was_written(results):
 def test_signals_stop_all_processes_after_the_step(results, name, code):
     result = results[name]  # Ctrl-C and a closed terminal reach both, SIGTERM here the first alone
     assert result["stopped"] == [code, code]
-    assert result["step"] % 3 != 0 or result["step"] % STEPS_PER_EPOCH == 0, "no checkpoint of its own was written"
+    assert result["step"] % 3 != 0 or result["step"] % STEPS_PER_EPOCH == 0, (
+        "no checkpoint of its own was written"
+    )
     assert differences(result) == []
 
 
 def test_checkpoints_that_wait_are_written_at_a_signal_and_made_again_after_a_kill(results):
     killed, stopped = results["waiting_killed"], results["waiting_stopped"]
-    assert killed["killed"] == [-9, -9] and killed["step"] == STEPS_PER_EPOCH  # the first epoch's, two behind
+    # the first epoch's, two behind
+    assert killed["killed"] == [-9, -9] and killed["step"] == STEPS_PER_EPOCH
     assert stopped["stopped"] == [143, 143] and stopped["step"] > 2 * STEPS_PER_EPOCH
     assert differences(killed) == [] and differences(stopped) == []
 

@@ -31,23 +31,38 @@ def run(colours, tmp_path_factory):
     return out / "fit/version_0"
 
 
-def test_the_checkpoint_alone_prepares_pictures_at_the_size_of_evaluation(run, colours, cli, tmp_path):
+def test_the_checkpoint_alone_prepares_pictures_at_the_size_of_evaluation(
+    run, colours, cli, tmp_path
+):
     told = json.loads((run / "about.json").read_text())["lines"][2]
     assert told.endswith("max_epochs 3, image_size 24 in epochs 1 to 2, 32 in epoch 3")
     best = run / "checkpoints/best.ckpt"
     predictor, picture = Predictor(best), decode(next((colours / "test").rglob("*.png")))
     assert predictor.image_size == 48
-    np.testing.assert_array_equal(predictor.prepare(picture), eval_transform(48)(image=picture)["image"])
+    np.testing.assert_array_equal(
+        predictor.prepare(picture), eval_transform(48)(image=picture)["image"]
+    )
 
     cli("test", run, "--data.num_workers", "0", "--precision", "32-true")
-    first, again = (json.loads(path.read_text()) for path in (run / "test.json", next(tmp_path.rglob("test.json"))))
+    first, again = (
+        json.loads(path.read_text())
+        for path in (run / "test.json", next(tmp_path.rglob("test.json")))
+    )
     assert again["test/loss"] == pytest.approx(first["test/loss"], abs=1e-6)
 
 
 def test_predictions_are_those_of_pictures_at_the_size_of_evaluation(run, colours, cli, tmp_path):
     shutil.copy(run / "checkpoints/best.ckpt", tmp_path / "some.ckpt")
     scramble(tmp_path / "some.ckpt")
-    cli("predict", tmp_path / "some.ckpt", colours / "test", "--output", "out.csv", "--precision", "32-true")
+    cli(
+        "predict",
+        tmp_path / "some.ckpt",
+        colours / "test",
+        "--output",
+        "out.csv",
+        "--precision",
+        "32-true",
+    )
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     found = [float(row["p_blue"]) for row in rows]
 
@@ -55,9 +70,12 @@ def test_predictions_are_those_of_pictures_at_the_size_of_evaluation(run, colour
         known = torch.load(tmp_path / "some.ckpt", weights_only=True)
         known["datamodule_hyper_parameters"] |= {"image_size": side, "eval_image_size": None}
         torch.save(known, tmp_path / "plain.ckpt")
-        return Predictor(tmp_path / "plain.ckpt")([decode(row["path"]) for row in rows])[:, 0].tolist()
+        return Predictor(tmp_path / "plain.ckpt")([decode(row["path"]) for row in rows])[
+            :, 0
+        ].tolist()
 
-    np.testing.assert_allclose(found, expected(48), rtol=0, atol=2e-6)  # seven digits, batch norm folded
+    # seven digits, batch norm folded
+    np.testing.assert_allclose(found, expected(48), rtol=0, atol=2e-6)
     assert np.abs(np.subtract(found, expected(32))).max() > 1e-3  # control: the size of training
 
 
@@ -65,17 +83,29 @@ def test_an_exported_file_takes_the_size_of_evaluation(run, colours, cli, tmp_pa
     file = tmp_path / "some.safetensors"
     cli("export", run, "--format", "safetensors", "--out", file)
     about = json.loads(next(tmp_path.glob("*.json")).read_text())
-    assert about["input"]["images"][:4] == ["N", 3, 48, 48] and "resize until the shorter side has 55" in str(about)
+    assert about["input"]["images"][:4] == [
+        "N",
+        3,
+        48,
+        48,
+    ] and "resize until the shorter side has 55" in str(about)
     assert Predictor(file).image_size == 48
-    with pytest.raises(WrongUsage, match="eval_image_size 40: the checkpoint decides that it is 48"):
+    with pytest.raises(
+        WrongUsage, match="eval_image_size 40: the checkpoint decides that it is 48"
+    ):
         cli("test", file, colours, "--data.eval_image_size", "40")
     cli("test", file, colours, "--data.num_workers", "0")
-    first, again = (json.loads(path.read_text()) for path in (run / "test.json", next(tmp_path.rglob("test.json"))))
+    first, again = (
+        json.loads(path.read_text())
+        for path in (run / "test.json", next(tmp_path.rglob("test.json")))
+    )
     assert again["test/loss"] == pytest.approx(first["test/loss"], abs=1e-5)
 
 
 def test_the_checkpoint_decides_about_the_size_of_evaluation(run, cli):
-    with pytest.raises(WrongUsage, match="eval_image_size 40: the checkpoint decides that it is 48"):
+    with pytest.raises(
+        WrongUsage, match="eval_image_size 40: the checkpoint decides that it is 48"
+    ):
         cli("test", run, "--data.eval_image_size", "40")
     cli("test", run, "--data.eval_image_size", "48", "--data.num_workers", "0")
 
@@ -85,12 +115,18 @@ def test_the_checkpoint_decides_about_the_size_of_evaluation(run, cli):
     [
         (("--data.image_size_schedule", "24,40"), "ends at 40, and image_size is 32"),
         (("--data.image_size_schedule", "32"), None),
-        (("--data.image_size_schedule", "[24, 32]"), r"--epochs \(--trainer.max_epochs\) 1 leaves some out"),
+        (
+            ("--data.image_size_schedule", "[24, 32]"),
+            r"--epochs \(--trainer.max_epochs\) 1 leaves some out",
+        ),
         (
             ("--data.image_size_schedule", "24,32", "--epochs", "-1", "--trainer.max_steps", "2"),
             r"give --epochs \(--trainer.max_epochs\)",
         ),
-        (("--data.image_size_schedule", "8,32", "--backbone", "alexnet", "--epochs", "2"), "can't take pictures of"),
+        (
+            ("--data.image_size_schedule", "8,32", "--backbone", "alexnet", "--epochs", "2"),
+            "can't take pictures of",
+        ),
         (("--data.eval_image_size", "7"), "eval_image_size must be at least 8, got 7"),
     ],
 )
@@ -107,7 +143,15 @@ def test_what_can_not_be_is_told_before_there_is_a_run(colours, cli, tmp_path, o
 
 def test_a_benchmark_of_several_sizes_is_refused(colours, cli):
     with pytest.raises(WrongUsage, match="leave out --data.image_size_schedule"):
-        cli("benchmark", colours, *QUICK[:-2], "--data.image_size_schedule", "24,32", "--epochs", "2")
+        cli(
+            "benchmark",
+            colours,
+            *QUICK[:-2],
+            "--data.image_size_schedule",
+            "24,32",
+            "--epochs",
+            "2",
+        )
 
 
 def test_evaluation_at_another_size_leaves_training_as_it_is(colours):

@@ -40,22 +40,39 @@ def test_two_processes_train_as_one_does(results, scenario):
 
 
 def test_forgotten_statistics_or_draws_are_seen(results):
-    assert distance(load(results[1], "mobilenetv4"), load(results[2], "control_own_statistics")) > 1e-6
+    assert (
+        distance(load(results[1], "mobilenetv4"), load(results[2], "control_own_statistics")) > 1e-6
+    )
     assert distance(load(results[1], "focalnet"), load(results[2], "control_own_draws")) > 1e-6
 
 
 def network_of(pictures, backbone, **options):
     torch.manual_seed(0)
-    optimizer = {"optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9), "scheduler": None}
-    return Classifier(pictures.class_names, backbone, None, network_size=pictures.image_size, **(optimizer | options))
+    optimizer = {
+        "optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
+        "scheduler": None,
+    }
+    return Classifier(
+        pictures.class_names,
+        backbone,
+        None,
+        network_size=pictures.image_size,
+        **(optimizer | options),
+    )
 
 
 @of_each_family
-def test_a_probe_sees_what_timm_gives_its_classifier_and_changes_that_alone(colours, backbone, size, monkeypatch):
+def test_a_probe_sees_what_timm_gives_its_classifier_and_changes_that_alone(
+    colours, backbone, size, monkeypatch
+):
     pictures = data(colours, image_size=size)
     model, seen = network_of(pictures, backbone, head_init="probe"), []
     fit_probe = linear_probe.fit_probe
-    monkeypatch.setattr(linear_probe, "fit_probe", lambda x, *args, **kw: seen.append(x) or fit_probe(x, *args, **kw))
+    monkeypatch.setattr(
+        linear_probe,
+        "fit_probe",
+        lambda x, *args, **kw: seen.append(x) or fit_probe(x, *args, **kw),
+    )
     fit(model, pictures, max_steps=0)
     fixed = {"img_size": size} if "vit" in backbone else {}
     theirs = timm.create_model(timm_name(backbone), num_classes=3, **fixed)
@@ -73,8 +90,13 @@ def test_a_probe_sees_what_timm_gives_its_classifier_and_changes_that_alone(colo
 
 
 @of_each_family
-def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(colours, backbone, size, tmp_path):
-    pictures, limits = {"image_size": size, "batch_size": 6}, {"limit_train_batches": 1, "limit_val_batches": 0}
+def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(
+    colours, backbone, size, tmp_path
+):
+    pictures, limits = (
+        {"image_size": size, "batch_size": 6},
+        {"limit_train_batches": 1, "limit_val_batches": 0},
+    )
 
     def trained(epochs: int, **more) -> tuple[Classifier, pl.Trainer]:
         model = network_of(data(colours, **pictures), backbone)
@@ -86,4 +108,5 @@ def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(colours, 
     second, _ = trained(3, ckpt_path=tmp_path / "stopped.ckpt")
     for name, value in whole.network.state_dict().items():
         assert value.equal(second.network.state_dict()[name]), name
-    assert distance(whole.network.state_dict(), first.network.state_dict()) > 1e-6  # what the last step moves
+    # what the last step moves
+    assert distance(whole.network.state_dict(), first.network.state_dict()) > 1e-6

@@ -30,7 +30,12 @@ def weights(tmp_path):
     network = timm.create_model(NETWORK, num_classes=5)
     save_for_hf(network, str(folder), safe_serialization=True)
     about = json.loads((folder / "config.json").read_text())
-    about["pretrained_cfg"] |= {"input_size": [3, 40, 40], "mean": [0.4] * 3, "std": [0.3] * 3, "crop_pct": 0.8}
+    about["pretrained_cfg"] |= {
+        "input_size": [3, 40, 40],
+        "mean": [0.4] * 3,
+        "std": [0.3] * 3,
+        "crop_pct": 0.8,
+    }
     (folder / "config.json").write_text(json.dumps(about))
     return folder
 
@@ -50,28 +55,37 @@ def no_network(monkeypatch):
     monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse)
 
 
-def test_a_checkpoint_alone_predicts_as_the_weights_want_it(colours, weights, cli, tmp_path, no_network, caplog):
+def test_a_checkpoint_alone_predicts_as_the_weights_want_it(
+    colours, weights, cli, tmp_path, no_network, caplog
+):
     cli("fit", colours, *options(weights))
     run = tmp_path / "runs/fit/version_0"
     shutil.rmtree(weights)
     cli("predict", run, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
     known = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
     data = known["datamodule_hyper_parameters"]
-    wanted = {"image_size": 40, "resize": "shorter_side", "interpolation": "bicubic", "crop_share": 0.8}
+    wanted = {
+        "image_size": 40,
+        "resize": "shorter_side",
+        "interpolation": "bicubic",
+        "crop_share": 0.8,
+    }
     assert {name: data[name] for name in wanted} == wanted
     assert known["state_dict"]["mean"].flatten().tolist() == pytest.approx([102.0] * 3)
     assert known["state_dict"]["std"].flatten().tolist() == pytest.approx([76.5] * 3)
     predictor = Predictor(run / "checkpoints/best.ckpt")
     image = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
     assert np.array_equal(
-        predictor.prepare(image), eval_transform(40, "shorter_side", "bicubic", 0.8)(image=image)["image"]
+        predictor.prepare(image),
+        eval_transform(40, "shorter_side", "bicubic", 0.8)(image=image)["image"],
     )
     assert not np.array_equal(predictor.prepare(image), eval_transform(40)(image=image)["image"])
     with open("out.csv") as file:
         assert len(list(csv.DictReader(file))) == 30
     cli("test", run, "--data.num_workers", "0")
     again, first = (
-        json.loads((tmp_path / "runs" / name / "version_0/test.json").read_text()) for name in ("test", "fit")
+        json.loads((tmp_path / "runs" / name / "version_0/test.json").read_text())
+        for name in ("test", "fit")
     )
     assert again["confusion_matrix"] == first["confusion_matrix"]
 
@@ -79,7 +93,16 @@ def test_a_checkpoint_alone_predicts_as_the_weights_want_it(colours, weights, cl
 @pytest.mark.parametrize("kind", ["onnx", "safetensors"])
 def test_exported_files_say_what_the_network_says(colours, weights, cli, kind, no_network):
     cli("fit", colours, *options(weights))
-    cli("export", "runs/fit/version_0", "--format", kind, "--output", f"file.{kind}", "--verify_on", colours / "test")
+    cli(
+        "export",
+        "runs/fit/version_0",
+        "--format",
+        kind,
+        "--output",
+        f"file.{kind}",
+        "--verify_on",
+        colours / "test",
+    )
     about = json.loads(Path(f"file.{kind}.json").read_text())
     assert about["preparation"].startswith(
         "resize until the shorter side has 50 pixels, then take the middle 40 x 40; "
@@ -89,7 +112,8 @@ def test_exported_files_say_what_the_network_says(colours, weights, cli, kind, n
     ours = Predictor("runs/fit/version_0/checkpoints/best.ckpt")
     theirs = Predictor(f"file.{kind}")
     assert np.array_equal(ours.prepare(image), theirs.prepare(image))
-    np.testing.assert_allclose(theirs([image]), ours([image]), rtol=0, atol=1e-5)  # float32, another program
+    # float32, another program
+    np.testing.assert_allclose(theirs([image]), ours([image]), rtol=0, atol=1e-5)
 
 
 def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
@@ -98,29 +122,40 @@ def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
     (weights / "config.json").write_text(json.dumps(about))
     cli("fit", colours, *options(weights))
     told = "the weights in the folder weights, licence cc-by-nc-4.0: commercial use is not allowed"
-    assert [(record.levelname, record.message) for record in caplog.records if told in record.message] == [
-        ("WARNING", f"weights: {told}")
-    ]
+    assert [
+        (record.levelname, record.message) for record in caplog.records if told in record.message
+    ] == [("WARNING", f"weights: {told}")]
     shutil.rmtree(weights)
     known = torch.load("runs/fit/version_0/checkpoints/best.ckpt", weights_only=True)
     assert known["finetune"]["licence_of_the_weights"] == told
-    assert json.loads(Path("runs/fit/version_0/about.json").read_text())["licence_of_the_weights"] == told
+    assert (
+        json.loads(Path("runs/fit/version_0/about.json").read_text())["licence_of_the_weights"]
+        == told
+    )
     cli("export", "runs/fit/version_0", "--format", "safetensors", "--output", "file.safetensors")
     assert json.loads(Path("file.safetensors.json").read_text())["licence_of_the_weights"] == told
-    for i, ours in enumerate(("runs/fit/version_0/checkpoints/best.ckpt", "file.safetensors"), 1):  # and so in the next
+    # and so in the next
+    for i, ours in enumerate(("runs/fit/version_0/checkpoints/best.ckpt", "file.safetensors"), 1):
         caplog.clear()
         cli("fit", colours, *options(ours, "--test_after_fit", "false"))
         ((level, text),) = [(r.levelname, r.message) for r in caplog.records if told in r.message]
         assert level == "WARNING" and text.startswith(f"weights: the file {Path(ours).name}, ")
-        kept = json.loads(Path(f"runs/fit/version_{i}/about.json").read_text())["licence_of_the_weights"]
+        kept = json.loads(Path(f"runs/fit/version_{i}/about.json").read_text())[
+            "licence_of_the_weights"
+        ]
         assert text == f"weights: {kept}"
     cli("report", "runs/fit/version_0")
     assert told in Path("runs/fit/version_0/report.html").read_text()
 
 
-def test_preparing_inside_the_file_is_refused_before_anything_is_written(colours, weights, cli, tmp_path):
+def test_preparing_inside_the_file_is_refused_before_anything_is_written(
+    colours, weights, cli, tmp_path
+):
     cli("fit", colours, *options(weights))
-    with pytest.raises(ValueError, match="--input any_size can't resize as this network wants it, bicubic: leave it"):
+    with pytest.raises(
+        ValueError,
+        match="--input any_size can't resize as this network wants it, bicubic: leave it",
+    ):
         cli("export", "runs/fit/version_0", "--input", "any_size", "--output", "any.onnx")
     assert not (tmp_path / "any.onnx").exists()
 
@@ -131,20 +166,35 @@ def test_a_run_that_was_stopped_ends_where_one_does_that_was_not(colours, weight
         for num in epochs:
             cli("fit", colours, *options(weights, "--trainer.max_epochs", num, *rest))
     states = [
-        torch.load(tmp_path / f"runs{i}/fit/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        torch.load(tmp_path / f"runs{i}/fit/version_0/checkpoints/last.ckpt", weights_only=True)[
+            "state_dict"
+        ]
         for i in (1, 2)
     ]
     assert all(value.equal(states[1][name]) for name, value in states[0].items())
 
 
 @pytest.mark.parametrize(("backbone", "size"), FAMILIES.values(), ids=FAMILIES)
-def test_a_checkpoint_of_each_family_predicts_without_the_hub(colours, cli, no_network, backbone, size):
+def test_a_checkpoint_of_each_family_predicts_without_the_hub(
+    colours, cli, no_network, backbone, size
+):
     """Those of a fixed size and with a class token too: what the network is made of is in the checkpoint."""
     quick = [
-        value for i, value in enumerate(QUICK) if QUICK[i - i % 2] not in ("--data.image_size", "--model.backbone")
+        value
+        for i, value in enumerate(QUICK)
+        if QUICK[i - i % 2] not in ("--data.image_size", "--model.backbone")
     ]
-    given = {"--model.backbone": backbone, "--data.image_size": size, "--data.batch_size": 4, "--trainer.max_steps": 1}
-    given |= {"--model.weights": "null", "--test_after_fit": "false", "--trainer.precision": "32-true"}
+    given = {
+        "--model.backbone": backbone,
+        "--data.image_size": size,
+        "--data.batch_size": 4,
+        "--trainer.max_steps": 1,
+    }
+    given |= {
+        "--model.weights": "null",
+        "--test_after_fit": "false",
+        "--trainer.precision": "32-true",
+    }
     cli("fit", colours, *quick, *(part for pair in given.items() for part in pair))
     run = Path("runs/fit/version_0")
     cli("predict", run, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
@@ -152,4 +202,5 @@ def test_a_checkpoint_of_each_family_predicts_without_the_hub(colours, cli, no_n
         rows = list(csv.DictReader(file))[:3]
     said = Predictor(run / "checkpoints/best.ckpt")([decode(row["path"]) for row in rows])
     told = [[float(value) for name, value in row.items() if name.startswith("p_")] for row in rows]
-    np.testing.assert_allclose(told, said, rtol=0, atol=1e-4)  # alone or among others, folded batch norm or not
+    # alone or among others, folded batch norm or not
+    np.testing.assert_allclose(told, said, rtol=0, atol=1e-4)

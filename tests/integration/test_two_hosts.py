@@ -31,9 +31,25 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NUM_TEST = 15  # not even: the hosts' shares differ
 # 21 pictures train in batches of 6: in the last batch of an epoch the hosts have 2 pictures and 1.
 FIT = [
-    *("fit", "--resume", "--data.image_size", "28", "--data.batch_size", "6", "--data.num_workers", "0"),
+    *(
+        "fit",
+        "--resume",
+        "--data.image_size",
+        "28",
+        "--data.batch_size",
+        "6",
+        "--data.num_workers",
+        "0",
+    ),
     *("--model.backbone", "small_cnn", "--model.weights", "null", "--trainer.max_epochs", "2"),
-    *("--trainer.accelerator", "cpu", "--trainer.precision", "64-true", "--trainer.enable_progress_bar", "false"),
+    *(
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.precision",
+        "64-true",
+        "--trainer.enable_progress_bar",
+        "false",
+    ),
     *("--report", "false", "--model.optimizer", "SGD"),
     "--trainer.callbacks+=test_two_hosts.Witness",
 ]
@@ -49,7 +65,9 @@ class Witness(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = weights(pl_module)
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.seen.append(batch["index"].tolist())
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -70,7 +88,9 @@ def weights(model: pl.LightningModule) -> dict[str, torch.Tensor]:
 
 
 def ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20).stdout
+    return subprocess.run(
+        ["ip", *arguments], check=True, capture_output=True, text=True, timeout=20
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +101,29 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]
         try:
             for name in names:
                 ip("netns", "add", name)
-            ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+            ip(
+                "link",
+                "add",
+                "cable",
+                "netns",
+                names[0],
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "cable",
+                "netns",
+                names[1],
+            )
             for name, address in zip(names, ADDRESSES, strict=True):
                 ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
                 ip("-n", name, "link", "set", "lo", "up")
                 ip("-n", name, "link", "set", "cable", "up")
             ip("netns", "exec", names[1], *read_only(tmp_path_factory.mktemp("shared")), "true")
         except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"network namespaces can't be made here: {error} {getattr(error, 'stderr', '')}".strip())
+            pytest.skip(
+                f"network namespaces can't be made here: {error} {getattr(error, 'stderr', '')}".strip()
+            )
         yield names
     finally:
         for name in names:
@@ -126,7 +161,9 @@ def results(hosts: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
         for i in range(2):
             prefix = ["ip", "netns", "exec", hosts[i], *(read_only(shared) if i == 1 else [])]
             log = root / f"host{i}.log"
-            processes.append(start(prefix, i, arguments(root, "hosts", "--trainer.num_nodes", "2"), log))
+            processes.append(
+                start(prefix, i, arguments(root, "hosts", "--trainer.num_nodes", "2"), log)
+            )
         alone = in_this_process(root, "alone")
         with patch.object(TrainBatches, "__iter__", of_first_host(TrainBatches.__iter__)):
             half = in_this_process(root, "half")
@@ -136,28 +173,55 @@ def results(hosts: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
             end_processes(name)
         for process in processes:
             process.wait()
-    logs = "\n".join(f"{path.name}:\n{path.read_text()[-4000:]}" for path in sorted(root.glob("*.log")))
+    logs = "\n".join(
+        f"{path.name}:\n{path.read_text()[-4000:]}" for path in sorted(root.glob("*.log"))
+    )
     assert codes == [0, 0], logs
     ranks = [torch.load(root / "hosts" / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
     return {"hosts": ranks, "alone": alone, "half": half, "runs": shared}
 
 
 def arguments(root: Path, name: str, *extra: str) -> list[str]:
-    folders = ["--data.root", f"{root}/shared/data", "--trainer.default_root_dir", f"{root}/shared/{name}"]
-    return [*FIT, "--trainer.callbacks.folder", f"{root}/{name}", *folders, "--trainer.devices", "1", *extra]
+    folders = [
+        "--data.root",
+        f"{root}/shared/data",
+        "--trainer.default_root_dir",
+        f"{root}/shared/{name}",
+    ]
+    return [
+        *FIT,
+        "--trainer.callbacks.folder",
+        f"{root}/{name}",
+        *folders,
+        "--trainer.devices",
+        "1",
+        *extra,
+    ]
 
 
 def start(prefix: list[str], host: int, command: list[str], log: Path) -> subprocess.Popen:
     torchrun = [
         *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "test"),
         *("--rdzv-endpoint", f"{ADDRESSES[0]}:29500", "--local-addr", ADDRESSES[host]),
-        *("--rdzv-conf", f"is_host={host == 0}"),  # both go by the same host name here, so torchrun can't tell
+        *(
+            "--rdzv-conf",
+            f"is_host={host == 0}",
+        ),  # both go by the same host name here, so torchrun can't tell
     ]
     modules = f"{Path(__file__).parent}{os.pathsep}{ROOT / 'tests/support'}"
     settings = {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "PYTHONPATH": modules}
     with open(log, "w") as file:
         return subprocess.Popen(
-            [*prefix, sys.executable, "-m", "torch.distributed.run", *torchrun, "-m", "finetune", *command],
+            [
+                *prefix,
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                *torchrun,
+                "-m",
+                "finetune",
+                *command,
+            ],
             env={**os.environ, **settings},
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -170,7 +234,9 @@ def in_this_process(root: Path, name: str) -> dict[str, Any]:
     return torch.load(root / name / "rank0.pt", weights_only=True)
 
 
-def of_first_host(batches: Callable[[TrainBatches], Iterator[list]]) -> Callable[[TrainBatches], Iterator[list]]:
+def of_first_host(
+    batches: Callable[[TrainBatches], Iterator[list]],
+) -> Callable[[TrainBatches], Iterator[list]]:
     """Control: the first host's pictures alone, as if gradients never crossed the cable."""
 
     def halves(self: TrainBatches) -> Iterator[list]:
@@ -212,7 +278,8 @@ def test_weights_of_each_host_are_those_of_one_process(results, rank):
 @pytest.mark.parametrize("name", ["best", "last"])
 def test_checkpoints_are_those_of_one_process(results, name):
     hosts, alone = (
-        torch.load(version(results, way) / f"checkpoints/{name}.ckpt", weights_only=True) for way in ("hosts", "alone")
+        torch.load(version(results, way) / f"checkpoints/{name}.ckpt", weights_only=True)
+        for way in ("hosts", "alone")
     )
     assert distance(hosts["state_dict"], alone["state_dict"]) <= 1e-10
     assert hosts["global_step"] == alone["global_step"] == 8
@@ -232,7 +299,8 @@ def test_a_host_that_trains_on_its_share_alone_is_caught(results):
 
 def test_hosts_are_two_and_share_every_batch(results):
     first, second = results["hosts"]
-    assert [rank["world"] for rank in (first, second)] == [(2, 0), (2, 0)]  # each the first process of its host
+    # each the first process of its host
+    assert [rank["world"] for rank in (first, second)] == [(2, 0), (2, 0)]
     assert len({rank["network"] for rank in (first, second, results["alone"])}) == 3
     together = [a + b for a, b in zip(first["seen"], second["seen"], strict=True)]
     assert together == results["alone"]["seen"]
@@ -240,7 +308,9 @@ def test_hosts_are_two_and_share_every_batch(results):
 
 
 def test_every_picture_is_tested_once(results):
-    hosts, alone = (json.loads((version(results, way) / "test.json").read_text()) for way in ("hosts", "alone"))
+    hosts, alone = (
+        json.loads((version(results, way) / "test.json").read_text()) for way in ("hosts", "alone")
+    )
     assert hosts["confusion_matrix"] == alone["confusion_matrix"]
     assert [sum(row) for row in hosts["confusion_matrix"]] == [NUM_TEST // 3] * 3
     for name, value in alone.items():
@@ -264,4 +334,8 @@ def test_only_the_first_host_writes(results):
         {str(path.relative_to(version(results, way))) for path in version(results, way).rglob("*")}
         for way in ("hosts", "alone")
     )
-    assert files == files_alone >= {"config.yaml", "metrics.csv", "steps.csv", "test.json", "checkpoints/best.ckpt"}
+    assert (
+        files
+        == files_alone
+        >= {"config.yaml", "metrics.csv", "steps.csv", "test.json", "checkpoints/best.ckpt"}
+    )

@@ -25,7 +25,8 @@ def test_head_is_xavier():
     layer = head(network("resnet18"))
     bound = (6 / (512 + 3)) ** 0.5  # Glorot and Bengio 2010, equation 16
     assert layer.weight.abs().max() <= bound
-    assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)  # 1,536 uniform numbers: 2 %
+    # 1,536 uniform numbers: 2 %
+    assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
     assert layer.bias.eq(0).all()
 
 
@@ -42,12 +43,14 @@ def test_lenet_is_the_one_by_hand():
     torch.manual_seed(0)
     net = build("lenet", 10).double()
     for parameter in net.parameters():
-        nn.init.normal_(parameter, std=0.1)  # as first drawn, logits are too small to tell networks apart
+        # as first drawn, logits are too small to tell networks apart
+        nn.init.normal_(parameter, std=0.1)
     grey = torch.rand(2, 1, 28, 28, dtype=torch.float64)
     params = [p.T if p.dim() == 2 else p for p in net.parameters()]
     expected = data_parallel.lenet(grey, params)
     assert expected.abs().max() > 0.1
-    torch.testing.assert_close(net(grey.expand(2, 3, 28, 28)), expected, rtol=0, atol=1e-12)  # the channels' mean
+    # the channels' mean
+    torch.testing.assert_close(net(grey.expand(2, 3, 28, 28)), expected, rtol=0, atol=1e-12)
     assert not torch.allclose(net(grey.expand(2, 3, 28, 28).flip(2)), expected)
 
 
@@ -64,7 +67,9 @@ def test_first_weights_are_the_book_s(backbone):
 def test_resnet18_small_keeps_small_pictures_large():
     net, seen = build("resnet18_small", 10).eval(), {}
     for name in ("conv1", "layer1", "layer4"):
-        net.get_submodule(name).register_forward_hook(lambda m, i, o, name=name: seen.update({name: o.shape[1:]}))
+        net.get_submodule(name).register_forward_hook(
+            lambda m, i, o, name=name: seen.update({name: o.shape[1:]})
+        )
     with torch.inference_mode():
         net(torch.rand(1, 3, 28, 28))
     assert seen == {"conv1": (64, 28, 28), "layer1": (64, 28, 28), "layer4": (512, 4, 4)}
@@ -78,7 +83,9 @@ def test_small_cnn_is_the_text_s():
 
 @pytest.mark.parametrize("backbone", ["lenet", "small_cnn"])
 def test_pictures_of_another_size_are_refused_in_a_line(backbone):
-    with pytest.raises(ValueError, match=r"pictures of 28x28 pixels, not 32x28: image_size must be 28"):
+    with pytest.raises(
+        ValueError, match=r"pictures of 28x28 pixels, not 32x28: image_size must be 28"
+    ):
         build(backbone, 10)(torch.rand(1, 3, 32, 28))
 
 
@@ -91,7 +98,13 @@ def test_our_own_take_pixels_as_they_are():
 
 @pytest.mark.parametrize(
     ("backbone", "image_size", "num"),
-    [("vit_b_16", None, 14), ("vit_b_16", 224, 14), ("vit_b_16", 384, 24), ("vit_h_14", 518, 37), ("vit_b_32", 64, 2)],
+    [
+        ("vit_b_16", None, 14),
+        ("vit_b_16", 224, 14),
+        ("vit_b_16", 384, 24),
+        ("vit_h_14", 518, 37),
+        ("vit_b_32", 64, 2),
+    ],
 )
 def test_a_vit_has_positions_for_the_pictures_size(backbone, image_size, num):
     with torch.device("meta"):
@@ -101,5 +114,8 @@ def test_a_vit_has_positions_for_the_pictures_size(backbone, image_size, num):
 
 
 def test_a_size_that_a_vits_patches_do_not_fill_is_told():
-    with pytest.raises(WrongUsage, match="48x48 pixels: its patches have 32, of which image_size must be a multiple$"):
+    with pytest.raises(
+        WrongUsage,
+        match="48x48 pixels: its patches have 32, of which image_size must be a multiple$",
+    ):
         build("vit_b_32", 3, 48)

@@ -53,7 +53,9 @@ def test_all_of_them_are_supported_and_the_smallest_comes_first():
 
 def test_without_timm_its_networks_are_no_candidates(monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    assert [candidate.backbone for candidate in built_in()] == [name for name in BUILT_IN if not is_timm(name)]
+    assert [candidate.backbone for candidate in built_in()] == [
+        name for name in BUILT_IN if not is_timm(name)
+    ]
 
 
 def test_networks_are_named_by_their_weights_only_where_they_must_be():
@@ -62,7 +64,8 @@ def test_networks_are_named_by_their_weights_only_where_they_must_be():
 
 
 @pytest.mark.parametrize(
-    ("backbone", "expected"), [("auto", True), ("resnet18,resnet50", True), ("resnet18", False), (None, False)]
+    ("backbone", "expected"),
+    [("auto", True), ("resnet18,resnet50", True), ("resnet18", False), (None, False)],
 )
 def test_a_choice_is_auto_or_a_list(backbone, expected):
     assert is_choice(backbone) is expected
@@ -75,7 +78,8 @@ def test_what_was_downloaded_before_is_found(tmp_path, monkeypatch):
     file = tmp_path / "checkpoints" / Path(models.ResNet50_Weights.IMAGENET1K_V1.url).name
     file.parent.mkdir()
     file.touch()
-    assert cached_file(asked) == file and cached_file(Candidate("resnet50")) is None  # whose DEFAULT is V2
+    # whose DEFAULT is V2
+    assert cached_file(asked) == file and cached_file(Candidate("resnet50")) is None
     assert server(asked) == "https://download.pytorch.org"
 
 

@@ -22,7 +22,14 @@ from finetune.models.checkpoint_values import DATA_CLASSES, is_plain
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 
-NOT_IN_CHECKPOINTS = {"optimizer", "scheduler", "compile", "num_workers", "cache_limit_gb", "predict"}
+NOT_IN_CHECKPOINTS = {
+    "optimizer",
+    "scheduler",
+    "compile",
+    "num_workers",
+    "cache_limit_gb",
+    "predict",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,24 +45,37 @@ def test_a_checkpoint_of_the_first_version_is_accepted(earlier):
 
 @pytest.mark.parametrize(
     ("kind", "rules"),
-    [(Classifier, sections.HYPER_PARAMETERS), (ImageDataModule, sections.DATAMODULE_HYPER_PARAMETERS)],
+    [
+        (Classifier, sections.HYPER_PARAMETERS),
+        (ImageDataModule, sections.DATAMODULE_HYPER_PARAMETERS),
+    ],
 )
 def test_each_saved_argument_has_a_row_that_accepts_its_default(kind, rules):
     parameters = inspect.signature(kind).parameters
-    saved = parameters.keys() - NOT_IN_CHECKPOINTS - (set() if kind is Classifier else {"class_names"})
-    assert rules.keys() == saved | (set() if kind is Classifier else {*REMOVED})  # of earlier versions
+    saved = (
+        parameters.keys() - NOT_IN_CHECKPOINTS - (set() if kind is Classifier else {"class_names"})
+    )
+    # of earlier versions
+    assert rules.keys() == saved | (set() if kind is Classifier else {*REMOVED})
     for name in saved:
         default = parameters[name].default
         assert default is inspect.Parameter.empty or rules[name].accepts(default), name
 
 
 def test_the_tables_restate_what_the_signatures_say():
-    for name, values in (("resize", get_args(ResizeMode)), ("interpolation", get_args(Interpolation))):
+    for name, values in (
+        ("resize", get_args(ResizeMode)),
+        ("interpolation", get_args(Interpolation)),
+    ):
         assert set(sections.DATAMODULE_HYPER_PARAMETERS[name].expected.split(" or ")) == set(values)
     for name in ("head_init", "scheduler_interval"):
         annotation = inspect.signature(Classifier).parameters[name].annotation
-        assert set(sections.HYPER_PARAMETERS[name].expected.split(" or ")) == set(get_args(annotation))
-    found = {f"finetune.{name}" for name in finetune.__all__ if _is_data_class(getattr(finetune, name))}
+        assert set(sections.HYPER_PARAMETERS[name].expected.split(" or ")) == set(
+            get_args(annotation)
+        )
+    found = {
+        f"finetune.{name}" for name in finetune.__all__ if _is_data_class(getattr(finetune, name))
+    }
     assert set(DATA_CLASSES) == found
 
 
@@ -150,21 +170,41 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         *(["finetune.SampleData"], 3),
     ],
     (OURS, "seen"): [
-        *(3, {"names": NAMES, "num_train": 3}, {"names": NAMES, "sizes": SIZES[:2], "num_train": 2}),
-        *({"names": NAMES.double(), "sizes": SIZES, "num_train": 3}, {"names": NAMES, "sizes": SIZES, "num_train": 4}),
+        *(
+            3,
+            {"names": NAMES, "num_train": 3},
+            {"names": NAMES, "sizes": SIZES[:2], "num_train": 2},
+        ),
+        *(
+            {"names": NAMES.double(), "sizes": SIZES, "num_train": 3},
+            {"names": NAMES, "sizes": SIZES, "num_train": 4},
+        ),
         {"names": NAMES, "sizes": SIZES, "num_train": -1},
         {"names": NAMES.to_sparse(), "sizes": SIZES, "num_train": 0},
         {"names": NAMES, "sizes": SIZES, "num_train": 0, "digests": NAMES[:2]},
         {"names": NAMES, "sizes": SIZES, "num_train": 0, "other": NAMES},
         {"names": NAMES.to("meta"), "sizes": SIZES, "num_train": 0},
     ],
-    (OURS, "train_metrics"): [3, {"restore": {}}, {"train_loss": {"forward": torch.zeros(())}, "train_accuracy": {}}],
+    (OURS, "train_metrics"): [
+        3,
+        {"restore": {}},
+        {"train_loss": {"forward": torch.zeros(())}, "train_accuracy": {}},
+    ],
     (OURS, "calibration"): [3, []],
     (OURS, "exported"): ["/some/other.onnx"],
     ("callbacks",): [3, {"Checkpoints": 3}, {1: {}}],
-    ("callbacks", "Checkpoints"): [{"highest": "1"}, {"highest": 2.0}, {"highest": None, "run": "x"}, {"limits": 3}],
+    ("callbacks", "Checkpoints"): [
+        {"highest": "1"},
+        {"highest": 2.0},
+        {"highest": None, "run": "x"},
+        {"limits": 3},
+    ],
     ("callbacks", "StepOnPlateau"): [{"due": math.nan}, {"due": "x"}, {"other": 1}],
-    ("callbacks", "Timer"): [{}, {"time_elapsed": {"train": -1.0}}, {"time_elapsed": {"train": "x"}}],
+    ("callbacks", "Timer"): [
+        {},
+        {"time_elapsed": {"train": -1.0}},
+        {"time_elapsed": {"train": "x"}},
+    ],
     ("callbacks", "EarlyStopping{'monitor': 'x'}"): [{}, {"wait_count": "3", "patience": 1}],
     ("loops",): [3, {}, {"fit_loop": 3}, LOOPS],
     ("epoch",): [-1, "0", None],
@@ -175,7 +215,14 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         [{"param_groups": [{}], "state": {0: {"momentum_buffer": META}}}],
     ],
     ("lr_schedulers",): [3, [3], [{1: 2}]],
-    ("state_dict",): [3, [], {"x": 3}, {"x": META}, {"mean": META}, {"std": torch.ones(3, 1, 1).to_sparse()}],
+    ("state_dict",): [
+        3,
+        [],
+        {"x": 3},
+        {"x": META},
+        {"mean": META},
+        {"std": torch.ones(3, 1, 1).to_sparse()},
+    ],
     ("state_dict", "mean"): [torch.zeros(3), torch.full((3, 1, 1), math.nan)],
     ("state_dict", "std"): [torch.zeros(3, 1, 1), torch.ones(3, 1, 1, dtype=torch.int64)],
     ("state_dict", "class_weight"): [torch.ones(5)],
@@ -184,7 +231,9 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
 
 def with_value(checkpoint: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
     """Return a copy of a checkpoint with another value at a place."""
-    changed = {name: dict(part) if isinstance(part, dict) else part for name, part in checkpoint.items()}
+    changed = {
+        name: dict(part) if isinstance(part, dict) else part for name, part in checkpoint.items()
+    }
     inside = changed
     for name in place[:-1]:
         inside = inside[name]
@@ -195,7 +244,9 @@ def with_value(checkpoint: dict[str, Any], place: tuple[str, ...], value: Any) -
 @pytest.mark.parametrize("place", INVALID, ids=".".join)
 def test_a_value_that_no_fit_writes_is_refused_in_one_line(earlier, place):
     for value in INVALID[place]:
-        with pytest.raises(ValueError, match=r"^'some\.ckpt' is not a valid checkpoint: ") as caught:
+        with pytest.raises(
+            ValueError, match=r"^'some\.ckpt' is not a valid checkpoint: "
+        ) as caught:
             check_checkpoint(with_value(earlier, place, value), "some.ckpt")
         line = str(caught.value)
         assert place[0] in line or value in ({}, None), line
@@ -204,7 +255,11 @@ def test_a_value_that_no_fit_writes_is_refused_in_one_line(earlier, place):
 
 @pytest.mark.parametrize("part", [MODEL, DATA, OURS])
 def test_a_required_key_that_is_missing_is_named(earlier, part):
-    tables = {MODEL: sections.HYPER_PARAMETERS, DATA: sections.DATAMODULE_HYPER_PARAMETERS, OURS: sections.FINETUNE}
+    tables = {
+        MODEL: sections.HYPER_PARAMETERS,
+        DATA: sections.DATAMODULE_HYPER_PARAMETERS,
+        OURS: sections.FINETUNE,
+    }
     required = [name for name, rule in tables[part].items() if rule.is_required]
     assert required
     for name in required:
@@ -216,13 +271,16 @@ def test_a_required_key_that_is_missing_is_named(earlier, part):
 
 def test_a_checkpoint_without_the_version_of_lightning_is_refused(earlier):
     known = {name: part for name, part in earlier.items() if name != "pytorch-lightning_version"}
-    with pytest.raises(ValueError, match=r"pytorch-lightning_version is missing"):  # Lightning has a KeyError for it
+    # Lightning has a KeyError for it
+    with pytest.raises(ValueError, match=r"pytorch-lightning_version is missing"):
         check_checkpoint(known, "some.ckpt")
 
 
 def test_a_data_class_of_another_module_may_have_arguments_of_its_own(earlier):
     known = with_value(earlier, (DATA, "magnification"), 40)
-    with pytest.raises(ValueError, match=r"datamodule_hyper_parameters\.magnification is an unknown key"):
+    with pytest.raises(
+        ValueError, match=r"datamodule_hyper_parameters\.magnification is an unknown key"
+    ):
         check_checkpoint(known, "some.ckpt")
     known = with_value(known, (OURS, "data_class"), "mine.Slides")
     check_checkpoint(known, "some.ckpt")
@@ -241,7 +299,11 @@ def test_images_are_never_resized_beyond_all_bounds(earlier):
 
 
 def test_what_other_callbacks_keep_is_theirs(earlier):
-    states = {**earlier["callbacks"], "Mine": {"anything": torch.zeros(2)}, "Rates": {"last": {"lr": 0.1}}}
+    states = {
+        **earlier["callbacks"],
+        "Mine": {"anything": torch.zeros(2)},
+        "Rates": {"last": {"lr": 0.1}},
+    }
     check_checkpoint({**earlier, "callbacks": states, "of_a_callback": 3}, "some.ckpt")
 
 
@@ -253,4 +315,7 @@ def test_plain_values_are_counted_where_they_appear_again():
 
 def test_control_the_settings_alone_were_accepted(earlier):
     """Without the tables a number out of range reaches the model."""
-    assert model_settings(with_value(earlier, (MODEL, "label_smoothing"), 7.0))["label_smoothing"] == 7.0
+    assert (
+        model_settings(with_value(earlier, (MODEL, "label_smoothing"), 7.0))["label_smoothing"]
+        == 7.0
+    )

@@ -14,7 +14,14 @@ from finetune.training.compile import in_bf16
 
 def make() -> nn.Module:
     convolution = nn.Conv2d(3, 8, 3, bias=False)
-    layers = (convolution, nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    layers = (
+        convolution,
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
     return nn.Sequential(*layers)
 
 
@@ -43,7 +50,8 @@ def test_it_says_the_mean_of_the_probabilities(num):
     assert len(each) == num and said.shape == (5, 4) and said.dtype == torch.float64
     # float64 rounds at 1e-16, and probabilities are at most 1.
     assert distance(said.exp(), each.softmax(2).mean(0)) < 1e-14
-    assert distance(said.exp().sum(1), torch.ones(5)) < 1e-14  # they are logarithms, and no other logits
+    # they are logarithms, and no other logits
+    assert distance(said.exp().sum(1), torch.ones(5)) < 1e-14
     # The controls: the mean of the logits, and what one says.
     for wrong in (each.mean(0).softmax(1), each[0].softmax(1)):
         assert distance(said.exp(), wrong) > 1e-2
@@ -96,7 +104,11 @@ def test_evaluation_in_bf16_folds_batch_norm_of_each_member():
         said, expected = folded(x), network(x)
     assert said.dtype == torch.float32
     # Weights are rounded after folding instead of before, by 2^-9 of logits as large as 10; the control is one member.
-    assert distance(said.exp(), expected.exp()) < 0.05 < distance(members(network)[0](x).softmax(1), expected.exp())
+    assert (
+        distance(said.exp(), expected.exp())
+        < 0.05
+        < distance(members(network)[0](x).softmax(1), expected.exp())
+    )
 
 
 def test_what_is_saved_are_the_members():
@@ -110,7 +122,9 @@ def test_what_is_saved_are_the_members():
 
 @pytest.mark.parametrize("num", [0, -1, MOST + 1, 10**9, True, 2.0, "3", None])
 def test_what_is_no_number_of_members_is_refused(num):
-    with pytest.raises(WrongUsage, match=rf"^model.members must be a whole number from 1 to 32, not {num!r}$"):
+    with pytest.raises(
+        WrongUsage, match=rf"^model.members must be a whole number from 1 to 32, not {num!r}$"
+    ):
         check(num, "xavier")
 
 
@@ -118,7 +132,8 @@ def test_heads_that_would_be_alike_are_refused():
     for head_init in ("source", "probe"):
         check(1, head_init)
         with pytest.raises(
-            WrongUsage, match=f"members begin with other heads, which model.head_init {head_init} makes"
+            WrongUsage,
+            match=f"members begin with other heads, which model.head_init {head_init} makes",
         ):
             check(2, head_init)
     for num in (1, 2, MOST):

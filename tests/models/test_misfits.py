@@ -21,22 +21,61 @@ def names(backbone: str) -> list[str]:
 
 def unconverted(backbone: str) -> list[str]:
     """Names as the original code of EfficientNet has them."""
-    renamed = (name.replace("conv_stem", "_conv_stem").replace("blocks.", "_blocks.") for name in names(backbone))
-    return [name.replace("bn1", "_bn0").replace("conv_head", "_conv_head").replace("bn2", "_bn1") for name in renamed]
+    renamed = (
+        name.replace("conv_stem", "_conv_stem").replace("blocks.", "_blocks.")
+        for name in names(backbone)
+    )
+    return [
+        name.replace("bn1", "_bn0").replace("conv_head", "_conv_head").replace("bn2", "_bn1")
+        for name in renamed
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "backbone", "told"),
     [
-        (lambda: names(TORCHVISION), TIMM, "It is of efficientnet_b0: take --backbone efficientnet_b0"),
-        (lambda: names(TIMM), TORCHVISION, "It is of timm/efficientnet_b0: take --backbone timm/efficientnet_b0"),
-        (lambda: names(TORCHVISION), f"{TIMM}.ra_in1k", "It is of efficientnet_b0: take --backbone efficientnet_b0"),
-        (lambda: names("resnet34"), "resnet18", "It is of another network: name that one with --backbone"),
-        (lambda: names("timm/tf_efficientnet_lite1"), LITE, "It is of another network: name that one with --backbone"),
-        (lambda: unconverted(LITE), LITE, "Its entries are named by other code (_blocks.0.0._bn0.bias, where "),
-        (lambda: unconverted(LITE), LITE, "): take the file that timm publishes, or rename the entries"),
-        (lambda: unconverted(LITE), "resnet18", "): take the file that torchvision publishes, or rename the entries"),
-        (lambda: ["layers.0.weight"], "lenet", "): take the file that "),  # a network of ours has no twin
+        (
+            lambda: names(TORCHVISION),
+            TIMM,
+            "It is of efficientnet_b0: take --backbone efficientnet_b0",
+        ),
+        (
+            lambda: names(TIMM),
+            TORCHVISION,
+            "It is of timm/efficientnet_b0: take --backbone timm/efficientnet_b0",
+        ),
+        (
+            lambda: names(TORCHVISION),
+            f"{TIMM}.ra_in1k",
+            "It is of efficientnet_b0: take --backbone efficientnet_b0",
+        ),
+        (
+            lambda: names("resnet34"),
+            "resnet18",
+            "It is of another network: name that one with --backbone",
+        ),
+        (
+            lambda: names("timm/tf_efficientnet_lite1"),
+            LITE,
+            "It is of another network: name that one with --backbone",
+        ),
+        (
+            lambda: unconverted(LITE),
+            LITE,
+            "Its entries are named by other code (_blocks.0.0._bn0.bias, where ",
+        ),
+        (
+            lambda: unconverted(LITE),
+            LITE,
+            "): take the file that timm publishes, or rename the entries",
+        ),
+        (
+            lambda: unconverted(LITE),
+            "resnet18",
+            "): take the file that torchvision publishes, or rename the entries",
+        ),
+        # a network of ours has no twin
+        (lambda: ["layers.0.weight"], "lenet", "): take the file that "),
     ],
 )
 def test_there_is_one_thing_to_do(given, backbone, told):
@@ -45,9 +84,15 @@ def test_there_is_one_thing_to_do(given, backbone, told):
 
 @pytest.mark.slow
 def test_it_is_told_with_what_does_not_fit(tmp_path):
-    torch.save(timm.create_model("tf_efficientnet_lite1", num_classes=2).state_dict(), tmp_path / "lite1.pth")
+    torch.save(
+        timm.create_model("tf_efficientnet_lite1", num_classes=2).state_dict(),
+        tmp_path / "lite1.pth",
+    )
     torch.save(dict.fromkeys(unconverted(LITE), torch.ones(1)), tmp_path / "unconverted.pth")
-    for name, told in (("lite1", "It is of another network: "), ("unconverted", "named by other code")):
+    for name, told in (
+        ("lite1", "It is of another network: "),
+        ("unconverted", "named by other code"),
+    ):
         with pytest.raises(ValueError, match=f"{name}.pth does not fit {LITE}: .*{told}") as caught:
             read_weights(str(tmp_path / f"{name}.pth"), LITE)
         assert "\n" not in str(caught.value)
@@ -55,7 +100,10 @@ def test_it_is_told_with_what_does_not_fit(tmp_path):
 
 def test_weights_of_torchvision_tell_it_too():
     state = {name: torch.ones(1) for name in names("resnet34")}
-    with pytest.raises(ValueError, match=r"the file does not fit this network; .*It is of another network: name that"):
+    with pytest.raises(
+        ValueError,
+        match=r"the file does not fit this network; .*It is of another network: name that",
+    ):
         load_weights(build("resnet18", 2), Pretrained(state, None, "the file"), "resnet18")
     good = build("resnet18", 2).state_dict()
     good["conv1.weight"][0] = torch.nan  # the right network, whose numbers are broken

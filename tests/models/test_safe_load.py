@@ -54,26 +54,43 @@ def test_a_file_that_is_no_checkpoint_is_named_in_a_line_and_not_run(tmp_path, n
     (tmp_path / "half").write_bytes(whole[: len(whole) // 2])
     torch.save({**WEIGHTS, "extra": Code(tmp_path / "ran")}, tmp_path / "code")
     (tmp_path / "pickle").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
-    told = "there is no checkpoint" if name == "folder" else "is not a checkpoint that can be loaded safely"
+    told = (
+        "there is no checkpoint"
+        if name == "folder"
+        else "is not a checkpoint that can be loaded safely"
+    )
     for read in (load_safely, read_checkpoint, AtomicCheckpointIO().load_checkpoint):
         with pytest.raises((ValueError, FileNotFoundError), match=told) as caught:
             read(tmp_path / name)
         message = str(caught.value)
-        assert reason in message and "\n" not in message and "weights_only" not in message and len(message) < 300
+        assert (
+            reason in message
+            and "\n" not in message
+            and "weights_only" not in message
+            and len(message) < 300
+        )
         assert repr(str(tmp_path / name)) in message
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(pickle.UnpicklingError, match="weights_only"):  # the control: torch's own words
+    # the control: torch's own words
+    with pytest.raises(pickle.UnpicklingError, match="weights_only"):
         torch.load(tmp_path / "photo.jpg", weights_only=True)
 
 
 @pytest.mark.parametrize("name", ["best.ckpt", "model.onnx", "model.safetensors"])
 def test_a_git_lfs_pointer_is_named(tmp_path, name):
-    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    (tmp_path / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    )
     for read in (read_checkpoint, AtomicCheckpointIO().load_checkpoint):
-        with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`"):
+        with pytest.raises(
+            ValueError,
+            match=f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`",
+        ):
             read(tmp_path / name)
 
 
 def test_what_torch_has_written_is_given_back(tmp_path):
     torch.save(WEIGHTS, tmp_path / "a.ckpt")
-    assert torch.equal(load_safely(tmp_path / "a.ckpt")["state_dict"]["weight"], WEIGHTS["state_dict"]["weight"])
+    assert torch.equal(
+        load_safely(tmp_path / "a.ckpt")["state_dict"]["weight"], WEIGHTS["state_dict"]["weight"]
+    )

@@ -11,7 +11,17 @@ from torch import nn
 from finetune.models.backbones import OWN, build
 from finetune.models.stages import batch_norms, depths, freeze, head, head_name, stages
 
-FEW = ("resnet18", "mobilenet_v2", "efficientnet_b0", "densenet121", "googlenet", "vgg11", "vit_b_16", "swin_t", *OWN)
+FEW = (
+    "resnet18",
+    "mobilenet_v2",
+    "efficientnet_b0",
+    "densenet121",
+    "googlenet",
+    "vgg11",
+    "vit_b_16",
+    "swin_t",
+    *OWN,
+)
 
 
 @pytest.mark.parametrize("backbone", HEADS)
@@ -56,13 +66,15 @@ def test_parameters_outside_any_stage_go_with_the_first():
 @pytest.mark.parametrize("wrong", ["layer5", "layer", "fc", "relu", "layer1.0", ""])
 def test_a_wrong_name_lists_the_right_ones(wrong):
     with pytest.raises(
-        ValueError, match="the stages are conv1, bn1, layer1, layer2, layer3, layer4, and backbone is all"
+        ValueError,
+        match="the stages are conv1, bn1, layer1, layer2, layer3, layer4, and backbone is all",
     ):
         freeze(skeleton("resnet18"), wrong)
 
 
 def test_batch_norms():
-    assert len(batch_norms(skeleton("resnet18"))) == 20  # the stem's, two in each of 8 blocks, 3 shortcuts
+    # the stem's, two in each of 8 blocks, 3 shortcuts
+    assert len(batch_norms(skeleton("resnet18"))) == 20
     assert batch_norms(skeleton("vit_b_16")) == []
 
 
@@ -74,7 +86,9 @@ def test_stages_and_head_cover_every_network_without_overlap(backbone):
     inside = [name for part in (*parts, head_name(net)) for name, _ in named_below(net, part)]
     assert len(inside) == len(set(inside)) and len(parts) >= 2
     outside = {name for name, _ in net.named_parameters()} - set(inside)
-    assert outside == ({"class_token", "encoder.pos_embedding"} if backbone.startswith("vit") else set())
+    assert outside == (
+        {"class_token", "encoder.pos_embedding"} if backbone.startswith("vit") else set()
+    )
     assert head(net).out_features == 3
 
 
@@ -82,7 +96,13 @@ TIMM = {
     "resnet": ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"],
     "convnext": ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head.norm"],
     "efficientnet": ["conv_stem", "bn1", *(f"blocks.{i}" for i in range(5)), "conv_head", "bn2"],
-    "mobilenetv4": ["conv_stem", "bn1", *(f"blocks.{i}" for i in range(5)), "conv_head", "norm_head"],
+    "mobilenetv4": [
+        "conv_stem",
+        "bn1",
+        *(f"blocks.{i}" for i in range(5)),
+        "conv_head",
+        "norm_head",
+    ],
     "vit": ["patch_embed", *(f"blocks.{i}" for i in range(12)), "norm"],
     "dinov2": ["patch_embed", *(f"blocks.{i}" for i in range(12)), "norm"],
     "focalnet": ["stem", "layers.0", "layers.1", "layers.2", "layers.3", "norm"],
@@ -93,35 +113,66 @@ TIMM = {
 def test_stages_and_depths_of_timm_go_by_its_layers(family):
     network = skeleton(FAMILIES[family][0])
     assert list(stages(network)) == TIMM[family]
-    inside = [name for part in (*stages(network), head_name(network)) for name, _ in named_below(network, part)]
+    inside = [
+        name
+        for part in (*stages(network), head_name(network))
+        for name, _ in named_below(network, part)
+    ]
     outside = {name for name, _ in network.named_parameters()} - set(inside)
     assert len(inside) == len(set(inside))
     assert outside == ({"cls_token", "pos_embed"} if family in ("vit", "dinov2") else set())
     frozen = freeze(network, TIMM[family][2])
     assert frozen == list(stages(network).values())[:3]
-    left = {name for part in [*TIMM[family][3:], head_name(network)] for name, _ in named_below(network, part)}
+    left = {
+        name
+        for part in [*TIMM[family][3:], head_name(network)]
+        for name, _ in named_below(network, part)
+    }
     assert trainable(network) == left
     # Depths are those of timm's own layer decay.
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     groups = group_parameters(network, network.group_matcher(coarse=True), reverse=True)
     last = groups[f"{head_name(network)}.weight"]
     for stage, depth in depths(network).items():
-        theirs = {last - groups[names[id(parameter)]] for parameter in stages(network)[stage].parameters()}
-        assert theirs == {depth} or (theirs == {0} and stage == "head.norm" and depth == 1)  # ours goes with its stage
+        theirs = {
+            last - groups[names[id(parameter)]] for parameter in stages(network)[stage].parameters()
+        }
+        # ours goes with its stage
+        assert theirs == {depth} or (theirs == {0} and stage == "head.norm" and depth == 1)
 
 
 def test_a_network_of_timm_without_layers_of_its_own_has_stages_all_the_same():
     network = skeleton("timm/poolformer_s12")
-    assert list(stages(network)) == ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head.norm"]
-    assert depths(network) == {"stem": 5, "stages.0": 4, "stages.1": 3, "stages.2": 2, "stages.3": 1, "head.norm": 1}
+    assert list(stages(network)) == [
+        "stem",
+        "stages.0",
+        "stages.1",
+        "stages.2",
+        "stages.3",
+        "head.norm",
+    ]
+    assert depths(network) == {
+        "stem": 5,
+        "stages.0": 4,
+        "stages.1": 3,
+        "stages.2": 2,
+        "stages.3": 1,
+        "head.norm": 1,
+    }
 
 
 def named_below(net: nn.Module, part: str) -> list[tuple[str, nn.Parameter]]:
-    return [(name, parameter) for name, parameter in net.named_parameters() if name.startswith(part + ".")]
+    return [
+        (name, parameter)
+        for name, parameter in net.named_parameters()
+        if name.startswith(part + ".")
+    ]
 
 
 # By a function timm counts the layers of these.
-BY_A_FUNCTION = [f"timm/{name}" for name in ("cait_xxs24_224", "inception_v3", "inception_resnet_v2")]
+BY_A_FUNCTION = [
+    f"timm/{name}" for name in ("cait_xxs24_224", "inception_v3", "inception_resnet_v2")
+]
 
 
 @pytest.mark.parametrize("backbone", [*HEADS, *sweep(BY_A_FUNCTION, quick=["timm/inception_v3"])])
@@ -144,7 +195,14 @@ def test_positions_beside_the_head_go_with_the_last_stage():
 
 
 def test_stage_names():
-    assert list(stages(skeleton("resnet18"))) == ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
+    assert list(stages(skeleton("resnet18"))) == [
+        "conv1",
+        "bn1",
+        "layer1",
+        "layer2",
+        "layer3",
+        "layer4",
+    ]
     assert list(stages(skeleton(SMALL))) == [*(f"features.{i}" for i in range(13)), "classifier.0"]
     layers = [f"encoder.layers.encoder_layer_{i}" for i in range(12)]
     assert list(stages(skeleton("vit_b_16"))) == ["conv_proj", *layers, "encoder.ln"]
@@ -153,12 +211,20 @@ def test_stage_names():
 
 @pytest.mark.parametrize(
     ("backbone", "last"),
-    [("resnet18", "layer3"), ("timm/tf_efficientnet_lite0", "blocks.5"), ("timm/vit_small_patch16_224", "blocks.10")],
+    [
+        ("resnet18", "layer3"),
+        ("timm/tf_efficientnet_lite0", "blocks.5"),
+        ("timm/vit_small_patch16_224", "blocks.10"),
+    ],
 )
 def test_another_networks_stage_is_answered_with_the_one_to_freeze_instead(backbone, last):
     network = skeleton(backbone)
-    with pytest.raises(ValueError, match=rf"no stage 'layer9' .*: --model.freeze {last} freezes all but the last$"):
+    with pytest.raises(
+        ValueError, match=rf"no stage 'layer9' .*: --model.freeze {last} freezes all but the last$"
+    ):
         freeze(network, "layer9")
     freeze(network, last)
     assert trainable(network)  # the last stage and the head
-    assert {name.partition(".")[0] for name in trainable(network)} != {head_name(network).partition(".")[0]}
+    assert {name.partition(".")[0] for name in trainable(network)} != {
+        head_name(network).partition(".")[0]
+    }

@@ -21,7 +21,9 @@ from finetune.models.timm_backbones import describe, timm_name
 def test_the_head_is_timms_classifier_and_xavier(family):
     backbone, image_size = FAMILIES[family]
     network = build(backbone, 3, image_size).eval()
-    assert network.get_submodule(timm.get_pretrained_cfg(timm_name(backbone)).classifier) is head(network)
+    assert network.get_submodule(timm.get_pretrained_cfg(timm_name(backbone)).classifier) is head(
+        network
+    )
     bound = (6 / (head(network).in_features + 3)) ** 0.5  # Glorot and Bengio 2010, equation 16
     assert 0.9 * bound < head(network).weight.abs().max() <= bound
     with torch.inference_mode():
@@ -30,11 +32,19 @@ def test_the_head_is_timms_classifier_and_xavier(family):
     assert list(network.state_dict()) == list(theirs)
 
 
-@pytest.mark.parametrize("backbone", ["timm/convnext_nano.in12k_ft_in1k", *(name for name, _ in FAMILIES.values())])
+@pytest.mark.parametrize(
+    "backbone", ["timm/convnext_nano.in12k_ft_in1k", *(name for name, _ in FAMILIES.values())]
+)
 def test_the_description_is_what_timm_itself_goes_by(backbone):
-    theirs = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(timm_name(backbone)).to_dict())
+    theirs = resolve_data_config(
+        pretrained_cfg=timm.get_pretrained_cfg(timm_name(backbone)).to_dict()
+    )
     ours = describe(backbone)
-    assert (ours.mean, ours.std, ours.crop_share) == (theirs["mean"], theirs["std"], theirs["crop_pct"])
+    assert (ours.mean, ours.std, ours.crop_share) == (
+        theirs["mean"],
+        theirs["std"],
+        theirs["crop_pct"],
+    )
     assert ours.interpolation == theirs["interpolation"]
     assert (3, ours.image_size, ours.image_size) == theirs["input_size"]
     assert ours.resize == {"center": "shorter_side", "squash": "squash"}[theirs["crop_mode"]]
@@ -65,7 +75,9 @@ def test_what_can_not_be_had_is_said_in_a_line(backbone, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["hf-hub:somebody/theirs", "hf_hub:somebody/theirs", "local-dir:/tmp", "/tmp", ""])
+@pytest.mark.parametrize(
+    "name", ["hf-hub:somebody/theirs", "hf_hub:somebody/theirs", "local-dir:/tmp", "/tmp", ""]
+)
 def test_a_name_is_never_a_place(name, monkeypatch):
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("made"))
     with pytest.raises(ValueError, match="has no network"):
@@ -75,7 +87,8 @@ def test_a_name_is_never_a_place(name, monkeypatch):
 def test_without_timm_a_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(
-        ValueError, match=r"^timm/resnet18 needs timm: pip install '\.\[timm\]' in a checkout of finetune$"
+        ValueError,
+        match=r"^timm/resnet18 needs timm: pip install '\.\[timm\]' in a checkout of finetune$",
     ):
         build("timm/resnet18", 3)
 
@@ -91,12 +104,20 @@ def test_positions_are_of_the_pictures_size():
 
 
 def test_a_size_that_does_not_fit_is_told():
-    with pytest.raises(ValueError, match=r"nest_tiny can't be had for pictures of 100x100 pixels: .* image_size 224$"):
+    with pytest.raises(
+        ValueError,
+        match=r"nest_tiny can't be had for pictures of 100x100 pixels: .* image_size 224$",
+    ):
         build("timm/nest_tiny", 3, 100)
 
 
 def config(**changes):
-    told = {"mean": [0.5] * 3, "std": [0.25] * 3, "input_size": [3, 96, 96], "interpolation": "bilinear"}
+    told = {
+        "mean": [0.5] * 3,
+        "std": [0.25] * 3,
+        "input_size": [3, 96, 96],
+        "interpolation": "bilinear",
+    }
     told |= {"crop_pct": 0.9, "crop_mode": "center", "license": "cc-by-nc-4.0"}
     above = {"architecture": "resnet18", "num_classes": 2, "label_names": ["a", "b"]}
     return {**above, **changes, "pretrained_cfg": told | changes.get("pretrained_cfg", {})}
@@ -107,7 +128,11 @@ def test_a_folder_describes_itself(tmp_path):
     told = describe("timm/resnet18.tv_in1k", tmp_path)
     assert told[1:5] == ((0.5,) * 3, (0.25,) * 3, 96, "bilinear")
     assert told[5:] == (0.9, "shorter_side", "cc-by-nc-4.0", 2, ["an ape", "b"])
-    for unnamed in ({"label_names": 2}, {"label_descriptions": ["an ape", "b"]}, {"num_classes": None}):
+    for unnamed in (
+        {"label_names": 2},
+        {"label_descriptions": ["an ape", "b"]},
+        {"num_classes": None},
+    ):
         (tmp_path / "config.json").write_text(json.dumps(config(model_args=None, **unnamed)))
         assert describe("timm/resnet18.tv_in1k", tmp_path).class_names is None
 
@@ -121,15 +146,39 @@ def test_a_folder_describes_itself(tmp_path):
         ),
         (json.dumps(config(model_args={"act_layer": "gelu"})), "built otherwise .*gelu"),
         (json.dumps(config(model_args={"in_chans": 1})), "built otherwise .*in_chans"),
-        (json.dumps(config(pretrained_cfg={"crop_mode": "border"})), "in a way that is not known here: .*crop border"),
-        (json.dumps(config(pretrained_cfg={"interpolation": "lanczos"})), "in a way that is not known here"),
-        (json.dumps(config(pretrained_cfg={"input_size": [3, 96, 64]})), "not of three colours and equal sides"),
-        (json.dumps(config(pretrained_cfg={"mean": None})), "does not say how pictures are prepared"),
-        (json.dumps(config(pretrained_cfg={"input_size": "abb"})), "not of three colours and equal sides"),
-        (json.dumps(config(pretrained_cfg={"std": [0.5, 0, 0.5]})), r"deviation \(0.5, 0.0, 0.5\), which can't be had"),
+        (
+            json.dumps(config(pretrained_cfg={"crop_mode": "border"})),
+            "in a way that is not known here: .*crop border",
+        ),
+        (
+            json.dumps(config(pretrained_cfg={"interpolation": "lanczos"})),
+            "in a way that is not known here",
+        ),
+        (
+            json.dumps(config(pretrained_cfg={"input_size": [3, 96, 64]})),
+            "not of three colours and equal sides",
+        ),
+        (
+            json.dumps(config(pretrained_cfg={"mean": None})),
+            "does not say how pictures are prepared",
+        ),
+        (
+            json.dumps(config(pretrained_cfg={"input_size": "abb"})),
+            "not of three colours and equal sides",
+        ),
+        (
+            json.dumps(config(pretrained_cfg={"std": [0.5, 0, 0.5]})),
+            r"deviation \(0.5, 0.0, 0.5\), which can't be had",
+        ),
         (json.dumps(config(pretrained_cfg={"mean": [0.5]})), r"mean \(0.5,\) .*can't be had"),
-        (json.dumps(config(pretrained_cfg={"mean": [math.nan] * 3})), r"mean \(nan, nan, nan\) .*can't be had"),
-        (json.dumps({**config(), "pretrained_cfg": None}), "is damaged, or none of timm's: its pretrained_cfg"),
+        (
+            json.dumps(config(pretrained_cfg={"mean": [math.nan] * 3})),
+            r"mean \(nan, nan, nan\) .*can't be had",
+        ),
+        (
+            json.dumps({**config(), "pretrained_cfg": None}),
+            "is damaged, or none of timm's: its pretrained_cfg",
+        ),
         (json.dumps(config(model_args=[1])), "is damaged, or none of timm's: its model_args"),
         ("{}", "is damaged, or none of timm's"),
         ("[]", "is damaged, or none of timm's"),
@@ -150,7 +199,9 @@ def test_names():
     assert timm_name("timm/convnext_nano.in12k_ft_in1k") == "convnext_nano.in12k_ft_in1k"
 
 
-@pytest.mark.parametrize("tag", ["in1k", "ra_in1k", "fb_in22k_ft_in1k_384", "in12k", "in21k", "x_in1kk", None])
+@pytest.mark.parametrize(
+    "tag", ["in1k", "ra_in1k", "fb_in22k_ft_in1k_384", "in12k", "in21k", "x_in1kk", None]
+)
 def test_rows_of_imagenet_have_its_names_without_a_list(tag, tmp_path):
     about = {**timm.get_pretrained_cfg("resnet18").to_dict(), "tag": tag}
     told = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": about}
@@ -163,5 +214,6 @@ def test_rows_of_imagenet_have_its_names_without_a_list(tag, tmp_path):
     assert names[934] == "hotdog" and len(names) == 1000
     same = [name.lower() in info.index_to_description(i).lower() for i, name in enumerate(names)]
     assert sum(same) == 998  # "crane bird" and "maillot tank suit" are written otherwise
-    (tmp_path / "config.json").write_text(json.dumps({**told, "num_classes": 3}))  # it was trained further on others
+    # it was trained further on others
+    (tmp_path / "config.json").write_text(json.dumps({**told, "num_classes": 3}))
     assert describe("timm/resnet18", tmp_path).class_names is None

@@ -57,7 +57,9 @@ def source(written, tmp_path) -> nn.Module:
 def with_their_head(network: nn.Module, weights: Pretrained) -> nn.Module:
     load_weights(network, weights)
     name = head_name(network)
-    head(network).load_state_dict({key: weights.state[f"{name}.{key}"] for key in ("weight", "bias")})
+    head(network).load_state_dict(
+        {key: weights.state[f"{name}.{key}"] for key in ("weight", "bias")}
+    )
     return network.eval()
 
 
@@ -88,7 +90,11 @@ def test_a_file_alone_does_and_says_nothing_of_pixels(kind, source, tmp_path):
         state = {f"network.{key}": value for key, value in source.state_dict().items()}
         about = {"hyper_parameters": {"class_names": NAMES}}
         torch.save(
-            {"state_dict": state | {"mean": torch.ones(3, 1, 1), "std": torch.ones(3, 1, 1)}, **about}, tmp_path / kind
+            {
+                "state_dict": state | {"mean": torch.ones(3, 1, 1), "std": torch.ones(3, 1, 1)},
+                **about,
+            },
+            tmp_path / kind,
         )
     weights = read_weights(str(tmp_path / kind), "timm/resnet18")
     assert all(weights.state[key].equal(value) for key, value in source.state_dict().items())
@@ -100,16 +106,26 @@ def test_files_of_other_networks_are_refused_in_a_line(source, tmp_path):
     state = source.state_dict()
     del state["layer1.0.conv1.weight"]
     save_file(state, tmp_path / "less.safetensors")
-    for backbone, file in (("timm/resnet18", "less"), ("timm/resnet34", "model"), ("timm/convnext_nano", "model")):
-        with pytest.raises(ValueError, match=f"{file}.safetensors does not fit {backbone}: ") as caught:
+    for backbone, file in (
+        ("timm/resnet18", "less"),
+        ("timm/resnet34", "model"),
+        ("timm/convnext_nano", "model"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"{file}.safetensors does not fit {backbone}: "
+        ) as caught:
             read_weights(str(tmp_path / f"{file}.safetensors"), backbone)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     with pytest.raises(FileNotFoundError, match="no weights file or folder .*none.pt$"):
         read_weights(str(tmp_path / "none.pt"), "timm/resnet18")
-    with pytest.raises(ValueError, match="neither DEFAULT nor a file or folder; .*as timm/resnet18.TAG$"):
+    with pytest.raises(
+        ValueError, match="neither DEFAULT nor a file or folder; .*as timm/resnet18.TAG$"
+    ):
         read_weights("tv_in1k", "timm/resnet18")
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="neither model.safetensors nor pytorch_model.bin in "):
+    with pytest.raises(
+        FileNotFoundError, match="neither model.safetensors nor pytorch_model.bin in "
+    ):
         read_weights(str(tmp_path), "timm/resnet18")
 
 
@@ -118,7 +134,8 @@ def test_what_timm_would_leave_random_without_a_word_is_refused(tmp_path):
     before = logger.level, list(logger.filters)
     state = create(backbone, 0, pretrained=False).state_dict()
     files = {
-        "whole": {key: value for key, value in state.items() if not key.startswith("head.norm.")},  # as published
+        # as published
+        "whole": {key: value for key, value in state.items() if not key.startswith("head.norm.")},
         "less": {key: value for key, value in state.items() if not key.startswith("stages.0.")},
         "other": {"some.weight": torch.ones(3)},
     }
@@ -127,7 +144,9 @@ def test_what_timm_would_leave_random_without_a_word_is_refused(tmp_path):
     read = read_weights(str(tmp_path / "whole.safetensors"), backbone).state
     assert all(read[key].equal(value) for key, value in files["whole"].items())
     for name, first in (("less", "stages.0.blocks.0.conv_dw.weight"), ("other", "stem.0.weight")):
-        with pytest.raises(ValueError, match=rf"{name}.safetensors does not fit {backbone}: it lacks {first}, "):
+        with pytest.raises(
+            ValueError, match=rf"{name}.safetensors does not fit {backbone}: it lacks {first}, "
+        ):
             read_weights(str(tmp_path / f"{name}.safetensors"), backbone)
     assert (logger.level, logger.filters) == before
 
@@ -137,7 +156,11 @@ def test_positions_that_timm_does_not_resample_are_told_from_another_network_s(t
     state = create(backbone, 3, pretrained=False).state_dict()
     save_file(state, tmp_path / "own.safetensors")
     save_file({**state, "norm.weight": torch.ones(5)}, tmp_path / "other.safetensors")
-    assert read_timm(str(tmp_path / "own.safetensors"), backbone, 224).state["pos_embed"].equal(state["pos_embed"])
+    assert (
+        read_timm(str(tmp_path / "own.safetensors"), backbone, 224)
+        .state["pos_embed"]
+        .equal(state["pos_embed"])
+    )
     told = f"^{backbone} can't be had for pictures of 112x112 pixels: that of its weights is image_size 224$"
     for name, message in (("own", told), ("other", f"other.safetensors does not fit {backbone}: ")):
         with pytest.raises(ValueError, match=message):
@@ -146,14 +169,19 @@ def test_positions_that_timm_does_not_resample_are_told_from_another_network_s(t
 
 def test_a_folder_need_not_say_what_the_network_was_built_with(source, tmp_path):
     told = json.loads((tmp_path / "config.json").read_text())
-    for args in ({**told, "model_args": None}, {key: value for key, value in told.items() if key != "model_args"}):
+    for args in (
+        {**told, "model_args": None},
+        {key: value for key, value in told.items() if key != "model_args"},
+    ):
         (tmp_path / "config.json").write_text(json.dumps(args))
         assert read_timm(str(tmp_path), "timm/resnet18").mean is not None
 
 
 def test_another_way_of_pooling_is_another_network(tmp_path):
     folder_of("timm/resnet18", tmp_path, global_pool="max")
-    with pytest.raises(ValueError, match="is of a network that pools by max, timm/resnet18 by avg$"):
+    with pytest.raises(
+        ValueError, match="is of a network that pools by max, timm/resnet18 by avg$"
+    ):
         read_weights(str(tmp_path), "timm/resnet18")
 
 
@@ -192,14 +220,20 @@ def test_a_hub_out_of_reach_is_a_line_that_says_what_else_to_do(monkeypatch, cap
 
     monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", fetch)
     before = huggingface_hub.utils.logging.get_verbosity()
-    with pytest.raises(OSError, match="can't get the weights of timm/resnet18 .*no route to the hub.*--model.weights"):
+    with pytest.raises(
+        OSError,
+        match="can't get the weights of timm/resnet18 .*no route to the hub.*--model.weights",
+    ):
         read_timm("DEFAULT", "timm/resnet18")
     assert not caplog.messages and huggingface_hub.utils.logging.get_verbosity() == before
 
 
 def test_weights_of_several_networks_and_damaged_ones_are_refused_in_a_line(tmp_path, monkeypatch):
     network = create("timm/resnet18", 3, pretrained=False)
-    torch.save({f"members.0.{key}": value for key, value in network.state_dict().items()}, tmp_path / "two.pt")
+    torch.save(
+        {f"members.0.{key}": value for key, value in network.state_dict().items()},
+        tmp_path / "two.pt",
+    )
     with pytest.raises(ValueError, match=r"two\.pt holds several networks, where one is wanted"):
         read_timm(str(tmp_path / "two.pt"), "timm/resnet18")
     torch.save(network.state_dict(), tmp_path / "one.pt")
@@ -208,7 +242,9 @@ def test_weights_of_several_networks_and_damaged_ones_are_refused_in_a_line(tmp_
         raise AttributeError("'int' object has no attribute 'shape'")
 
     monkeypatch.setattr("finetune.models.timm_weights.create", arrange)
-    with pytest.raises(ValueError, match=r"one\.pt does not fit timm/resnet18: 'int' object has no attribute"):
+    with pytest.raises(
+        ValueError, match=r"one\.pt does not fit timm/resnet18: 'int' object has no attribute"
+    ):
         read_timm(str(tmp_path / "one.pt"), "timm/resnet18")
 
 

@@ -27,12 +27,21 @@ KINDS = {
     "nested.pth": lambda state: {"state_dict": state, "epoch": 3},
     "nested_model.pth": lambda state: {"model": state, "args": {"lr": 0.1}},
     "data_parallel.pt": lambda state: {f"module.{key}": value for key, value in state.items()},
-    "training_loop.pt": lambda state: {"epoch": 3, "model_state_dict": state, "loss": np.float64(0.1)},
+    "training_loop.pt": lambda state: {
+        "epoch": 3,
+        "model_state_dict": state,
+        "loss": np.float64(0.1),
+    },
     "compiled.pt": lambda state: {f"_orig_mod.{key}": value for key, value in state.items()},
-    "both.pt": lambda state: {"model": {f"_orig_mod.module.{key}": value for key, value in state.items()}},
-    "lightning.pt": lambda state: {"state_dict": {f"model.{key}": value for key, value in state.items()}},
+    "both.pt": lambda state: {
+        "model": {f"_orig_mod.module.{key}": value for key, value in state.items()}
+    },
+    "lightning.pt": lambda state: {
+        "state_dict": {f"model.{key}": value for key, value in state.items()}
+    },
     "ours.ckpt": lambda state: {
-        "state_dict": {f"network.{key}": value for key, value in state.items()} | {"mean": torch.zeros(3, 1, 1)},
+        "state_dict": {f"network.{key}": value for key, value in state.items()}
+        | {"mean": torch.zeros(3, 1, 1)},
         "hyper_parameters": {"class_names": CATEGORIES},
     },
 }
@@ -54,7 +63,10 @@ def test_every_kind_of_file_gives_the_same_weights(kind, tmp_path):
 
 
 def test_half_precision_is_cast(tmp_path):
-    torch.save({"fc.weight": torch.ones(2, 2).half(), "fc.bias": torch.ones(2).bfloat16()}, tmp_path / "half.pt")
+    torch.save(
+        {"fc.weight": torch.ones(2, 2).half(), "fc.bias": torch.ones(2).bfloat16()},
+        tmp_path / "half.pt",
+    )
     state = read_file(tmp_path / "half.pt").state
     assert {value.dtype for value in state.values()} == {torch.float32}
 
@@ -62,8 +74,18 @@ def test_half_precision_is_cast(tmp_path):
 @pytest.mark.slow
 def test_names_of_older_files_are_brought_up_to_date(tmp_path):
     dense, layer = "features.denseblock1.denselayer2", "encoder.layers.encoder_layer_0.mlp"
-    old = [f"{dense}.norm.1.running_mean", f"{dense}.conv.2.weight", f"{layer}.linear_1.bias", f"{layer}.linear_2.bias"]
-    new = [f"{dense}.norm1.running_mean", f"{dense}.conv2.weight", f"{layer}.0.bias", f"{layer}.3.bias"]
+    old = [
+        f"{dense}.norm.1.running_mean",
+        f"{dense}.conv.2.weight",
+        f"{layer}.linear_1.bias",
+        f"{layer}.linear_2.bias",
+    ]
+    new = [
+        f"{dense}.norm1.running_mean",
+        f"{dense}.conv2.weight",
+        f"{layer}.0.bias",
+        f"{layer}.3.bias",
+    ]
     torch.save({key: torch.zeros(1) for key in old}, tmp_path / "old.pth")
     assert list(read_file(tmp_path / "old.pth").state) == new
     with torch.device("meta"):
@@ -81,12 +103,18 @@ def trained(num_classes: int = 7) -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, optimizer
 
 
-def of_torchvision_references(net: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> dict[str, torch.Tensor]:
+def of_torchvision_references(
+    net: nn.Module, optimizer: torch.optim.Optimizer, path: Path
+) -> dict[str, torch.Tensor]:
     """What references/classification/train.py of torchvision saves with --model-ema; its EMA is an AveragedModel."""
     average = torch.optim.swa_utils.AveragedModel(net, use_buffers=True)
     args = argparse.Namespace(model=SMALL, lr=0.1, output_dir=Path("out"), mixup_alpha=None)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30)
-    states = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "lr_scheduler": scheduler.state_dict()}
+    states = {
+        "model": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "lr_scheduler": scheduler.state_dict(),
+    }
     with torch.no_grad():
         for parameter in average.parameters():
             parameter += 1
@@ -94,7 +122,9 @@ def of_torchvision_references(net: nn.Module, optimizer: torch.optim.Optimizer, 
     return average.module.state_dict()
 
 
-def of_timm(net: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> dict[str, torch.Tensor]:
+def of_timm(
+    net: nn.Module, optimizer: torch.optim.Optimizer, path: Path
+) -> dict[str, torch.Tensor]:
     """What timm's train.py saves with --model-ema, by its own saver."""
     from timm.utils import CheckpointSaver, ModelEmaV3
 
@@ -103,17 +133,24 @@ def of_timm(net: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> dic
         for parameter in average.parameters():
             parameter += 1
     args = argparse.Namespace(model=SMALL, lr=0.1, mean=None, img_size=(3, 32, 32))
-    saver = CheckpointSaver(net, optimizer, args=args, model_ema=average, checkpoint_dir=str(path.parent))
+    saver = CheckpointSaver(
+        net, optimizer, args=args, model_ema=average, checkpoint_dir=str(path.parent)
+    )
     saver.save_checkpoint(3, metric=np.float64(76.5))
     (path.parent / "last.pth.tar").rename(path)
     return average.module.state_dict()
 
 
-@pytest.mark.parametrize("trainer", [of_torchvision_references, pytest.param(of_timm, marks=pytest.mark.slow)])
-def test_checkpoints_of_other_trainers_are_read_and_their_averaged_weights_preferred(trainer, tmp_path, caplog):
+@pytest.mark.parametrize(
+    "trainer", [of_torchvision_references, pytest.param(of_timm, marks=pytest.mark.slow)]
+)
+def test_checkpoints_of_other_trainers_are_read_and_their_averaged_weights_preferred(
+    trainer, tmp_path, caplog
+):
     net, optimizer = trained()
     expected = trainer(net, optimizer, tmp_path / "theirs.pth.tar")
-    with pytest.raises(pickle.UnpicklingError):  # the control: torch alone refuses the command's arguments
+    # the control: torch alone refuses the command's arguments
+    with pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "theirs.pth.tar", weights_only=True)
     read = read_file(tmp_path / "theirs.pth.tar")
     assert read.state.keys() == expected.keys()
@@ -143,21 +180,30 @@ def test_a_checkpoint_of_another_lightning_module(is_zip, tmp_path, monkeypatch)
     content = {
         "pytorch-lightning_version": "2.1.0",
         "epoch": 4,
-        "callbacks": {"ModelCheckpoint{'monitor': 'val_loss'}": {"best_model_score": np.float32(0.5)}},
-        "state_dict": {f"model.{key}": value for key, value in state.items()} | {"criterion.weight": torch.ones(7)},
+        "callbacks": {
+            "ModelCheckpoint{'monitor': 'val_loss'}": {"best_model_score": np.float32(0.5)}
+        },
+        "state_dict": {f"model.{key}": value for key, value in state.items()}
+        | {"criterion.weight": torch.ones(7)},
         "hyper_parameters": AttributeDict(
-            class_names=3, cfg=with_omegaconf(monkeypatch), counts=collections.defaultdict(int, a=np.int64(1))
+            class_names=3,
+            cfg=with_omegaconf(monkeypatch),
+            counts=collections.defaultdict(int, a=np.int64(1)),
         ),
         "sizes": np.arange(3.0),
     }
     torch.save(content, tmp_path / "theirs.ckpt", _use_new_zipfile_serialization=is_zip)
     read = read_file(tmp_path / "theirs.ckpt")
-    assert read.state.keys() == state.keys() and all(read.state[key].equal(state[key]) for key in state)
+    assert read.state.keys() == state.keys() and all(
+        read.state[key].equal(state[key]) for key in state
+    )
     assert (read.class_names, read.mean, read.averaged) == (None, None, None)
 
 
 def test_other_readers_stay_as_strict_as_before(tmp_path):
-    torch.save({"state_dict": {"a": torch.ones(2)}, "args": argparse.Namespace()}, tmp_path / "a.pt")
+    torch.save(
+        {"state_dict": {"a": torch.ones(2)}, "args": argparse.Namespace()}, tmp_path / "a.pt"
+    )
     before = set(torch.serialization.get_safe_globals())
     read_file(tmp_path / "a.pt")
     assert set(torch.serialization.get_safe_globals()) == before
@@ -190,9 +236,14 @@ HIDDEN = {
     "in a score": lambda state, code: {"state_dict": state, "metric": Scalar(Path(code.path))},
     "as a key": lambda state, code: {"state_dict": state, (code,): 1},
     "among the weights": lambda state, code: {"state_dict": {**state, "fc.weight": code}},
-    "in the hyperparameters": lambda state, code: {"state_dict": state, "hyper_parameters": AttributeDict(a=code)},
+    "in the hyperparameters": lambda state, code: {
+        "state_dict": state,
+        "hyper_parameters": AttributeDict(a=code),
+    },
     "in the averaged ones": lambda state, code: {"state_dict": state, "state_dict_ema": code},
-    "behind an ordered dict": lambda state, code: collections.OrderedDict(state, extra={"a": (code,)}),
+    "behind an ordered dict": lambda state, code: collections.OrderedDict(
+        state, extra={"a": (code,)}
+    ),
 }
 
 
@@ -200,8 +251,15 @@ HIDDEN = {
 @pytest.mark.parametrize("place", HIDDEN)
 def test_code_in_an_otherwise_good_file_does_not_run(place, is_zip, tmp_path):
     path, canary = tmp_path / "theirs.pth", tmp_path / "ran"
-    torch.save(HIDDEN[place]({"a": torch.ones(2)}, Canary(canary)), path, _use_new_zipfile_serialization=is_zip)
-    with pytest.raises(ValueError, match=r"theirs.pth holds posix.mkdir, which is neither .*; refusing to unpickle it"):
+    torch.save(
+        HIDDEN[place]({"a": torch.ones(2)}, Canary(canary)),
+        path,
+        _use_new_zipfile_serialization=is_zip,
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"theirs.pth holds posix.mkdir, which is neither .*; refusing to unpickle it",
+    ):
         read_file(path)
     assert not canary.exists()
     with suppress(TypeError):  # NumPy's, which comes after the folder was made
@@ -212,16 +270,21 @@ def test_code_in_an_otherwise_good_file_does_not_run(place, is_zip, tmp_path):
 def test_a_whole_network_is_refused_with_what_to_do(tmp_path):
     torch.save(network(SMALL), tmp_path / "whole.pt")
     with pytest.raises(
-        ValueError, match=r"holds torchvision.models.mobilenetv3.MobileNetV3, .*torch.save\(model.state_dict"
+        ValueError,
+        match=r"holds torchvision.models.mobilenetv3.MobileNetV3, .*torch.save\(model.state_dict",
     ):
         read_file(tmp_path / "whole.pt")
 
 
 @pytest.mark.parametrize("name", ["a.pth", "a.safetensors", "a.pth.tar"])
 def test_a_git_lfs_pointer_is_named(name, tmp_path):
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * "0" + "\nsize 46830571\n"
+    pointer = (
+        "version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * "0" + "\nsize 46830571\n"
+    )
     (tmp_path / name).write_text(pointer)
-    with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`"):
+    with pytest.raises(
+        ValueError, match=f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`"
+    ):
         read_file(tmp_path / name)
 
 

@@ -19,7 +19,9 @@ from finetune.models.weights import load_weights, read_weights, source_head, sta
 from finetune.system.messages import WrongUsage
 
 
-def pretrained(state: dict[str, torch.Tensor] | None = None, class_names: list[str] | None = CATEGORIES) -> Pretrained:
+def pretrained(
+    state: dict[str, torch.Tensor] | None = None, class_names: list[str] | None = CATEGORIES
+) -> Pretrained:
     return Pretrained(state or random_state(SMALL, 7), class_names, "the file")
 
 
@@ -31,13 +33,19 @@ def test_load_weights_changes_everything_but_the_head(backbone):
     after = net.state_dict()
     kept = {key for key in after if after[key].equal(before[key])}
     assert kept == {f"{HEADS[backbone]}.weight", f"{HEADS[backbone]}.bias"}
-    assert all(after[key].equal(source[key].to(after[key].dtype)) for key in after if key not in kept)
+    assert all(
+        after[key].equal(source[key].to(after[key].dtype)) for key in after if key not in kept
+    )
     net.load_state_dict(before)
 
 
 def test_load_weights_forgives_only_the_head_and_the_counters():
     source = random_state(SMALL, 7)
-    lean = {k: v for k, v in source.items() if not k.startswith("classifier.3") and "num_batches" not in k}
+    lean = {
+        k: v
+        for k, v in source.items()
+        if not k.startswith("classifier.3") and "num_batches" not in k
+    }
     load_weights(build(SMALL, 3), pretrained(lean))
     net = build(SMALL, 3)
     before = net.state_dict()["features.0.1.weight"].clone()
@@ -54,7 +62,9 @@ def test_load_weights_forgives_only_the_head_and_the_counters():
     )
     assert net.state_dict()["features.0.1.weight"].equal(before)  # nothing was copied
     with pytest.raises(ValueError, match="not finite: features.0.0.weight"):
-        load_weights(net, pretrained({**source, "features.0.0.weight": torch.full((16, 3, 3, 3), torch.nan)}))
+        load_weights(
+            net, pretrained({**source, "features.0.0.weight": torch.full((16, 3, 3, 3), torch.nan)})
+        )
 
 
 def test_load_weights_ignores_auxiliary_classifiers():
@@ -62,7 +72,9 @@ def test_load_weights_ignores_auxiliary_classifiers():
     assert any(key.startswith("aux1.") for key in theirs)
     ours = build("googlenet", 3)
     load_weights(ours, pretrained(theirs))
-    assert ours.state_dict()["inception5b.branch4.1.conv.weight"].equal(theirs["inception5b.branch4.1.conv.weight"])
+    assert ours.state_dict()["inception5b.branch4.1.conv.weight"].equal(
+        theirs["inception5b.branch4.1.conv.weight"]
+    )
 
 
 def test_load_weights_into_mnasnet_without_version_numbers():
@@ -75,11 +87,19 @@ def test_load_weights_into_mnasnet_without_version_numbers():
 
 
 def test_weights_of_several_networks_are_refused_in_a_line_and_nothing_is_copied(tmp_path):
-    state = {f"network.{key}": value for key, value in Ensemble([network(SMALL)] * 2).state_dict().items()}
-    torch.save({"state_dict": state, "hyper_parameters": {"class_names": ["a", "b", "c"]}}, tmp_path / "two.ckpt")
+    state = {
+        f"network.{key}": value
+        for key, value in Ensemble([network(SMALL)] * 2).state_dict().items()
+    }
+    torch.save(
+        {"state_dict": state, "hyper_parameters": {"class_names": ["a", "b", "c"]}},
+        tmp_path / "two.ckpt",
+    )
     ours = build(SMALL, 3)
     before = {key: value.clone() for key, value in ours.state_dict().items()}
-    with pytest.raises(WrongUsage, match=r"two\.ckpt holds several networks, where one is wanted: take what"):
+    with pytest.raises(
+        WrongUsage, match=r"two\.ckpt holds several networks, where one is wanted: take what"
+    ):
         load_weights(ours, read_weights(str(tmp_path / "two.ckpt"), SMALL))
     assert all(value.equal(before[key]) for key, value in ours.state_dict().items())
 
@@ -87,13 +107,18 @@ def test_weights_of_several_networks_are_refused_in_a_line_and_nothing_is_copied
 def test_weights_that_are_nowhere(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no weights file .*none.pt$"):
         read_weights(str(tmp_path / "none.pt"), "resnet50")
-    with pytest.raises(ValueError, match=r"are a folder, and only networks of timm's \(--model.backbone timm/NAME\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"are a folder, and only networks of timm's \(--model.backbone timm/NAME\)",
+    ):
         read_weights(str(tmp_path), "resnet50")
     valid = "valid are: IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT$"
     for wrong in ("IMAGENET1K_V3", "ResNet18_Weights.IMAGENET1K_V1"):
         with pytest.raises(ValueError, match=valid):
             read_weights(wrong, "resnet50")
-    with pytest.raises(ValueError, match="none are published: give a file, or --model.weights null$"):
+    with pytest.raises(
+        ValueError, match="none are published: give a file, or --model.weights null$"
+    ):
         read_weights("DEFAULT", "lenet")
 
 
@@ -131,22 +156,37 @@ def test_published_weights_come_with_names_and_normalisation(name, published):
     assert read.state["features.0.0.weight"].equal(random_state(SMALL, 7)["features.0.0.weight"])
     assert (read.class_names, read.origin) == (CATEGORIES, "Tiny_Weights.IMAGENET1K_V1")
     for value, expected in (read.mean, (0.485, 0.456, 0.406)), (read.std, (0.229, 0.224, 0.225)):
-        assert value.equal(255 * torch.tensor(expected).view(3, 1, 1))  # as in `Classifier`, bit for bit
+        # as in `Classifier`, bit for bit
+        assert value.equal(255 * torch.tensor(expected).view(3, 1, 1))
 
 
 def test_our_own_checkpoint_brings_its_normalisation(tmp_path):
-    mean, std = torch.tensor([[[1.5]], [[2.5]], [[0.1]]]), torch.tensor([[[51.0]], [[5.1]], [[0.3]]])
-    state = {f"network.{key}": value for key, value in random_state(SMALL, 3).items()} | {"mean": mean, "std": std}
-    torch.save({"state_dict": state, "hyper_parameters": {"class_names": ["a", "b", "c"]}}, tmp_path / "our.ckpt")
+    mean, std = (
+        torch.tensor([[[1.5]], [[2.5]], [[0.1]]]),
+        torch.tensor([[[51.0]], [[5.1]], [[0.3]]]),
+    )
+    state = {f"network.{key}": value for key, value in random_state(SMALL, 3).items()} | {
+        "mean": mean,
+        "std": std,
+    }
+    torch.save(
+        {"state_dict": state, "hyper_parameters": {"class_names": ["a", "b", "c"]}},
+        tmp_path / "our.ckpt",
+    )
     read = read_weights(str(tmp_path / "our.ckpt"), SMALL)
     buffers = torch.zeros(3, 1, 1), torch.zeros(3, 1, 1)
     start(network(SMALL), str(tmp_path / "our.ckpt"), SMALL, buffers)
     assert buffers[0].equal(mean) and buffers[1].equal(std) and "mean" not in read.state
     for name, value in ("mean", torch.zeros(4)), ("std", torch.zeros(())):
-        torch.save({"state_dict": {**state, name: value}, "hyper_parameters": {}}, tmp_path / "odd.ckpt")
-        with pytest.raises(ValueError, match=f"odd.ckpt is no checkpoint of ours: its {name} has the shape"):
+        torch.save(
+            {"state_dict": {**state, name: value}, "hyper_parameters": {}}, tmp_path / "odd.ckpt"
+        )
+        with pytest.raises(
+            ValueError, match=f"odd.ckpt is no checkpoint of ours: its {name} has the shape"
+        ):
             read_weights(str(tmp_path / "odd.ckpt"), SMALL)
-    torch.save(state, tmp_path / "plain.pt")  # says nothing of who made it: its buffers may be in any unit
+    # says nothing of who made it: its buffers may be in any unit
+    torch.save(state, tmp_path / "plain.pt")
     assert read_weights(str(tmp_path / "plain.pt"), SMALL).mean is None
 
 
@@ -165,7 +205,10 @@ def test_weights_of_a_vit_are_for_one_size_which_is_told_before_they_are_fetched
     monkeypatch.setattr("finetune.models.weights._read_published", lambda found: found)
     assert read_weights(name, backbone, side).meta["min_size"] == (side, side)
     wrong = other or 224  # which is what a ViT is made for unless a size is said
-    with pytest.raises(WrongUsage, match=f"V1 is for pictures of .*, not {wrong}x{wrong}: image_size must be {side}$"):
+    with pytest.raises(
+        WrongUsage,
+        match=f"V1 is for pictures of .*, not {wrong}x{wrong}: image_size must be {side}$",
+    ):
         read_weights(name, backbone, other)
     assert read_weights("DEFAULT", "resnet50", 64).name == "IMAGENET1K_V2"  # which takes any
 
@@ -178,7 +221,9 @@ def test_no_network_says_where_to_put_the_file(published, monkeypatch):
     target = published[1]
     with pytest.raises(OSError) as caught:
         read_weights("DEFAULT", SMALL)
-    assert str(caught.value).endswith(f": put https://models.invalid/{target.name} at {target} by hand")
+    assert str(caught.value).endswith(
+        f": put https://models.invalid/{target.name} at {target} by hand"
+    )
     assert "give other weights with --model.weights FILE" in str(caught.value)
     assert "no route to host" in str(caught.value) and "\n" not in str(caught.value)
 
@@ -207,10 +252,15 @@ def test_source_head_gives_the_source_classifier_restricted_to_the_classes():
     images = torch.rand(4, 3, 32, 32)
     with torch.inference_mode():
         expected = teacher.eval()(images)[:, [6, 0, 3]]
-        assert not torch.allclose(ours.eval()(images), expected, rtol=0.1)  # a Xavier head is no match
+        # a Xavier head is no match
+        assert not torch.allclose(ours.eval()(images), expected, rtol=0.1)
         matched = source_head(ours, source, ["Paper Towel", "hot-dog", "icecream"])
         got = ours(images)
-    assert matched == {"Paper Towel": ["paper-towel"], "hot-dog": ["hot dog"], "icecream": ["ice_cream"]}
+    assert matched == {
+        "Paper Towel": ["paper-towel"],
+        "hot-dog": ["hot dog"],
+        "icecream": ["ice_cream"],
+    }
     # The same products summed in another order, for another number of rows: 1,024 float32 terms, measured 2e-7.
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=0)
 
@@ -259,9 +309,18 @@ def test_source_head_takes_names_from_the_caller():
         ),
         ({"source_classes": ["a", "b"]}, "has 7 classes, but 2 names were given"),
         ({"mapping": {"hotdgo": "crane"}}, "unknown class 'hotdgo'; did you mean 'hotdog'"),
-        ({"mapping": {"hotdog": "carne"}}, "no source category is called 'carne'; did you mean 'crane'"),
-        ({"pretrained": pretrained({"a": torch.zeros(1)})}, "needs a head on 1024 features to copy, it has none"),
-        ({"pretrained": pretrained({"classifier.3.weight": torch.zeros(7, 5)})}, r"it has one of shape \(7, 5\)"),
+        (
+            {"mapping": {"hotdog": "carne"}},
+            "no source category is called 'carne'; did you mean 'crane'",
+        ),
+        (
+            {"pretrained": pretrained({"a": torch.zeros(1)})},
+            "needs a head on 1024 features to copy, it has none",
+        ),
+        (
+            {"pretrained": pretrained({"classifier.3.weight": torch.zeros(7, 5)})},
+            r"it has one of shape \(7, 5\)",
+        ),
     ],
 )
 def test_source_head_errors(arguments, message):
@@ -273,7 +332,10 @@ def test_source_head_errors(arguments, message):
 def test_class_names_of_weights_that_no_class_can_have_are_not_taken(tmp_path):
     for name, names in {"escape": ["a", "\x1b[2Jb"], "double": ["a", "a"], "text": "ab"}.items():
         about = {"hyper_parameters": {"class_names": names}}
-        torch.save({"state_dict": {"network.weight": torch.zeros(2)}, **about}, path := tmp_path / f"{name}.ckpt")
+        torch.save(
+            {"state_dict": {"network.weight": torch.zeros(2)}, **about},
+            path := tmp_path / f"{name}.ckpt",
+        )
         assert read_weights(str(path), "resnet18").class_names is None
     about = {"hyper_parameters": {"class_names": ["a", "b"]}}  # control
     torch.save({"state_dict": {"network.weight": torch.zeros(2)}, **about}, path)

@@ -59,7 +59,11 @@ def test_branches_learn_what_one_device_does(siamese):
 
 def test_copies_own_their_weights(siamese):
     branches = Branches(siamese, ["cpu", "cpu"])
-    addresses = [p.untyped_storage().data_ptr() for network in (siamese, branches) for p in network.parameters()]
+    addresses = [
+        p.untyped_storage().data_ptr()
+        for network in (siamese, branches)
+        for p in network.parameters()
+    ]
     assert len(addresses) == len(set(addresses)) == 6 + 2 * 4 + 2
 
 

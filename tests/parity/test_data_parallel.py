@@ -28,7 +28,9 @@ from finetune.parity.data_parallel import (
 )
 
 CPU = torch.device("cpu")
-STEPS, BATCH, LR = 20, 16, 0.05
+STEPS = 20
+BATCH = 16
+LR = 0.05
 
 
 def loud_params(dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -36,17 +38,28 @@ def loud_params(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [10 * p for p in init_params(0, dtype)]
 
 
-def batches(dtype: torch.dtype = torch.float64, num: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    dtype: torch.dtype = torch.float64, num: int = BATCH
+) -> Iterator[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
         X = torch.rand(num, 1, 28, 28, generator=generator, dtype=torch.float64)
         yield X.to(dtype), torch.randint(10, (num,), generator=generator)
 
 
-def reference(params: list[Tensor], data: Iterator[tuple[Tensor, Tensor]], lr: float = LR) -> list[Tensor]:
+def reference(
+    params: list[Tensor], data: Iterator[tuple[Tensor, Tensor]], lr: float = LR
+) -> list[Tensor]:
     """The same network of torch's modules, trained by torch's optimizer on the mean loss of each whole batch."""
     network = nn.Sequential(
-        *(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.AvgPool2d(2)),
+        *(
+            nn.Conv2d(1, 20, 3),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(20, 50, 5),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+        ),
         *(nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10)),
     ).to(params[0].dtype)
     with torch.no_grad():
@@ -66,7 +79,10 @@ def turned(params: list[Tensor]) -> list[Tensor]:
 
 
 def by_hand(
-    params: list[Tensor], data: Iterator[tuple[Tensor, Tensor]], k: int, step: Callable = train_batch
+    params: list[Tensor],
+    data: Iterator[tuple[Tensor, Tensor]],
+    k: int,
+    step: Callable = train_batch,
 ) -> list[list[Tensor]]:
     """The weights of each of k replicas on the CPU after training."""
     device_params = [get_params(params, CPU) for _ in range(k)]
@@ -110,7 +126,9 @@ def test_shapes_inside_the_network(monkeypatch):
         shapes.extend([tuple(x.shape), tuple(y.shape)])
         return y
 
-    monkeypatch.setattr(data_parallel, "F", type("F", (), {**vars(F), "avg_pool2d": staticmethod(pool)}))
+    monkeypatch.setattr(
+        data_parallel, "F", type("F", (), {**vars(F), "avg_pool2d": staticmethod(pool)})
+    )
     assert lenet(torch.zeros(3, 1, 28, 28), init_params(0)).shape == (3, 10)
     assert shapes == [(3, 20, 26, 26), (3, 20, 13, 13), (3, 50, 9, 9), (3, 50, 4, 4)]
 
@@ -132,7 +150,8 @@ def test_replicas_on_one_device_own_their_storage(k):
         assert len({p.data_ptr() for p in replicas}) == k + 1
         assert all(torch.equal(p, replicas[0]) for p in replicas)
         assert [p.requires_grad and p.is_leaf for p in replicas] == [False] + [True] * k
-    assert params[0].to(CPU).data_ptr() == params[0].data_ptr()  # what must not happen is what `to` does by itself
+    # what must not happen is what `to` does by itself
+    assert params[0].to(CPU).data_ptr() == params[0].data_ptr()
 
 
 def added_twice(data: list[Tensor]) -> None:
@@ -229,13 +248,19 @@ def test_one_tensor_for_all_replicas_leads_elsewhere(expected, monkeypatch):
     assert distance([p.detach() for p in shared], expected) > 1e-3
 
 
-def uneven(X: Tensor, y: Tensor, devices: list[torch.device]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def uneven(
+    X: Tensor, y: Tensor, devices: list[torch.device]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     return X.tensor_split(len(devices)), y.tensor_split(len(devices))
 
 
-def step_of_means(X: Tensor, y: Tensor, device_params: list[list[Tensor]], devices: list, lr: float) -> None:
+def step_of_means(
+    X: Tensor, y: Tensor, device_params: list[list[Tensor]], devices: list, lr: float
+) -> None:
     """Control: each replica's mean loss, averaged over replicas."""
-    for part, labels, params in zip(*data_parallel.split_batch(X, y, devices), device_params, strict=True):
+    for part, labels, params in zip(
+        *data_parallel.split_batch(X, y, devices), device_params, strict=True
+    ):
         F.cross_entropy(lenet(part, params), labels).backward()
     for replicas in zip(*device_params, strict=True):
         allreduce([p.grad for p in replicas])
@@ -246,7 +271,8 @@ def step_of_means(X: Tensor, y: Tensor, device_params: list[list[Tensor]], devic
 @pytest.mark.slow
 def test_sums_are_right_for_uneven_parts_and_means_are_not(expected, monkeypatch):
     # Why losses are summed: 16 pictures in parts of 6, 5 and 5.
-    assert farthest(by_hand(loud_params(), batches(), 4, step_of_means), expected) <= 1e-10  # even parts hide it
+    # even parts hide it
+    assert farthest(by_hand(loud_params(), batches(), 4, step_of_means), expected) <= 1e-10
     monkeypatch.setattr(data_parallel, "split_batch", uneven)
     assert farthest(by_hand(loud_params(), batches(), 3), expected) <= 1e-10
     assert farthest(by_hand(loud_params(), batches(), 3, step_of_means), expected) > 1e-4
@@ -259,7 +285,9 @@ def test_sums_are_right_for_uneven_parts_and_means_are_not(expected, monkeypatch
 def test_prediction_over_replicas_is_that_of_one(monkeypatch, num, k):
     X, shapes = next(batches(num=num))[0], []
     expected = lenet(X, loud_params())
-    monkeypatch.setattr(data_parallel, "lenet", lambda X, params: shapes.append(tuple(X.shape)) or lenet(X, params))
+    monkeypatch.setattr(
+        data_parallel, "lenet", lambda X, params: shapes.append(tuple(X.shape)) or lenet(X, params)
+    )
     logits = predict(X, [get_params(loud_params(), CPU) for _ in range(k)], [CPU] * k)
     assert not logits.requires_grad
     assert float((logits - expected).abs().max()) <= 1e-12  # the same sums, at most in other blocks
@@ -283,7 +311,14 @@ def clothes(tmp_path, monkeypatch):
 
     def run(k: int, **options) -> list:
         seen.clear()
-        options = {"batch_size": 24, "lr": 0.5, "num_epochs": 2, "root": tmp_path, "dtype": torch.float64, **options}
+        options = {
+            "batch_size": 24,
+            "lr": 0.5,
+            "num_epochs": 2,
+            "root": tmp_path,
+            "dtype": torch.float64,
+            **options,
+        }
         return list(train([CPU] * k, **options))
 
     monkeypatch.setattr(data_parallel, "train_batch", keep)
@@ -355,7 +390,9 @@ def test_weights_that_are_no_longer_finite_are_told(clothes):
 def test_devices_are_awaited_before_the_clock_is_read(clothes, monkeypatch):
     events, clock = [], time.perf_counter
     monkeypatch.setattr(data_parallel, "synchronize", lambda devices: events.append("wait"))
-    monkeypatch.setattr(data_parallel.time, "perf_counter", lambda: events.append("clock") or clock())
+    monkeypatch.setattr(
+        data_parallel.time, "perf_counter", lambda: events.append("clock") or clock()
+    )
     clothes(2, num_epochs=1)
     assert events == ["wait", "clock", "wait", "clock"]
 
@@ -393,4 +430,6 @@ def test_some_steps_on_the_real_pictures(tmp_path):
     for k in (1, 2, 4):
         assert farthest(by_hand(loud_params(), iter(data), k), expected) <= 1e-10
     X, y = data[0]
-    assert F.cross_entropy(lenet(X, expected), y) < F.cross_entropy(lenet(X, loud_params()), y) - 0.1
+    assert (
+        F.cross_entropy(lenet(X, expected), y) < F.cross_entropy(lenet(X, loud_params()), y) - 0.1
+    )

@@ -16,7 +16,8 @@ def job(tmp_path) -> Job:
 
 def test_a_failing_fit_is_told_in_its_own_words(job):
     with pytest.raises(
-        ValueError, match=r"finetune fit of lenet failed: finetune: error: the data folder .* does not exist"
+        ValueError,
+        match=r"finetune fit of lenet failed: finetune: error: the data folder .* does not exist",
     ):
         many_processes.by_lightning("lenet", job)  # nobody wrote the pictures
 

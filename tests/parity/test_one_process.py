@@ -34,7 +34,9 @@ def test_one_device_is_what_is_written_out_by_hand(job):
         loss = -lenet(grey, params).log_softmax(1)[range(8), y].mean()
         for p, gradient in zip(params, torch.autograd.grad(loss, params), strict=True):
             p.data -= 0.1 * gradient
-    by_name = dict(zip(found, [p.detach().T if p.dim() == 2 else p.detach() for p in params], strict=True))
+    by_name = dict(
+        zip(found, [p.detach().T if p.dim() == 2 else p.detach() for p in params], strict=True)
+    )
     assert distance(found, by_name) <= 1e-12  # float64, three steps
     assert distance(found, start.state_dict()) > 1e-3
 
@@ -49,12 +51,18 @@ def test_the_start_is_written_for_other_processes(job, tmp_path):
 @pytest.mark.slow
 def test_branches_train(job):
     start, one, two = one_process.branches(job)
-    assert len(two.states) == 2 and max(distance(state, one.states[0]) for state in two.states) <= 1e-10
+    assert (
+        len(two.states) == 2
+        and max(distance(state, one.states[0]) for state in two.states) <= 1e-10
+    )
     assert distance(one.states[0], start.state_dict()) > 1e-3
 
 
 def test_distance_is_the_largest_and_nan_is_infinite():
-    a, b = {"x": torch.tensor([1.0, 2.0]), "y": torch.zeros(1)}, {"x": torch.tensor([1.5, 2.0]), "y": torch.zeros(1)}
+    a, b = (
+        {"x": torch.tensor([1.0, 2.0]), "y": torch.zeros(1)},
+        {"x": torch.tensor([1.5, 2.0]), "y": torch.zeros(1)},
+    )
     assert distance(a, b) == 0.5
     assert distance(a, {**b, "y": torch.tensor([math.nan])}) == math.inf
 

@@ -31,7 +31,9 @@ from finetune.parity.pipeline import Pipeline, layers, part_inputs, partition
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Folders with what the scenarios left, by number of processes."""
     root = tmp_path_factory.mktemp("pipeline")
-    return {k: launch("model_parallel_scenarios.py", root / f"world{k}", k, "pipeline") for k in (2, 3)}
+    return {
+        k: launch("model_parallel_scenarios.py", root / f"world{k}", k, "pipeline") for k in (2, 3)
+    }
 
 
 @pytest.mark.slow
@@ -57,7 +59,9 @@ def test_training_moved_the_weights(task):
 @pytest.mark.parametrize("scenario", ["subnets_gpipe", "subnets_1f1b"])
 def test_last_process_has_the_mean_loss(results, scenario, world_size):
     _, losses = alone("subnets")
-    *others, last = (load(results[world_size], scenario, rank)["losses"] for rank in range(world_size))
+    *others, last = (
+        load(results[world_size], scenario, rank)["losses"] for rank in range(world_size)
+    )
     assert last == pytest.approx(losses, abs=TOLERANCE)
     assert all(loss is None for other in others for loss in other)
 
@@ -73,17 +77,22 @@ def test_batch_norm_that_trains_sees_micro_batches(results):
     weights, _ = alone("trained")
     assert distance(weights, load(results[2], "trained_norm_whole", 0)["weights"]) <= TOLERANCE
     control = load(results[2], "control_trained_norm", 0)["weights"]
-    learned = [name for name, _ in resnet_task()[0].named_parameters()]  # not the statistics, which count batches
+    # not the statistics, which count batches
+    learned = [name for name, _ in resnet_task()[0].named_parameters()]
     assert distance({n: weights[n] for n in learned}, {n: control[n] for n in learned}) > WRONG
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scenario", "task"), [("subnets_1f1b", linear_task), ("resnet", resnet_task)])
+@pytest.mark.parametrize(
+    ("scenario", "task"), [("subnets_1f1b", linear_task), ("resnet", resnet_task)]
+)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_pipeline_sends_what_is_computed(results, scenario, task, world_size):
     network, batches, _ = task()
     expected = pipeline_bytes(partition(layers(network), world_size), batches[0][0])
-    assert [load(results[world_size], scenario, rank)["sent"] for rank in range(world_size)] == expected
+    assert [
+        load(results[world_size], scenario, rank)["sent"] for rank in range(world_size)
+    ] == expected
 
 
 @pytest.mark.slow
@@ -112,7 +121,10 @@ def test_a_pipeline_of_one_process(group_of_one, schedule):
 
 @pytest.mark.parametrize(
     "backbone",
-    sweep(["resnet18", "resnet50", "resnext50_32x4d", "resnet18_small", "lenet"], quick=("resnet18_small", "lenet")),
+    sweep(
+        ["resnet18", "resnet50", "resnext50_32x4d", "resnet18_small", "lenet"],
+        quick=("resnet18_small", "lenet"),
+    ),
 )
 def test_parts_in_a_row_are_the_network(backbone):
     network = build(backbone, 5).eval()

@@ -31,13 +31,18 @@ from finetune.parity.tensor_parallel import shard_head
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Folders with what the scenarios left, by number of processes."""
     root = tmp_path_factory.mktemp("tensor_parallel")
-    return {k: launch("model_parallel_scenarios.py", root / f"world{k}", k, "tensor_parallel") for k in (2, 3)}
+    return {
+        k: launch("model_parallel_scenarios.py", root / f"world{k}", k, "tensor_parallel")
+        for k in (2, 3)
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("scenario", ["subnets_linear", "mlp_linear", "convolution_head", "huge_head"])
+@pytest.mark.parametrize(
+    "scenario", ["subnets_linear", "mlp_linear", "convolution_head", "huge_head"]
+)
 def test_weights_are_those_of_one_device(results, scenario, world_size):
     weights, _ = alone(scenario.split("_")[0])
     for rank in range(world_size):  # every rank, not only the first
@@ -57,7 +62,9 @@ def test_training_moved_the_weights(task):
 @pytest.mark.parametrize(
     ("scenario", "num_classes", "num_inputs"), [("convolution", 10, 54), ("huge", NUM_CLASSES, 35)]
 )
-def test_each_device_holds_its_part_of_the_head(results, scenario, num_classes, num_inputs, world_size):
+def test_each_device_holds_its_part_of_the_head(
+    results, scenario, num_classes, num_inputs, world_size
+):
     rows = math.ceil(num_classes / world_size)
     for rank in range(world_size):
         result = load(results[world_size], f"{scenario}_head", rank)
@@ -70,7 +77,10 @@ def test_each_device_holds_its_part_of_the_head(results, scenario, num_classes, 
         for shape, num_bytes in (bias, *learned[1::2]):
             assert shape == (own,)
             assert num_bytes <= rows * 8
-        assert result["logits"][:2] == ("Tensor", (12 if scenario == "convolution" else 3, num_classes))
+        assert result["logits"][:2] == (
+            "Tensor",
+            (12 if scenario == "convolution" else 3, num_classes),
+        )
 
 
 @pytest.mark.slow

@@ -12,7 +12,16 @@ from finetune.profiling.fit_length import Aim
 from finetune.profiling.stopwatch import Costs
 from finetune.runs.deferred_checkpoints import seconds_of_each
 
-COSTS = Costs(start=1.0, batch=0.5, evaluate=0.01, decode=0.01, checkpoint=0.5, size=10**8, copying=0.0, between=0.25)
+COSTS = Costs(
+    start=1.0,
+    batch=0.5,
+    evaluate=0.01,
+    decode=0.01,
+    checkpoint=0.5,
+    size=10**8,
+    copying=0.0,
+    between=0.25,
+)
 START = COSTS.start + fit_length._ENDING + 3 * COSTS.checkpoint  # the first and those of the end
 TRAINER = {"accelerator": "cpu", "devices": 1, "strategy": "auto", "accumulate_grad_batches": 1}
 TRAINER |= {"benchmark": None, "deterministic": None}
@@ -28,7 +37,9 @@ def lengths(monkeypatch):
 
     def make():
         splits = {"train": range(320), "val": range(100), "test": range(200)}
-        splits = {split: SimpleNamespace(labels=labels, read=None) for split, labels in splits.items()}
+        splits = {
+            split: SimpleNamespace(labels=labels, read=None) for split, labels in splits.items()
+        }
         sizes = {"image_size": 128, "eval_image_size": 128}
         kept = {"cache_limit_gb": 8.0, "num_workers": 0}
         return SimpleNamespace(batch_size=32, splits=splits, **kept, **sizes), None
@@ -70,7 +81,9 @@ def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
         ({"devices": 2}, 0.5, 0, 0),  # each has half of the pictures
     ],
 )
-def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(lengths, options, validations, inside, saves):
+def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(
+    lengths, options, validations, inside, saves
+):
     """At the ends of epochs checkpoints wait, until a best inside the next one is written after them."""
     epoch = 10 * 0.5 + validations * 100 * 0.01 + (inside + saves) * 0.5 + 0.25
     length = lengths(200, **options)
@@ -81,16 +94,30 @@ def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(length
 
 @pytest.mark.parametrize(
     ("writing", "size", "each"),
-    [(0.05, 10**8, 0.05), (0.1, 10**8, 0.1), (0.5, 10**8, 0.125), (0.5, 10**9, 0.5), (3.0, 10**8, 3.0 / 9)],
+    [
+        (0.05, 10**8, 0.05),
+        (0.1, 10**8, 0.1),
+        (0.5, 10**8, 0.125),
+        (0.5, 10**9, 0.5),
+        (3.0, 10**8, 3.0 / 9),
+    ],
 )
-def test_a_checkpoint_takes_no_more_than_its_share_of_an_epoch(lengths, monkeypatch, writing, size, each):
+def test_a_checkpoint_takes_no_more_than_its_share_of_an_epoch(
+    lengths, monkeypatch, writing, size, each
+):
     """But what is written soon enough never waits, nor what is very large; and nothing waits for ever."""
-    monkeypatch.setattr(fit_length, "trial", lambda *_: COSTS._replace(checkpoint=writing, size=size))
+    monkeypatch.setattr(
+        fit_length, "trial", lambda *_: COSTS._replace(checkpoint=writing, size=size)
+    )
     length = lengths(200)
-    assert length.plan.seconds == pytest.approx(length.plan.epochs * (10 * 0.5 + 100 * 0.01 + 0.25 + each))
+    assert length.plan.seconds == pytest.approx(
+        length.plan.epochs * (10 * 0.5 + 100 * 0.01 + 0.25 + each)
+    )
 
 
-@pytest.mark.parametrize(("options", "num"), [({"devices": 4}, 50), ({"limit_test_batches": 1}, 32)])
+@pytest.mark.parametrize(
+    ("options", "num"), [({"devices": 4}, 50), ({"limit_test_batches": 1}, 32)]
+)
 def test_the_test_takes_as_long_as_one_device_has_pictures(lengths, options, num):
     assert lengths(100, **options).others == pytest.approx(START + num * 0.02)
 
@@ -99,7 +126,9 @@ def test_networks_take_so_many_times_the_steps_and_checkpoints_of_one(lengths):
     alone = lengths(290)
     num, together = alone.of_members()
     assert num == 2  # 22 epochs of 12.5 s each, where 20 are enough: 0.8 times what is usual
-    assert together.costs == COSTS._replace(batch=1.0, evaluate=0.02, checkpoint=1.0, size=2 * 10**8)
+    assert together.costs == COSTS._replace(
+        batch=1.0, evaluate=0.02, checkpoint=1.0, size=2 * 10**8
+    )
     assert together.of_members(2, tried=2)[0] == 2
     slower = together.again(together.costs._replace(batch=1.3))  # as a trial of two may find
     fewer, found = slower.of_members(2, tried=2, patience=0.9)
@@ -125,7 +154,9 @@ def test_the_trial_leaves_random_numbers_as_they_were(lengths, monkeypatch):
 
 @pytest.mark.parametrize("num_workers", [1, 4])
 @pytest.mark.parametrize("limit", [0.0, 8.0])  # or there is no room for them
-def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, monkeypatch, limit, num_workers):
+def test_pictures_that_are_not_kept_are_decoded_for_each_validation(
+    lengths, monkeypatch, limit, num_workers
+):
     given = []
 
     def trial(model, data, trainer, seconds, most, end):
@@ -139,14 +170,18 @@ def test_pictures_that_are_not_kept_are_decoded_for_each_validation(lengths, mon
     monkeypatch.setattr(fit_length, "num_cores", lambda: 8)
     found = lengths(100)
     epoch = 10 * 0.5 + 100 * (0.01 + 0.01 / num_workers) + 0.25
-    assert found.plan.seconds == pytest.approx(found.plan.epochs * (epoch + seconds_of_each(0.5, 1, 0.0, epoch)))
+    assert found.plan.seconds == pytest.approx(
+        found.plan.epochs * (epoch + seconds_of_each(0.5, 1, 0.0, epoch))
+    )
     assert found.now().plan == found.plan and found.at(0.5).plan.epochs > found.plan.epochs
     assert given == [200.0]
     assert {length.cache_limit_gb for length in (found, found.now(), found.at(0.5))} == {limit}
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(1, 0.0), (2, 30.0)])
-def test_what_the_first_process_did_alone_is_not_done_again_by_the_others(monkeypatch, devices, expected):
+def test_what_the_first_process_did_alone_is_not_done_again_by_the_others(
+    monkeypatch, devices, expected
+):
     monkeypatch.setattr(time, "monotonic", lambda: 150.0)
     config = SimpleNamespace(
         trainer={**TRAINER, "devices": devices}, test_after_fit=True, checkpoint_every_n_steps=None

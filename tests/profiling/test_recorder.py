@@ -44,7 +44,9 @@ def warm_up(fit, seconds: float) -> None:
 def test_the_device_is_waited_for_as_often_as_in_the_plain_loop(fit, monkeypatch):
     waits = []
     monkeypatch.setattr(
-        recorder, "synchronize", lambda device: waits.append(fit.recorder._step - fit.recorder._warm_up)
+        recorder,
+        "synchronize",
+        lambda device: waits.append(fit.recorder._step - fit.recorder._warm_up),
     )
     with pytest.raises(Measured):
         for _ in range(2):
@@ -61,7 +63,8 @@ def test_a_measurement_is_of_the_steps_after_the_warm_up(fit):
             warm_up(fit, seconds=1.0)
             for _ in range(3):
                 fit.step(waited=STEP / 4)
-    assert fit.recorder.whole == pytest.approx([STEP, STEP])  # with those of the warm-up it would be 0.4
+    # with those of the warm-up it would be 0.4
+    assert fit.recorder.whole == pytest.approx([STEP, STEP])
     assert fit.recorder.waited == pytest.approx([0.25, 0.25])
 
 
@@ -92,7 +95,9 @@ def test_what_else_takes_time_is_in_it(fit, clock):
 
 def test_the_plain_loop_is_not_made_of_the_short_last_batch(fit, monkeypatch):
     seen = []
-    monkeypatch.setattr(fit.recorder, "_prepare", lambda trainer, module, batch: seen.append(len(batch["label"])))
+    monkeypatch.setattr(
+        fit.recorder, "_prepare", lambda trainer, module, batch: seen.append(len(batch["label"]))
+    )
     fit.trainer.world_size = 1
     for _ in range(fit.recorder._warm_up - 1):
         fit.step()
@@ -106,7 +111,10 @@ def test_the_plain_loop_is_not_made_of_the_short_last_batch(fit, monkeypatch):
 @pytest.mark.slow
 def test_only_waiting_for_training_pictures_counts(clock):
     waiting = Waiting()
-    for action, seconds in (("[_TrainingEpochLoop].train_dataloader_next", 2.0), ("run_training_batch", 40.0)):
+    for action, seconds in (
+        ("[_TrainingEpochLoop].train_dataloader_next", 2.0),
+        ("run_training_batch", 40.0),
+    ):
         waiting.start(action)
         clock(seconds)
         waiting.stop(action)

@@ -14,7 +14,9 @@ from finetune.profiling.step_timing import PlainLoop, loading, reading
 @pytest.fixture
 def fit(colours):
     """A model and its data, attached to a trainer as in a fit, and a batch."""
-    data = ImageFolderData(str(colours), batch_size=16, image_size=32, num_workers=0, val_fraction=0, cache_limit_gb=0)
+    data = ImageFolderData(
+        str(colours), batch_size=16, image_size=32, num_workers=0, val_fraction=0, cache_limit_gb=0
+    )
     model = Classifier(data.class_names, "resnet18", weights=None)
     trainer = pl.Trainer(accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False)
     data.trainer = model.trainer = trainer
@@ -43,9 +45,14 @@ def test_the_plain_loop_leaves_the_weights_alone_and_has_the_fits_loss(fit):
 def test_parts_are_measured_as_often_as_asked(fit):
     model, data, batch = fit
     parts = PlainLoop(model, batch).parts(3)
-    assert {name: len(seconds) for name, seconds in parts.items()} == {"forward": 3, "backward": 3, "optimizer": 3}
+    assert {name: len(seconds) for name, seconds in parts.items()} == {
+        "forward": 3,
+        "backward": 3,
+        "optimizer": 3,
+    }
     read = reading(data, 5, 2)
-    assert {name: len(seconds) for name, seconds in read.items()} == {"decode": 2, "augment": 2}  # there is no cache
+    # there is no cache
+    assert {name: len(seconds) for name, seconds in read.items()} == {"decode": 2, "augment": 2}
     data.batch_size = 7
     assert len(loading(data, 7, 9)) == 9  # of several epochs of eight full batches
 

@@ -11,7 +11,10 @@ from finetune.profiling.stopwatch import _BETWEEN, _batch_and_between, _evaluati
 
 def measured(*epochs, between=0.5, of_one=0.1):
     """What is made of epochs of batches of so many pictures, each of which takes as long."""
-    ends, sizes, is_first, now = [], [], [], 0.0
+    ends = []
+    sizes = []
+    is_first = []
+    now = 0.0
     for epoch in epochs:
         now += between
         for i, size in enumerate(epoch):
@@ -35,7 +38,8 @@ def test_where_a_whole_batch_follows_none_of_its_epoch_all_is_the_batches():
     """A small second batch says little of a whole one: most of its time may be what each batch takes."""
     batch, between = measured([8, 1], [8, 1], [8, 1])
     assert between == 0.0
-    assert 9 / 8 * batch == pytest.approx(0.5 + 0.8 + 0.1, rel=0.05)  # an epoch, seen from the end of a batch on
+    # an epoch, seen from the end of a batch on
+    assert 9 / 8 * batch == pytest.approx(0.5 + 0.8 + 0.1, rel=0.05)
     assert measured([8], [8], [8]) == (pytest.approx(0.5 + 0.8), 0.0)
 
 

@@ -7,24 +7,53 @@ from finetune.profiling.summary import advice, scaling, text
 
 def result(**seconds: list[float]) -> dict:
     """Seconds of a batch of 32."""
-    about = {"device": "Some CPU", "device_type": "cpu", "num_devices": 1, "cores": 2, "precision": "32-true"}
-    about |= {"batch_size": 32, "image_size": 128, "num_workers": 1, "cache": "nothing", "compiled": False}
-    parts = {"forward": [0.1], "backward": [0.2], "optimizer": [0.02], "plain": [0.32], "whole": [0.32]}
-    return {"about": about, "seconds": {**parts, **seconds}, "waited": [0.0], "other": {}, "floor": {}}
+    about = {
+        "device": "Some CPU",
+        "device_type": "cpu",
+        "num_devices": 1,
+        "cores": 2,
+        "precision": "32-true",
+    }
+    about |= {
+        "batch_size": 32,
+        "image_size": 128,
+        "num_workers": 1,
+        "cache": "nothing",
+        "compiled": False,
+    }
+    parts = {
+        "forward": [0.1],
+        "backward": [0.2],
+        "optimizer": [0.02],
+        "plain": [0.32],
+        "whole": [0.32],
+    }
+    return {
+        "about": about,
+        "seconds": {**parts, **seconds},
+        "waited": [0.0],
+        "other": {},
+        "floor": {},
+    }
 
 
 def test_the_table_gives_median_spread_and_pictures_per_second():
     shown = text(result(whole=[0.5, 0.4, 0.6], plain=[0.4, 0.4, 0.4]))
     assert "500.0 (400.0 to 600.0), 3" in shown
-    assert next(line for line in shown.splitlines() if line.startswith("whole")).split()[-1] == "64"  # 32 / 0.5
+    # 32 / 0.5
+    assert next(line for line in shown.splitlines() if line.startswith("whole")).split()[-1] == "64"
     assert "speed beside the plain loop: 80.0 % (66.7 to 100.0)" in shown
 
 
 def test_advice_names_the_bottleneck_and_what_was_measured_to_help():
     assert advice(result())[0] == "bottleneck: the network, its backward most, 62 % of a step"
     faster = {**result(), "other": {"bf16-mixed": 0.16}}
-    assert "would help: --trainer.precision bf16-mixed, measured 2.0 times as fast" in advice(faster)
-    assert not any("precision" in line for line in advice({**result(), "other": {"bf16-mixed": 0.31}}))
+    assert "would help: --trainer.precision bf16-mixed, measured 2.0 times as fast" in advice(
+        faster
+    )
+    assert not any(
+        "precision" in line for line in advice({**result(), "other": {"bf16-mixed": 0.31}})
+    )
     slow = {**result(decode=[0.3], augment=[0.1], whole=[0.8]), "waited": [0.5]}
     assert advice(slow)[0] == "bottleneck: reading pictures"
     assert "decoding is 75 % of it" in advice(slow)[1]

@@ -38,9 +38,12 @@ class Slow(Classifier):
 @pytest.fixture
 def made(colours):
     def make(**options):
-        data = ImageFolderData(str(colours), **{"batch_size": 6, "image_size": 28, "num_workers": 0, **options})
+        data = ImageFolderData(
+            str(colours), **{"batch_size": 6, "image_size": 28, "num_workers": 0, **options}
+        )
         labels = data.splits["train"].labels
-        whole = len(labels) // data.batch_size * data.batch_size or len(labels)  # steps take the same, whatever is in
+        # steps take the same, whatever is in
+        whole = len(labels) // data.batch_size * data.batch_size or len(labels)
         data.splits["train"] = replace(data.splits["train"], labels=labels[:whole])
         return Slow(data.class_names, "small_cnn", weights=None), data
 
@@ -65,7 +68,9 @@ def test_a_device_with_a_queue_is_not_waited_for_at_every_step(made, clock, tmp_
         done[0] = max(done[0], time.perf_counter()) + seconds
 
     monkeypatch.setattr(Slow, "advance", staticmethod(launch))
-    monkeypatch.setattr(step_timing, "synchronize", lambda device: clock(max(0.0, done[0] - time.perf_counter())))
+    monkeypatch.setattr(
+        step_timing, "synchronize", lambda device: clock(max(0.0, done[0] - time.perf_counter()))
+    )
     costs = trial(*made(batch_size=2), ONE, seconds=0.3)
     assert costs.batch == pytest.approx(SLOW, rel=0.1)  # 1.2 times as much if it waits for each
 
@@ -75,7 +80,9 @@ def test_it_computes_as_the_fit_will(made, advance, tmp_path, monkeypatch, name)
     monkeypatch.chdir(tmp_path)
     given = {}
     whole = time_trial.pl.Trainer
-    monkeypatch.setattr(time_trial.pl, "Trainer", lambda **options: given.update(options) or whole(**options))
+    monkeypatch.setattr(
+        time_trial.pl, "Trainer", lambda **options: given.update(options) or whole(**options)
+    )
     before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     try:
         trial(*made(), {**ONE, name: True}, seconds=0.3)
@@ -117,7 +124,8 @@ def test_the_parts_take_what_they_take(made, advance, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     costs = trial(*made(), ONE, seconds=0.3)
     assert costs.batch == pytest.approx(SLOW) and costs.evaluate == pytest.approx(SLOW / 5)
-    assert costs.start == pytest.approx(0, abs=1e-9)  # the first steps take as long as the others, and nothing else
+    # the first steps take as long as the others, and nothing else
+    assert costs.start == pytest.approx(0, abs=1e-9)
     assert (costs.decode, costs.checkpoint) == (0, 0)  # which take none of that clock
     assert not list(tmp_path.iterdir()) and not multiprocessing.active_children()
 
@@ -127,7 +135,9 @@ def test_the_parts_take_what_they_take(made, advance, tmp_path, monkeypatch):
     ("batch_size", "batch", "between"),
     [(6, SLOW, 0.7), (1000, 0.7 + SLOW, 0)],  # epochs of one batch are taken as a whole
 )
-def test_what_is_between_epochs_is_no_part_of_their_steps(made, advance, batch_size, batch, between):
+def test_what_is_between_epochs_is_no_part_of_their_steps(
+    made, advance, batch_size, batch, between
+):
     model, data = made(batch_size=batch_size)
     model.on_train_epoch_start = lambda: advance(0.7)
     costs = trial(model, data, ONE, seconds=5.0)
@@ -139,9 +149,12 @@ def test_what_is_between_epochs_is_no_part_of_their_steps(made, advance, batch_s
 def test_a_last_batch_of_fewer_pictures_is_not_taken_for_a_whole_one(made, monkeypatch, advance):
     model, data = made(batch_size=4)
     forward = Slow.forward
-    monkeypatch.setattr(Slow, "forward", lambda self, x: (advance(0.01 * len(x)), forward(self, x))[1])
+    monkeypatch.setattr(
+        Slow, "forward", lambda self, x: (advance(0.01 * len(x)), forward(self, x))[1]
+    )
     monkeypatch.setattr("test_time_trial.SLOW", 0.0)
-    data.splits["train"] = replace(data.splits["train"], labels=data.splits["train"].labels[:10])  # 4 + 4 + 2
+    # 4 + 4 + 2
+    data.splits["train"] = replace(data.splits["train"], labels=data.splits["train"].labels[:10])
     costs = trial(model, data, ONE, seconds=1.0)
     assert (costs.batch, costs.between) == (pytest.approx(0.04), pytest.approx(0, abs=1e-9))
 
@@ -164,7 +177,8 @@ def test_a_short_trial_of_slow_steps_ends_after_three(made, advance):
 
 @pytest.mark.slow
 def test_each_part_is_timed_and_workers_end(made, monkeypatch):
-    monkeypatch.setattr(deferred_checkpoints, "QUICK", 0.0)  # or none would ever wait, and no copy be made
+    # or none would ever wait, and no copy be made
+    monkeypatch.setattr(deferred_checkpoints, "QUICK", 0.0)
     costs = trial(*made(num_workers=1), ONE, seconds=0.1)
     assert min(costs) > 0
     assert not multiprocessing.active_children()
@@ -198,7 +212,9 @@ def test_the_checkpoint_is_timed_where_the_fit_writes_its_own(made, monkeypatch,
     (tmp_path / "disk").mkdir()
     seen = []
     model, data = made()
-    model.on_save_checkpoint = lambda checkpoint: seen.extend(path.name for path in (tmp_path / "disk").iterdir())
+    model.on_save_checkpoint = lambda checkpoint: seen.extend(
+        path.name for path in (tmp_path / "disk").iterdir()
+    )
     trial(model, data, ONE | {"default_root_dir": str(tmp_path / "disk/runs/mine")}, seconds=0.1)
     assert len(seen) == 1 and seen[0].startswith(".finetune-trial-")
     assert not list((tmp_path / "disk").iterdir())
@@ -209,7 +225,10 @@ def test_a_folder_that_nothing_can_be_written_to_is_told(made, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/.finetune-trial-x")
 
     monkeypatch.setattr(time_trial.tempfile, "TemporaryDirectory", refuse)
-    with pytest.raises(OSError, match=r"^nothing can be written in .*: Permission denied; --out names another folder"):
+    with pytest.raises(
+        OSError,
+        match=r"^nothing can be written in .*: Permission denied; --out names another folder",
+    ):
         trial(*made(), ONE, seconds=0.1)
 
 
@@ -226,7 +245,9 @@ def test_a_head_is_fitted_in_silence(made, caplog):
 def test_batches_that_the_network_can_not_train_on_are_told_as_a_fit_tells_them(made):
     _, data = made(image_size=32, batch_size=1)
     model = Classifier(data.class_names, "resnet18", weights=None)
-    with pytest.raises(ValueError, match="the batch norm of resnet18 can't train on one at 32 pixels"):
+    with pytest.raises(
+        ValueError, match="the batch norm of resnet18 can't train on one at 32 pixels"
+    ):
         trial(model, data, ONE, seconds=0.1)
 
 
@@ -235,7 +256,8 @@ def test_batches_that_the_network_can_not_train_on_are_told_as_a_fit_tells_them(
 def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size):
     """All devices together have more: batch norm, which they share, can train on them."""
     _, data = made(image_size=32, batch_size=batch_size)
-    data.splits["train"] = replace(data.splits["train"], labels=data.splits["train"].labels[:10])  # 3 + 3 + 3 + 1
+    # 3 + 3 + 3 + 1
+    data.splits["train"] = replace(data.splits["train"], labels=data.splits["train"].labels[:10])
     model = Classifier(data.class_names, "resnet18", weights=None)
     assert trial(model, data, ONE | {"devices": 2}, seconds=0.1).batch > 0
 
@@ -255,7 +277,10 @@ def test_a_device_has_its_share_of_a_batch_and_of_the_cores(made, devices, num, 
     model.forward = lambda images: (threads.append(torch.get_num_threads()), forward(images))[1]
     trial(model, data, ONE | {"devices": devices}, seconds=0.1)
     assert model.num_seen == num
-    assert set(threads) == ({4 // devices} if devices > 1 else {before}) and torch.get_num_threads() == before
+    assert (
+        set(threads) == ({4 // devices} if devices > 1 else {before})
+        and torch.get_num_threads() == before
+    )
 
 
 def test_the_number_of_devices_is_that_which_is_meant():
@@ -282,7 +307,9 @@ def test_what_is_made_before_the_first_step_and_kept_is_not_of_its_start(made, a
 
 @pytest.mark.parametrize(("given", "num"), [("auto", 4), (3, 3)])
 def test_a_device_has_its_share_of_the_workers(made, monkeypatch, given, num):
-    monkeypatch.setattr(time_trial, "automatic_workers", lambda trainer, num_devices: 8 // num_devices)
+    monkeypatch.setattr(
+        time_trial, "automatic_workers", lambda trainer, num_devices: 8 // num_devices
+    )
     model, data = made(num_workers=given)
 
     def asked() -> None:
@@ -295,21 +322,29 @@ def test_a_device_has_its_share_of_the_workers(made, monkeypatch, given, num):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"crop_and_flip": False}])
-def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(made, advance, monkeypatch, tmp_path, options):
+def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(
+    made, advance, monkeypatch, tmp_path, options
+):
     from finetune.data import image_cache, readers
 
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
     monkeypatch.setattr(image_cache, "_MIN_SAVED", 1)
     monkeypatch.setattr(time_trial, "num_cores", lambda: 2)
     decode = readers.decode
-    monkeypatch.setattr(readers, "decode", lambda *args, **kwargs: (advance(0.5), decode(*args, **kwargs))[1])
+    monkeypatch.setattr(
+        readers, "decode", lambda *args, **kwargs: (advance(0.5), decode(*args, **kwargs))[1]
+    )
     _, data = made(**options)
     num, num_val = (len(data.splits[split].labels) for split in ("train", "val"))
-    enough = 0.5 * (num + num_val) / 2 + 2 * num / 6 * SLOW  # two cores decode; a step of six takes SLOW
-    for seconds, is_kept in ((0.95 * enough, False), (1.5 * enough, True), (0.0, True)):  # in the end they are there
+    # two cores decode; a step of six takes SLOW
+    enough = 0.5 * (num + num_val) / 2 + 2 * num / 6 * SLOW
+    # in the end they are there
+    for seconds, is_kept in ((0.95 * enough, False), (1.5 * enough, True), (0.0, True)):
         model, data = made(**options)
         trial(model, data, ONE, seconds=0.3, end=time.monotonic() + seconds)
-        assert (data.cache_limit_gb, len([*cache_dir().glob(f"*{PICTURES}")])) == ((8.0, 1) if is_kept else (0.0, 0))
+        assert (data.cache_limit_gb, len([*cache_dir().glob(f"*{PICTURES}")])) == (
+            (8.0, 1) if is_kept else (0.0, 0)
+        )
 
 
 def test_the_cores_come_back_after_an_error():

@@ -17,7 +17,12 @@ from finetune.commands import config_files
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "cloud.md").read_text("utf-8")
-LINES = [line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S) for line in block.split("\n") if line]
+LINES = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
+    for line in block.split("\n")
+    if line
+]
 COMMANDS = [line.strip() for line in "\n".join(LINES).replace("\\\n", " ").splitlines()]
 FIT = [line for line in COMMANDS if re.search(r"\bfinetune fit ", line)]
 TORCHRUN = [line for line in COMMANDS if "--entrypoint torchrun" in line]
@@ -45,7 +50,10 @@ def test_a_wrong_flag_is_caught(capsys):
 @pytest.mark.parametrize("line", [line for line in FIT if line not in TORCHRUN])
 def test_finetune_commands(line):
     arguments = words_after(line, "finetune")
-    assert "--config" not in arguments or arguments[arguments.index("--config") + 1] in config_files.shipped()
+    assert (
+        "--config" not in arguments
+        or arguments[arguments.index("--config") + 1] in config_files.shipped()
+    )
     parse_typed(arguments)
 
 
@@ -54,7 +62,8 @@ def test_torchrun_commands(line):
     flags, settings = parse_torchrun(words_after(line, "finetune"))
     assert "--resume" in line, "torchrun starts it again after a crash"
     assert str(settings.trainer.devices) == flags.nproc_per_node
-    assert str(settings.trainer.num_nodes) == flags.nnodes.removeprefix("1:")  # 1:1 is torchrun's default
+    # 1:1 is torchrun's default
+    assert str(settings.trainer.num_nodes) == flags.nnodes.removeprefix("1:")
     assert settings.trainer.default_root_dir != "runs"
 
 
@@ -62,7 +71,11 @@ def test_containers_get_what_they_need():
     runs = [line for line in COMMANDS if line.startswith("docker run")]
     assert runs and set(runs) == {line for line in FIT if line.startswith("docker")}
     for line in runs:
-        assert "--gpus all --shm-size=8g" in line and '--user "$(id -u):$(id -g)"' in line and ":/workspace" in line
+        assert (
+            "--gpus all --shm-size=8g" in line
+            and '--user "$(id -u):$(id -g)"' in line
+            and ":/workspace" in line
+        )
 
 
 def test_files_that_the_page_names_exist():
@@ -76,16 +89,28 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     """The environment of a batch script on two nodes, with programs that only write down how they were called."""
     for name, code in (("srun", "${SRUN_CODE:-0}"), ("scontrol", "0")):
         program = tmp_path / name
-        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/{name}.called"\nexit {code}\n')
+        program.write_text(
+            f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/{name}.called"\nexit {code}\n'
+        )
         program.chmod(0o755)
-    names = {"JOB_ID": 7, "JOB_NAME": "finetune", "NNODES": 2, "NTASKS_PER_NODE": 4, "CPUS_PER_TASK": 8}
+    names = {
+        "JOB_ID": 7,
+        "JOB_NAME": "finetune",
+        "NNODES": 2,
+        "NTASKS_PER_NODE": 4,
+        "CPUS_PER_TASK": 8,
+    }
     variables = {f"SLURM_{name}": str(value) for name, value in names.items()}
     return {**os.environ, **variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
-def submit(cluster: dict[str, str], *arguments: str, **variables: str) -> tuple[int, list[str], list[str]]:
+def submit(
+    cluster: dict[str, str], *arguments: str, **variables: str
+) -> tuple[int, list[str], list[str]]:
     """Run the script as SLURM would and return its exit code, what srun was called with, and scontrol."""
-    process = subprocess.run(["bash", DOCS / "slurm.sh", *arguments], env={**cluster, **variables}, timeout=20)
+    process = subprocess.run(
+        ["bash", DOCS / "slurm.sh", *arguments], env={**cluster, **variables}, timeout=20
+    )
     folder = Path(cluster["PATH"].partition(":")[0])
     called = [folder / f"{name}.called" for name in ("srun", "scontrol")]
     srun, scontrol = [path.read_text().splitlines() if path.exists() else [] for path in called]
@@ -103,7 +128,8 @@ def test_slurm_starts_a_run_of_the_jobs_own(cluster):
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "is_requeued"), [("143", "0", True), ("143", "20", False), ("1", "0", False)]
+    ("code", "restarts", "is_requeued"),
+    [("143", "0", True), ("143", "20", False), ("1", "0", False)],
 )
 def test_slurm_requeues_what_was_stopped_and_saved(cluster, code, restarts, is_requeued):
     returned, _, scontrol = submit(cluster, SRUN_CODE=code, SLURM_RESTART_COUNT=restarts)
@@ -114,10 +140,18 @@ def test_slurm_requeues_what_was_stopped_and_saved(cluster, code, restarts, is_r
 def test_slurm_options():
     lines = (DOCS / "slurm.sh").read_text().splitlines()
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", "\n".join(lines), re.M))
-    assert options["gpus-per-node"] == options["ntasks-per-node"], "Lightning wants a task for each GPU"
-    assert options["signal"].startswith("TERM@") and "requeue" in options and options["open-mode"] == "append"
+    assert options["gpus-per-node"] == options["ntasks-per-node"], (
+        "Lightning wants a task for each GPU"
+    )
+    assert (
+        options["signal"].startswith("TERM@")
+        and "requeue" in options
+        and options["open-mode"] == "append"
+    )
     first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    assert not any(line.startswith("#SBATCH") for line in lines[first_command:]), "sbatch stops reading there"
+    assert not any(line.startswith("#SBATCH") for line in lines[first_command:]), (
+        "sbatch stops reading there"
+    )
 
 
 @pytest.mark.parametrize(("kind", "rank"), [("Master", 0), ("Worker", 1)])
@@ -133,13 +167,29 @@ def test_kubernetes_job(kind, rank, monkeypatch):
     for name, value in operators.items():
         monkeypatch.setenv(f"PET_{name}", str(value))
 
-    assert (JOB["apiVersion"], JOB["kind"], replicas["Master"]["replicas"]) == ("kubeflow.org/v1", "PyTorchJob", 1)
+    assert (JOB["apiVersion"], JOB["kind"], replicas["Master"]["replicas"]) == (
+        "kubeflow.org/v1",
+        "PyTorchJob",
+        1,
+    )
     assert container["name"] == "pytorch" and container["command"][0] == "torchrun"
     flags, settings = parse_torchrun(container["command"][1:] + container["args"])
-    assert (flags.nnodes, flags.nproc_per_node, int(flags.node_rank)) == (str(nodes), per_node, rank)
-    assert (flags.master_addr, int(flags.master_port), flags.rdzv_backend) == ("finetune-master-0", 23456, "static")
+    assert (flags.nnodes, flags.nproc_per_node, int(flags.node_rank)) == (
+        str(nodes),
+        per_node,
+        rank,
+    )
+    assert (flags.master_addr, int(flags.master_port), flags.rdzv_backend) == (
+        "finetune-master-0",
+        23456,
+        "static",
+    )
     assert "--resume" in container["args"] and settings.trainer.num_nodes == nodes
-    assert str(settings.trainer.devices) == per_node == str(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert (
+        str(settings.trainer.devices)
+        == per_node
+        == str(container["resources"]["limits"]["nvidia.com/gpu"])
+    )
 
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}

@@ -38,24 +38,35 @@ def of_training(config: Any) -> dict[str, Any]:
 def agrees(settings: Any, golden: Any) -> bool:
     """Return whether settings hold all golden ones."""
     if isinstance(golden, dict):
-        return isinstance(settings, dict) and all(agrees(settings.get(key), golden[key]) for key in golden)
+        return isinstance(settings, dict) and all(
+            agrees(settings.get(key), golden[key]) for key in golden
+        )
     return settings == golden
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_each_trains_as_its_header_says_whatever_the_defaults_become(parsed, path):
-    golden = yaml.safe_load((ROOT / "tests/golden/shipped_configs.yaml").read_text("utf-8"))[path.name]
+    golden = yaml.safe_load((ROOT / "tests/golden/shipped_configs.yaml").read_text("utf-8"))[
+        path.name
+    ]
     settings = of_training(parsed(path))
     for group in golden:
         for key, value in golden[group].items():
-            assert agrees(settings[group].get(key), value), (group, key, settings[group].get(key), value)
+            assert agrees(settings[group].get(key), value), (
+                group,
+                key,
+                settings[group].get(key),
+                value,
+            )
     assert not agrees(settings, {"model": {**golden["model"], "layer_decay": 0.5}})  # the control
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_a_config_that_names_only_data_trains_as_a_folder_does(parsed, tmp_path):
-    named = {"data": {"class_path": "finetune.ImageFolderData", "init_args": {"root": str(tmp_path)}}}
+    named = {
+        "data": {"class_path": "finetune.ImageFolderData", "init_args": {"root": str(tmp_path)}}
+    }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(named))
     folder = ParseOnly(in_full_spelling(["fit", str(tmp_path)])).config["fit"].as_dict()
     folder.pop("config", None)
@@ -77,7 +88,9 @@ def test_each_begins_with_its_purpose_and_its_command_and_says_nothing_of_the_ma
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
-@pytest.mark.parametrize("text", ["model: {freze: layer2}", "trainer: {max_epochs: many}", "data: {class_path: Nope}"])
+@pytest.mark.parametrize(
+    "text", ["model: {freze: layer2}", "trainer: {max_epochs: many}", "data: {class_path: Nope}"]
+)
 def test_control_a_config_with_a_mistake_is_refused(parsed, tmp_path, capsys, text):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(SystemExit) as caught:

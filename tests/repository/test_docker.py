@@ -18,14 +18,18 @@ from paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK, BUILD_LOCK = (ROOT / name for name in ("requirements.lock", "requirements-build.lock"))
-MAKEFILE, DOCKERFILE, IGNORE = ((ROOT / name).read_text() for name in ("Makefile", "Dockerfile", ".dockerignore"))
+MAKEFILE, DOCKERFILE, IGNORE = (
+    (ROOT / name).read_text() for name in ("Makefile", "Dockerfile", ".dockerignore")
+)
 
 
 def requirements(lines: list[str]) -> dict[str, Requirement]:
     return {canonicalize_name(r.name): r for r in map(Requirement, lines)}
 
 
-OPTIONAL = {name: requirements(lines) for name, lines in PROJECT["project"]["optional-dependencies"].items()}
+OPTIONAL = {
+    name: requirements(lines) for name, lines in PROJECT["project"]["optional-dependencies"].items()
+}
 RUNTIME = requirements(PROJECT["project"]["dependencies"])
 RUNTIME |= OPTIONAL["parquet"] | OPTIONAL["export"] | OPTIONAL["serve"]
 BUILD = requirements(PROJECT["build-system"]["requires"])
@@ -50,16 +54,24 @@ class Pin(NamedTuple):
 
 def pins(lock: str) -> dict[str, Pin]:
     """Return what is locked, by normalised name."""
-    found = re.findall(r"^([\w.-]+)==(\S+).*((?:\n    --hash=.*)*)(?:\n    # via (.*))?", lock, re.M)
+    found = re.findall(
+        r"^([\w.-]+)==(\S+).*((?:\n    --hash=.*)*)(?:\n    # via (.*))?", lock, re.M
+    )
     return {
-        canonicalize_name(name): Pin(version, hashes.count("--hash="), {canonicalize_name(a) for a in via.split(", ")})
+        canonicalize_name(name): Pin(
+            version, hashes.count("--hash="), {canonicalize_name(a) for a in via.split(", ")}
+        )
         for name, version, hashes, via in found
     }
 
 
 def unmet(wanted: dict[str, Requirement], lock: str) -> list[str]:
     pinned = pins(lock)
-    return [n for n, r in wanted.items() if n not in pinned or not r.specifier.contains(pinned[n].version)]
+    return [
+        n
+        for n, r in wanted.items()
+        if n not in pinned or not r.specifier.contains(pinned[n].version)
+    ]
 
 
 def without_hash(lock: str) -> list[str]:
@@ -69,10 +81,16 @@ def without_hash(lock: str) -> list[str]:
 def superfluous(wanted: dict[str, Requirement], lock: str) -> list[str]:
     """Return the packages that neither `wanted` nor another package of the lock asks for."""
     pinned = pins(lock)
-    return [name for name, pin in pinned.items() if name not in wanted and not pin.askers & (pinned.keys() - {name})]
+    return [
+        name
+        for name, pin in pinned.items()
+        if name not in wanted and not pin.askers & (pinned.keys() - {name})
+    ]
 
 
-@pytest.mark.parametrize(("path", "wanted"), [(LOCK, RUNTIME), (BUILD_LOCK, BUILD)], ids=["run", "build"])
+@pytest.mark.parametrize(
+    ("path", "wanted"), [(LOCK, RUNTIME), (BUILD_LOCK, BUILD)], ids=["run", "build"]
+)
 def test_each_lock_is_complete_and_hashed_and_names_no_place(path, wanted):
     lock = path.read_text()
     assert pins(lock) and strange_lines(lock) == []
@@ -82,12 +100,20 @@ def test_each_lock_is_complete_and_hashed_and_names_no_place(path, wanted):
 
 def test_packages_for_development_are_not_locked():
     development = OPTIONAL["dev"].keys() - RUNTIME.keys() - BUILD.keys() - {"finetune"}
-    assert development and development & (pins(LOCK.read_text()).keys() | pins(BUILD_LOCK.read_text()).keys()) == set()
+    assert (
+        development
+        and development & (pins(LOCK.read_text()).keys() | pins(BUILD_LOCK.read_text()).keys())
+        == set()
+    )
 
 
 def test_control_lines_that_name_a_place_or_pin_nothing():
     lines = (
-        *("--index-url https://example.org/simple", "--extra-index-url file:///mirror", "--find-links /wheels"),
+        *(
+            "--index-url https://example.org/simple",
+            "--extra-index-url file:///mirror",
+            "--find-links /wheels",
+        ),
         *("# /somewhere/wheels", "torch @ file:///wheels/torch.whl", "torch>=2 \\"),
         *("    --hash=md5:0123", "    # via -r /somewhere/pyproject.toml"),
     )
@@ -97,16 +123,24 @@ def test_control_lines_that_name_a_place_or_pin_nothing():
 def test_control_incomplete_locks():
     lock = LOCK.read_text()
     assert unmet(RUNTIME, lock.replace("scipy==", "scipi==")) == ["scipy"]
-    assert unmet(RUNTIME, re.sub("pytorch-lightning==.* ", "pytorch-lightning==2.6.3 ", lock)) == ["pytorch-lightning"]
+    assert unmet(RUNTIME, re.sub("pytorch-lightning==.* ", "pytorch-lightning==2.6.3 ", lock)) == [
+        "pytorch-lightning"
+    ]
     assert without_hash(lock + "left-pad==1.0 \\\n") == ["left-pad"]
     assert superfluous(RUNTIME, lock + f"ruff==0.8 \\\n    --hash=sha256:{'0' * 64}\n") == ["ruff"]
-    assert superfluous(RUNTIME, lock + f"ruff==0.8 \\\n    --hash=sha256:{'0' * 64}\n    # via mypy\n") == ["ruff"]
+    assert superfluous(
+        RUNTIME, lock + f"ruff==0.8 \\\n    --hash=sha256:{'0' * 64}\n    # via mypy\n"
+    ) == ["ruff"]
 
 
 def instructions(dockerfile: str) -> list[tuple[str, str]]:
     """Return the instructions, continued lines joined and comments left out."""
     lines = re.sub(r"^#.*\n", "", dockerfile, flags=re.M).replace("\\\n", " ").splitlines()
-    return [(word, " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in lines) if word]
+    return [
+        (word, " ".join(rest.split()))
+        for word, _, rest in (line.partition(" ") for line in lines)
+        if word
+    ]
 
 
 def last_stage(dockerfile: str) -> dict[str, list[str]]:
@@ -120,11 +154,18 @@ def last_stage(dockerfile: str) -> dict[str, list[str]]:
 
 def unchecked_installs(dockerfile: str) -> list[str]:
     """Return the commands that install from an index what no hash vouches for, or that run a package's own setup."""
-    commands = [c.strip() for word, rest in instructions(dockerfile) if word == "RUN" for c in rest.split("&&")]
+    commands = [
+        c.strip()
+        for word, rest in instructions(dockerfile)
+        if word == "RUN"
+        for c in rest.split("&&")
+    ]
     checked = {"--require-hashes", "--only-binary", "-r"}
     ours = {"--no-deps", "--no-build-isolation"}
     installs = [command.split() for command in commands if command.startswith("pip install ")]
-    return [" ".join(words) for words in installs if not checked <= {*words} and not ours <= {*words}]
+    return [
+        " ".join(words) for words in installs if not checked <= {*words} and not ours <= {*words}
+    ]
 
 
 def test_a_number_that_is_not_root_runs_finetune_itself():
@@ -169,7 +210,9 @@ def is_sent(path: str, ignore: str) -> bool:
         above = [path, *(str(parent) for parent in Path(path).parents)]
         for line in lines:
             # As the engine has it, * does not match a slash, and **/ is any number of folders, none too.
-            pattern = re.sub(r"\\\*\\\*/|\\\*", lambda m: parts[m[0]], re.escape(line.removeprefix("!")))
+            pattern = re.sub(
+                r"\\\*\\\*/|\\\*", lambda m: parts[m[0]], re.escape(line.removeprefix("!"))
+            )
             if any(re.fullmatch(pattern, p) for p in above):
                 taken = line.startswith("!")
         return taken
@@ -182,9 +225,23 @@ def is_sent(path: str, ignore: str) -> bool:
 
 
 KEPT_BACK = (
-    *(".git/config", ".venv/bin/python", "data/hotdog/train/hotdog/0.png", "runs/fit/version_0/config.yaml", ".env"),
-    *("tests/integration/test_cli.py", "configs/token.txt", "finetune/__pycache__/cli.cpython-311.pyc"),
-    *("finetune/data/token.env", "finetune/data/__pycache__/walk.cpython-311.pyc", "finetune/.mypy_cache/x.json"),
+    *(
+        ".git/config",
+        ".venv/bin/python",
+        "data/hotdog/train/hotdog/0.png",
+        "runs/fit/version_0/config.yaml",
+        ".env",
+    ),
+    *(
+        "tests/integration/test_cli.py",
+        "configs/token.txt",
+        "finetune/__pycache__/cli.cpython-311.pyc",
+    ),
+    *(
+        "finetune/data/token.env",
+        "finetune/data/__pycache__/walk.cpython-311.pyc",
+        "finetune/.mypy_cache/x.json",
+    ),
 )
 
 
@@ -195,20 +252,38 @@ def test_data_runs_environments_and_history_are_not_sent():
 
 
 def test_what_the_image_is_made_of_is_sent():
-    copied = [s for word, r in instructions(DOCKERFILE) if word == "COPY" and "--from" not in r for s in r.split()[:-1]]
+    copied = [
+        s
+        for word, r in instructions(DOCKERFILE)
+        if word == "COPY" and "--from" not in r
+        for s in r.split()[:-1]
+    ]
     assert {"configs", "finetune", "requirements.lock"} <= {*copied}
-    files = [f for s in copied for f in ([ROOT / s] if (ROOT / s).is_file() else (ROOT / s).rglob("*")) if f.is_file()]
-    missing = [name for name in (str(f.relative_to(ROOT)) for f in files) if not is_sent(name, IGNORE)]
+    files = [
+        f
+        for s in copied
+        for f in ([ROOT / s] if (ROOT / s).is_file() else (ROOT / s).rglob("*"))
+        if f.is_file()
+    ]
+    missing = [
+        name for name in (str(f.relative_to(ROOT)) for f in files) if not is_sent(name, IGNORE)
+    ]
     assert files and [name for name in missing if "__pycache__" not in name] == []
     # Nothing else is: a pattern without a COPY would only make the image be built again.
-    named = [line.removeprefix("!").split("/")[0] for line in IGNORE.splitlines() if line.startswith("!")]
+    named = [
+        line.removeprefix("!").split("/")[0] for line in IGNORE.splitlines() if line.startswith("!")
+    ]
     assert {*named} == {*copied}
 
 
 def modules() -> set[str]:
     """Return the package's files: its code, and the templates of its pages."""
     package = ROOT / "finetune"
-    return {str(path.relative_to(ROOT)) for kind in ("py", "html") for path in package.rglob(f"*.{kind}")}
+    return {
+        str(path.relative_to(ROOT))
+        for kind in ("py", "html")
+        for path in package.rglob(f"*.{kind}")
+    }
 
 
 def test_every_module_is_in_git():
@@ -241,15 +316,23 @@ def test_modules_of_packages_are_sent():
     assert is_sent("finetune/runs/folder.py", IGNORE)
     assert is_sent("finetune/data/datasets/__init__.py", IGNORE)
     assert [name for name in modules() if not is_sent(name, IGNORE)] == []
-    assert not is_sent("finetune/system/html_page.html", IGNORE.replace("!finetune/**/*.html\n", ""))
+    assert not is_sent(
+        "finetune/system/html_page.html", IGNORE.replace("!finetune/**/*.html\n", "")
+    )
     # Controls: only the files of the first floor, and what an engine that does not look into `finetune/runs` misses.
-    assert not is_sent("finetune/runs/folder.py", IGNORE.replace("!finetune/**/*.py", "!finetune/*.py"))
+    assert not is_sent(
+        "finetune/runs/folder.py", IGNORE.replace("!finetune/**/*.py", "!finetune/*.py")
+    )
     assert not is_sent("finetune/runs/folder.py", IGNORE.replace("!finetune\n", ""))
 
 
 def test_without_an_engine_make_says_so_in_a_line():
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    made = subprocess.run(["make", "docker", "ENGINE="], cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
+    made = subprocess.run(
+        ["make", "docker", "ENGINE="], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert made.returncode == 2
     assert made.stderr.splitlines()[0] == "make docker needs docker or podman, and neither answers"
 

@@ -34,7 +34,9 @@ def shown(cell: Any, kind: str) -> list[str]:
 def test_it_is_kept_without_outputs():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
-    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook.cells)
+    assert all(
+        not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook.cells
+    )
     assert NOTEBOOK.stat().st_size < 10_000
 
 
@@ -49,8 +51,12 @@ def test_it_runs_and_shows_the_run_and_its_pictures(tmp_path, monkeypatch):
     told = "".join(output.get("text", "") for output in fit.outputs)
     assert "pictures: pictures/target: train 80" in told and "run in runs/fit/version_0" in told
     (page,) = shown(cells["run"], "text/html")
-    assert page.count("<svg ") == 2 and "16 of 400 test pictures" in page and str(tmp_path) not in page
-    (predictions,) = shown(cells[next(line for line in cells if line.startswith("model.predict"))], "text/plain")
+    assert (
+        page.count("<svg ") == 2 and "16 of 400 test pictures" in page and str(tmp_path) not in page
+    )
+    (predictions,) = shown(
+        cells[next(line for line in cells if line.startswith("model.predict"))], "text/plain"
+    )
     assert predictions.count("Prediction(label=") == 3
     (counted,) = shown(cells["Counter(one.label for one in said)"], "text/plain")
     assert sum(map(int, re.findall(r": (\d+)", counted))) == 400
@@ -72,8 +78,12 @@ from finetune import fit
 run = fit({str(colours)!r}, **{options!r}, options={{"report": False}})
 print(sum("pictures/s" in text for text in drawn), drawn[-1])
 """
-    cell = executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), tmp_path).cells[0]
-    told = "".join(output.get("text", "") for output in cell.outputs if output.get("name") == "stdout")
+    cell = executed(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), tmp_path
+    ).cells[0]
+    told = "".join(
+        output.get("text", "") for output in cell.outputs if output.get("name") == "stdout"
+    )
     num, _, last = told.splitlines()[-1].partition(" ")
     assert int(num) >= 2 and last == "{'text/plain': ''}"
 
@@ -95,11 +105,23 @@ def test_readme_s_lines_of_python_run(colours, tmp_path, monkeypatch):
     shutil.copy(picture, "a.png")
     shutil.copy(picture, "b.png")
     fit, quick = finetune.fit, {"size": 28, "weights": None, "backbone": "small_cnn", "workers": 0}
-    monkeypatch.setattr(finetune, "fit", lambda *given, **words: fit(*given, **{**words, **quick, "epochs": 1}))
-    names: dict[str, Any] = {"pil_image": Image.open(picture), "array": np.asarray(Image.open(picture))}
+    monkeypatch.setattr(
+        finetune, "fit", lambda *given, **words: fit(*given, **{**words, **quick, "epochs": 1})
+    )
+    names: dict[str, Any] = {
+        "pil_image": Image.open(picture),
+        "array": np.asarray(Image.open(picture)),
+    }
     names["images"] = torch.zeros(2, 3, 28, 28, dtype=torch.uint8)
     exec(block.replace(".jpg", ".png"), names)
     assert [one.path for one in names["predictions"]] == ["a.png", None, None]
-    assert names["predictions"][0].label in ("blue", "green", "red") and names["run"].accuracy is not None
-    assert names["features"].shape == (2, 64) and names["logits"].shape == (2, 3) and Path("model.onnx").is_file()
+    assert (
+        names["predictions"][0].label in ("blue", "green", "red")
+        and names["run"].accuracy is not None
+    )
+    assert (
+        names["features"].shape == (2, 64)
+        and names["logits"].shape == (2, 3)
+        and Path("model.onnx").is_file()
+    )
     assert sum(map(sum, names["result"]["confusion_matrix"])) == 30

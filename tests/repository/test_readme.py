@@ -36,7 +36,10 @@ def test_it_opens_with_the_two_commands():
 def options_of(command: str) -> set[str]:
     from unittest.mock import patch
 
-    with patch.object(FinetuneCLI, "parse_arguments", side_effect=InterruptedError), pytest.raises(InterruptedError):
+    with (
+        patch.object(FinetuneCLI, "parse_arguments", side_effect=InterruptedError),
+        pytest.raises(InterruptedError),
+    ):
         cli = FinetuneCLI.__new__(FinetuneCLI)
         cli.__init__([command])  # type: ignore[misc]
     return set(valid_keys(cli._subcommand_parsers[command]))
@@ -51,20 +54,31 @@ def test_commands_exist_with_their_options(line):
         if option.startswith("--"):
             name = option.removeprefix("--")
             is_word = name in WORDS.get(command, {})
-            assert is_word or name in valid or name.startswith("data."), option  # the data's depend on its class
+            # the data's depend on its class
+            assert is_word or name in valid or name.startswith("data."), option
         if option == "--config":
             assert value in config_files.shipped()
 
 
 def test_options_in_the_table_exist():
-    valid = options_of("fit") | options_of("predict") | own_options("sheet") | own_options("by-hand")
-    valid |= own_options("check") | own_options("serve") | {word for words in WORDS.values() for word in words}
+    valid = (
+        options_of("fit") | options_of("predict") | own_options("sheet") | own_options("by-hand")
+    )
+    valid |= (
+        own_options("check")
+        | own_options("serve")
+        | {word for words in WORDS.values() for word in words}
+    )
     valid |= {f"data.{name}" for name in signature(ImageDataModule).parameters}
     shown = set(re.findall(r"--([a-z_.]+[a-z])", README)) - {"help", *LOGGERS}
     assert shown - valid == set()
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "configs").glob("*.yaml"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "configs").glob("*.yaml")),
+]
 TYPED = re.compile(rf"\bfinetune ((?:{'|'.join(WORDS)})\b[^`|\n<]*)")
 
 
@@ -75,16 +89,23 @@ def test_all_pages_show_options_that_exist(page):
     for line in TYPED.findall(text):
         if "--" in line:
             command, *rest = shlex.split(line.partition(")")[0], comments=True)
-            check_flags(command, taken_apart([*(argument for argument in rest if argument != "…"), "X"]))
+            check_flags(
+                command, taken_apart([*(argument for argument in rest if argument != "…"), "X"])
+            )
 
 
 def test_control_a_wrong_option_on_a_page_is_found():
     with pytest.raises(WrongUsage):
-        check_flags("fit", taken_apart(shlex.split(TYPED.findall("`finetune fit FOLDER --epoch 3`, and")[0])[1:]))
+        check_flags(
+            "fit",
+            taken_apart(shlex.split(TYPED.findall("`finetune fit FOLDER --epoch 3`, and")[0])[1:]),
+        )
 
 
 def test_files_that_it_names_exist():
-    named = re.findall(r"`((?:tests|finetune)/[\w/]+\.py)`", README) + re.findall(r"\]\(((?!http)[^)]+)\)", README)
+    named = re.findall(r"`((?:tests|finetune)/[\w/]+\.py)`", README) + re.findall(
+        r"\]\(((?!http)[^)]+)\)", README
+    )
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
 
@@ -96,7 +117,9 @@ def test_the_recipes_have_as_many_epochs_as_it_says():
     others = {other: its_epochs}
     names = re.findall(r"^\| `(\w+\.yaml)`.* \| (?:0\.\d+ ± 0\.\d+|–) \|$", README, re.M)
     assert len(names) == 6 and set(others) < set(names)
-    assert yaml.safe_load((ROOT / "configs" / without).read_text("utf-8"))["model"] == {"freeze": "backbone"}
+    assert yaml.safe_load((ROOT / "configs" / without).read_text("utf-8"))["model"] == {
+        "freeze": "backbone"
+    }
     for name in sorted({*names} - {without}):
         trainer = yaml.safe_load((ROOT / "configs" / name).read_text("utf-8")).get("trainer", {})
         found = trainer.get("max_epochs") or usual_epochs(int(num.replace(",", "")))

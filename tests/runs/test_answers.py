@@ -11,7 +11,9 @@ SAID = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.5, 0.3], [0.3, 0.4, 0
 
 
 def test_what_was_written_is_read(tmp_path):
-    answers = read_answers(write_run(tmp_path / "run", LABELS, SAID) / "test_predictions.csv", NAMES)
+    answers = read_answers(
+        write_run(tmp_path / "run", LABELS, SAID) / "test_predictions.csv", NAMES
+    )
     assert answers.labels.tolist() == LABELS and answers.predicted.tolist() == [0, 1, 1, 1]
     assert answers.is_right.tolist() == [True, False, True, False]
     np.testing.assert_array_equal(answers.probabilities, SAID)
@@ -30,18 +32,24 @@ def test_the_most_confident_of_a_cell_comes_first(tmp_path):
 @pytest.mark.parametrize("names", [["other"], []])
 def test_another_runs_file_is_refused(tmp_path, names):
     run = write_run(tmp_path / "run", LABELS, SAID)
-    with pytest.raises(ValueError, match=r"test_predictions\.csv does not go with this run's classes"):
+    with pytest.raises(
+        ValueError, match=r"test_predictions\.csv does not go with this run's classes"
+    ):
         read_answers(run / "test_predictions.csv", names)
 
 
 def test_the_best_five_of_very_many_classes(tmp_path):
     path = tmp_path / "test_predictions.csv"
-    path.write_text("path,label,class,probability,class_2,probability_2,error\nx.png,b,a,0.6,b,0.3,\n")
+    path.write_text(
+        "path,label,class,probability,class_2,probability_2,error\nx.png,b,a,0.6,b,0.3,\n"
+    )
     answers = read_answers(path, ["a", "b"])
     assert answers.probabilities is None and answers.confidence.tolist() == [0.6]
 
 
-@pytest.mark.parametrize("content", ["path,label\nx.png,a\n", "path,label,class,probability,error\nx.png\n", "\n\n"])
+@pytest.mark.parametrize(
+    "content", ["path,label\nx.png,a\n", "path,label,class,probability,error\nx.png\n", "\n\n"]
+)
 def test_a_file_without_its_columns_is_damaged(tmp_path, content):
     path = tmp_path / "test_predictions.csv"
     path.write_text(content + "x" * 200_000 + ",\n")
@@ -51,12 +59,24 @@ def test_a_file_without_its_columns_is_damaged(tmp_path, content):
 
 @pytest.mark.parametrize("columns", ["probability", "p_a", "p_b"])
 def test_probabilities_that_are_not_numbers_are_damage(tmp_path, columns):
-    row = {"path": "x.png", "label": "a", "class": "a", "probability": 0.6, "p_a": 0.6, "p_b": 0.4, "error": ""}
+    row = {
+        "path": "x.png",
+        "label": "a",
+        "class": "a",
+        "probability": 0.6,
+        "p_a": 0.6,
+        "p_b": 0.4,
+        "error": "",
+    }
     path = tmp_path / "test_predictions.csv"
     for value in (0.5, "nan", "inf"):
-        path.write_text(f"{','.join(row)}\n{','.join(str(v) for v in {**row, columns: value}.values())}\n")
+        path.write_text(
+            f"{','.join(row)}\n{','.join(str(v) for v in {**row, columns: value}.values())}\n"
+        )
         if value == 0.5:
             read_answers(path, ["a", "b"])
             continue
-        with pytest.raises(ValueError, match=r"is damaged: it has probabilities that are not finite"):
+        with pytest.raises(
+            ValueError, match=r"is damaged: it has probabilities that are not finite"
+        ):
             read_answers(path, ["a", "b"])

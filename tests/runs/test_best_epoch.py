@@ -23,13 +23,18 @@ def test_a_run_that_does_not_know_the_future_keeps_the_same(seed, num):
     accuracies = np.random.default_rng(seed).integers(0, NUM + 1, 12) / NUM
     kept = kept_epoch(accuracies, num)
     assert saved_last(accuracies, num) == kept
-    assert accuracies[kept] >= lowest_kept(accuracies.max(), num) > max([-1.0, *accuracies[kept + 1 :]])
+    assert (
+        accuracies[kept]
+        >= lowest_kept(accuracies.max(), num)
+        > max([-1.0, *accuracies[kept + 1 :]])
+    )
 
 
 def test_the_standard_error_is_that_of_a_share():
     assert lowest_kept(0.8, 100) == pytest.approx(0.8 - 0.04)
     assert lowest_kept(1.0, 100) == 1.0 and lowest_kept(0.0, 100) == 0.0
-    assert lowest_kept(0.8, 0) == 0.8  # it is not known how many: the highest alone, the latest of equals
+    # it is not known how many: the highest alone, the latest of equals
+    assert lowest_kept(0.8, 0) == 0.8
     assert kept_epoch([0.7, 0.8, 0.8, 0.79], 0) == 2
 
 
@@ -55,7 +60,10 @@ def test_of_few_pictures_the_kept_one_is_truly_better_than_the_highest():
     ("accuracy", "words"),
     [
         (0.9, "of epoch 3: the highest val/accuracy, 0.9000"),
-        (0.85, "of epoch 3: val/accuracy 0.8500, the last within a standard error of the highest, 0.9000"),
+        (
+            0.85,
+            "of epoch 3: val/accuracy 0.8500, the last within a standard error of the highest, 0.9000",
+        ),
     ],
 )
 def test_it_is_told_why(accuracy, words):

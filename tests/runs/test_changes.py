@@ -9,18 +9,32 @@ from finetune.runs.changes import compared
 
 BEFORE: dict[str, Any] = {
     "seed_everything": 0,
-    "trainer": {"max_epochs": 5, "devices": "auto", "precision": "32-true", "enable_progress_bar": None},
+    "trainer": {
+        "max_epochs": 5,
+        "devices": "auto",
+        "precision": "32-true",
+        "enable_progress_bar": None,
+    },
     "model": {
         "members": 1,
         "freeze": None,
         "weights": "DEFAULT",
         "label_smoothing": 0.0,
         "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.005, "momentum": 0.9}},
-        "scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 3}},
+        "scheduler": {
+            "class_path": "torch.optim.lr_scheduler.StepLR",
+            "init_args": {"step_size": 3},
+        },
     },
     "data": {
         "class_path": "finetune.ImageFolderData",
-        "init_args": {"root": "a", "batch_size": 12, "split_seed": 0, "image_size": 32, "num_workers": "auto"},
+        "init_args": {
+            "root": "a",
+            "batch_size": 12,
+            "split_seed": 0,
+            "image_size": 32,
+            "num_workers": "auto",
+        },
     },
 }
 
@@ -70,7 +84,11 @@ def test_what_holds_now_is_told():
 
 
 def test_what_the_checkpoint_decides_stays():
-    now = changed(model__optimizer__init_args__lr=0.1, model__scheduler__init_args__step_size=4, model__weights=None)
+    now = changed(
+        model__optimizer__init_args__lr=0.1,
+        model__scheduler__init_args__step_size=4,
+        model__weights=None,
+    )
     told, held = compared(BEFORE, now, False, False)
     assert "model.optimizer.lr stays 0.005, not 0.1, since the checkpoint decides" in told
     assert held == {
@@ -84,7 +102,10 @@ def test_the_shape_of_our_own_schedule_is_what_is_given():
     cosine = {"class_path": "finetune.WarmupCosine", "init_args": {"warmup": 0.1}}
     before, now = changed(model__scheduler=cosine), changed(model__scheduler=copy.deepcopy(cosine))
     now["model"]["scheduler"]["init_args"]["warmup"] = 0.2
-    assert compared(before, now, False, False) == ("changed: model.scheduler.warmup 0.2 (was 0.1)", {})
+    assert compared(before, now, False, False) == (
+        "changed: model.scheduler.warmup 0.2 (was 0.1)",
+        {},
+    )
 
 
 def test_a_prolonged_run_is_told_not_to_be_one_that_was_long_from_the_start():
@@ -98,7 +119,10 @@ def test_a_prolonged_run_is_told_not_to_be_one_that_was_long_from_the_start():
 
 
 def one_cycle(**options: Any) -> dict[str, Any]:
-    return {"class_path": "torch.optim.lr_scheduler.OneCycleLR", "init_args": {"max_lr": 0.1, **options}}
+    return {
+        "class_path": "torch.optim.lr_scheduler.OneCycleLR",
+        "init_args": {"max_lr": 0.1, **options},
+    }
 
 
 @pytest.mark.parametrize("name", ["max_epochs", "max_steps", "limit_train_batches"])
@@ -109,14 +133,17 @@ def test_one_cycle_ends_where_it_was_to_end(name):
         return changed(model__scheduler=one_cycle(**options), **{f"trainer__{name}": limit})
 
     with pytest.raises(
-        ValueError, match=rf"trainer\.{name} 9 \(was 5\), since OneCycleLR .*: leave that as it was; a new"
+        ValueError,
+        match=rf"trainer\.{name} 9 \(was 5\), since OneCycleLR .*: leave that as it was; a new",
     ):
         compared(run(5), run(9), False, True)
     with pytest.raises(ValueError, match=r"null \(was 5\), since OneCycleLR ends with the length"):
         compared(run(5), run(None), False, False)
     assert compared(run(5), run(4), False, False)[0].startswith(f"changed: trainer.{name} 4")
     for own in ({"total_steps": 90}, {"epochs": 9, "steps_per_epoch": 10}):
-        assert compared(run(5, **own), run(9, **own), False, False)[0].startswith(f"changed: trainer.{name} 9")
+        assert compared(run(5, **own), run(9, **own), False, False)[0].startswith(
+            f"changed: trainer.{name} 9"
+        )
 
 
 @pytest.mark.parametrize(
@@ -146,17 +173,24 @@ def test_another_order_is_refused_unless_asked_for(order, pictures, what):
             {"model__optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001}}},
             r'model\.optimizer\.class_path "torch\.optim\.AdamW" \(was "torch\.optim\.SGD"\)',
         ),
-        ({"model__scheduler": None}, r'model\.scheduler\.class_path null \(was "torch\.optim.*StepLR"\)'),
+        (
+            {"model__scheduler": None},
+            r'model\.scheduler\.class_path null \(was "torch\.optim.*StepLR"\)',
+        ),
     ],
 )
 @pytest.mark.parametrize("allow", [False, True])
 def test_what_does_not_fit_the_optimizer_s_state_is_refused(fixed, what, allow):
-    with pytest.raises(ValueError, match=f"can't go on with {what}; a new run may start from what it learned"):
+    with pytest.raises(
+        ValueError, match=f"can't go on with {what}; a new run may start from what it learned"
+    ):
         compared(BEFORE, changed(**fixed), False, allow)
 
 
 def test_no_new_run_is_advised_to_begin_with_several_networks():
-    with pytest.raises(ValueError, match=r"members 1 \(was 2\); a new run begins without --resume$"):
+    with pytest.raises(
+        ValueError, match=r"members 1 \(was 2\); a new run begins without --resume$"
+    ):
         compared(changed(model__members=2), BEFORE, False, False)
 
 
@@ -171,6 +205,12 @@ def test_a_run_of_a_version_that_had_no_members_has_one():
 def test_a_finished_run_reports_no_change_that_does_not_happen():
     shorter = changed(trainer__max_epochs=3, trainer__gradient_clip_val=1.0)
     assert compared(BEFORE, shorter, False, False, is_finished=True) == ("", {})
-    assert compared(BEFORE, shorter, False, False)[0].startswith("changed: trainer.max_epochs 3 (was 5)")  # the control
+    # the control
+    assert compared(BEFORE, shorter, False, False)[0].startswith(
+        "changed: trainer.max_epochs 3 (was 5)"
+    )
     tested = changed(trainer__limit_test_batches=3)
-    assert compared(BEFORE, tested, False, False, is_finished=True)[0] == compared(BEFORE, tested, False, False)[0]
+    assert (
+        compared(BEFORE, tested, False, False, is_finished=True)[0]
+        == compared(BEFORE, tested, False, False)[0]
+    )

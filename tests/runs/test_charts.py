@@ -33,16 +33,22 @@ def test_lines():
     assert element.get("aria-label") == 'falls, as it "should"'
     words = words_of(element)
     assert {"epoch", "loss", "a <b>", "second", "best.ckpt"} <= set(words)
-    assert {word for word in words if re.fullmatch(r"[\d.]+", word) and float(word) in (1, 2, 3)} >= {"1", "2", "3"}
-    assert curves(lines, "epoch", "loss", "x") == curves(lines, "epoch", "loss", "x")  # the same chart, the same text
+    assert {
+        word for word in words if re.fullmatch(r"[\d.]+", word) and float(word) in (1, 2, 3)
+    } >= {"1", "2", "3"}
+    # the same chart, the same text
+    assert curves(lines, "epoch", "loss", "x") == curves(lines, "epoch", "loss", "x")
 
 
 def test_a_legend_lies_beside_the_axes_and_forty_lines_are_told_apart():
     lines = {f"line {i}": ([1, 2, 3], [i, i + 1, i]) for i in range(8)}
     element = check(curves(lines, "epoch", "loss", "x"))
-    height_of = {"".join(text.itertext()): float(text.get("y", "")) for text in element.iter(f"{SVG}text")}
+    height_of = {
+        "".join(text.itertext()): float(text.get("y", "")) for text in element.iter(f"{SVG}text")
+    }
     rows = [y for name, y in height_of.items() if name.startswith("line")]
-    assert len(rows) == 8 and min(rows) > height_of["epoch"]  # y grows downwards: below the name of the axis
+    # y grows downwards: below the name of the axis
+    assert len(rows) == 8 and min(rows) > height_of["epoch"]
     assert "line 0" not in words_of(check(curves(lines, "epoch", "loss", "x", has_legend=False)))
     assert len({line_sample(i) for i in range(40)}) == 40
 
@@ -71,19 +77,24 @@ def test_names_in_letters_that_no_font_here_has_are_no_warning():
 def test_a_logarithmic_axis_has_numbers(rates):
     svg = curves({"head": ([1, 2, 3], rates)}, "step", "learning rate", "x", is_log=True)
     words = words_of(check(svg))
-    values = [float(word) for word in words if word not in ("step", "learning rate")]  # no formula is a number
+    # no formula is a number
+    values = [float(word) for word in words if word not in ("step", "learning rate")]
     assert [value for value in values if 1e-5 < value < 1]
 
 
 def test_places_of_points():
-    (line,) = re.findall(r'<path d="([^"]+)" clip-path', curves({"": ([0, 1, 2], [0, 1, 0])}, "step", "y", "x"))[-1:]
+    (line,) = re.findall(
+        r'<path d="([^"]+)" clip-path', curves({"": ([0, 1, 2], [0, 1, 0])}, "step", "y", "x")
+    )[-1:]
     x, y = np.array(re.findall(r"([\d.]+) ([\d.]+)", line), float).T
     assert x[1] - x[0] == np.round(x[2] - x[1], 4) or abs((x[1] - x[0]) - (x[2] - x[1])) < 1e-3
     assert y[0] == y[2] and y[1] < y[0]  # up is less
 
 
 def test_reliability():
-    element = check(reliability_chart({"as said": [(0.55, 0.5, 10), (0.95, 0.9, 200)], "none": []}, "trust"))
+    element = check(
+        reliability_chart({"as said": [(0.55, 0.5, 10), (0.95, 0.9, 200)], "none": []}, "trust")
+    )
     assert "as said" in words_of(element)
 
 

@@ -28,7 +28,9 @@ def state(value: int) -> dict:
 
 def value(path: Path) -> int:
     checkpoint = read_checkpoint(path)
-    assert torch.equal(checkpoint["state_dict"]["weight"], state(checkpoint["global_step"])["state_dict"]["weight"])
+    assert torch.equal(
+        checkpoint["state_dict"]["weight"], state(checkpoint["global_step"])["state_dict"]["weight"]
+    )
     return checkpoint["global_step"]
 
 
@@ -63,13 +65,19 @@ def full_disk(error: Exception):
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 # torch's own words, as its writer puts the same thing.
-TORCH_NO_SPACE = RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file")
+TORCH_NO_SPACE = RuntimeError(
+    "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file"
+)
 OF_A_GPU = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-@pytest.mark.parametrize("error", [NO_SPACE, TORCH_NO_SPACE, OF_A_GPU], ids=["disk", "writer", "GPU"])
+@pytest.mark.parametrize(
+    "error", [NO_SPACE, TORCH_NO_SPACE, OF_A_GPU], ids=["disk", "writer", "GPU"]
+)
 @pytest.mark.parametrize("has_previous", [True, False])
-def test_a_full_disk_leaves_the_previous_one_whole_and_nothing_else(target, monkeypatch, error, has_previous):
+def test_a_full_disk_leaves_the_previous_one_whole_and_nothing_else(
+    target, monkeypatch, error, has_previous
+):
     if has_previous:
         AtomicCheckpointIO().save_checkpoint(state(1), target)
     monkeypatch.setattr(torch, "save", full_disk(error))
@@ -114,16 +122,29 @@ def test_a_failed_rename_leaves_the_previous_one(target, monkeypatch):
 
 def test_leftovers_of_killed_processes_are_removed_and_other_files_are_not(target):
     target.parent.mkdir(parents=True)
-    for name in (".last.ckpt.123.tmp", ".last.ckpt.99999.tmp", ".best.ckpt.123.tmp", "last.ckpt.tmp", "notes.txt"):
+    for name in (
+        ".last.ckpt.123.tmp",
+        ".last.ckpt.99999.tmp",
+        ".best.ckpt.123.tmp",
+        "last.ckpt.tmp",
+        "notes.txt",
+    ):
         (target.parent / name).write_bytes(b"half")
     AtomicCheckpointIO().save_checkpoint(state(1), target)
-    assert sorted(os.listdir(target.parent)) == [".best.ckpt.123.tmp", "last.ckpt", "last.ckpt.tmp", "notes.txt"]
+    assert sorted(os.listdir(target.parent)) == [
+        ".best.ckpt.123.tmp",
+        "last.ckpt",
+        "last.ckpt.tmp",
+        "notes.txt",
+    ]
 
 
 def test_it_is_on_the_disk_before_it_gets_its_name(target, monkeypatch):
     calls = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))[1])
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))[1]
+    )
     monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("replace"), replace(a, b))[1])
     AtomicCheckpointIO().save_checkpoint(state(1), target)
     temporary, *rest = calls
@@ -151,10 +172,14 @@ def test_a_reader_never_sees_a_part(target):
 # Reading
 
 
-@pytest.mark.parametrize("content", [{"weight": torch.zeros(1)}, {"state_dict": {}}, [1, 2], torch.zeros(2)])
+@pytest.mark.parametrize(
+    "content", [{"weight": torch.zeros(1)}, {"state_dict": {}}, [1, 2], torch.zeros(2)]
+)
 def test_weights_alone_are_told_where_to_go(tmp_path, content):
     torch.save(content, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match="not a checkpoint of `finetune fit`; plain weights go to --model.weights"):
+    with pytest.raises(
+        ValueError, match="not a checkpoint of `finetune fit`; plain weights go to --model.weights"
+    ):
         read_checkpoint(tmp_path / "weights.pt")
 
 
@@ -171,8 +196,14 @@ def test_a_new_last_leaves_the_linked_best_as_it_is(target):
 
 def test_a_network_of_another_size_is_told_in_a_line_where_it_has_other_shapes():
     def checkpoint(backbone: str, size: int | None) -> dict:
-        weights = {f"network.{name}": value for name, value in build(backbone, 2, size).state_dict().items()}
-        return {"hyper_parameters": {"network_size": size}, "state_dict": {"mean": torch.zeros(3, 1, 1), **weights}}
+        weights = {
+            f"network.{name}": value
+            for name, value in build(backbone, 2, size).state_dict().items()
+        }
+        return {
+            "hyper_parameters": {"network_size": size},
+            "state_dict": {"mean": torch.zeros(3, 1, 1), **weights},
+        }
 
     vit, resnet = "timm/test_vit", "timm/test_resnet"
     with pytest.raises(
@@ -182,4 +213,5 @@ def test_a_network_of_another_size_is_told_in_a_line_where_it_has_other_shapes()
     assert "\n" not in str(told.value)
     check_size(checkpoint(vit, 64), 64, build(vit, 2, 64))
     check_size(checkpoint(resnet, 64), 48, build(resnet, 2, 48))
-    check_size(checkpoint(resnet, None), 48, build(resnet, 2, 48))  # of before there was such a size
+    # of before there was such a size
+    check_size(checkpoint(resnet, None), 48, build(resnet, 2, 48))

@@ -17,11 +17,15 @@ def now(monkeypatch):
     return time
 
 
-def fit(run: Run, time: SimpleNamespace, seconds: tuple[float, ...], is_global_zero: bool = True) -> None:
+def fit(
+    run: Run, time: SimpleNamespace, seconds: tuple[float, ...], is_global_zero: bool = True
+) -> None:
     """Go through a fit of one epoch and its test; the phases take so many seconds."""
     counted = Clock(run)
     trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"), is_global_zero=is_global_zero)
-    hooks = "train_start validation_start validation_end train_epoch_end train_end test_start test_end"
+    hooks = (
+        "train_start validation_start validation_end train_epoch_end train_end test_start test_end"
+    )
     for hook, passed in zip(hooks.split(), seconds, strict=True):
         time.now += passed
         trainer.state.fn = "test" if hook.startswith("test") else "fit"

@@ -24,23 +24,36 @@ def said(wrong: list[int]) -> np.ndarray:
 def two(tmp_path, wrong_a: list[int], wrong_b: list[int]):
     pictures = tmp_path / "pictures"
     wrong = {"a": wrong_a, "b": wrong_b}
-    return [read_run(write_run(tmp_path / k, LABELS, said(v), ["x", "y"], pictures)) for k, v in wrong.items()]
+    return [
+        read_run(write_run(tmp_path / k, LABELS, said(v), ["x", "y"], pictures))
+        for k, v in wrong.items()
+    ]
 
 
 def look() -> Lens:
-    return Lens(lambda path, side: np.full((side, side, 3), 9, np.uint8), lambda paths, classes, side: None)
+    return Lens(
+        lambda path, side: np.full((side, side, 3), 9, np.uint8), lambda paths, classes, side: None
+    )
 
 
 def test_pictures_that_one_alone_gets_right(tmp_path):
     a, b = two(tmp_path, [0, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
     pair = paired(a, b)
     assert isinstance(pair, Pair)
-    assert (pair.both, pair.only_a.tolist(), pair.only_b.tolist(), pair.neither) == (8, list(range(2, 12)), [0], 1)
-    assert pair.p == pytest.approx(2 * 12 / 2**11)  # one of eleven, or none, and the same on the other side
+    assert (pair.both, pair.only_a.tolist(), pair.only_b.tolist(), pair.neither) == (
+        8,
+        list(range(2, 12)),
+        [0],
+        1,
+    )
+    # one of eleven, or none, and the same on the other side
+    assert pair.p == pytest.approx(2 * 12 / 2**11)
     told = write_comparison([a, b], look(), tmp_path / "page.html")
     assert told.endswith("a is better on pictures like these (McNemar's exact test, p = 0.012).")
     text = (tmp_path / "page.html").read_text()
-    assert text.count("<figure class") == 11 and "only a right" in text and "pictures/002.png" in text
+    assert (
+        text.count("<figure class") == 11 and "only a right" in text and "pictures/002.png" in text
+    )
 
 
 @pytest.mark.usefixtures("without_charts")
@@ -53,8 +66,14 @@ def test_no_difference_is_told_as_none(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda text: text.replace("/003.png", "/other.png"), "they were tested on other pictures: 19 are the same"),
-        (lambda text: text.replace("003.png,x", "003.png,y"), "pictures of the same name are of other classes"),
+        (
+            lambda text: text.replace("/003.png", "/other.png"),
+            "they were tested on other pictures: 19 are the same",
+        ),
+        (
+            lambda text: text.replace("003.png,x", "003.png,y"),
+            "pictures of the same name are of other classes",
+        ),
         (None, "has no test_predictions.csv"),
     ],
 )
@@ -66,10 +85,15 @@ def test_what_can_not_be_held_against_each_other(tmp_path, change, told):
 
 
 def test_three_runs_have_a_column_each(tmp_path):
-    runs = [*two(tmp_path, [0], [1]), read_run(write_run(tmp_path / "c", LABELS, said([]), ["x", "y"]))]
+    runs = [
+        *two(tmp_path, [0], [1]),
+        read_run(write_run(tmp_path / "c", LABELS, said([]), ["x", "y"])),
+    ]
     write_comparison(runs, None, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    assert re.findall(r'<th scope="col">.*?<a href="(.*?)">(.*?)</a></th>', text) == [(name, name) for name in "abc"]
+    assert re.findall(r'<th scope="col">.*?<a href="(.*?)">(.*?)</a></th>', text) == [
+        (name, name) for name in "abc"
+    ]
     assert "100.0 % (83.9 to 100.0 %)" in text and "95.0 % (76.4 to 99.1 %)" in text
 
 
@@ -95,16 +119,26 @@ def test_ten_runs_have_a_row_each_with_a_link_and_a_line_of_their_own(tmp_path):
         runs.append(read_run(folder))
     write_comparison(runs, None, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    rows = re.findall(r'<tr><th scope="row".*?>(<svg .*?</svg>) <a href="(.*?)">(.*?)</a></th>(.*?)</tr>', text)
+    rows = re.findall(
+        r'<tr><th scope="row".*?>(<svg .*?</svg>) <a href="(.*?)">(.*?)</a></th>(.*?)</tr>', text
+    )
     assert [name for _, _, name, _ in rows] == [f"run_{i}" for i in range(10)]
     assert [to for _, to, *_ in rows] == [f"run_{i}" + "/report.html" * (i != 4) for i in range(10)]
-    assert all("95.0 % (76.4 to 99.1 %)" in cells for *_, cells in rows) and text.count('<th scope="col">') < 10
+    assert (
+        all("95.0 % (76.4 to 99.1 %)" in cells for *_, cells in rows)
+        and text.count('<th scope="col">') < 10
+    )
     # Each line is drawn in the colour and dashes that its row shows, and no two alike.
-    samples = [re.search(r'stroke="(.*?)".*stroke-dasharray="(.*?)"', sample).groups() for sample, *_ in rows]
+    samples = [
+        re.search(r'stroke="(.*?)".*stroke-dasharray="(.*?)"', sample).groups()
+        for sample, *_ in rows
+    ]
     assert len(set(samples)) == 10
     chart = re.findall(r'<svg role="img".*?</svg>', text, re.S)[0]
     styles = re.findall(r'style="(fill: none; [^"]*stroke-width: 1\.8[^"]*)"', chart)
-    drawn = [("stroke-dasharray" in style, re.search(r"stroke: (\S+);", style)[1]) for style in styles]
+    drawn = [
+        ("stroke-dasharray" in style, re.search(r"stroke: (\S+);", style)[1]) for style in styles
+    ]
     assert [colour for _, colour in drawn] == [colour for colour, _ in samples]
     assert [bool(dashes) for dashes, _ in drawn] == [bool(dashes) for _, dashes in samples]
     assert "run_0" not in re.sub(r'aria-label=".*?"', "", chart)  # no legend over the lines
@@ -128,7 +162,9 @@ def test_pictures_are_the_same_by_whatever_way_they_were_found(tmp_path, monkeyp
     for name in ("pictures", "link", "x/../pictures"):
         (tmp_path / "x").mkdir(exist_ok=True)
         rows = b.path / "test_predictions.csv"
-        rows.write_text(rows.read_text().replace(f"{tmp_path}/pictures", name).replace("pictures/", f"{name}/"))
+        rows.write_text(
+            rows.read_text().replace(f"{tmp_path}/pictures", name).replace("pictures/", f"{name}/")
+        )
         assert isinstance(paired(a, read_run(b.path)), Pair)
         rows.write_text(rows.read_text().replace(name, f"{tmp_path}/pictures"))
 
@@ -138,7 +174,9 @@ def test_of_more_than_two_it_is_told_which_were_tested_on_others(tmp_path):
     a, b = two(tmp_path, [0], [1])
     c = read_run(write_run(tmp_path / "c", LABELS, said([2]), ["x", "y"], tmp_path / "elsewhere"))
     assert "Not tested" not in write_comparison([a, b, a], None, tmp_path / "page.html")
-    assert write_comparison([a, b, c], None, tmp_path / "page.html").endswith("Not tested on the pictures of a: c.")
+    assert write_comparison([a, b, c], None, tmp_path / "page.html").endswith(
+        "Not tested on the pictures of a: c."
+    )
 
 
 def test_pictures_that_are_links_to_one_file_stay_two(tmp_path):
@@ -157,4 +195,6 @@ def test_pictures_that_are_links_to_one_file_stay_two(tmp_path):
 def test_a_run_without_a_test_has_no_other_pictures(tmp_path):
     a, b = two(tmp_path, [0], [1])
     (a.path / "test_predictions.csv").unlink()
-    assert "Not tested" not in write_comparison([read_run(a.path), b, b], None, tmp_path / "page.html")
+    assert "Not tested" not in write_comparison(
+        [read_run(a.path), b, b], None, tmp_path / "page.html"
+    )

@@ -15,17 +15,35 @@ from finetune.system.messages import WrongUsage
 def begun(tmp_path):
     """A run that was begun in tmp_path, on eight pictures of each of three classes in tmp_path/pictures."""
     p = np.eye(3)[[0, 1, 2]] * 0.9 + 0.03
-    return write_run(tmp_path / "run", [0, 1, 2], p / p.sum(axis=1, keepdims=True), folder=str(tmp_path))
+    return write_run(
+        tmp_path / "run", [0, 1, 2], p / p.sum(axis=1, keepdims=True), folder=str(tmp_path)
+    )
 
 
 def write_check(folder, root, counts=(8, 8, 8), **changes):
     """A check.json of the classes in another order than the run's; the sum over its splits is `counts`."""
     order = sorted(range(3), key=lambda c: NAMES[c], reverse=True)
     split = {"train": [counts[c] - 2 for c in order], "test": [2, 2, 2]}
-    finding = {"kind": "blank", "level": "warning", "title": "1 picture", "advice": "", "is_judged": True}
+    finding = {
+        "kind": "blank",
+        "level": "warning",
+        "title": "1 picture",
+        "advice": "",
+        "is_judged": True,
+    }
     finding["rows"] = [{"files": ["a.jpg"], "note": "", "value": 1.0}]
-    content = {"root": str(root), "date": "2026-01-02 03:04", "network": "", "num_pictures": sum(counts)}
-    content |= {"classes": [NAMES[c] for c in order], "counts": split, "findings": [finding], **changes}
+    content = {
+        "root": str(root),
+        "date": "2026-01-02 03:04",
+        "network": "",
+        "num_pictures": sum(counts),
+    }
+    content |= {
+        "classes": [NAMES[c] for c in order],
+        "counts": split,
+        "findings": [finding],
+        **changes,
+    }
     folder.mkdir(exist_ok=True)
     (folder / "check.json").write_text(json.dumps(content))
     return folder / "check.json"
@@ -36,7 +54,9 @@ def test_it_is_found_where_the_run_was_begun(begun, tmp_path, monkeypatch):
     path = write_check(tmp_path, tmp_path / "pictures")
     monkeypatch.chdir("/")
     check = data_check(read_run(begun))
-    assert (check.path, check.num_pictures, check.doubt) == (path, 24, "") and check.findings[0]["kind"] == "blank"
+    assert (check.path, check.num_pictures, check.doubt) == (path, 24, "") and check.findings[0][
+        "kind"
+    ] == "blank"
     assert check.page == tmp_path / "check.html"
 
 
@@ -53,7 +73,9 @@ def test_what_is_no_check_is_an_error_only_where_it_is_named(begun, tmp_path, co
 def test_a_check_of_another_folder_is_refused_and_never_taken(begun, tmp_path):
     path = write_check(tmp_path, tmp_path / "others", (8, 8, 9))
     assert data_check(read_run(begun)) is None
-    with pytest.raises(WrongUsage, match=r"is of .*others, the run has read .*pictures: check that folder"):
+    with pytest.raises(
+        WrongUsage, match=r"is of .*others, the run has read .*pictures: check that folder"
+    ):
         data_check(read_run(begun), str(path))
 
 

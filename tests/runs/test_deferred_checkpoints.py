@@ -32,7 +32,12 @@ def clock(monkeypatch) -> list[float]:
 
 
 def write(
-    deferred: DeferredCheckpoints, clock: list[float], folder: Path, seconds: float, names=("last",), size: int = 0
+    deferred: DeferredCheckpoints,
+    clock: list[float],
+    folder: Path,
+    seconds: float,
+    names=("last",),
+    size: int = 0,
 ) -> None:
     """Write a checkpoint of so many bytes in so many seconds."""
     with deferred.timed(folder / "one.ckpt", names):
@@ -51,7 +56,9 @@ def write(
         (0.2, deferred_checkpoints.MOST + 1, ("last",), [False, False]),
     ],
 )
-def test_the_next_waits_until_writing_is_a_fiftieth_of_the_time(clock, tmp_path, seconds, size, names, expected):
+def test_the_next_waits_until_writing_is_a_fiftieth_of_the_time(
+    clock, tmp_path, seconds, size, names, expected
+):
     deferred = DeferredCheckpoints()
     clock[0] = 0.001  # of a machine that has just begun
     assert not deferred.may_wait()  # what it takes is not known
@@ -72,9 +79,15 @@ def test_what_waits_is_taken_in_the_order_in_which_it_came():
 
     assert taken((("best", "last"), 1)) == [(["best", "last"], 1)]
     assert taken() == []
-    assert taken((("best", "last"), 1), (("last",), 2), (("last",), 3)) == [(["best"], 1), (["last"], 3)]
-    assert taken((("best", "last"), 1), (("last",), 2), (("best", "last"), 3)) == [(["best", "last"], 3)]
-    assert taken((("last", "best"), 1), (("last", "best"), 2)) == [(["last", "best"], 2)]  # without a validation
+    assert taken((("best", "last"), 1), (("last",), 2), (("last",), 3)) == [
+        (["best"], 1),
+        (["last"], 3),
+    ]
+    assert taken((("best", "last"), 1), (("last",), 2), (("best", "last"), 3)) == [
+        (["best", "last"], 3)
+    ]
+    # without a validation
+    assert taken((("last", "best"), 1), (("last", "best"), 2)) == [(["last", "best"], 2)]
     deferred.hold(("best", "last"), {"epoch": 4})
     deferred.drop(["last"])
     assert taken() == [(["best"], 4)]
@@ -105,7 +118,9 @@ def test_what_could_not_be_written_waits_on():
 
 
 def test_a_copy_waits_that_training_does_not_change():
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(
+        memory_format=torch.channels_last
+    )
     checkpoint = {"state_dict": network.state_dict(), "loops": {"fit_loop": [1]}, "epoch": 1}
     before = {name: value.clone() for name, value in network.state_dict().items()}
     deferred = DeferredCheckpoints()
@@ -130,16 +145,21 @@ def test_what_waits_takes_no_memory_of_a_gpu():
 
 
 @pytest.mark.parametrize(
-    ("writing", "each"), [(0.05, 0.05), (0.06, 0.06), (0.2, 0.2), (0.5, 0.5 / 3), (1.1, 0.22), (6.0, 1.2), (99.0, 19.8)]
+    ("writing", "each"),
+    [(0.05, 0.05), (0.06, 0.06), (0.2, 0.2), (0.5, 0.5 / 3), (1.1, 0.22), (6.0, 1.2), (99.0, 19.8)],
 )
 def test_how_much_of_an_epoch_checkpoints_take(writing, each):
     assert seconds_of_each(writing, 1, 0.0, 10.0) == pytest.approx(each)
-    assert seconds_of_each(writing, 1, 0.04, 10.0) == pytest.approx(each + 0.04 * (1 - each / writing))
+    assert seconds_of_each(writing, 1, 0.04, 10.0) == pytest.approx(
+        each + 0.04 * (1 - each / writing)
+    )
     assert seconds_of_each(writing, deferred_checkpoints.MOST + 1, 0.04, 10.0) == writing
     assert seconds_of_each(writing, 1, 0.04, 70.0) == writing
 
 
-@pytest.mark.parametrize(("writing", "epoch"), [(0.5, 10.0), (1.1, 10.0), (3.0, 6.25), (0.3, 1.0), (2.0, 59.0)])
+@pytest.mark.parametrize(
+    ("writing", "epoch"), [(0.5, 10.0), (1.1, 10.0), (3.0, 6.25), (0.3, 1.0), (2.0, 59.0)]
+)
 def test_as_many_wait_as_was_reckoned(clock, tmp_path, writing, epoch):
     deferred, written = DeferredCheckpoints(), 0
     for _ in range(100):
@@ -147,10 +167,15 @@ def test_as_many_wait_as_was_reckoned(clock, tmp_path, writing, epoch):
         if not deferred.may_wait():
             written += 1
             write(deferred, clock, tmp_path, writing)
-    assert written == pytest.approx(100 * seconds_of_each(writing, 1, 0.0, epoch) / writing, abs=1.1)  # and the first
+    # and the first
+    assert written == pytest.approx(
+        100 * seconds_of_each(writing, 1, 0.0, epoch) / writing, abs=1.1
+    )
 
 
-@pytest.mark.parametrize(("epoch", "num_waiting"), [(1.0, 58), (19.0, 2), (29.0, 1), (31.0, 0), (61.0, 0)])
+@pytest.mark.parametrize(
+    ("epoch", "num_waiting"), [(1.0, 58), (19.0, 2), (29.0, 1), (31.0, 0), (61.0, 0)]
+)
 def test_nothing_waits_for_more_than_a_minute(clock, tmp_path, epoch, num_waiting):
     deferred = DeferredCheckpoints()
     assert not deferred.may_wait()
@@ -182,7 +207,9 @@ def all_wait(monkeypatch) -> list[tuple[str, int]]:
     monkeypatch.setattr(deferred_checkpoints, "SHARE", 1e-9)
     written: list[tuple[str, int]] = []
 
-    def save(trainer: pl.Trainer, path: Path, *arguments: Any, original: Any = pl.Trainer.save_checkpoint) -> None:
+    def save(
+        trainer: pl.Trainer, path: Path, *arguments: Any, original: Any = pl.Trainer.save_checkpoint
+    ) -> None:
         original(trainer, path, *arguments)
         written.append((path.stem, trainer.global_step))
 
@@ -190,14 +217,28 @@ def all_wait(monkeypatch) -> list[tuple[str, int]]:
     return written
 
 
-def fitted(root: Path, colours: Path, *options: Any, error: type[BaseException] | None = None) -> dict[str, Any]:
+def fitted(
+    root: Path, colours: Path, *options: Any, error: type[BaseException] | None = None
+) -> dict[str, Any]:
     """Fit four epochs, or go on, and return what the checkpoints and tables in `root` hold."""
-    command = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 4, "--test_after_fit", "false"]
+    command = [
+        "fit",
+        "--data.root",
+        colours,
+        *QUICKEST,
+        "--trainer.max_epochs",
+        4,
+        "--test_after_fit",
+        "false",
+    ]
     command += ["--out", root, *options]
     with pytest.raises(error) if error else nullcontext():
         run_command([str(argument) for argument in command])
     folder = root / "fit/version_0"
-    found = {name: torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=True) for name in ("best", "last")}
+    found = {
+        name: torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=True)
+        for name in ("best", "last")
+    }
     for checkpoint in found.values():  # which say when they were written, or where
         checkpoint["finetune"].pop("began_from")
     return {**found, "steps": (folder / "steps.csv").read_text()}
@@ -215,12 +256,23 @@ def whole(colours, tmp_path_factory) -> dict[str, Any]:
 
 
 def state(checkpoint: dict[str, Any]) -> list[Any]:
-    names = ("state_dict", "optimizer_states", "loops", "lr_schedulers", "epoch", "global_step", "callbacks")
+    names = (
+        "state_dict",
+        "optimizer_states",
+        "loops",
+        "lr_schedulers",
+        "epoch",
+        "global_step",
+        "callbacks",
+    )
     return [checkpoint[name] for name in names]
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return all(is_same(state(a[name]), state(b[name])) for name in ("best", "last")) and a["steps"] == b["steps"]
+    return (
+        all(is_same(state(a[name]), state(b[name])) for name in ("best", "last"))
+        and a["steps"] == b["steps"]
+    )
 
 
 @pytest.mark.slow
@@ -241,7 +293,9 @@ def test_in_the_end_all_is_as_if_nothing_had_waited(fit, request, monkeypatch, k
 def test_without_a_validation_the_best_is_the_last(fit, all_wait, tmp_path):
     found = fit("waiting", "--data.val_fraction", 0)
     assert len(all_wait) == 1 and found["best"]["epoch"] == 3
-    best, last = (tmp_path / f"waiting/fit/version_0/checkpoints/{name}.ckpt" for name in ("best", "last"))
+    best, last = (
+        tmp_path / f"waiting/fit/version_0/checkpoints/{name}.ckpt" for name in ("best", "last")
+    )
     assert best.samefile(last)
 
 
@@ -256,19 +310,28 @@ def test_what_there_is_no_memory_for_is_written(fit, whole, all_wait, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(deferred_checkpoints, "copy_of", copy_of)
-        patched.setattr(Classifier, "training_step", broken_at(3 * STEPS + 1, RuntimeError("killed")))
+        patched.setattr(
+            Classifier, "training_step", broken_at(3 * STEPS + 1, RuntimeError("killed"))
+        )
         patched.setattr(Checkpoints, "on_exception", lambda *_: None)
-        assert fit("killed", error=RuntimeError)["last"]["global_step"] == 3 * STEPS and copies == []
+        assert (
+            fit("killed", error=RuntimeError)["last"]["global_step"] == 3 * STEPS and copies == []
+        )
     assert same(fit("killed", "--resume"), whole)
 
 
 @pytest.mark.slow
 def test_a_best_inside_an_epoch_is_led_to_by_the_last_on_the_disk(fit, all_wait, monkeypatch):
     monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
-    monkeypatch.setattr(Classifier, "training_step", broken_at(3 * STEPS - 1, RuntimeError("killed")))
+    monkeypatch.setattr(
+        Classifier, "training_step", broken_at(3 * STEPS - 1, RuntimeError("killed"))
+    )
     monkeypatch.setattr(Checkpoints, "on_exception", lambda *_: None)
     found = fit("killed", "--trainer.val_check_interval", 0.5, error=RuntimeError)
-    assert [found[name]["global_step"] for name in ("best", "last")] == [2 * STEPS + STEPS // 2, 2 * STEPS]
+    assert [found[name]["global_step"] for name in ("best", "last")] == [
+        2 * STEPS + STEPS // 2,
+        2 * STEPS,
+    ]
 
 
 @pytest.mark.slow
@@ -291,7 +354,9 @@ def broken_at(step: int, error: BaseException) -> Any:
 @pytest.mark.slow
 def test_an_error_leaves_the_epoch_before_it(fit, whole, all_wait, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(Classifier, "training_step", broken_at(2 * STEPS + 1, RuntimeError("a broken picture")))
+        patched.setattr(
+            Classifier, "training_step", broken_at(2 * STEPS + 1, RuntimeError("a broken picture"))
+        )
         found = fit("broken", error=RuntimeError)
     assert found["last"]["global_step"] == 2 * STEPS and len(all_wait) == 1
     assert same(fit("broken", "--resume"), whole)
@@ -312,7 +377,9 @@ def stopped_at(step: int, hook: str) -> Any:
         (2 * STEPS + 1, "on_train_batch_end"),
     ],
 )
-def test_a_signal_leaves_the_step_at_which_it_was_noticed(fit, whole, all_wait, monkeypatch, step, hook):
+def test_a_signal_leaves_the_step_at_which_it_was_noticed(
+    fit, whole, all_wait, monkeypatch, step, hook
+):
     with monkeypatch.context() as patched:
         patched.setattr(SignalFlag, "agreed", stopped_at(step, hook))
         assert fit("stopped", error=Interrupted)["last"]["global_step"] == step
@@ -320,9 +387,14 @@ def test_a_signal_leaves_the_step_at_which_it_was_noticed(fit, whole, all_wait, 
 
 
 @pytest.mark.slow
-def test_a_best_that_waits_is_written_before_a_last_that_no_longer_leads_to_it(fit, all_wait, monkeypatch):
+def test_a_best_that_waits_is_written_before_a_last_that_no_longer_leads_to_it(
+    fit, all_wait, monkeypatch
+):
     validations = [*range(4)]
-    monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0 if validations.pop(0) < 2 else 2.0)
+    monkeypatch.setattr(
+        "finetune.runs.model_checkpoint.lowest_kept",
+        lambda *_: 0.0 if validations.pop(0) < 2 else 2.0,
+    )
     with monkeypatch.context() as patched:
         patched.setattr(SignalFlag, "agreed", stopped_at(2 * STEPS + 1, "on_train_batch_end"))
         stopped = fit("stopped", error=Interrupted)
@@ -332,9 +404,13 @@ def test_a_best_that_waits_is_written_before_a_last_that_no_longer_leads_to_it(f
 
 
 @pytest.mark.slow
-def test_a_kill_takes_what_has_waited_and_the_run_that_goes_on_does_it_again(fit, whole, all_wait, monkeypatch):
+def test_a_kill_takes_what_has_waited_and_the_run_that_goes_on_does_it_again(
+    fit, whole, all_wait, monkeypatch
+):
     with monkeypatch.context() as patched:  # as a kill does, nothing is written at the end
-        patched.setattr(Classifier, "training_step", broken_at(2 * STEPS + 1, RuntimeError("killed")))
+        patched.setattr(
+            Classifier, "training_step", broken_at(2 * STEPS + 1, RuntimeError("killed"))
+        )
         patched.setattr(Checkpoints, "_write_deferred", lambda *_, **__: None)
         assert fit("killed", error=RuntimeError)["last"]["global_step"] == STEPS
     assert same(fit("killed", "--resume"), whole)
@@ -348,9 +424,13 @@ def test_a_disk_that_is_full_in_the_end(fit, all_wait, monkeypatch, caplog, is_s
     def full(self: Any, checkpoint: dict[str, Any], path: Path, *arguments: Any) -> None:
         raise OSError(f"the checkpoint {path} could not be written: full")
 
-    def training_step(self: Classifier, *arguments: Any, original: Any = Classifier.training_step) -> Any:
+    def training_step(
+        self: Classifier, *arguments: Any, original: Any = Classifier.training_step
+    ) -> Any:
         if self.trainer.global_step == 2 * STEPS - 1:
-            monkeypatch.setattr("finetune.runs.checkpoint_io.AtomicCheckpointIO.save_checkpoint", full)
+            monkeypatch.setattr(
+                "finetune.runs.checkpoint_io.AtomicCheckpointIO.save_checkpoint", full
+            )
         elif self.trainer.global_step == 2 * STEPS:
             raise RuntimeError("a broken picture")
         return original(self, *arguments)

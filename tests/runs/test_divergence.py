@@ -17,7 +17,9 @@ from colours import QUICKEST
         (["--trainer.max_steps", 3], lambda trainer: False, 0),
     ],
 )
-def test_no_checkpoint_is_written_of_a_step_that_has_diverged(colours, cli, monkeypatch, options, is_stopped, num):
+def test_no_checkpoint_is_written_of_a_step_that_has_diverged(
+    colours, cli, monkeypatch, options, is_stopped, num
+):
     """Whatever it would have been for: every n steps, a signal in training or in validation, a limit."""
     losses = []
 
@@ -28,8 +30,17 @@ def test_no_checkpoint_is_written_of_a_step_that_has_diverged(colours, cli, monk
     monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
     agreed = "finetune.runs.model_checkpoint.SignalFlag.agreed"
     monkeypatch.setattr(agreed, lambda self, trainer: signal.SIGTERM if is_stopped(trainer) else 0)
-    sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25", "--data.val_fraction", 0]
-    told = r"train/loss is (nan|inf) in epoch 1: training has diverged; .* No checkpoint has that step"
+    sgd = [
+        "--model.optimizer",
+        "torch.optim.SGD",
+        "--model.optimizer.lr",
+        "1e25",
+        "--data.val_fraction",
+        0,
+    ]
+    told = (
+        r"train/loss is (nan|inf) in epoch 1: training has diverged; .* No checkpoint has that step"
+    )
     with pytest.raises(ValueError, match=told):
         cli("fit", "--data.root", colours, *QUICKEST, *sgd, *options)
     assert len(losses) >= num and all(map(math.isfinite, losses))
@@ -37,7 +48,16 @@ def test_no_checkpoint_is_written_of_a_step_that_has_diverged(colours, cli, monk
 
 def test_nor_of_one_that_left_weights_without_a_value(colours, cli, tmp_path):
     """Its loss was a number yet; the test above sees the first step's weights written, far as they are."""
-    sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e39", "--data.val_fraction", 0]
-    with pytest.raises(ValueError, match="some weights are no finite numbers in epoch 1: training has diverged; "):
+    sgd = [
+        "--model.optimizer",
+        "torch.optim.SGD",
+        "--model.optimizer.lr",
+        "1e39",
+        "--data.val_fraction",
+        0,
+    ]
+    with pytest.raises(
+        ValueError, match="some weights are no finite numbers in epoch 1: training has diverged; "
+    ):
         cli("fit", "--data.root", colours, *QUICKEST, *sgd, "--trainer.max_steps", 1)
     assert not list(tmp_path.rglob("*.ckpt"))

@@ -22,7 +22,17 @@ def best(colours, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("run")
     with pytest.raises(SystemExit):
         options = ["--model.label_smoothing", "0.1", "--test_after_fit", "false"]
-        main(["fit", "--data.root", str(colours), *QUICKEST, *options, "--trainer.default_root_dir", str(root)])
+        main(
+            [
+                "fit",
+                "--data.root",
+                str(colours),
+                *QUICKEST,
+                *options,
+                "--trainer.default_root_dir",
+                str(root),
+            ]
+        )
     return root / "fit/version_0/checkpoints/best.ckpt"
 
 
@@ -59,7 +69,10 @@ def test_what_a_checkpoint_says_is_read_back(checkpoint, colours, tmp_path, writ
     for name in ("class_names", "backbone", "label_smoothing"):
         assert found["hyper_parameters"][name] == checkpoint["hyper_parameters"][name]
     for name in ("image_size", "resize", "split_seed"):
-        assert found["datamodule_hyper_parameters"][name] == checkpoint["datamodule_hyper_parameters"][name]
+        assert (
+            found["datamodule_hyper_parameters"][name]
+            == checkpoint["datamodule_hyper_parameters"][name]
+        )
     assert found["finetune"]["calibration"] == checkpoint["finetune"]["calibration"] != None  # noqa: E711
     own, read = (unpacked(c["finetune"]["seen"]) for c in (checkpoint, found))
     assert own.num_train == read.num_train > 0
@@ -72,15 +85,24 @@ def test_what_a_checkpoint_says_is_read_back(checkpoint, colours, tmp_path, writ
 
 
 @pytest.mark.parametrize(
-    "name", ["hot\u3000dog", "\u0645\u06cc\u200c\u0631\u0648\u062f", "a\xa0b", "\U0001f469\u200d\U0001f373"]
+    "name",
+    [
+        "hot\u3000dog",
+        "\u0645\u06cc\u200c\u0631\u0648\u062f",
+        "a\xa0b",
+        "\U0001f469\u200d\U0001f373",
+    ],
 )
 def test_class_names_that_train_are_read_back(checkpoint, tmp_path, name):
     names = [name, *checkpoint["hyper_parameters"]["class_names"][1:]]
     checkpoint["hyper_parameters"]["class_names"] = names
     found = read_exported(write_safetensors(tmp_path / "some.safetensors", packed(checkpoint)))
     assert found["hyper_parameters"]["class_names"] == names
-    checkpoint["hyper_parameters"]["class_names"] = [name + "\x1b", *names[1:]]  # a stranger's, for a terminal
-    with pytest.raises(ValueError, match="class_names is .*, expected at least two different names"):
+    # a stranger's, for a terminal
+    checkpoint["hyper_parameters"]["class_names"] = [name + "\x1b", *names[1:]]
+    with pytest.raises(
+        ValueError, match="class_names is .*, expected at least two different names"
+    ):
         read_checkpoint(write_safetensors(tmp_path / "some.safetensors", packed(checkpoint)))
 
 
@@ -90,7 +112,9 @@ def test_weights_of_a_folder_are_known_by_their_name_alone(checkpoint):
     older = {"began_from": "/home/somebody/other/best.ckpt", "licence_of_the_weights": None}
     checkpoint["finetune"] |= older
     text = packed(checkpoint)
-    assert json.loads(text)["licence_of_the_weights"].startswith("the checkpoint best.ckpt: licence unknown")
+    assert json.loads(text)["licence_of_the_weights"].startswith(
+        "the checkpoint best.ckpt: licence unknown"
+    )
     assert "somebody" not in text
 
 
@@ -115,7 +139,9 @@ def in_an_attribute(model) -> None:
 
 def in_an_inner_graph(model) -> None:
     inner = helper.make_graph([], "inner", [], [], [model.graph.initializer.pop()])
-    model.graph.node.insert(0, helper.make_node("If", ["c"], ["w"], then_branch=inner, else_branch=inner))
+    model.graph.node.insert(
+        0, helper.make_node("If", ["c"], ["w"], then_branch=inner, else_branch=inner)
+    )
 
 
 @pytest.mark.parametrize("hide", [lambda model: None, in_an_attribute, in_an_inner_graph])
@@ -141,7 +167,14 @@ STRANGE = {
     "data.num_workers": [0, 5000],
     "model.other": [1],
     "origin.other": [1],
-    "model.class_names": [None, "abc", ["a", "a", "a"], ["a", "b", "c\nd"], ["a", "b", "\x1b[2J"], [1, 2, 3]],
+    "model.class_names": [
+        None,
+        "abc",
+        ["a", "a", "a"],
+        ["a", "b", "c\nd"],
+        ["a", "b", "\x1b[2J"],
+        [1, 2, 3],
+    ],
     "model.backbone": [3],
     "model.label_smoothing": ["x"],
     "model.members": ["3", 2.0, None],

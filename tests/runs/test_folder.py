@@ -81,7 +81,9 @@ def trainer(rank: int, said_by_rank_0: list) -> SimpleNamespace:
             said_by_rank_0[:] = [value]
         return said_by_rank_0[0]
 
-    return SimpleNamespace(is_global_zero=rank == 0, ckpt_path=None, strategy=SimpleNamespace(broadcast=broadcast))
+    return SimpleNamespace(
+        is_global_zero=rank == 0, ckpt_path=None, strategy=SimpleNamespace(broadcast=broadcast)
+    )
 
 
 def test_rank_0_chooses_the_folder_and_hands_it_to_the_others(tmp_path):
@@ -89,11 +91,18 @@ def test_rank_0_chooses_the_folder_and_hands_it_to_the_others(tmp_path):
     devices = [Run(tmp_path, "fit") for _ in range(3)]
     for rank, device in enumerate(devices):
         callback(device).setup(trainer(rank, said), None, "fit")
-    assert {device.path for device in devices} == {tmp_path / "fit/version_0"} == set(versions(tmp_path, "fit"))
+    assert (
+        {device.path for device in devices}
+        == {tmp_path / "fit/version_0"}
+        == set(versions(tmp_path, "fit"))
+    )
     text = (tmp_path / "fit/version_0/config.yaml").read_text()
     assert "epochs: 3" in text and "name: null" in text  # complete: it makes the same run again
-    with pytest.raises(RuntimeError, match="version_7, rank 0 in .*version_0"):  # one that would go on elsewhere
-        callback(Run(tmp_path, "fit", tmp_path / "fit/version_7")).setup(trainer(1, said), None, "fit")
+    # one that would go on elsewhere
+    with pytest.raises(RuntimeError, match="version_7, rank 0 in .*version_0"):
+        callback(Run(tmp_path, "fit", tmp_path / "fit/version_7")).setup(
+            trainer(1, said), None, "fit"
+        )
 
 
 def test_an_error_says_at_once_that_this_process_is_at_its_end(run, monkeypatch):
@@ -107,7 +116,8 @@ def test_an_error_says_at_once_that_this_process_is_at_its_end(run, monkeypatch)
 @pytest.mark.parametrize(("stage", "epochs"), [("fit", 5), ("test", 3)])
 def test_the_config_is_that_of_the_last_fit(run, stage, epochs):
     callback(run, 3).setup(trainer(0, []), None, "fit")
-    callback(Run(run.root, "fit", run.path), 5).setup(trainer(0, []), None, stage)  # resumed, or tested after fit
+    # resumed, or tested after fit
+    callback(Run(run.root, "fit", run.path), 5).setup(trainer(0, []), None, stage)
     assert f"epochs: {epochs}" in run.file("config.yaml").read_text()
 
 
@@ -125,7 +135,12 @@ def test_how_a_run_began_stays_in_about_json_when_others_go_on_with_it(run):
         run.about = {"command": command, "lines": [line], "root": command}
         callback(run).setup(trainer(0, []), None, "fit")
     told = json.loads(run.file("about.json").read_text())
-    assert told == {"command": "first", "lines": ["pretrained"], "root": "third", "went_on_by": ["second", "third"]}
+    assert told == {
+        "command": "first",
+        "lines": ["pretrained"],
+        "root": "third",
+        "went_on_by": ["second", "third"],
+    }
 
 
 def test_a_try_is_told_by_its_config(tmp_path):

@@ -7,9 +7,16 @@ from finetune.runs.answers import Answers
 from finetune.runs.highlights import Lens, kinds, most_of_cells, shown
 
 
-def answers(labels: list[int], predicted: list[int], confidence: list[float], num_classes: int = 2) -> Answers:
-    names, paths = [f"class {i}" for i in range(num_classes)], [f"{i}.png" for i in range(len(labels))]
-    return Answers(names, paths, np.array(labels), np.array(predicted), np.array(confidence), None, [])
+def answers(
+    labels: list[int], predicted: list[int], confidence: list[float], num_classes: int = 2
+) -> Answers:
+    names, paths = (
+        [f"class {i}" for i in range(num_classes)],
+        [f"{i}.png" for i in range(len(labels))],
+    )
+    return Answers(
+        names, paths, np.array(labels), np.array(predicted), np.array(confidence), None, []
+    )
 
 
 GIVEN = answers([0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 1], [0.9, 0.6, 0.7, 0.8, 0.95, 0.55])
@@ -32,7 +39,9 @@ def test_a_page_of_very_many_stays_small(num):
     predicted = np.where(np.arange(num) % 7, labels, (labels + 1) % 10)
     counts = np.bincount(labels * 10 + predicted)
     most = most_of_cells(counts.tolist())
-    assert np.minimum(counts, most).sum() <= 1_000 and np.minimum(counts, most * 1.2 + 1).sum() > min(num, 900)
+    assert np.minimum(counts, most).sum() <= 1_000 and np.minimum(
+        counts, most * 1.2 + 1
+    ).sum() > min(num, 900)
 
 
 def test_pictures_in_order_with_their_words():
@@ -53,4 +62,6 @@ def test_pictures_in_order_with_their_words():
     ]
     assert [bool(s.image) for s in found] == [bool(s.overlay) for s in found] == [True, False, True]
     assert asked == [(["4.png", "0.png"], [0, 0])]  # what was said, of those that are there
-    assert not shown(GIVEN, [0], Lens(see, overlay), has_overlay=False)[0].overlay and len(asked) == 1
+    assert (
+        not shown(GIVEN, [0], Lens(see, overlay), has_overlay=False)[0].overlay and len(asked) == 1
+    )

@@ -32,7 +32,11 @@ def look(side_of_overlay: bool = True) -> Lens:
         return None if path.endswith("011.png") else np.full((side, side, 3), 99, np.uint8)
 
     def overlay(paths, classes, side):
-        return [np.full((side, side, 3), 8 * k, np.uint8) for k in classes] if side_of_overlay else None
+        return (
+            [np.full((side, side, 3), 8 * k, np.uint8) for k in classes]
+            if side_of_overlay
+            else None
+        )
 
     return Lens(see, overlay)
 
@@ -47,7 +51,9 @@ def page_of(run: Path, lens: Lens | None = LENS, **options: Any) -> str:
 class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.ids, self.links, self.images = [], [], []
+        self.ids = []
+        self.links = []
+        self.images = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -59,7 +65,13 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def run(tmp_path):
-    return write_run(tmp_path / "runs" / "version_0", LABELS, said(), pictures=tmp_path / "pictures", doubts=["so few"])
+    return write_run(
+        tmp_path / "runs" / "version_0",
+        LABELS,
+        said(),
+        pictures=tmp_path / "pictures",
+        doubts=["so few"],
+    )
 
 
 @pytest.mark.slow
@@ -71,9 +83,18 @@ def test_the_numbers_are_the_runs(run):
     assert "Always saying blue <b> would be right on 50.0 %" in headline(record)
     assert record.best == (3, 0.75)  # the later one of two that are equal
     text = write_report(record, look(), {"torch": "2.0"}).read_text("utf-8")
-    assert "of epoch 3" in text and "so few" in text and "torch 2.0" in text and "finetune fit --config a.yaml" in text
+    assert (
+        "of epoch 3" in text
+        and "so few" in text
+        and "torch 2.0" in text
+        and "finetune fit --config a.yaml" in text
+    )
     row = re.search(r"<tr><td>blue &lt;b&gt;</td>.*?</tr>", text, re.DOTALL)[0]
-    assert re.findall(r"[\d.]+ %", row)[:1] == ["66.7 %"] and "80.0 %" in row and "green &amp; red (2)" in row
+    assert (
+        re.findall(r"[\d.]+ %", row)[:1] == ["66.7 %"]
+        and "80.0 %" in row
+        and "green &amp; red (2)" in row
+    )
 
 
 @pytest.mark.slow
@@ -83,8 +104,12 @@ def test_every_link_leads_somewhere(run):
     assert len(page.ids) == len(set(page.ids)) and "<b>" not in text
     for link in page.links:
         assert link[1:] in page.ids if link.startswith("#") else (run / link).is_file(), link
-    assert {f"#cell-{i}-{j}" for i, j in ((0, 0), (0, 1), (1, 1), (2, 2), (2, 0))} <= set(page.links)
-    assert all(image["alt"] and image["src"].startswith("data:image/webp;base64,") for image in page.images)
+    assert {f"#cell-{i}-{j}" for i, j in ((0, 0), (0, 1), (1, 1), (2, 2), (2, 0))} <= set(
+        page.links
+    )
+    assert all(
+        image["alt"] and image["src"].startswith("data:image/webp;base64,") for image in page.images
+    )
     cell = text[text.index('id="cell-0-1"') :]
     assert cell[: cell.index("</section>")].count("<figure") == 2
     assert "no longer there" in text  # the one that can't be seen
@@ -94,7 +119,9 @@ def test_every_link_leads_somewhere(run):
 
 def test_a_run_without_a_test_split_is_told_by_its_validation_and_one_with_nothing_has_a_page(run):
     (run / "test.json").unlink()
-    assert headline(read_run(run)).startswith("75.0 % of the validation pictures are named rightly after epoch 3")
+    assert headline(read_run(run)).startswith(
+        "75.0 % of the validation pictures are named rightly after epoch 3"
+    )
     for name in ("about.json", "steps.csv", "test_predictions.csv", "seconds.json"):
         (run / name).unlink()
     text = page_of(run, None, is_running=True)
@@ -140,7 +167,10 @@ def test_why_no_picture_is_shown_is_told_once(run):
 def test_a_page_elsewhere_finds_the_pictures(run, tmp_path):
     target = tmp_path / "far" / "away.html"
     target.parent.mkdir()
-    assert write_report(read_run(run), look(), {}, target=target) == target and not (run / "report.html").exists()
+    assert (
+        write_report(read_run(run), look(), {}, target=target) == target
+        and not (run / "report.html").exists()
+    )
     links = [link for link in Page(target.read_text("utf-8")).links if not link.startswith("#")]
     assert links and all((target.parent / link).is_file() for link in links)
 
@@ -192,8 +222,14 @@ def test_what_was_found_before_training_is_told_and_what_was_not_looked_at(run):
 @pytest.mark.usefixtures("without_charts")
 def test_nothing_is_said_to_be_sound_that_nobody_looked_at(run):
     text = part(page_of(run, None))  # of an older version
-    assert "has not kept what was found" in text and "found wrong" not in text and "Not looked at" in text
-    assert "they are no files of their own" in looked(run, 0, 0, []) and "finetune check" not in looked(run, 0, 0, [])
+    assert (
+        "has not kept what was found" in text
+        and "found wrong" not in text
+        and "Not looked at" in text
+    )
+    assert "they are no files of their own" in looked(
+        run, 0, 0, []
+    ) and "finetune check" not in looked(run, 0, 0, [])
 
 
 @pytest.mark.usefixtures("without_charts")
@@ -201,20 +237,34 @@ def test_a_check_is_shown_with_what_it_left_out_and_its_page_is_linked(run):
     (run / "check.html").write_text("")
     check = DataCheck(run / "check.json", "/set", "2026-01-02 03:04", "", 2800, [], "")
     text = looked(run, 2800, 2800, [], check)
-    assert "On 2026-01-02 03:04" in text and "Nothing was found wrong." in text and 'href="check.html"' in text
-    assert "Labels and larger crops were not looked at" in text and "Not looked at: damaged" not in text
+    assert (
+        "On 2026-01-02 03:04" in text
+        and "Nothing was found wrong." in text
+        and 'href="check.html"' in text
+    )
+    assert (
+        "Labels and larger crops were not looked at" in text
+        and "Not looked at: damaged" not in text
+    )
     (run / "check.html").unlink()
     ranked = FOUND | {"title": "9 pictures to look at", "is_judged": False}
     check = replace(check, network="resnet18 of w.pt", findings=[ranked], doubt="Some more.")
     text = looked(run, 2800, 2800, [], check)
-    assert "to look at</td>" in text and "Labels were ranked by resnet18 of w.pt" in text and "Some more." in text
+    assert (
+        "to look at</td>" in text
+        and "Labels were ranked by resnet18 of w.pt" in text
+        and "Some more." in text
+    )
     assert "check.html" not in text
 
 
 def test_it_shows_how_the_network_was_chosen(tmp_path):
     row = {"accuracy": 0.75, "loss": 0.625, "num_images": 256, "seconds": 3.5}
     ranking = {
-        "rows": [{"name": "timm/<b>", **row}, {"name": "resnet18", **row, "accuracy": 0.5, "num_images": 128}],
+        "rows": [
+            {"name": "timm/<b>", **row},
+            {"name": "resnet18", **row, "accuracy": 0.5, "num_images": 128},
+        ],
         "seconds": 9.0,
         "unusable": {"resnet50": "not on this machine"},
         "untried": ["convnext_tiny"],
@@ -223,12 +273,17 @@ def test_it_shows_how_the_network_was_chosen(tmp_path):
     text = page_of(run)
     assert "Which network was chosen" in text and "<strong>timm/&lt;b&gt;</strong>" in text
     assert "75.0 %" in text and "0.625" in text and ">128<" in text
-    assert "Not ranked: resnet50 (not on this machine)." in text and "for lack of time: convnext_tiny." in text
+    assert (
+        "Not ranked: resnet50 (not on this machine)." in text
+        and "for lack of time: convnext_tiny." in text
+    )
     other = page_of(write_run(tmp_path / "other", LABELS, said()))
     assert "Which network was chosen" not in other
 
 
-@pytest.mark.parametrize("ranking", [[], {}, {"rows": [{"name": "a"}], "seconds": 1}, {"rows": [], "seconds": "<b>"}])
+@pytest.mark.parametrize(
+    "ranking", [[], {}, {"rows": [{"name": "a"}], "seconds": 1}, {"rows": [], "seconds": "<b>"}]
+)
 def test_a_damaged_ranking_is_told(tmp_path, ranking):
     run = write_run(tmp_path / "run", LABELS, said(), backbone_ranking=ranking)
     with pytest.raises(ValueError, match=r"about.json is damaged"):

@@ -8,7 +8,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from colours import QUICK
-from pytorch_lightning.callbacks import EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging, Timer
+from pytorch_lightning.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+    Timer,
+)
 from pytorch_lightning.loops.utilities import _parse_loop_limits
 
 from finetune.runs.lightning_callbacks import ended_by, enter_epoch, keep_patience, limits
@@ -16,7 +21,14 @@ from finetune.runs.lightning_callbacks import ended_by, enter_epoch, keep_patien
 
 def trainer_with(**limits: Any) -> Any:
     return SimpleNamespace(
-        **{"max_epochs": None, "max_steps": -1, "min_epochs": None, "min_steps": None, "callbacks": [], **limits}
+        **{
+            "max_epochs": None,
+            "max_steps": -1,
+            "min_epochs": None,
+            "min_steps": None,
+            "callbacks": [],
+            **limits,
+        }
     )
 
 
@@ -29,16 +41,30 @@ def test_finished_by_epochs_or_by_steps():
         trainer = trainer_with(max_epochs=max_epochs, max_steps=max_steps)
         assert bool(ended_by(checkpoint, trainer)) == (given in finished), given
     assert ended_by(checkpoint, trainer_with(max_epochs=3)) == "trainer.max_epochs 3"
-    assert ended_by(checkpoint, trainer_with(max_epochs=2)) == "3 epochs trained, more than trainer.max_epochs 2"
-    assert ended_by(checkpoint, trainer_with(max_steps=9)) == "30 steps trained, more than trainer.max_steps 9"
+    assert (
+        ended_by(checkpoint, trainer_with(max_epochs=2))
+        == "3 epochs trained, more than trainer.max_epochs 2"
+    )
+    assert (
+        ended_by(checkpoint, trainer_with(max_steps=9))
+        == "30 steps trained, more than trainer.max_steps 9"
+    )
 
 
 def checkpoint_of(*callbacks: Any, **own: Any) -> dict[str, Any]:
     """A `last.ckpt` after 3 epochs and 30 steps that a callback has ended."""
     states = {callback.state_key: callback.state_dict() for callback in callbacks}
-    states["Checkpoints"] = {"is_stopped": True, "limits": limits(trainer_with(callbacks=callbacks)), **own}
+    states["Checkpoints"] = {
+        "is_stopped": True,
+        "limits": limits(trainer_with(callbacks=callbacks)),
+        **own,
+    }
     progress = {"current": {"processed": 3}}
-    return {"loops": {"fit_loop": {"epoch_progress": progress}}, "global_step": 30, "callbacks": states}
+    return {
+        "loops": {"fit_loop": {"epoch_progress": progress}},
+        "global_step": 30,
+        "callbacks": states,
+    }
 
 
 def test_a_run_that_early_stopping_ended_goes_on_with_more_patience():
@@ -46,9 +72,12 @@ def test_a_run_that_early_stopping_ended_goes_on_with_more_patience():
     stopped.wait_count = 2
     checkpoint = checkpoint_of(stopped)
     assert ended_by(checkpoint, trainer_with(callbacks=[stopped])) == "early stopping, patience 2"
-    assert ended_by(checkpoint, trainer_with(callbacks=[EarlyStopping("val/loss", patience=3)])) == ""
+    assert (
+        ended_by(checkpoint, trainer_with(callbacks=[EarlyStopping("val/loss", patience=3)])) == ""
+    )
     assert ended_by(checkpoint, trainer_with()) == ""  # without it, too
-    checkpoint["callbacks"]["Checkpoints"]["is_stopped"] = False  # it was a signal, when the patience was just used up
+    # it was a signal, when the patience was just used up
+    checkpoint["callbacks"]["Checkpoints"]["is_stopped"] = False
     assert ended_by(checkpoint, trainer_with(callbacks=[stopped])) == ""
 
 
@@ -56,7 +85,10 @@ def test_a_run_that_a_timer_ended_goes_on_with_more_time():
     timer = Timer({"seconds": 60})
     timer.load_state_dict({"time_elapsed": {"train": 61.0}})
     checkpoint = checkpoint_of(timer)
-    assert ended_by(checkpoint, trainer_with(callbacks=[Timer({"seconds": 60})])) == "trainer.max_time, 60 s"
+    assert (
+        ended_by(checkpoint, trainer_with(callbacks=[Timer({"seconds": 60})]))
+        == "trainer.max_time, 60 s"
+    )
     assert ended_by(checkpoint, trainer_with(callbacks=[Timer({"seconds": 62})])) == ""
 
 
@@ -83,7 +115,9 @@ def test_the_patience_given_now_holds():
 
 def test_the_waits_of_another_run_do_not_count():
     stopping = EarlyStopping("val/loss", patience=2)
-    checkpoint = {"callbacks": {stopping.state_key: stopping.state_dict(), "Timer": {"patience": 1}}}
+    checkpoint = {
+        "callbacks": {stopping.state_key: stopping.state_dict(), "Timer": {"patience": 1}}
+    }
     keep_patience(checkpoint, trainer_with(callbacks=[stopping]), True)
     assert checkpoint == {"callbacks": {"Timer": {"patience": 1}}}
 
@@ -91,7 +125,9 @@ def test_the_waits_of_another_run_do_not_count():
 def test_limits_are_the_same_before_lightning_has_filled_them_in():
     """A run that a callback ended by a rule of its own is finished: its checkpoint has what Lightning put there."""
     for options in ({}, {"min_epochs": 2}, {"min_steps": 5}, {"min_epochs": 2, "min_steps": 5}):
-        trainer = pl.Trainer(accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, **options)
+        trainer = pl.Trainer(
+            accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, **options
+        )
         before = limits(trainer)
         given = trainer.min_steps, trainer.max_steps, trainer.min_epochs, trainer.max_epochs
         trainer.fit_loop.min_epochs, _ = _parse_loop_limits(*given, trainer)
@@ -115,7 +151,11 @@ def test_an_epoch_entered_in_its_middle_has_its_beginning_and_keeps_its_rates(st
     progress = SimpleNamespace(current=SimpleNamespace(started=started, processed=1))
     loop = SimpleNamespace(epoch_progress=progress)
     callbacks = [Scheduler({0: 2}), Other()]
-    enter_epoch(trainer_with(fit_loop=loop, callbacks=callbacks, optimizers=[optimizer], lightning_module=None))
+    enter_epoch(
+        trainer_with(
+            fit_loop=loop, callbacks=callbacks, optimizers=[optimizer], lightning_module=None
+        )
+    )
     assert called == (["scheduler"] if is_inside else []) and optimizer.param_groups[0]["lr"] == 0.5
 
 
@@ -123,13 +163,22 @@ def test_an_epoch_entered_in_its_middle_has_its_beginning_and_keeps_its_rates(st
 def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
     def fit(name: str, *more: str, **options: Any) -> None:
         callback = {"class_path": f"pytorch_lightning.callbacks.{name}", "init_args": options}
-        cli("fit", "--data.root", colours, *QUICK, "--trainer.callbacks", json.dumps([callback]), *more)
+        cli(
+            "fit",
+            "--data.root",
+            colours,
+            *QUICK,
+            "--trainer.callbacks",
+            json.dumps([callback]),
+            *more,
+        )
 
     averaged = {"swa_lrs": 0.01, "device": "cpu"}
     with pytest.raises(ValueError, match=r"the frozen ones too: leave it out, or .*model\.freeze"):
         fit("StochasticWeightAveraging", "--model.freeze_batch_norm", "true", **averaged)
     with pytest.raises(ValueError, match="the frozen ones too: leave it out"):
-        fit("StochasticWeightAveraging", "--model.freeze", "features.3", **averaged)  # these were once 0 and 1
+        # these were once 0 and 1
+        fit("StochasticWeightAveraging", "--model.freeze", "features.3", **averaged)
     lenet = ("--model.backbone", "lenet", "--data.image_size", "28")
     with pytest.raises(ValueError, match="needs batch norm, which lenet has not"):
         fit("StochasticWeightAveraging", *lenet, **averaged)

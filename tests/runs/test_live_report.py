@@ -62,7 +62,10 @@ def test_the_result_of_before_a_run_was_prolonged_is_left_out(tested):
     callback = due(tested)
     callback.on_train_epoch_start(FIRST)
     text = page_of(tested)
-    assert "of the validation pictures are named rightly" in text and "test pictures are named rightly" not in text
+    assert (
+        "of the validation pictures are named rightly" in text
+        and "test pictures are named rightly" not in text
+    )
 
 
 def test_a_page_that_can_not_be_written_ends_no_training(run, caplog):
@@ -118,4 +121,6 @@ def test_the_page_of_a_run_that_is_over_says_so_with_its_result(tested, caplog):
         end_page(tested)
         assert ("Still running" in page.read_text("utf-8")) == is_damaged
         assert ("2 of 2 test pictures are named rightly" in page.read_text("utf-8")) != is_damaged
-    assert len(caplog.messages) == 1 and "report.html still says that the run goes on" in caplog.text
+    assert (
+        len(caplog.messages) == 1 and "report.html still says that the run goes on" in caplog.text
+    )

@@ -79,7 +79,10 @@ def test_what_ends_a_line_elsewhere_may_be_in_a_class_s_name(run):
     logger = MetricsCSV(run)
     logger.log_metrics({"val/recall/a\u2028b\x85c": 1.0}, 0)
     logger.log_metrics({"val/recall/a\u2028b\x85c": 0.5, "loss": 1.0}, 1)
-    assert [row["val/recall/a\u2028b\x85c"] for row in read_metrics(run.file("steps.csv"))] == ["1.0", "0.5"]
+    assert [row["val/recall/a\u2028b\x85c"] for row in read_metrics(run.file("steps.csv"))] == [
+        "1.0",
+        "0.5",
+    ]
 
 
 def test_no_metrics_yet(run):
@@ -107,23 +110,50 @@ def log_epochs(run: Run, first: int, last: int, killed_at: int | None = None) ->
             return
         if step % 4 == 3:
             if epoch != 3:
-                logger.log_metrics({"val/loss": epoch / 10, "val/accuracy": epoch / 5, "epoch": epoch}, step)
-            logger.log_metrics({"train/loss_epoch": step - 1.5, "train/accuracy": 0.5, "epoch": epoch}, step)
+                logger.log_metrics(
+                    {"val/loss": epoch / 10, "val/accuracy": epoch / 5, "epoch": epoch}, step
+                )
+            logger.log_metrics(
+                {"train/loss_epoch": step - 1.5, "train/accuracy": 0.5, "epoch": epoch}, step
+            )
             logger.log_epoch(epoch + 1, step + 1, 0.25)
 
 
 def test_an_epoch_is_one_full_row(run):
     log_epochs(run, 0, 20)
     first, _, _, unvalidated, last = read_metrics(run.file("metrics.csv"))
-    columns = ["epoch", "step", "seconds", "train/loss", "train/accuracy", "val/loss", "val/accuracy", "lr-SGD/head"]
+    columns = [
+        "epoch",
+        "step",
+        "seconds",
+        "train/loss",
+        "train/accuracy",
+        "val/loss",
+        "val/accuracy",
+        "lr-SGD/head",
+    ]
     assert list(first) == columns
     assert all(first.values()) and all(last.values())
-    assert [float(value) for value in last.values()] == [5, 20, 0.25, 17.5, 0.5, 0.4, 0.8, pytest.approx(1.9)]
-    assert unvalidated["val/loss"] == unvalidated["val/accuracy"] == ""  # and not those of the epoch before
+    assert [float(value) for value in last.values()] == [
+        5,
+        20,
+        0.25,
+        17.5,
+        0.5,
+        0.4,
+        0.8,
+        pytest.approx(1.9),
+    ]
+    # and not those of the epoch before
+    assert unvalidated["val/loss"] == unvalidated["val/accuracy"] == ""
 
 
-@pytest.mark.parametrize(("saved_at", "killed_at"), [(0, 2), (4, 4), (4, 9), (6, 6), (6, 11), (12, 15), (15, 18)])
-def test_epochs_of_a_run_killed_and_resumed_are_those_of_one_left_alone(tmp_path, saved_at, killed_at):
+@pytest.mark.parametrize(
+    ("saved_at", "killed_at"), [(0, 2), (4, 4), (4, 9), (6, 6), (6, 11), (12, 15), (15, 18)]
+)
+def test_epochs_of_a_run_killed_and_resumed_are_those_of_one_left_alone(
+    tmp_path, saved_at, killed_at
+):
     alone, resumed = Run(tmp_path, "fit"), Run(tmp_path, "fit")
     alone.choose(), resumed.choose()
     log_epochs(alone, 0, 20)
@@ -180,7 +210,14 @@ def test_rates_are_there_where_no_step_logged_them(run):
 
 @pytest.mark.parametrize("name", ["steps.csv", "metrics.csv"])
 @pytest.mark.parametrize(
-    "content", [b"step,epoch\nx,\n", b"foo\n1\n", b"\xff\xfe\n", b"step,epoch,loss\n1,1,half\n", b"step,epoch\n1,2,3\n"]
+    "content",
+    [
+        b"step,epoch\nx,\n",
+        b"foo\n1\n",
+        b"\xff\xfe\n",
+        b"step,epoch,loss\n1,1,half\n",
+        b"step,epoch\n1,2,3\n",
+    ],
 )
 def test_a_damaged_file_is_named_and_set_aside_on_resume(run, caplog, name, content):
     run.file("steps.csv").write_text("step,epoch\n0,0\n")
@@ -188,8 +225,13 @@ def test_a_damaged_file_is_named_and_set_aside_on_resume(run, caplog, name, cont
     logger = MetricsCSV(run)
     logger.rewind(5)
     (line,) = caplog.messages
-    assert f"{name} is damaged: " in line and f"it is now called {name}.damaged, and its rows are missing" in line
-    assert run.file(f"{name}.damaged").read_bytes() == content and run.file(name).read_bytes() == b""
+    assert (
+        f"{name} is damaged: " in line
+        and f"it is now called {name}.damaged, and its rows are missing" in line
+    )
+    assert (
+        run.file(f"{name}.damaged").read_bytes() == content and run.file(name).read_bytes() == b""
+    )
     logger.log_metrics({"train/loss_epoch": 1.0, "epoch": 1}, 5)
     logger.log_epoch(2, 6, 0.25)
     assert [row["step"] for row in read_metrics(run.file("steps.csv"))] == (

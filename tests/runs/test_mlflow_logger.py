@@ -48,7 +48,12 @@ def test_classes_may_be_called_anything(run, environment):
     """MLflow refuses most characters and long names, and Lightning drops the former: two names could become one."""
     logger = MLFlowLogger()
     logger.attach(run, "MLFlowLogger")
-    given = {"val/recall/a, b": 1.0, "val/recall/a; b": 2.0, "val/recall/ä": 3.0, "val/recall/" + 255 * "x": 4.0}
+    given = {
+        "val/recall/a, b": 1.0,
+        "val/recall/a; b": 2.0,
+        "val/recall/ä": 3.0,
+        "val/recall/" + 255 * "x": 4.0,
+    }
     with connections() as tried:
         logger.log_metrics(given, 1)
         logger.log_metrics({name: -value for name, value in given.items()}, 2)
@@ -65,14 +70,19 @@ def test_a_server_or_a_folder_of_ones_own(run, environment, tmp_path):
     assert logger.experiment.get_run(logger.run_id).info.run_name == "mine"
     assert (tmp_path / "board").is_dir() and not (run.path / "mlflow").exists()
     os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
-    assert MLFlowLogger()._uri == "http://127.0.0.1:9" and MLFlowLogger(save_dir="here")._uri is None
+    assert (
+        MLFlowLogger()._uri == "http://127.0.0.1:9" and MLFlowLogger(save_dir="here")._uri is None
+    )
     assert MLFlowLogger(tracking_uri="file:here")._uri == "file:here"
 
 
 @pytest.mark.parametrize(
     ("uri", "told"),
     [
-        ("http://127.0.0.1:9", r"no server answers at http://127.0.0.1:9 \(.*refused.*\): MLFLOW_TRACKING_URI or"),
+        (
+            "http://127.0.0.1:9",
+            r"no server answers at http://127.0.0.1:9 \(.*refused.*\): MLFLOW_TRACKING_URI or",
+        ),
         ("garbage://x", ".*garbage"),
     ],
 )
@@ -90,5 +100,8 @@ def test_a_run_goes_on_where_mlflow_has_it_no_more(colours, cli, capfd, caplog):
     fit_with(colours, capfd, *LOGGER)
     shutil.rmtree(RUN / "mlflow" / mlflow_run()[1].info.experiment_id / mlflow_run()[1].info.run_id)
     fit_with(colours, capfd, *LOGGER, "--resume", "--trainer.max_epochs", "2")
-    assert "MLFlowLogger: what was logged of this run before is no longer there: it begins anew" in caplog.messages
+    assert (
+        "MLFlowLogger: what was logged of this run before is no longer there: it begins anew"
+        in caplog.messages
+    )
     assert {step for _, step in mlflow_metrics()} >= {5, 8} and mlflow_run()[1].data.params

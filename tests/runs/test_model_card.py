@@ -21,19 +21,29 @@ def test_numbers_of_the_run(run):
     card = model_card(run)
     assert card.startswith("# try\n") and "An image classifier of 2 classes: a, b." in card
     assert f"| all (accuracy) | 66.7 % | {interval(2, 3)} |" in card
-    assert f"| a | 50.0 % | {interval(1, 2)} |" in card and f"| b | 100.0 % | {interval(1, 1)} |" in card
+    assert (
+        f"| a | 50.0 % | {interval(1, 2)} |" in card
+        and f"| b | 100.0 % | {interval(1, 1)} |" in card
+    )
     assert "- few pictures" in card and "8 pictures: a 4, b 4" in card and "f00d" in card
 
 
 @pytest.mark.parametrize(("of_evaluation", "seen"), [(None, 32), (48, 48)])
 def test_it_says_what_the_network_sees_where_it_is_used(run, of_evaluation, seen):
     settings = {"image_size": 32, "eval_image_size": of_evaluation}
-    config = {**run.config, "data": {"init_args": settings}, "model": {"backbone": "resnet18", "weights": None}}
+    config = {
+        **run.config,
+        "data": {"init_args": settings},
+        "model": {"backbone": "resnet18", "weights": None},
+    }
     assert f"resnet18, which sees {seen} x {seen} pixels" in model_card(replace(run, config=config))
 
 
 def test_it_says_how_many_networks_answer_together(run):
-    card = {num: model_card(replace(run, config={"model": {"backbone": "resnet18", "members": num}})) for num in (1, 3)}
+    card = {
+        num: model_card(replace(run, config={"model": {"backbone": "resnet18", "members": num}}))
+        for num in (1, 3)
+    }
     assert "Network: resnet18, which" in card[1] and "Network: 3 × resnet18, which" in card[3]
 
 
@@ -43,7 +53,13 @@ def test_without_a_test_it_says_so(run):
 
 @pytest.mark.parametrize(
     ("weights", "told"),
-    [(None, "random weights"), ("DEFAULT", "torchvision's DEFAULT weights"), ("a/b.safetensors", "the file a/b.saf")],
+    [
+        (None, "random weights"),
+        ("DEFAULT", "torchvision's DEFAULT weights"),
+        ("a/b.safetensors", "the file a/b.saf"),
+    ],
 )
 def test_whose_terms_hold(run, weights, told):
-    assert weights_and_licence(replace(run, config={"model": {"weights": weights}})).startswith(told)
+    assert weights_and_licence(replace(run, config={"model": {"weights": weights}})).startswith(
+        told
+    )

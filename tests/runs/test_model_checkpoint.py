@@ -24,9 +24,16 @@ def validated(callback: Checkpoints, *accuracies: float) -> list[bool]:
             state=SimpleNamespace(fn="fit"),
             sanity_checking=False,
             limit_val_batches=3,
-            callback_metrics={"val/accuracy": torch.tensor(accuracy), "val/loss": torch.tensor(1.0)},
-            datamodule=SimpleNamespace(splits={"val": SimpleNamespace(labels=range(300))}, batch_size=10),
-            fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(is_last_batch=True))),
+            callback_metrics={
+                "val/accuracy": torch.tensor(accuracy),
+                "val/loss": torch.tensor(1.0),
+            },
+            datamodule=SimpleNamespace(
+                splits={"val": SimpleNamespace(labels=range(300))}, batch_size=10
+            ),
+            fit_loop=SimpleNamespace(
+                epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(is_last_batch=True))
+            ),
         )
         callback.on_validation_end(trainer, None)
         kept.append(callback._is_best)
@@ -57,10 +64,14 @@ def test_the_highest_is_remembered_over_a_restart(callback, tmp_path):
 @pytest.mark.parametrize(
     ("fn", "is_own", "is_left"), [("fit", True, True), ("fit", False, False), ("test", False, True)]
 )
-def test_early_stopping_begins_anew_in_a_run_that_another_began(callback, tmp_path, fn, is_own, is_left):
+def test_early_stopping_begins_anew_in_a_run_that_another_began(
+    callback, tmp_path, fn, is_own, is_left
+):
     stopping = EarlyStopping("val/accuracy", mode="max", patience=2)
     path = callback.run.checkpoint("last") if is_own else tmp_path / "other/last.ckpt"
-    trainer = SimpleNamespace(state=SimpleNamespace(fn=fn), ckpt_path=str(path), callbacks=[stopping])
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(fn=fn), ckpt_path=str(path), callbacks=[stopping]
+    )
     checkpoint = {"callbacks": {stopping.state_key: stopping.state_dict()}}
     callback.on_load_checkpoint(trainer, None, checkpoint)
     assert (stopping.state_key in checkpoint["callbacks"]) == is_left
@@ -68,7 +79,9 @@ def test_early_stopping_begins_anew_in_a_run_that_another_began(callback, tmp_pa
 
 @pytest.mark.parametrize("num", [0, -1])
 def test_every_no_steps_makes_no_sense(tmp_path, num):
-    with pytest.raises(ValueError, match=f"--checkpoint_every_n_steps must be at least 1, got {num}"):
+    with pytest.raises(
+        ValueError, match=f"--checkpoint_every_n_steps must be at least 1, got {num}"
+    ):
         Checkpoints(Run(tmp_path, "fit"), num)
 
 
@@ -94,7 +107,16 @@ def saved(monkeypatch) -> list[tuple[str, int, list[dict[str, str]]]]:
 @pytest.mark.slow
 def test_what_a_checkpoint_has_done_is_in_steps_csv_before_it(colours, cli, tmp_path, saved):
     """A kill right behind the checkpoint would lose the row, which the resumed run does not write again."""
-    fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 2, "--trainer.log_every_n_steps", 1]
+    fit = [
+        "fit",
+        "--data.root",
+        colours,
+        *QUICKEST,
+        "--trainer.max_epochs",
+        2,
+        "--trainer.log_every_n_steps",
+        1,
+    ]
     fit += ["--test_after_fit", "false"]
     cli(*fit)
     saved.clear()
@@ -108,13 +130,27 @@ def test_what_a_checkpoint_has_done_is_in_steps_csv_before_it(colours, cli, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_an_epoch_that_is_kept_is_written_once_for_best_and_last(colours, cli, tmp_path, monkeypatch, saved, is_kept):
-    monkeypatch.setattr(deferred_checkpoints, "QUICK", math.inf)  # however slow this disk is, nothing waits
+def test_an_epoch_that_is_kept_is_written_once_for_best_and_last(
+    colours, cli, tmp_path, monkeypatch, saved, is_kept
+):
+    # however slow this disk is, nothing waits
+    monkeypatch.setattr(deferred_checkpoints, "QUICK", math.inf)
     # All are kept, or the first alone.
     lowest = "finetune.runs.model_checkpoint.lowest_kept"
     monkeypatch.setattr(lowest, lambda *_: 0.0 if is_kept or not saved else 2.0)
-    cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3, "--test_after_fit", "false")
-    best, last = (tmp_path / f"runs/fit/version_0/checkpoints/{name}.ckpt" for name in ("best", "last"))
+    cli(
+        "fit",
+        "--data.root",
+        colours,
+        *QUICKEST,
+        "--trainer.max_epochs",
+        3,
+        "--test_after_fit",
+        "false",
+    )
+    best, last = (
+        tmp_path / f"runs/fit/version_0/checkpoints/{name}.ckpt" for name in ("best", "last")
+    )
     assert [name for name, *_ in saved] == (["best"] * 3 if is_kept else ["best", "last", "last"])
     assert best.samefile(last) == is_kept
     assert torch.load(best, weights_only=True)["epoch"] == (2 if is_kept else 0)
@@ -122,7 +158,14 @@ def test_an_epoch_that_is_kept_is_written_once_for_best_and_last(colours, cli, t
 
 def test_a_validation_within_an_epoch_is_kept_at_once(colours, cli, monkeypatch, saved):
     monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
-    options = ["--trainer.max_epochs", 1, "--trainer.val_check_interval", 2, "--test_after_fit", "false"]
+    options = [
+        "--trainer.max_epochs",
+        1,
+        "--trainer.val_check_interval",
+        2,
+        "--test_after_fit",
+        "false",
+    ]
     cli("fit", "--data.root", colours, *QUICKEST, *options)
     assert saved[0][:2] == ("best", 2) and saved[-1][:2] == ("best", 4)
 
@@ -144,9 +187,12 @@ def test_a_kill_between_the_two_leaves_the_last_epoch_to_be_done_again(callback,
         strategy=SimpleNamespace(reduce_boolean_decision=lambda decision, all: decision),
         save_checkpoint=save,
     )
-    monkeypatch.setattr("finetune.runs.model_checkpoint.link", lambda *paths: linked.append([p.stem for p in paths]))
+    monkeypatch.setattr(
+        "finetune.runs.model_checkpoint.link", lambda *paths: linked.append([p.stem for p in paths])
+    )
     callback._save(trainer, "best", "last")
     assert (written, linked) == (["best"], [["best", "last"]])
     trainer.is_global_zero = False
     callback._save(trainer, "best", "last")
-    assert len(linked) == 1 and len(written) == 2  # what is spread over devices is brought together by all
+    # what is spread over devices is brought together by all
+    assert len(linked) == 1 and len(written) == 2

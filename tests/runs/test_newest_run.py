@@ -14,12 +14,16 @@ from finetune.runs.newest_run import Found, Wanted, find_run, not_found
 ANY = Wanted(None, None, None, lambda run, settings: False)
 
 
-def write_run(folder: Path, root: str, backbone: str = "resnet18", begun_in: Path | None = None) -> Path:
+def write_run(
+    folder: Path, root: str, backbone: str = "resnet18", begun_in: Path | None = None
+) -> Path:
     """Write a run with an empty checkpoint, which a test must not read."""
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints/last.ckpt").touch()
     data = {"class_path": "finetune.ImageFolderData", "init_args": {"root": root}}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"data": data, "model": {"backbone": backbone}}))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"data": data, "model": {"backbone": backbone}})
+    )
     (folder / "about.json").write_text(json.dumps({"folder": str(begun_in or "")}))
     return folder
 
@@ -34,7 +38,9 @@ def test_it_is_the_newest_that_has_a_checkpoint(tmp_path):
         for part in (tmp_path / f"fit/version_{i}/run").iterdir():
             part.rename(tmp_path / f"fit/version_{i}" / part.name)
     assert find_run(tmp_path, ANY).run == tmp_path / "fit/version_10"
-    (tmp_path / "fit/version_10/checkpoints/last.ckpt").rename(tmp_path / "fit/version_10/checkpoints/best.ckpt")
+    (tmp_path / "fit/version_10/checkpoints/last.ckpt").rename(
+        tmp_path / "fit/version_10/checkpoints/best.ckpt"
+    )
     found = find_run(tmp_path, ANY)
     assert (found.run, found.begun) == (tmp_path / "fit/version_9", tmp_path / "fit/version_10")
 
@@ -43,7 +49,8 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     here = tmp_path / "here"
     write_run(tmp_path / "fit/version_0", "photos", begun_in=here)
     write_run(tmp_path / "fit/version_1", "photos", "resnet50", here)
-    write_run(tmp_path / "fit/version_2", "photos", begun_in=tmp_path)  # the same name in another folder
+    # the same name in another folder
+    write_run(tmp_path / "fit/version_2", "photos", begun_in=tmp_path)
     (tmp_path / "fit/version_3").mkdir()
     wanted = Wanted(str(here / "photos"), None, "resnet18", lambda run, settings: False)
     run, settings, begun, passed = find_run(tmp_path, wanted)
@@ -53,7 +60,10 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     assert "of other data (data.root photos, not " in passed[0][1]
     assert passed[1][1] == "of another network (model.backbone resnet50, not resnet18)"
     told = not_found(tmp_path, passed)
-    assert f"since {passed[0][0]} is {passed[0][1]}, and 1 before it of others, too: a new run begins" in told
+    assert (
+        f"since {passed[0][0]} is {passed[0][1]}, and 1 before it of others, too: a new run begins"
+        in told
+    )
     moved = Wanted(wanted.root, None, None, lambda run, settings: run.name == "version_2")
     assert find_run(tmp_path, moved).run == tmp_path / "fit/version_2"  # by what it holds
     data_class = Wanted(wanted.root, "finetune.Hotdog", None, moved.has_data_of)
@@ -66,7 +76,10 @@ def test_runs_with_another_name_are_told_of(tmp_path):
         (tmp_path / name / "checkpoints/last.ckpt").touch()
     assert not_looked_at(tmp_path) == [tmp_path / "fit/mine", tmp_path / "moved"]
     told = not_found(tmp_path, [])
-    assert f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N" in told
+    assert (
+        f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N"
+        in told
+    )
 
 
 def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoint(tmp_path):
@@ -84,7 +97,8 @@ def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoin
     (tmp_path / "fit/version_2/config.yaml").rename(begun / "config.yaml")
     (tmp_path / "fit/version_2/checkpoints/last.ckpt").unlink()
     (tmp_path / "fit/version_2/config.yaml").write_text("trainer: {fast_dev_run: true}")
-    assert find(Wanted("photos", None, None, ANY.has_data_of)).run == tmp_path / "fit/version_0"  # it is of other data
+    # it is of other data
+    assert find(Wanted("photos", None, None, ANY.has_data_of)).run == tmp_path / "fit/version_0"
     with pytest.raises(ValueError, match="another process"):
         find(Wanted("trash", None, None, ANY.has_data_of))
     other.communicate(timeout=60)

@@ -31,9 +31,16 @@ def probabilities(num: int, num_classes: int = len(NAMES)) -> torch.Tensor:
     return torch.randn(num, num_classes, generator=generator, dtype=torch.float64).softmax(dim=1)
 
 
-def outputs_of(index: torch.Tensor, probs: torch.Tensor, said: torch.Tensor | None = None) -> dict[str, Any]:
+def outputs_of(
+    index: torch.Tensor, probs: torch.Tensor, said: torch.Tensor | None = None
+) -> dict[str, Any]:
     """What a step gives of good pictures; the most probable class is said unless `said` is another."""
-    return {"index": index, "probabilities": probs, "class": probs.argmax(dim=1) if said is None else said, "bad": []}
+    return {
+        "index": index,
+        "probabilities": probs,
+        "class": probs.argmax(dim=1) if said is None else said,
+        "bad": [],
+    }
 
 
 def trainer_of(paths: list[str], rank: int = 0, world_size: int = 1) -> Any:
@@ -57,7 +64,9 @@ def predict(
     said: torch.Tensor | None = None,
 ) -> Path:
     """Write what a network gave for each picture, each device its part, the last device first."""
-    bad, model, counts = bad or {}, SimpleNamespace(class_names=names or NAMES), {}
+    bad = bad or {}
+    model = SimpleNamespace(class_names=names or NAMES)
+    counts = {}
 
     def all_gather_object(gathered: list, mine: Any) -> None:
         counts[trainer.global_rank] = mine
@@ -65,13 +74,16 @@ def predict(
 
     if monkeypatch:
         monkeypatch.setattr(predictions.dist, "all_gather_object", all_gather_object)
-        monkeypatch.setattr(predictions.dist, "broadcast_object_list", lambda token: token.__setitem__(0, "token"))
+        monkeypatch.setattr(
+            predictions.dist, "broadcast_object_list", lambda token: token.__setitem__(0, "token")
+        )
     for rank in reversed(range(world_size)):
         trainer = trainer_of(paths, rank, world_size)
         writer = PredictionWriter(run, str(output) if output else None, top_k, abstain_below)
         writer.on_predict_start(trainer, model)
         indices = share(len(paths), rank, world_size)
-        for start in range(0, len(share(len(paths), 0, world_size)), batch_size):  # the last batches may be empty
+        # the last batches may be empty
+        for start in range(0, len(share(len(paths), 0, world_size)), batch_size):
             batch = list(indices[start : start + batch_size])
             good = [i for i in batch if i not in bad]
             index = torch.tensor(good, dtype=torch.int64)
@@ -101,11 +113,23 @@ def read(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
         reader = csv.DictReader(file, strict=True)
         rows = [{name: text or None for name, text in row.items()} for row in reader]
     is_number = [name for name in reader.fieldnames if name.startswith(("p_", "probability"))]
-    return list(reader.fieldnames), [row | {n: float(row[n]) for n in is_number if row[n]} for row in rows]
+    return list(reader.fieldnames), [
+        row | {n: float(row[n]) for n in is_number if row[n]} for row in rows
+    ]
 
 
 PATHS = [
-    *("b.png", "a.png", "with, comma.png", 'a "b".png', "写真.png", "line\nbreak.png", "\r.png", "\r\n.png", "b.png"),
+    *(
+        "b.png",
+        "a.png",
+        "with, comma.png",
+        'a "b".png',
+        "写真.png",
+        "line\nbreak.png",
+        "\r.png",
+        "\r\n.png",
+        "b.png",
+    ),
     *("z/y.jpg", "=2.png"),
 ]
 
@@ -113,7 +137,10 @@ PATHS = [
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_one_row_a_picture_in_the_order_of_the_input(run, suffix):
     probs = probabilities(len(PATHS))
-    bad = {2: "with, comma.png: can't be decoded: torn", 10: "=2.png: can't be decoded: the file is empty"}
+    bad = {
+        2: "with, comma.png: can't be decoded: torn",
+        10: "=2.png: can't be decoded: the file is empty",
+    }
     columns, rows = read(predict(run, probs, PATHS, bad, output=run.root / f"out{suffix}"))
     assert columns == ["path", "class", "probability", *(f"p_{name}" for name in NAMES), "error"]
     assert [row["path"] for row in rows] == PATHS
@@ -142,9 +169,14 @@ def test_the_most_probable_classes_best_first(run, top_k):
     assert columns == ["path", "class", "probability", *more, "error"]
     for row, expected in zip(rows, probs.tolist(), strict=True):
         best = sorted(zip(expected, NAMES, strict=True), reverse=True)[:top_k]
-        keys = [("probability", "class"), *((f"probability_{i}", f"class_{i}") for i in range(2, top_k + 1))]
+        keys = [
+            ("probability", "class"),
+            *((f"probability_{i}", f"class_{i}") for i in range(2, top_k + 1)),
+        ]
         assert [row[name] for _, name in keys] == [name for _, name in best]
-        np.testing.assert_allclose([row[value] for value, _ in keys], [value for value, _ in best], atol=5.1e-8)
+        np.testing.assert_allclose(
+            [row[value] for value, _ in keys], [value for value, _ in best], atol=5.1e-8
+        )
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -155,7 +187,9 @@ def test_below_a_probability_it_abstains_and_keeps_the_numbers(run, capsys, suff
     limit = float(probs.max(dim=1).values.sort().values[8])  # one picture lies on it, and is sure
     _, sure = read(predict(run, probs, paths, bad, run.root / f"sure{suffix}", top_k))
     capsys.readouterr()
-    _, rows = read(predict(run, probs, paths, bad, run.root / f"out{suffix}", top_k, abstain_below=limit))
+    _, rows = read(
+        predict(run, probs, paths, bad, run.root / f"out{suffix}", top_k, abstain_below=limit)
+    )
     is_unsure = [i not in bad and float(probs[i].max()) < limit for i in range(20)]
     assert 7 <= sum(is_unsure) <= 8
     for row, other, unsure in zip(rows, sure, is_unsure, strict=True):
@@ -168,20 +202,32 @@ def test_devices_abstain_as_one_does(run, monkeypatch, capsys):
     files = []
     for k in (1, 2, 3):
         target = run.root / f"{k}.csv"
-        predict(run, probs, paths, output=target, world_size=k, monkeypatch=monkeypatch, abstain_below=0.6)
+        predict(
+            run,
+            probs,
+            paths,
+            output=target,
+            world_size=k,
+            monkeypatch=monkeypatch,
+            abstain_below=0.6,
+        )
         files.append((target.read_bytes(), capsys.readouterr().out.splitlines()[0]))
     assert b",unsure," in files[0][0] and files[0] == files[1] == files[2]
 
 
 def test_abstaining_from_0_on_never_does_and_at_1_always(run):
     for limit, expected in ((0.0, set(NAMES)), (1.0, {"unsure"})):
-        _, rows = read(predict(run, probabilities(20), [f"{i}.png" for i in range(20)], abstain_below=limit))
+        _, rows = read(
+            predict(run, probabilities(20), [f"{i}.png" for i in range(20)], abstain_below=limit)
+        )
         assert {row["class"] for row in rows} <= expected
 
 
 def test_it_abstains_by_the_class_that_a_threshold_says(run):
     probs, said = torch.tensor([[0.95, 0.05], [0.4, 0.6]]).double(), torch.tensor([1, 1])
-    path = predict(run, probs, ["a.png", "b.png"], names=["no", "yes"], said=said, abstain_below=0.5)
+    path = predict(
+        run, probs, ["a.png", "b.png"], names=["no", "yes"], said=said, abstain_below=0.5
+    )
     assert [row["class"] for row in read(path)[1]] == ["unsure", "yes"]
 
 
@@ -202,7 +248,9 @@ def test_a_class_called_unsure_leaves_no_word_for_abstaining(run):
 @pytest.mark.parametrize("top_k", [None, 2])
 def test_the_class_that_a_threshold_says_comes_first(run, top_k):
     probs = torch.tensor([[0.3, 0.7], [0.9, 0.1]], dtype=torch.float64)
-    target = predict(run, probs, ["a", "b"], top_k=top_k, names=["x", "y"], said=torch.tensor([0, 0]))
+    target = predict(
+        run, probs, ["a", "b"], top_k=top_k, names=["x", "y"], said=torch.tensor([0, 0])
+    )
     _, rows = read(target)
     assert [(row["class"], row["probability"]) for row in rows] == [("x", 0.3), ("x", 0.9)]
     if top_k:
@@ -212,14 +260,18 @@ def test_the_class_that_a_threshold_says_comes_first(run, top_k):
 
 
 def test_equal_probabilities_go_to_the_first_class(run):
-    _, (row,) = read(predict(run, torch.full((1, 4), 0.25, dtype=torch.float64), ["a.png"], top_k=4))
+    _, (row,) = read(
+        predict(run, torch.full((1, 4), 0.25, dtype=torch.float64), ["a.png"], top_k=4)
+    )
     assert [row["class"], row["class_2"], row["class_3"], row["class_4"]] == NAMES
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("num", [1, 2, 11, 12, 13])
 def test_parts_of_devices_join_to_the_same_bytes(run, monkeypatch, capsys, num, suffix):
-    paths, probs, bad = [f"{i}.png" for i in range(num)], probabilities(num), {num // 2: "torn"}
+    paths = [f"{i}.png" for i in range(num)]
+    probs = probabilities(num)
+    bad = {num // 2: "torn"}
     contents, summaries = set(), set()
     for world_size in 1, 2, 3, 8:
         output = run.root / f"out{suffix}"
@@ -229,7 +281,8 @@ def test_parts_of_devices_join_to_the_same_bytes(run, monkeypatch, capsys, num, 
         if suffix != ".parquet":
             contents.add(output.read_bytes())
         summaries.add(capsys.readouterr().out)
-        assert [path.name for path in run.root.iterdir() if path.is_file()] == [output.name]  # no parts are left
+        # no parts are left
+        assert [path.name for path in run.root.iterdir() if path.is_file()] == [output.name]
         output.unlink()
     assert len(contents) <= 1 and len(summaries) == 1
 
@@ -255,7 +308,13 @@ def test_the_summary_counts_each_class(run, capsys):
 def test_a_header_is_quoted_as_the_csv_module_would(run):
     names = ["a,b", 'c"d', "e\nf", "g h", "'i'"]
     target = predict(run, probabilities(1, 5), ["a.png"], names=names)
-    assert read(target)[0] == ["path", "class", "probability", *(f"p_{name}" for name in names), "error"]
+    assert read(target)[0] == [
+        "path",
+        "class",
+        "probability",
+        *(f"p_{name}" for name in names),
+        "error",
+    ]
     expected = run.root / "expected.csv"
     with open(expected, "w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerow(read(target)[0])
@@ -271,7 +330,10 @@ def test_file_names_that_are_no_utf8(run, suffix):
         assert output.read_bytes().count(b"caf\xe9.png") == 2  # the very bytes of the name
     else:
         rows = read(output)[1]
-        assert rows[0]["path"] == (name if suffix == ".jsonl" else "caf?.png") and rows[1]["path"] == "b.png"
+        assert (
+            rows[0]["path"] == (name if suffix == ".jsonl" else "caf?.png")
+            and rows[1]["path"] == "b.png"
+        )
 
 
 def test_memory_does_not_grow_with_the_rows(run):
@@ -280,9 +342,13 @@ def test_memory_does_not_grow_with_the_rows(run):
     writer.on_predict_start(trainer, model)
     for i in range(0, 1000, 10):
         index = torch.arange(i, i + 10)
-        writer.on_predict_batch_end(trainer, model, outputs_of(index, probabilities(10, 2)), None, 0)
+        writer.on_predict_batch_end(
+            trainer, model, outputs_of(index, probabilities(10, 2)), None, 0
+        )
     assert sorted(writer.counts) == ["a", "b"]
-    assert not any(isinstance(value, (list, dict)) and len(value) > 10 for value in vars(writer).values())
+    assert not any(
+        isinstance(value, (list, dict)) and len(value) > 10 for value in vars(writer).values()
+    )
     writer.on_predict_end(trainer, model)
 
 
@@ -292,7 +358,9 @@ def test_two_that_write_one_file_at_once_leave_one_of_both_whole(run, tmp_path):
     trainers = [trainer_of([f"{name}{i}.png" for i in range(3)]) for name in "ab"]
     for writer, trainer in zip(writers, trainers, strict=True):
         writer.on_predict_start(trainer, model)
-        writer.on_predict_batch_end(trainer, model, outputs_of(torch.arange(3), probabilities(3)), None, 0)
+        writer.on_predict_batch_end(
+            trainer, model, outputs_of(torch.arange(3), probabilities(3)), None, 0
+        )
     for name, writer, trainer in zip("ab", writers, trainers, strict=True):
         writer.on_predict_end(trainer, model)
         assert [row["path"] for row in read(target)[1]] == [f"{name}{i}.png" for i in range(3)]
@@ -316,7 +384,9 @@ def test_a_run_that_fails_leaves_no_part_and_keeps_the_file_of_before(run):
     writer.on_predict_start(trainer, model)
     assert len(list(run.path.iterdir())) == 2
     writer.on_exception(trainer, model, RuntimeError("torn"))
-    assert [path.name for path in run.path.iterdir()] == ["predictions.csv"] and target.read_bytes() == before
+    assert [path.name for path in run.path.iterdir()] == [
+        "predictions.csv"
+    ] and target.read_bytes() == before
 
 
 @contextmanager
@@ -331,13 +401,18 @@ def file_size_limit(num_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_disk_that_fills_up_at_the_end_keeps_the_parts_and_the_file_of_before(run, monkeypatch, suffix):
+def test_a_disk_that_fills_up_at_the_end_keeps_the_parts_and_the_file_of_before(
+    run, monkeypatch, suffix
+):
     paths, output = [f"{i}.png" for i in range(40)], run.root / f"out{suffix}"
     predict(run, probabilities(2), ["a.png", "b.png"], output=output)
     before = output.read_bytes()
     # Each part has room, all together have not; parquet's 40 rows take more than its parts' lines of JSON.
     limit = 2000 if suffix == ".csv" else 5500
-    with file_size_limit(limit), pytest.raises(OSError, match="could not be written: .*File too large; the rows") as e:
+    with (
+        file_size_limit(limit),
+        pytest.raises(OSError, match="could not be written: .*File too large; the rows") as e,
+    ):
         predict(run, probabilities(40), paths, output=output, world_size=2, monkeypatch=monkeypatch)
     parts = [run.root / f".out{suffix}.token.part{rank}" for rank in range(2)]
     assert str(e.value).endswith(f"are kept in {parts[0]} {parts[1]}")
@@ -354,7 +429,10 @@ def test_a_disk_that_fills_up_at_the_end_keeps_the_parts_and_the_file_of_before(
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_a_disk_that_fills_up_before_keeps_the_rows_so_far(run, suffix):
-    writer, model = PredictionWriter(run, str(run.root / f"out{suffix}")), SimpleNamespace(class_names=NAMES)
+    writer, model = (
+        PredictionWriter(run, str(run.root / f"out{suffix}")),
+        SimpleNamespace(class_names=NAMES),
+    )
     trainer = trainer_of([f"{i}.png" for i in range(1000)])
     writer.on_predict_start(trainer, model)
     outputs = outputs_of(torch.arange(1000), probabilities(1000))
@@ -381,7 +459,9 @@ def test_a_link_and_a_mode_are_kept(run, monkeypatch, suffix, world_size):
     file.touch(0o600)
     output.symlink_to(file)
     paths = ["a.png", "b.png", "c.png"]
-    predict(run, probabilities(3), paths, output=output, world_size=world_size, monkeypatch=monkeypatch)
+    predict(
+        run, probabilities(3), paths, output=output, world_size=world_size, monkeypatch=monkeypatch
+    )
     assert output.is_symlink() and [row["path"] for row in read(file)[1]] == paths
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert list(disk.iterdir()) == [file]  # the parts lay beside it, and are gone
@@ -407,25 +487,39 @@ def test_a_target_that_can_t_be_is_told_before_the_work(run):
 
 
 def test_pictures_of_which_none_can_be_read_are_a_failure_with_all_its_rows(run, capsys):
-    with pytest.raises(ValueError, match=r"none of the pictures can be read; .*predictions.csv says why of each"):
+    with pytest.raises(
+        ValueError, match=r"none of the pictures can be read; .*predictions.csv says why of each"
+    ):
         predict(run, probabilities(3), ["a.png", "b.png", "c.png"], dict.fromkeys(range(3), "torn"))
     assert capsys.readouterr().out.startswith("3 pictures: 3 unreadable\n")
     assert [row["error"] for row in read(run.path / "predictions.csv")[1]] == ["torn"] * 3
     # The control: a class may be called so.
-    predict(run, torch.ones(3, 1, dtype=torch.float64), ["a.png", "b.png", "c.png"], names=["unreadable"])
+    predict(
+        run,
+        torch.ones(3, 1, dtype=torch.float64),
+        ["a.png", "b.png", "c.png"],
+        names=["unreadable"],
+    )
 
 
 @pytest.mark.parametrize("suffix", [".CSV", ".Jsonl", ".PARQUET"])
 def test_the_suffix_may_be_written_in_capitals_and_the_folder_is_made(run, suffix):
-    target = predict(run, probabilities(2), ["a.png", "b.png"], output=run.root / f"new/folder/out{suffix}")
-    same = predict(run, probabilities(2), ["a.png", "b.png"], output=run.root / f"same{suffix.lower()}")
+    target = predict(
+        run, probabilities(2), ["a.png", "b.png"], output=run.root / f"new/folder/out{suffix}"
+    )
+    same = predict(
+        run, probabilities(2), ["a.png", "b.png"], output=run.root / f"same{suffix.lower()}"
+    )
     assert target.read_bytes() == same.read_bytes() and target.suffix == suffix
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"output": "out.xlsx"}, "--output out.xlsx: the suffix must be one of .csv .jsonl .parquet"),
+        (
+            {"output": "out.xlsx"},
+            "--output out.xlsx: the suffix must be one of .csv .jsonl .parquet",
+        ),
         ({"output": "out"}, "suffix must be one of"),
         ({"top_k": 0}, "--top_k must be at least 1, got 0"),
     ],

@@ -17,7 +17,10 @@ def run(tmp_path):
 
 def test_what_is_there(run):
     record = read_run(run)
-    assert record.name == "name/fit/version_3" and record.setting("data", "init_args", "image_size") == 32
+    assert (
+        record.name == "name/fit/version_3"
+        and record.setting("data", "init_args", "image_size") == 32
+    )
     assert record.setting("data", "nothing", "here") is None
     assert record.line("val/loss") == ([1, 2, 3], [0.9, 0.6, 0.7])
     assert record.line("lr-SGD/head", "step") == ([3, 7, 11], [0.1, 0.05, 0.01])
@@ -30,7 +33,10 @@ def test_what_is_not_there_is_empty(run):
         if path.name != "config.yaml":
             path.unlink()
     record = read_run(run)
-    assert record.about == record.result == record.seconds == {} and record.metrics == record.skipped == []
+    assert (
+        record.about == record.result == record.seconds == {}
+        and record.metrics == record.skipped == []
+    )
     assert record.answers is None and record.best is None and record.line("val/loss") == ([], [])
 
 
@@ -57,7 +63,9 @@ def test_damaged_files_are_named(run, name, content):
 
 
 def test_another_folder_is_none(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"is not the folder of a run: it has no config\.yaml"):
+    with pytest.raises(
+        FileNotFoundError, match=r"is not the folder of a run: it has no config\.yaml"
+    ):
         read_run(tmp_path)
 
 
@@ -89,7 +97,12 @@ def test_a_metric_without_its_epoch_is_left_out(run):
 def test_the_best_is_by_the_pictures_that_were_measured(run, limit, epoch):
     """Of 4,000 pictures 0.7 and 0.68 can be told apart, of 200 they can't."""
     record = read_run(run)
-    rows = [{"epoch": str(i), "val/accuracy": str(value)} for i, value in enumerate((0.5, 0.7, 0.68))]
+    rows = [
+        {"epoch": str(i), "val/accuracy": str(value)} for i, value in enumerate((0.5, 0.7, 0.68))
+    ]
     about = {"splits": {"val": {"counts": {"a": 3000, "b": 1000}}}}
     config = {"trainer": {"limit_val_batches": limit}, "data": {"init_args": {"batch_size": 100}}}
-    assert replace(record, metrics=rows, about=about, config=config).best == (epoch, [0.7, 0.68][epoch - 2])
+    assert replace(record, metrics=rows, about=about, config=config).best == (
+        epoch,
+        [0.7, 0.68][epoch - 2],
+    )

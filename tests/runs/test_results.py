@@ -60,12 +60,16 @@ def test_an_error_stays_the_news_where_the_list_of_pictures_cannot_be_written(tm
 
 def test_numbers_of_a_class_without_images_are_null_and_empty(colours, cli, tmp_path):
     for split in ("train", "val", "test"):
-        shutil.copytree(colours / ("train" if split == "train" else "test"), tmp_path / "data" / split)
+        shutil.copytree(
+            colours / ("train" if split == "train" else "test"), tmp_path / "data" / split
+        )
     for split in ("val", "test"):
         shutil.rmtree(tmp_path / "data" / split / "green")
     cli("fit", "--data.root", tmp_path / "data", *QUICKEST, "--trainer.max_epochs", "2")
     folder = tmp_path / "runs/fit/version_0"
-    result = json.loads((folder / "test.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    result = json.loads(
+        (folder / "test.json").read_text(), parse_constant=lambda name: pytest.fail(name)
+    )
     matrix = np.array(result["confusion_matrix"])
     assert matrix.sum(axis=1).tolist() == [10, 0, 10] and result["test/recall/green"] is None
     with np.errstate(invalid="ignore"):
@@ -74,7 +78,11 @@ def test_numbers_of_a_class_without_images_are_null_and_empty(colours, cli, tmp_
     for name, num_said in zip(("blue", "green", "red"), matrix.sum(axis=0), strict=True):
         assert (result[f"test/precision/{name}"] is None) == (num_said == 0)
     for row in read_metrics(folder / "metrics.csv"):
-        assert row["val/recall/green"] == "" and float(row["val/recall/red"]) >= 0 and "nan" not in row.values()
+        assert (
+            row["val/recall/green"] == ""
+            and float(row["val/recall/red"]) >= 0
+            and "nan" not in row.values()
+        )
     assert "nan" not in (folder / "steps.csv").read_text()
 
 

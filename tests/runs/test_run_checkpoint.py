@@ -21,7 +21,10 @@ def test_the_best_is_taken_the_last_where_there_is_no_best_and_that_is_told(tmp_
     assert checkpoint_of(str(both)) == (str(both / "checkpoints/best.ckpt"), "")
     assert checkpoint_of(str(both / "checkpoints")) == (str(both / "checkpoints/best.ckpt"), "")
     path, told = checkpoint_of(str(last))
-    assert path == str(last / "checkpoints/last.ckpt") and told == f"{last} has no best checkpoint: {path} it is"
+    assert (
+        path == str(last / "checkpoints/last.ckpt")
+        and told == f"{last} has no best checkpoint: {path} it is"
+    )
 
 
 def test_anything_else_is_returned_as_it_is(tmp_path):
@@ -35,7 +38,9 @@ def test_a_folder_that_is_no_run_is_refused_with_the_newest_run_in_it(tmp_path):
         run(tmp_path / name, "last")
         os.utime(tmp_path / name / "checkpoints/last.ckpt", (i, i))
     for folder in (tmp_path, tmp_path / "fit"):
-        with pytest.raises(WrongUsage, match=rf"no run: .*; did you mean {tmp_path}/fit/version_1\?"):
+        with pytest.raises(
+            WrongUsage, match=rf"no run: .*; did you mean {tmp_path}/fit/version_1\?"
+        ):
             checkpoint_of(str(folder))
     (tmp_path / "empty").mkdir()
     with pytest.raises(WrongUsage, match=r"no run: it holds no checkpoints/best.ckpt$"):

@@ -18,7 +18,10 @@ def test_a_second_process_is_told_which_one_is_there_until_that_releases(tmp_pat
     run_lock.hold(tmp_path)
     run_lock.hold(tmp_path)  # the same process may
     told = another(tmp_path).communicate(timeout=60)[0]
-    assert told == f"another process, {os.getpid()}, goes on in {tmp_path}: wait for its end, or end it\n"
+    assert (
+        told
+        == f"another process, {os.getpid()}, goes on in {tmp_path}: wait for its end, or end it\n"
+    )
     run_lock.release()
     assert another(tmp_path).communicate(timeout=60)[0] == "held\n"
     run_lock.hold(tmp_path)

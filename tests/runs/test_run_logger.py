@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 from colours import QUICKEST
-from logged_fits import RUN, connections, events, hyperparameters, mlflow_metrics, mlflow_run, scalars, settings, steps
+from logged_fits import (
+    RUN,
+    connections,
+    events,
+    hyperparameters,
+    mlflow_metrics,
+    mlflow_run,
+    scalars,
+    settings,
+    steps,
+)
 
 import finetune
 from finetune.runs import run_logger
@@ -30,7 +40,14 @@ class Silent(RunLogger):
 def test_settings_by_dotted_names():
     nested = {"a": {"b": {"c": 1}, "d": None}, "e": [1, {"f": 2}], "g": {}, "h": "text", "i": False}
     nested["j"] = date(2026, 1, 2)  # which YAML makes of a name such as 2026-01-02
-    plain = {"a.b.c": 1, "a.d": "null", "e": '[1, {"f": 2}]', "h": "text", "i": False, "j": '"2026-01-02"'}
+    plain = {
+        "a.b.c": 1,
+        "a.d": "null",
+        "e": '[1, {"f": 2}]',
+        "h": "text",
+        "i": False,
+        "j": '"2026-01-02"',
+    }
     assert flat(nested) == plain
 
 
@@ -44,7 +61,9 @@ def test_a_run_that_goes_on_finds_each_of_its_loggers_again(run):
     second = [Silent(), Silent()]
     attach(second, Run(run.root, "fit", run.path))
     assert not any(logger.goes_on for logger in second)
-    assert [logger._take_up() for logger in second] == ["one", "two"] and all(logger.goes_on for logger in second)
+    assert [logger._take_up() for logger in second] == ["one", "two"] and all(
+        logger.goes_on for logger in second
+    )
 
 
 def test_the_folder_is_chosen_when_it_is_needed(tmp_path):
@@ -67,10 +86,15 @@ def test_a_package_that_is_missing_or_broken_is_named(kind, monkeypatch, tmp_pat
     (tmp_path / "broken.py").write_text("raise ImportError('of another version')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(logger, "package", "namespace")
-    with pytest.raises(WrongUsage, match=r"needs namespace: pip install '\.\[namespace\]' in a checkout of finetune$"):
+    with pytest.raises(
+        WrongUsage,
+        match=r"needs namespace: pip install '\.\[namespace\]' in a checkout of finetune$",
+    ):
         logger()
     monkeypatch.setattr(logger, "package", "broken")
-    with pytest.raises(WrongUsage, match=f"^{kind}: broken can't be imported: of another version; in a fresh"):
+    with pytest.raises(
+        WrongUsage, match=f"^{kind}: broken can't be imported: of another version; in a fresh"
+    ):
         logger()
 
 
@@ -108,7 +132,9 @@ class Kept(RunLogger):
 
 def test_numbers_that_are_not_defined_are_not_logged():
     logger = Kept()
-    logger.log_metrics({"val/loss": math.nan, "val/recall/cat": math.nan, "val/recall/dog": 0.0}, step=3)
+    logger.log_metrics(
+        {"val/loss": math.nan, "val/recall/cat": math.nan, "val/recall/dog": 0.0}, step=3
+    )
     assert list(logger.metrics) == ["val/loss", "val/recall/dog"]
 
 
@@ -123,14 +149,19 @@ def test_a_table_of_names_that_is_damaged_is_named_and_the_loggers_begin_anew(ru
     (run.path / run_logger.FILE).touch()
     assert logger._take_up() is None and not logger.goes_on
     (line,) = caplog.messages
-    assert line.startswith(f"{run.path}/loggers.json is damaged: ") and line.endswith("the run's loggers begin anew")
+    assert line.startswith(f"{run.path}/loggers.json is damaged: ") and line.endswith(
+        "the run's loggers begin anew"
+    )
     logger._remember("a name")
     assert logger._take_up() == "a name" and logger.goes_on
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_run_each_says_whose_it_is(kind, environment):
-    with pytest.raises(ValueError, match=f"finetune.{kind} belongs to a run of finetune; elsewhere take Lightning's"):
+    with pytest.raises(
+        ValueError,
+        match=f"finetune.{kind} belongs to a run of finetune; elsewhere take Lightning's",
+    ):
         _ = getattr(finetune, kind)().experiment
 
 
@@ -138,14 +169,29 @@ def test_without_a_run_each_says_whose_it_is(kind, environment):
 def test_of_two_devices_the_first_logs_alone(colours, tmp_path, monkeypatch):
     loggers = f"[{', '.join(KINDS)}]"
     several = ["--trainer.devices", "2", "--trainer.log_every_n_steps", "1"]
-    command = [sys.executable, "-m", "finetune", "fit", "--data.root", str(colours), *QUICKEST, *several]
+    command = [
+        sys.executable,
+        "-m",
+        "finetune",
+        "fit",
+        "--data.root",
+        str(colours),
+        *QUICKEST,
+        *several,
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [*command, "--trainer.logger", loggers], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+        [*command, "--trainer.logger", loggers],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     told = [line.split()[0] for line in result.stderr.splitlines()]
-    assert told == ["pictures:", "network:", "training:", "val", "epoch"]  # and nothing of a library's
+    # and nothing of a library's
+    assert told == ["pictures:", "network:", "training:", "val", "epoch"]
     monkeypatch.chdir(tmp_path)
     assert scalars() == pytest.approx(steps(), rel=1e-6) and mlflow_metrics() == steps()
     assert hyperparameters() == [settings()]
@@ -164,7 +210,9 @@ def test_what_measures_and_predicts_logs_in_a_run_of_its_own(colours, cli, capfd
     assert not tried
     for i, kind in enumerate(KINDS):
         (place,) = [one for one in Path(f"runs/test/version_{i}").iterdir() if one.is_dir()]
-        assert place.name == kind.removesuffix("Logger").lower() and any(one.is_file() for one in place.rglob("*"))
+        assert place.name == kind.removesuffix("Logger").lower() and any(
+            one.is_file() for one in place.rglob("*")
+        )
     result = events(Path("runs/test/version_1/tensorboard"))
     measured = json.loads(Path("runs/test/version_1/test.json").read_text())["test/accuracy"]
     assert [event.value for event in result.Scalars("test/accuracy")] == pytest.approx([measured])

@@ -9,7 +9,13 @@ import torch
 from colours import QUICKEST
 
 from finetune.cli import run as run_command
-from finetune.runs.side_files import are_names, are_seconds, continue_side_file, is_about, read_side_file
+from finetune.runs.side_files import (
+    are_names,
+    are_seconds,
+    continue_side_file,
+    is_about,
+    read_side_file,
+)
 
 FILES = ("seconds.json", "about.json", "loggers.json", "steps.csv", "metrics.csv", "skipped.txt")
 DAMAGE = {
@@ -71,7 +77,9 @@ def command(colours: Path) -> list[str]:
     return ["fit", str(colours), *QUICKEST, "--trainer.logger", "TensorBoardLogger"]
 
 
-def resumed(begun: Path, colours: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None) -> Path:
+def resumed(
+    begun: Path, colours: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> Path:
     """Damage all side files of a copy of the run, resume it, and return it."""
     shutil.copytree(begun, folder)
     monkeypatch.chdir(folder)
@@ -79,13 +87,16 @@ def resumed(begun: Path, colours: Path, folder: Path, monkeypatch: pytest.Monkey
     if damage is not None:
         for name in FILES:
             (run / name).write_bytes(damage)
-    run_command([*command(colours), "--trainer.max_epochs", "2", "--test_after_fit", "false", "--resume"])
+    run_command(
+        [*command(colours), "--trainer.max_epochs", "2", "--test_after_fit", "false", "--resume"]
+    )
     assert [path.name for path in run.parent.iterdir()] == ["version_0"]
     return run
 
 
 @pytest.mark.parametrize(
-    "damage", [pytest.param(name, marks=[] if name == "bytes" else pytest.mark.slow) for name in DAMAGE]
+    "damage",
+    [pytest.param(name, marks=[] if name == "bytes" else pytest.mark.slow) for name in DAMAGE],
 )
 def test_a_run_is_resumed_without_them(begun, colours, tmp_path, monkeypatch, caplog, damage):
     run = resumed(begun, colours, tmp_path / "damaged", monkeypatch, DAMAGE[damage])
@@ -103,6 +114,7 @@ def test_a_run_is_resumed_without_them(begun, colours, tmp_path, monkeypatch, ca
     if damage == "bytes":
         whole = resumed(begun, colours, tmp_path / "whole", monkeypatch, None)
         ours, theirs = (
-            torch.load(each / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for each in (run, whole)
+            torch.load(each / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+            for each in (run, whole)
         )
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -6,10 +6,21 @@ from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_curve
 
 from finetune.runs import statistics
-from finetune.runs.statistics import coverage, interval, mcnemar, outcome, percent, reliability, unscaled, wilson
+from finetune.runs.statistics import (
+    coverage,
+    interval,
+    mcnemar,
+    outcome,
+    percent,
+    reliability,
+    unscaled,
+    wilson,
+)
 
 
-@pytest.mark.parametrize(("num_right", "num"), [(0, 1), (1, 1), (0, 30), (17, 20), (682, 800), (9_999, 10_000)])
+@pytest.mark.parametrize(
+    ("num_right", "num"), [(0, 1), (1, 1), (0, 30), (17, 20), (682, 800), (9_999, 10_000)]
+)
 def test_intervals_are_scipys(num_right, num):
     expected = binomtest(num_right, num).proportion_ci(method="wilson")
     assert wilson(num_right, num) == pytest.approx((expected.low, expected.high), abs=1e-6)
@@ -21,7 +32,9 @@ def test_of_nothing_all_is_possible():
     assert wilson(0, 0) == (0, 1)
 
 
-@pytest.mark.parametrize(("a", "b"), [(0, 0), (1, 0), (0, 5), (3, 3), (40, 21), (700, 610), (10_000, 10_500)])
+@pytest.mark.parametrize(
+    ("a", "b"), [(0, 0), (1, 0), (0, 5), (3, 3), (40, 21), (700, 610), (10_000, 10_500)]
+)
 def test_the_paired_test_is_binomial(a, b):
     expected = binomtest(a, a + b).pvalue if a + b else 1.0
     assert mcnemar(a, b) == mcnemar(b, a) == pytest.approx(expected, rel=1e-9)
@@ -56,8 +69,13 @@ def test_the_most_confident_are_answered_first():
 def test_words_for_shares():
     assert percent(0.8524) == "85.2 %" and interval(0, 0) == "0.0 to 100.0 %"
     told = outcome([[1_000, 20], [11, 300]], "test")
-    assert told == "1,300 of 1,331 test pictures are named rightly: 97.7 % (95 % interval 96.7 to 98.4 %)"
-    assert outcome([[0, 0], [0, 0]], "val").startswith("0 of 0 val pictures are named rightly: 0.0 %")
+    assert (
+        told
+        == "1,300 of 1,331 test pictures are named rightly: 97.7 % (95 % interval 96.7 to 98.4 %)"
+    )
+    assert outcome([[0, 0], [0, 0]], "val").startswith(
+        "0 of 0 val pictures are named rightly: 0.0 %"
+    )
 
 
 def test_before_a_temperature():

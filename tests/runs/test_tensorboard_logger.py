@@ -38,5 +38,9 @@ def test_a_place_of_ones_own_has_a_folder_for_each_run(tmp_path):
 
     first, second = Run(tmp_path, "fit"), Run(tmp_path, "fit")
     folders = [Path(logged(run).log_dir) for run in (first, second, first)]
-    assert folders == [tmp_path / "board/finetune" / name for name in ("version_0", "version_1", "version_0")]
-    assert Path(logged(Run(tmp_path, "fit"), name="x", version="y").log_dir) == tmp_path / "board/x/y"
+    assert folders == [
+        tmp_path / "board/finetune" / name for name in ("version_0", "version_1", "version_0")
+    ]
+    assert (
+        Path(logged(Run(tmp_path, "fit"), name="x", version="y").log_dir) == tmp_path / "board/x/y"
+    )

@@ -17,11 +17,14 @@ from finetune.runs.wandb_logger import WandbLogger
 from finetune.system.messages import WrongUsage
 
 LOGGER = ("--trainer.logger", "WandbLogger")
-_HEADER, _BLOCK = 7, 32768  # bytes: of a file, and of the blocks that LevelDB's log format, which it is in, has
+# bytes: of a file, and of the blocks that LevelDB's log format, which it is in, has
+_HEADER, _BLOCK = 7, 32768
 
 
 def records(file: Path) -> Iterator[Record]:
-    data, place, parts = file.read_bytes(), _HEADER, b""
+    data = file.read_bytes()
+    place = _HEADER
+    parts = b""
     while place < len(data):
         if _BLOCK - place % _BLOCK < 7:  # no room for a record's header
             place += _BLOCK - place % _BLOCK
@@ -42,7 +45,10 @@ def the_file() -> Path:
 
 def rows(file: Path) -> list[dict[str, Any]]:
     histories = [record.history for record in records(file) if record.HasField("history")]
-    return [{".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in h.item} for h in histories]
+    return [
+        {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in h.item}
+        for h in histories
+    ]
 
 
 def metrics(file: Path) -> dict[tuple[str, int], float]:
@@ -50,7 +56,9 @@ def metrics(file: Path) -> dict[tuple[str, int], float]:
         (name, row["trainer/global_step"]): value
         for row in rows(file)
         for name, value in row.items()
-        if not name.startswith("_") and name not in ("trainer/global_step", NAME) and not name.startswith(f"{NAME}.")
+        if not name.startswith("_")
+        and name not in ("trainer/global_step", NAME)
+        and not name.startswith(f"{NAME}.")
     }
 
 
@@ -89,7 +97,9 @@ def test_a_fit_logs_what_steps_csv_has_and_goes_on_by_the_same_id(colours, cli, 
         (True, "online", True, "offline"),
     ],
 )
-def test_nothing_is_sent_unless_the_user_says_so(environment, monkeypatch, given, said, offline, mode):
+def test_nothing_is_sent_unless_the_user_says_so(
+    environment, monkeypatch, given, said, offline, mode
+):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     if said:
         monkeypatch.setenv("WANDB_MODE", said)
@@ -126,7 +136,9 @@ def test_an_account_that_is_wanted_and_not_there_is_told_in_a_line(environment, 
 @pytest.mark.slow
 def test_a_run_that_is_open_is_left_to_its_owner(colours, cli, capfd, tmp_path_factory):
     """As in a notebook; Lightning's logger takes it, and ours would end it."""
-    with wandb.init(project="own", mode="offline", dir=tmp_path_factory.mktemp("own"), config={"mine": 1}) as own:
+    with wandb.init(
+        project="own", mode="offline", dir=tmp_path_factory.mktemp("own"), config={"mine": 1}
+    ) as own:
         fit_with(colours, capfd, *LOGGER)
         own.log({"mine": 2})
         assert dict(own.config) == {"mine": 1} and wandb.run is own
@@ -144,7 +156,9 @@ def test_a_place_that_can_not_be_written_is_told(environment, run, tmp_path):
 
 def test_a_mode_that_there_is_not(environment, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "garbage")
-    with pytest.raises(WrongUsage, match="^WANDB_MODE is 'garbage': it must be online, offline or disabled$"):
+    with pytest.raises(
+        WrongUsage, match="^WANDB_MODE is 'garbage': it must be online, offline or disabled$"
+    ):
         WandbLogger()
 
 

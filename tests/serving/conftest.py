@@ -23,7 +23,9 @@ def checkpoint(colours, tmp_path_factory):
     pictures = data(colours, resize="squash")
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("checkpoint") / "some.ckpt"
-    fit(Classifier(pictures.class_names, "resnet18_small", weights=None), pictures).save_checkpoint(path)
+    fit(Classifier(pictures.class_names, "resnet18_small", weights=None), pictures).save_checkpoint(
+        path
+    )
     return path
 
 
@@ -39,7 +41,9 @@ def service(predictor):
 
 @pytest.fixture
 def client(service):
-    with TestClient(make_app(service, None, "127.0.0.1"), "http://127.0.0.1", raise_server_exceptions=False) as client:
+    with TestClient(
+        make_app(service, None, "127.0.0.1"), "http://127.0.0.1", raise_server_exceptions=False
+    ) as client:
         yield client
 
 

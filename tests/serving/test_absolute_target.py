@@ -49,7 +49,9 @@ def test_it_is_answered_as_its_path(service, target, path):
     assert whole[0] == 200 and whole == answer(service, path, b"localhost")
 
 
-@pytest.mark.parametrize("target", [b"http:///healthz", b"ftp://localhost/healthz", b"/http://localhost/healthz", b"*"])
+@pytest.mark.parametrize(
+    "target", [b"http:///healthz", b"ftp://localhost/healthz", b"/http://localhost/healthz", b"*"]
+)
 def test_what_is_no_such_address_is_not_there(service, target):
     assert answer(service, target, b"localhost")[0] == 404
 

@@ -34,8 +34,12 @@ def test_health_and_readiness(client, service):
 
 def test_what_the_model_is(client, predictor):
     about = client.get("/model").json()
-    assert about["class_names"] == ["blue", "green", "red"] and about["backbone"] == "resnet18_small"
-    assert about["image_size"] == 32 and about["threshold"] is None and about["precision"] == "32-true"
+    assert (
+        about["class_names"] == ["blue", "green", "red"] and about["backbone"] == "resnet18_small"
+    )
+    assert (
+        about["image_size"] == 32 and about["threshold"] is None and about["precision"] == "32-true"
+    )
 
 
 def test_metrics_count_requests(client, picture):
@@ -50,13 +54,19 @@ def test_other_addresses_and_methods_are_told_in_json(client):
     assert missing.status_code == 404 and len(missing.json()["error"]) < 300
     assert "/predict" in missing.json()["error"]
     wrong = client.get("/predict")
-    assert wrong.status_code == 405 and wrong.headers["allow"] == "POST" and "POST" in wrong.json()["error"]
+    assert (
+        wrong.status_code == 405
+        and wrong.headers["allow"] == "POST"
+        and "POST" in wrong.json()["error"]
+    )
 
 
 def test_a_fault_of_ours_is_told_without_its_inside(client, service, picture, monkeypatch):
     monkeypatch.setattr(service, "_image", lambda upload, index: 1 / 0)
     response = client.post("/predict", content=picture())
-    assert response.status_code == 500 and "division" not in response.text and response.json()["error"]
+    assert (
+        response.status_code == 500 and "division" not in response.text and response.json()["error"]
+    )
     monkeypatch.undo()
     assert client.post("/predict", content=picture()).status_code == 200
 

@@ -13,7 +13,9 @@ class Network:
     """A function of pictures that waits until it may go on, and notes its batches."""
 
     def __init__(self) -> None:
-        self.may_go, self.sizes, self.fails = threading.Event(), [], False
+        self.may_go = threading.Event()
+        self.sizes = []
+        self.fails = False
         self.may_go.set()
 
     def __call__(self, images: np.ndarray) -> np.ndarray:

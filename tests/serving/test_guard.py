@@ -11,17 +11,25 @@ from finetune.serving.guard import Guard, is_loopback
 
 
 def client(token: str | None, host: str) -> TestClient:
-    routes = [Route(path, lambda request: PlainTextResponse("yes")) for path in ("/", "/model", "/readyz")]
-    app = Starlette(routes=routes, middleware=[Middleware(Guard, token=token, host=host, seconds=5)])
+    routes = [
+        Route(path, lambda request: PlainTextResponse("yes")) for path in ("/", "/model", "/readyz")
+    ]
+    app = Starlette(
+        routes=routes, middleware=[Middleware(Guard, token=token, host=host, seconds=5)]
+    )
     return TestClient(app, "http://127.0.0.1:8000")
 
 
-@pytest.mark.parametrize("name", ["localhost", "127.0.0.1:8000", "[::1]:8000", "127.8.8.8", "LOCALHOST:1"])
+@pytest.mark.parametrize(
+    "name", ["localhost", "127.0.0.1:8000", "[::1]:8000", "127.8.8.8", "LOCALHOST:1"]
+)
 def test_this_machine_s_own_names_are_answered(name):
     assert client(None, "127.0.0.1").get("/model", headers={"host": name}).text == "yes"
 
 
-@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example:8000", "10.0.0.1", "", "[::1"])
+@pytest.mark.parametrize(
+    "name", ["evil.example", "127.0.0.1.evil.example:8000", "10.0.0.1", "", "[::1"]
+)
 def test_other_names_are_not_where_only_this_machine_may_ask(name):
     response = client(None, "127.0.0.1").get("/model", headers={"host": name})
     if name == "[::1":
@@ -36,8 +44,12 @@ def test_a_token_is_asked_for_where_there_is_one():
         response = asked.get("/model", headers={"authorization": given} if given else {})
         assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
     plain = client("word", "0.0.0.0")
-    assert plain.get("/model", headers={"authorization": "Bearer word", "host": "any.example"}).text == "yes"
-    assert plain.get("/model", headers={"authorization": "bearer  word"}).text == "yes"  # RFC 9110, 11.1 and 11.4
+    assert (
+        plain.get("/model", headers={"authorization": "Bearer word", "host": "any.example"}).text
+        == "yes"
+    )
+    # RFC 9110, 11.1 and 11.4
+    assert plain.get("/model", headers={"authorization": "bearer  word"}).text == "yes"
     for other in ("Bearer wor", "Basic word", "word", "Bearer word x"):
         assert plain.get("/model", headers={"authorization": other}).status_code == 401
 
@@ -54,5 +66,10 @@ def test_every_answer_tells_browsers_to_trust_nothing_else():
 
 
 def test_loopback():
-    assert [is_loopback(host) for host in ("127.0.0.1", "127.3.2.1", "::1", "localhost")] == [True] * 4
-    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.evil", ""))
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.3.2.1", "::1", "localhost")] == [
+        True
+    ] * 4
+    assert not any(
+        is_loopback(host)
+        for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.evil", "")
+    )

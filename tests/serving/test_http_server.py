@@ -15,7 +15,13 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from finetune.serving import http_server
-from finetune.serving.http_server import PatientProtocol, address_of, listen, most_connections, serve_until_stopped
+from finetune.serving.http_server import (
+    PatientProtocol,
+    address_of,
+    listen,
+    most_connections,
+    serve_until_stopped,
+)
 from finetune.system.messages import WrongUsage
 
 
@@ -30,13 +36,21 @@ def test_a_taken_port_is_told():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(WrongUsage, match=f"--port {port}: Address already in use; --port 0 takes"):
+        with pytest.raises(
+            WrongUsage, match=f"--port {port}: Address already in use; --port 0 takes"
+        ):
             listen("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
     ("host", "port"),
-    [("127.0.0.1", -1), ("127.0.0.1", 65536), ("no such host.invalid", 1), ("192.0.2.1", 0), ("a..b", 0)],
+    [
+        ("127.0.0.1", -1),
+        ("127.0.0.1", 65536),
+        ("no such host.invalid", 1),
+        ("192.0.2.1", 0),
+        ("a..b", 0),
+    ],
 )
 def test_addresses_that_are_none(host, port):
     with pytest.raises(WrongUsage, match="--port"):
@@ -63,15 +77,24 @@ def connection(monkeypatch, script, app=None):
     async def answer(scope, receive, send):
         while (await receive()).get("more_body"):
             pass
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+        )
         await send({"type": "http.response.body", "body": b"ok"})
 
     async def run():
         loop = asyncio.get_running_loop()
-        config = Config(app or answer, http=PatientProtocol, log_config=None, h11_max_incomplete_event_size=2**14)
+        config = Config(
+            app or answer,
+            http=PatientProtocol,
+            log_config=None,
+            h11_max_incomplete_event_size=2**14,
+        )
         config.load()
         state = ServerState()
-        server = await loop.create_server(lambda: PatientProtocol(config, state, {}), "127.0.0.1", 0)
+        server = await loop.create_server(
+            lambda: PatientProtocol(config, state, {}), "127.0.0.1", 0
+        )
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
             async with asyncio.timeout(10):
@@ -156,7 +179,11 @@ def test_one_connection_too_many_is_told(monkeypatch):
 
     monkeypatch.setattr(http_server, "most_connections", lambda: 1)
     head, _, body = connection(monkeypatch, second).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 503") and b"Retry-After" in head and "connections" in json.loads(body)["error"]
+    assert (
+        head.startswith(b"HTTP/1.1 503")
+        and b"Retry-After" in head
+        and "connections" in json.loads(body)["error"]
+    )
 
 
 _BUSY = """
@@ -202,8 +229,11 @@ def serving(script, folder):
 @pytest.mark.slow
 def test_who_asks_at_once_is_answered_though_it_stops_at_once(tmp_path):
     """It says that it serves when it takes connections: what the system holds till then is lost with the socket."""
-    slow = "import gc; gc.collect = lambda: time.sleep(2)\n"  # what a start does last, on a busy machine
-    script = _BUSY.replace("with listen", slow + "with listen").replace("await asyncio.to_thread(time.sleep, 30)", _OK)
+    # what a start does last, on a busy machine
+    slow = "import gc; gc.collect = lambda: time.sleep(2)\n"
+    script = _BUSY.replace("with listen", slow + "with listen").replace(
+        "await asyncio.to_thread(time.sleep, 30)", _OK
+    )
     with serving(script, tmp_path) as (process, port):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n")
@@ -217,7 +247,10 @@ def test_who_asks_at_once_is_answered_though_it_stops_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_waits_for_no_thread(tmp_path):
-    with serving(_BUSY, tmp_path) as (process, port), socket.create_connection(("127.0.0.1", port)) as client:
+    with (
+        serving(_BUSY, tmp_path) as (process, port),
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         for _ in range(2):
             time.sleep(0.5)

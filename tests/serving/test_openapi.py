@@ -19,7 +19,11 @@ def test_it_is_valid_openapi():
 
 def test_every_address_for_programs_is_described_and_is_there(client):
     described = {(path, method) for path, methods in API["paths"].items() for method in methods}
-    routes = {(route.path, method.lower()) for route in client.app.routes for method in route.methods - {"HEAD"}}
+    routes = {
+        (route.path, method.lower())
+        for route in client.app.routes
+        for method in route.methods - {"HEAD"}
+    }
     assert routes - described == {("/", "get"), ("/docs", "get"), ("/openapi.json", "get")}
     assert described <= routes
     assert client.get("/openapi.json").json()["paths"].keys() == API["paths"].keys()

@@ -34,7 +34,9 @@ def serve(predictor):
     def begin(token: str | None = None) -> str:
         service = Service(predictor, Limits(200_000, 4, 10_000, 8, 20), 4)
         listener = listen("127.0.0.1", 0)
-        config = uvicorn.Config(make_app(service, token, "127.0.0.1"), log_config=None, ws="none", lifespan="on")
+        config = uvicorn.Config(
+            make_app(service, token, "127.0.0.1"), log_config=None, ws="none", lifespan="on"
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -69,14 +71,19 @@ def page(browser, address):
     page = context.new_page()
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: faults.append(message.text) if "Content Security" in message.text else None)
+    page.on(
+        "console",
+        lambda message: faults.append(message.text) if "Content Security" in message.text else None,
+    )
     page.goto(address)
     yield page
     assert not faults
     context.close()
 
 
-def give(page: Page, content: bytes, name: str = "a.png", kind: str = "image/png", event: str = "drop") -> None:
+def give(
+    page: Page, content: bytes, name: str = "a.png", kind: str = "image/png", event: str = "drop"
+) -> None:
     page.evaluate(_DROP, [name, kind, base64.b64encode(content).decode(), event])
 
 
@@ -119,7 +126,9 @@ def test_the_keyboard_is_enough(page, picture):
         page.wait_for_timeout(500)
         if chosen:
             break
-    chosen[0].set_files([{"name": f"{i}.png", "mimeType": "image/png", "buffer": picture(i)} for i in range(2)])
+    chosen[0].set_files(
+        [{"name": f"{i}.png", "mimeType": "image/png", "buffer": picture(i)} for i in range(2)]
+    )
     page.locator(".result").nth(1).wait_for(timeout=20_000)
     for name in ("photograph", "looked-at"):
         page.keyboard.press("Tab")
@@ -134,7 +143,9 @@ def test_it_fits_a_phone(page, picture):
     give(page, picture(), "a_name_without_any_break_" * 8 + ".png")
     page.locator(".result").wait_for(timeout=20_000)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-    sizes = page.locator("button:visible").evaluate_all("all => all.map(b => b.getBoundingClientRect().height)")
+    sizes = page.locator("button:visible").evaluate_all(
+        "all => all.map(b => b.getBoundingClientRect().height)"
+    )
     assert min(sizes) >= 44  # what a finger needs
 
 
@@ -157,15 +168,26 @@ def test_both_themes_can_be_read(browser, address, picture, scheme):
           return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
         }"""
     )
-    is_dark = page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == "rgb(23, 23, 22)"
+    is_dark = (
+        page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")
+        == "rgb(23, 23, 22)"
+    )
     assert contrast > 7 and is_dark == (scheme == "dark")
     context.close()
 
 
 def test_of_a_thing_and_its_absence_it_asks_for_the_thing(page, predictor):
     known = {"class_names": ["hotdog", "not-hotdog"]}
-    page.route("**/model", lambda route: route.fulfill(body=json.dumps(known), content_type="application/json"))
-    one = {"name": "a", "label": "not-hotdog", "probability": 0.9, "probabilities": {"not-hotdog": 0.9, "hotdog": 0.1}}
+    page.route(
+        "**/model",
+        lambda route: route.fulfill(body=json.dumps(known), content_type="application/json"),
+    )
+    one = {
+        "name": "a",
+        "label": "not-hotdog",
+        "probability": 0.9,
+        "probabilities": {"not-hotdog": 0.9, "hotdog": 0.1},
+    }
     page.route("**/predict?*", lambda route: route.fulfill(body=json.dumps({"predictions": [one]})))
     page.reload()
     give(page, b"x")
@@ -191,15 +213,23 @@ def test_another_model_at_the_same_address_is_introduced(page):
     for count, names in enumerate(models):  # noqa: B007 the routes read it
         give(page, b"x")
         page.locator(".verdict").nth(count).wait_for(timeout=20_000)
-        seen.append((page.locator("h1").inner_text(), page.title(), page.locator("#classes").inner_text()))
-    assert seen[0] == (*first, "It knows a, b, c, d, e, f.") and seen[2] == (*first, "It knows x, y, z.")
+        seen.append(
+            (page.locator("h1").inner_text(), page.title(), page.locator("#classes").inner_text())
+        )
+    assert seen[0] == (*first, "It knows a, b, c, d, e, f.") and seen[2] == (
+        *first,
+        "It knows x, y, z.",
+    )
     assert seen[1] == ("Is it a hotdog, or not?", "hotdog, or not hotdog?", "")
     assert ["top_k" in url for url in asked] == [True, False, False]
 
 
 def test_a_threshold_is_told(page):
     """Else the less probable of two would be said without a reason."""
-    known = {"class_names": ["hotdog", "not-hotdog"], "threshold": {"label": "hotdog", "at_least": 0.2509}}
+    known = {
+        "class_names": ["hotdog", "not-hotdog"],
+        "threshold": {"label": "hotdog", "at_least": 0.2509},
+    }
     page.route("**/model", lambda route: route.fulfill(body=json.dumps(known)))
     page.reload()
     page.get_by_text("It says hotdog from a probability of 25.1 % on.").wait_for(timeout=20_000)
@@ -227,7 +257,11 @@ def test_a_token_is_asked_for_and_then_used(serve, browser, picture):
 
 
 def test_a_folder_is_told_for_what_it_is(page, tmp_path):
-    at = {"x": 100, "y": 200, "data": {"items": [], "files": [str(tmp_path)], "dragOperationsMask": 1}}
+    at = {
+        "x": 100,
+        "y": 200,
+        "data": {"items": [], "files": [str(tmp_path)], "dragOperationsMask": 1},
+    }
     session = page.context.new_cdp_session(page)
     for kind in ("dragEnter", "dragOver", "drop"):
         session.send("Input.dispatchDragEvent", {"type": kind, **at})
@@ -236,7 +270,12 @@ def test_a_folder_is_told_for_what_it_is(page, tmp_path):
 
 def test_the_most_probable_comes_first_whatever_it_is_called(page):
     """A script's object has names that are numbers first, in their order."""
-    one = {"name": "a", "label": "10", "probability": 0.7, "probabilities": {"10": 0.7, "b": 0.2, "3": 0.1}}
+    one = {
+        "name": "a",
+        "label": "10",
+        "probability": 0.7,
+        "probabilities": {"10": 0.7, "b": 0.2, "3": 0.1},
+    }
     page.route("**/predict?*", lambda route: route.fulfill(body=json.dumps({"predictions": [one]})))
     give(page, b"x")
     page.locator(".verdict").wait_for(timeout=20_000)

@@ -7,7 +7,9 @@ from finetune.serving.refusal import Refused, busy, drain, too_late
 
 
 def test_a_refusal_says_what_is_wrong_and_with_which_pictures():
-    response = Refused(422, "a.jpg: empty", [{"index": 0, "name": "a.jpg", "error": "empty"}]).response()
+    response = Refused(
+        422, "a.jpg: empty", [{"index": 0, "name": "a.jpg", "error": "empty"}]
+    ).response()
     assert response.status_code == 422
     assert json.loads(response.body) == {
         "error": "a.jpg: empty",
@@ -31,7 +33,9 @@ def test_a_body_is_taken_to_its_end_or_until_its_sender_goes():
         asyncio.run(drain(receive, seconds=10))
         return len(messages)
 
-    part, end = ({"type": "http.request", "body": b"x", "more_body": more} for more in (True, False))
+    part, end = (
+        {"type": "http.request", "body": b"x", "more_body": more} for more in (True, False)
+    )
     assert left([part, part, end, part]) == 1
     assert left([part, {"type": "http.disconnect"}, part]) == 1
     huge = {"type": "http.request", "body": bytes(2**25), "more_body": True}

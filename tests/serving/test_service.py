@@ -26,7 +26,9 @@ def bomb(width: int, height: int) -> bytes:
     """A small PNG whose header states so many pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
@@ -34,16 +36,20 @@ def bomb(width: int, height: int) -> bytes:
 
 def test_answers_are_those_of_the_predictor(client, predictor, picture):
     contents = [
-        picture(k, size, kind) for k, size, kind in ((0, (40, 60), "PNG"), (1, (90, 33), "JPEG"), (2, (8, 8), "WEBP"))
+        picture(k, size, kind)
+        for k, size, kind in ((0, (40, 60), "PNG"), (1, (90, 33), "JPEG"), (2, (8, 8), "WEBP"))
     ]
     response = client.post("/predict", files=files(*contents))
     expected = predictor([decode(content) for content in contents])
     said = response.json()["predictions"]
     assert [one["name"] for one in said] == ["0.png", "1.png", "2.png"]
     for one, probabilities in zip(said, expected, strict=True):
-        assert list(one["probabilities"].values()) == sorted(one["probabilities"].values(), reverse=True)
+        assert list(one["probabilities"].values()) == sorted(
+            one["probabilities"].values(), reverse=True
+        )
         found = [one["probabilities"][name] for name in predictor.class_names]
-        np.testing.assert_allclose(found, probabilities, rtol=0, atol=2e-6)  # seven digits, other neighbours
+        # seven digits, other neighbours
+        np.testing.assert_allclose(found, probabilities, rtol=0, atol=2e-6)
         assert one["label"] == predictor.class_names[probabilities.argmax()]
         assert one["probability"] == one["probabilities"][one["label"]]
     alone = client.post("/predict", content=contents[1]).json()["predictions"]
@@ -58,7 +64,9 @@ def test_a_threshold_decides_what_is_said(client, service, picture, monkeypatch)
 
 def test_the_best_classes_alone(client, picture):
     every = client.post("/predict", content=picture()).json()["predictions"][0]["probabilities"]
-    best = client.post("/predict?top_k=2", content=picture()).json()["predictions"][0]["probabilities"]
+    best = client.post("/predict?top_k=2", content=picture()).json()["predictions"][0][
+        "probabilities"
+    ]
     assert list(best.items()) == list(every.items())[:2]
 
 
@@ -66,14 +74,19 @@ def test_what_the_network_looked_at_is_a_picture(client, picture, service, monke
     one = client.post("/predict?looked_at=1", content=picture()).json()["predictions"][0]
     assert one["looked_at"].startswith("data:image/webp;base64,")
     monkeypatch.setattr(service.predictor, "activation", lambda images, classes: None)
-    assert client.post("/predict?looked_at=1", content=picture()).json()["predictions"][0]["looked_at"] is None
+    assert (
+        client.post("/predict?looked_at=1", content=picture()).json()["predictions"][0]["looked_at"]
+        is None
+    )
     assert "looked_at" not in client.post("/predict", content=picture()).json()["predictions"][0]
 
 
 LARGE = [f"top_k={zeros}{'9' * 5000}" for zeros in ("", "000000001")]
 
 
-@pytest.mark.parametrize("query", ["top_k=0", "top_k=4", "top_k=x", "top_k=²", *LARGE, "looked_at=maybe", "topk=2"])
+@pytest.mark.parametrize(
+    "query", ["top_k=0", "top_k=4", "top_k=x", "top_k=²", *LARGE, "looked_at=maybe", "topk=2"]
+)
 def test_options_that_are_wrong(client, picture, query):
     response = client.post("/predict?" + query, content=picture())
     assert response.status_code == 400 and len(response.json()["error"]) < 200
@@ -84,14 +97,21 @@ def test_a_bad_picture_is_named_and_fails_its_own_request(client, picture):
     response = client.post("/predict", files=files(*contents))
     assert response.status_code == 422
     bad = response.json()["pictures"]
-    assert [one["index"] for one in bad] == [1, 2, 3] and [one["name"] for one in bad] == ["1.png", "2.png", "3.png"]
+    assert [one["index"] for one in bad] == [1, 2, 3] and [one["name"] for one in bad] == [
+        "1.png",
+        "2.png",
+        "3.png",
+    ]
     assert "empty" in bad[0]["error"] and "30000 x 30000 pixels" in bad[2]["error"]
     assert response.json()["error"] == bad[0]["error"]
-    within_decode = client.post("/predict", content=bomb(200, 100))  # more than the service's, less than the decoder's
+    # more than the service's, less than the decoder's
+    within_decode = client.post("/predict", content=bomb(200, 100))
     assert "the limit of 10,000" in within_decode.json()["error"]
 
 
-def test_probabilities_that_are_not_numbers_fail_their_own_request(client, service, picture, monkeypatch, caplog):
+def test_probabilities_that_are_not_numbers_fail_their_own_request(
+    client, service, picture, monkeypatch, caplog
+):
     classify = service.predictor.classify
 
     def black_is_lost(images):
@@ -107,14 +127,19 @@ def test_probabilities_that_are_not_numbers_fail_their_own_request(client, servi
     (bad,) = response.json()["pictures"]
     assert (bad["index"], bad["name"]) == (1, "1.png")
     assert (
-        response.json()["error"] == bad["error"] == "1.png: some.ckpt gives probabilities that are not finite numbers"
+        response.json()["error"]
+        == bad["error"]
+        == "1.png: some.ckpt gives probabilities that are not finite numbers"
     )
     assert f"cannot classify 1.png: {service.predictor.path} gives" in caplog.text
     assert client.post("/predict", content=picture()).status_code == 200
 
     async def scenario():
         busy = asyncio.create_task(service.predict(request(picture(1))))
-        others = [asyncio.create_task(service.predict(request(c))) for c in (picture(2), black.getvalue(), picture(3))]
+        others = [
+            asyncio.create_task(service.predict(request(c)))
+            for c in (picture(2), black.getvalue(), picture(3))
+        ]
         return [(await task).status_code for task in (busy, *others)]
 
     assert asked(service, scenario) == [200, 200, 500, 200]
@@ -131,7 +156,9 @@ def asked(service: Service, scenario):
         service.close()
 
 
-def request(content: bytes, gone: asyncio.Event | None = None, more: asyncio.Event | None = None) -> Request:
+def request(
+    content: bytes, gone: asyncio.Event | None = None, more: asyncio.Event | None = None
+) -> Request:
     """A request whose body is there, whose sender may go away, or never send the rest."""
     parts = [{"type": "http.request", "body": content, "more_body": more is not None}]
 
@@ -141,7 +168,13 @@ def request(content: bytes, gone: asyncio.Event | None = None, more: asyncio.Eve
         await (gone or more or asyncio.Event()).wait()
         return {"type": "http.disconnect"}
 
-    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/predict",
+        "query_string": b"",
+        "headers": [],
+    }
     return Request(scope, receive)
 
 
@@ -162,7 +195,8 @@ class Held:
 
 @pytest.fixture
 def held(service, monkeypatch):
-    monkeypatch.setattr(service.predictor, "classify", service.predictor.classify)  # put back afterwards
+    # put back afterwards
+    monkeypatch.setattr(service.predictor, "classify", service.predictor.classify)
     return Held(service)
 
 
@@ -190,7 +224,9 @@ def test_when_it_is_full_others_are_sent_away_and_those_that_wait_are_not(servic
 
     refused, responses = asked(service, scenario)
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
-    assert [response.status_code for response in responses] == [200] * 8 and service.room.waiting == 0
+    assert [response.status_code for response in responses] == [
+        200
+    ] * 8 and service.room.waiting == 0
 
 
 def test_who_goes_away_is_not_computed_for(service, held, picture):
@@ -264,7 +300,13 @@ def test_the_sender_of_a_body_that_is_too_large_can_read_why(service):
     async def receive():
         return sent.pop(0)
 
-    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/predict",
+        "query_string": b"",
+        "headers": [],
+    }
     response = asked(service, lambda: service.predict(Request(scope, receive)))
     assert response.status_code == 413 and not sent
 
@@ -274,7 +316,11 @@ def test_the_sender_of_a_body_that_is_too_large_can_read_why(service):
     [
         (422, b""),
         (400, b"no edge at all"),
-        (413, b"--edge\r\nContent-Disposition: form-data; name=a; filename=b\r\n\r\nc\r\n" * 5 + b"--edge--\r\n"),
+        (
+            413,
+            b"--edge\r\nContent-Disposition: form-data; name=a; filename=b\r\n\r\nc\r\n" * 5
+            + b"--edge--\r\n",
+        ),
     ],
 )
 def test_a_body_that_is_here_is_refused_at_once(service, status, content):
@@ -295,7 +341,9 @@ def test_decoding_uses_its_own_threads(service, picture, monkeypatch):
     seen = []
     image = service._image
     monkeypatch.setattr(
-        service, "_image", lambda *args: (seen.append(threading.current_thread().name), image(*args))[1]
+        service,
+        "_image",
+        lambda *args: (seen.append(threading.current_thread().name), image(*args))[1],
     )
     began = time.monotonic()
     asked(service, lambda: service.predict(request(picture())))

@@ -13,8 +13,13 @@ def test_what_was_done_is_counted():
     metrics.batch(2)
     families = text_string_to_metric_families(metrics.text().decode())
     found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
-    assert found["finetune_requests_total", "200"] == 2 and found["finetune_requests_total", "422"] == 1
-    assert found["finetune_pictures_total", "a"] == 0 and found["finetune_pictures_total", "b c"] == 2
+    assert (
+        found["finetune_requests_total", "200"] == 2
+        and found["finetune_requests_total", "422"] == 1
+    )
+    assert (
+        found["finetune_pictures_total", "a"] == 0 and found["finetune_pictures_total", "b c"] == 2
+    )
     assert found["finetune_request_seconds_count",] == 2  # of good ones
     assert found["finetune_request_seconds_bucket", "0.05"] == 1
     assert found["finetune_batch_size_sum",] == 2 and found["finetune_waiting_pictures",] == 3

@@ -22,18 +22,27 @@ def form(*files: tuple[str, bytes]) -> tuple[dict[str, str], bytes]:
     return {"content-type": KIND}, b"".join(parts) + b"--edge--\r\n"
 
 
-def taken(headers: dict[str, str], content: bytes, room: Room | None = None, step: int = 100) -> list[Upload]:
+def taken(
+    headers: dict[str, str], content: bytes, room: Room | None = None, step: int = 100
+) -> list[Upload]:
     """Return what is in a request whose body comes in steps, without a length of its own."""
     chunks = [content[i : i + step] for i in range(0, len(content), step)] or [b""]
     messages = iter(
-        {"type": "http.request", "body": chunk, "more_body": i + 1 < len(chunks)} for i, chunk in enumerate(chunks)
+        {"type": "http.request", "body": chunk, "more_body": i + 1 < len(chunks)}
+        for i, chunk in enumerate(chunks)
     )
 
     async def receive():
         return next(messages)
 
     raw = [(key.encode(), value.encode()) for key, value in headers.items()]
-    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": raw}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/predict",
+        "query_string": b"",
+        "headers": raw,
+    }
     room = room or Room(LIMITS)
 
     held = room.num_bytes
@@ -51,7 +60,9 @@ def taken(headers: dict[str, str], content: bytes, room: Room | None = None, ste
         assert room.num_bytes == held
 
 
-@pytest.mark.parametrize("kind", ["image/jpeg", "application/octet-stream", "application/x-www-form-urlencoded", None])
+@pytest.mark.parametrize(
+    "kind", ["image/jpeg", "application/octet-stream", "application/x-www-form-urlencoded", None]
+)
 def test_a_body_is_one_picture(kind):
     headers = {"content-type": kind} if kind else {}
     assert taken(headers, b"abc" * 100) == [Upload("", b"abc" * 100)]
@@ -59,7 +70,10 @@ def test_a_body_is_one_picture(kind):
 
 def test_the_files_of_a_form_are_pictures_with_names():
     files = [("ä b.jpg", b"\xff\xd8" * 90), ("evil\u202e.png", b"")]
-    assert taken(*form(*files), step=7) == [Upload("ä b.jpg", b"\xff\xd8" * 90), Upload("evil\\u202e.png", b"")]
+    assert taken(*form(*files), step=7) == [
+        Upload("ä b.jpg", b"\xff\xd8" * 90),
+        Upload("evil\\u202e.png", b""),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,14 +88,29 @@ def test_the_files_of_a_form_are_pictures_with_names():
         (422, "no picture in the request", lambda: form()),
         (400, "form can't be read", lambda: ({"content-type": "multipart/form-data"}, b"x")),
         (400, "form can't be read", lambda: (form()[0], b"no edge at all")),
-        (400, "ends before its last boundary", lambda: (form()[0], form(("a", b"1"), ("b", b"2" * 50))[1][:-20])),
-        (415, "use UTF-8", lambda: ({"content-type": KIND + "; charset=undefined"}, form(("a", b"1"))[1])),
+        (
+            400,
+            "ends before its last boundary",
+            lambda: (form()[0], form(("a", b"1"), ("b", b"2" * 50))[1][:-20]),
+        ),
+        (
+            415,
+            "use UTF-8",
+            lambda: ({"content-type": KIND + "; charset=undefined"}, form(("a", b"1"))[1]),
+        ),
         # Quadratic in Python: a megabyte would take minutes, in which nothing else is answered.
-        (415, "use UTF-8", lambda: ({"content-type": KIND + '; charset="punycode"'}, form(("a", b"1"))[1])),
+        (
+            415,
+            "use UTF-8",
+            lambda: ({"content-type": KIND + '; charset="punycode"'}, form(("a", b"1"))[1]),
+        ),
         (
             422,
             "the field 'top_k' is no file",
-            lambda: (form()[0], b'--edge\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n3\r\n--edge--\r\n'),
+            lambda: (
+                form()[0],
+                b'--edge\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n3\r\n--edge--\r\n',
+            ),
         ),
     ],
 )
@@ -94,7 +123,10 @@ def test_what_is_refused(status, message, request_of):
 JPEG = b"\xff\xd8\xff\xe0" + bytes(range(100))
 AS_TEXT = {
     "JSON": (b'{"image": "' + b64encode(JPEG) + b'"}', "application/json"),
-    "JSON without its type": (b' [{"b64": "' + b64encode(JPEG) + b'"}]', "application/octet-stream"),
+    "JSON without its type": (
+        b' [{"b64": "' + b64encode(JPEG) + b'"}]',
+        "application/octet-stream",
+    ),
     "JSON that is base64": (b64encode(JPEG), "application/json; charset=utf-8"),
     "JSON by its own type": (b"null", "application/vnd.api+json"),
     "base64": (b64encode(JPEG), "text/plain"),
@@ -110,8 +142,14 @@ AS_TEXT = {
 @pytest.mark.parametrize("case", AS_TEXT)
 def test_text_in_place_of_an_image_is_told_which_bytes_are_wanted(case):
     content, kind = AS_TEXT[case]
-    text = next(text for text in ("JSON", "base64", "a data: address", "a form field") if case.startswith(text))
-    with pytest.raises(Refused, match=f"the body is {text}, not an image: .*curl --data-binary @a.jpg") as refused:
+    text = next(
+        text
+        for text in ("JSON", "base64", "a data: address", "a form field")
+        if case.startswith(text)
+    )
+    with pytest.raises(
+        Refused, match=f"the body is {text}, not an image: .*curl --data-binary @a.jpg"
+    ) as refused:
         taken({"content-type": kind} if kind else {}, content)
     assert refused.value.status == 415
     if kind in ("", "text/plain"):
@@ -120,7 +158,9 @@ def test_text_in_place_of_an_image_is_told_which_bytes_are_wanted(case):
         assert refused.value.status == 415
 
 
-@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded", "text/plain"])
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/x-www-form-urlencoded", "text/plain"]
+)
 def test_an_image_is_one_whatever_the_request_calls_it(kind):
     assert taken({"content-type": kind}, JPEG) == [Upload("", JPEG)]
 

@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
 def _run(folder: Path, *options: str) -> str:
-    common = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
+    common = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+    )
     profile = f"--user-data-dir={folder / 'chromium'}"
     command = [str(CHROMIUM), *common, profile, "--virtual-time-budget=3000", *options]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -7,10 +7,29 @@ import numpy as np
 
 # Options of a fit that takes a second.
 QUICK = [
-    *("--data.image_size", "32", "--data.batch_size", "16", "--data.num_workers", "0", "--model.weights", "null"),
-    *("--model.backbone", "mobilenet_v3_small", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
+    *(
+        "--data.image_size",
+        "32",
+        "--data.batch_size",
+        "16",
+        "--data.num_workers",
+        "0",
+        "--model.weights",
+        "null",
+    ),
+    *(
+        "--model.backbone",
+        "mobilenet_v3_small",
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.accelerator",
+        "cpu",
+    ),
     *("--trainer.precision", "32-true"),  # the same on every machine
-    *("--model.scheduler", "null"),  # one rate: a run of two epochs is one of one epoch that goes on
+    *(
+        "--model.scheduler",
+        "null",
+    ),  # one rate: a run of two epochs is one of one epoch that goes on
     *("--report", "false"),
 ]
 # The same of a smaller network, of which a fit takes half as long and an export a fifth.

@@ -20,7 +20,11 @@ def real_data(name: str) -> Path:
 
 def idx(array: np.ndarray) -> bytes:
     """The idx format of yann.lecun.com: zeros, type 8 for bytes, number of axes, sizes in big-endian, bytes."""
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + np.array(array.shape, ">u4").tobytes()
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def clothes(num_train: int, num_test: int) -> dict[str, np.ndarray]:

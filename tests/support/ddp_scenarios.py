@@ -63,7 +63,9 @@ class NarrowResNet(ResNet):
         super().__init__(BasicBlock, [2, 2, 2, 2])
         self.fc = nn.Linear(128, num_classes)
 
-    def _make_layer(self, block: Any, planes: int, *arguments: Any, **options: Any) -> nn.Sequential:
+    def _make_layer(
+        self, block: Any, planes: int, *arguments: Any, **options: Any
+    ) -> nn.Sequential:
         return super()._make_layer(block, planes // 4, *arguments, **options)
 
 
@@ -109,7 +111,9 @@ def small_normalised(backbone: str, num_classes: int, image_size: int | None = N
 def trainer(**options: Any) -> pl.Trainer:
     world_size, is_cuda = int(sys.argv[3]), DEVICE.type == "cuda"
     # NCCL refuses two processes on one GPU, gloo does not; nor is Lightning to ask for as many GPUs.
-    shared = DDPStrategy(parallel_devices=[torch.device("cuda", 0)] * world_size, process_group_backend="gloo")
+    shared = DDPStrategy(
+        parallel_devices=[torch.device("cuda", 0)] * world_size, process_group_backend="gloo"
+    )
     return pl.Trainer(
         accelerator=DEVICE.type,
         devices=1 if is_cuda else world_size,
@@ -138,20 +142,28 @@ def weights_after(
     with patch("finetune.training.classifier.build", build):
         model = Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options})
     before = weights_of(model)
-    trainer(precision=precision, max_steps=steps, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
+    trainer(precision=precision, max_steps=steps, max_epochs=-1, limit_val_batches=0).fit(
+        model, datamodule=data
+    )
     after = weights_of(model)
     MOVED.append(moved(model, before, after))
     return after
 
 
 def weights_of(model: Classifier) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.network.named_parameters()}
+    return {
+        name: parameter.detach().clone() for name, parameter in model.network.named_parameters()
+    }
 
 
 def moved(model: Classifier, before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
     """Return how far training has moved the weights, at most; a probe moves the head by itself."""
     last = head_name(model.network) if model.head_init == "probe" else "none"
-    return max(float((after[name] - before[name]).abs().max()) for name in after if not name.startswith(last))
+    return max(
+        float((after[name] - before[name]).abs().max())
+        for name in after
+        if not name.startswith(last)
+    )
 
 
 def with_bad_batches(data: ImageFolderData) -> ImageFolderData:
@@ -177,7 +189,9 @@ def order_of_each_rank() -> Iterator[None]:
         order = train_order(self.num_images, self.seed + self.rank, self.epoch)
         for i in range(self.batch, len(self)):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
-            yield [(self.epoch, int(batch[j])) for j in share(len(batch), self.rank, self.world_size)]
+            yield [
+                (self.epoch, int(batch[j])) for j in share(len(batch), self.rank, self.world_size)
+            ]
 
     with patch.object(TrainBatches, "__iter__", batches):
         yield
@@ -217,17 +231,30 @@ def averaged_means(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
     if len(batch["label"]) == 0:
         return sum((p * 0).sum() for p in model.parameters())  # type: ignore[return-value]
     weight = model.class_weight.to(model.mean.dtype)
-    return F.cross_entropy(model(batch["image"]), batch["label"], weight, label_smoothing=model.label_smoothing)
+    return F.cross_entropy(
+        model(batch["image"]), batch["label"], weight, label_smoothing=model.label_smoothing
+    )
 
 
 def evaluated(
-    root: Path, out: Path, name: str, options: Callable[[], dict] = dict, callbacks: Any = (), **more: Any
+    root: Path,
+    out: Path,
+    name: str,
+    options: Callable[[], dict] = dict,
+    callbacks: Any = (),
+    **more: Any,
 ) -> dict[str, Any]:
     """Test metrics and predictions of a fixed network on the pictures in `root`.
 
     `options` makes the trainers', both have the `callbacks`; `more` is the data's.
     """
-    more = {"batch_size": 4, "image_size": 32, "num_workers": 0, "class_names": ["blue", "green", "red"], **more}
+    more = {
+        "batch_size": 4,
+        "image_size": 32,
+        "num_workers": 0,
+        "class_names": ["blue", "green", "red"],
+        **more,
+    }
     data = ImageFolderData(str(root), **more)
     pl.seed_everything(3, verbose=False)
     with patch("finetune.training.classifier.build", small_network):
@@ -239,7 +266,9 @@ def evaluated(
     run = Run(out, "predict", path=out)
     data = ImageFolderData(predict=str(root / "test"), **more)
     writer = PredictionWriter(run, output=str(out / f"{name}.csv"))
-    trainer(callbacks=[writer, *callbacks], **options()).predict(model, datamodule=data, return_predictions=False)
+    trainer(callbacks=[writer, *callbacks], **options()).predict(
+        model, datamodule=data, return_predictions=False
+    )
     return {"metrics": metrics, "confusion_matrix": model.confusion_matrix}
 
 
@@ -248,7 +277,9 @@ def calibrated(root: Path) -> dict[str, Any]:
     data = ImageFolderData(str(root), val_fraction=0.3, batch_size=4, image_size=32, num_workers=0)
     pl.seed_everything(1, verbose=False)
     with patch("finetune.training.classifier.build", small_network):
-        model = Classifier(data.class_names, weights=None, optimizer=lambda p: torch.optim.SGD(p, lr=0.3))
+        model = Classifier(
+            data.class_names, weights=None, optimizer=lambda p: torch.optim.SGD(p, lr=0.3)
+        )
     model.calibrator.aim = parse_aim("f1", data.class_names)
     trainer(precision="64-true", max_epochs=2).fit(model, datamodule=data)
     return model.calibration.as_plain() or {}
@@ -260,7 +291,9 @@ def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
     own = share(num, group.get_rank() if group else 0, int(sys.argv[3]))
     torch.manual_seed(0)
     convolutions = [nn.Conv2d(channels, 8, 3, padding=1, bias=False) for channels in (3, 8)]
-    network = nn.Sequential(convolutions[0], nn.BatchNorm2d(8), convolutions[1], nn.BatchNorm2d(8)).to(DEVICE)
+    network = nn.Sequential(
+        convolutions[0], nn.BatchNorm2d(8), convolutions[1], nn.BatchNorm2d(8)
+    ).to(DEVICE)
     pictures, slope = torch.randn(num, 3, 9, 9).to(DEVICE), torch.randn(num, 8, 9, 9).to(DEVICE)
     if are_shared:
         share_statistics(network)
@@ -279,7 +312,9 @@ def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
 
 def padded(root: Path) -> float:
     """Control: the number of pictures that Lightning's own sampler shows to `test`."""
-    data = ImageFolderData(str(root), image_size=32, num_workers=0, class_names=["blue", "green", "red"])
+    data = ImageFolderData(
+        str(root), image_size=32, num_workers=0, class_names=["blue", "green", "red"]
+    )
     loader = data.loader("test")
     with patch("finetune.training.classifier.build", small_network):
         model = Classifier(data.class_names, weights=None)
@@ -295,9 +330,12 @@ def begin() -> tuple[Path, Path, Callable[..., ImageFolderData]]:
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
-    os.environ["FINETUNE_CACHE"] = str(out / "cache")  # what another number of processes left is not to be found
+    # what another number of processes left is not to be found
+    os.environ["FINETUNE_CACHE"] = str(out / "cache")
 
-    def data(root: str = "train", batch_size: int = 12, image_size: int = 32, **more: Any) -> ImageFolderData:
+    def data(
+        root: str = "train", batch_size: int = 12, image_size: int = 32, **more: Any
+    ) -> ImageFolderData:
         options = {"batch_size": batch_size, "image_size": image_size, **more}
         return ImageFolderData(str(data_root / root), val_fraction=0, num_workers=0, **options)  # type: ignore[arg-type]
 
@@ -309,7 +347,11 @@ RESNET: dict[str, Any] = {
     "optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
 }
 NARROW = {**RESNET, "build": narrow_network}
-BALANCED: dict[str, Any] = {"class_weights": "balanced", "label_smoothing": 0.1, "build": small_network}
+BALANCED: dict[str, Any] = {
+    "class_weights": "balanced",
+    "label_smoothing": 0.1,
+    "build": small_network,
+}
 
 
 def main() -> None:
@@ -317,19 +359,31 @@ def main() -> None:
     scenarios: dict[str, Callable[[], Any]] = {
         "small_float64": lambda: weights_after(data(), "64-true", build=small_network),
         "small_float32": lambda: weights_after(data(), "32-true", build=small_network),
-        "resnet_float64": lambda: weights_after(data(), "64-true", freeze_batch_norm=True, **RESNET),
-        "resnet_float32": lambda: weights_after(data(), "32-true", freeze_batch_norm=True, **NARROW),
+        "resnet_float64": lambda: weights_after(
+            data(), "64-true", freeze_batch_norm=True, **RESNET
+        ),
+        "resnet_float32": lambda: weights_after(
+            data(), "32-true", freeze_batch_norm=True, **NARROW
+        ),
         "trained_batch_norm": lambda: weights_after(data(), "64-true", steps=10, **NARROW),
-        "batch_norm_uneven": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised),
+        "batch_norm_uneven": lambda: weights_after(
+            data("uneven", 6), "64-true", build=small_normalised
+        ),
         "bad_batches": lambda: weights_after(
-            with_bad_batches(data("uneven", 6, on_bad_image="skip")), "64-true", build=small_normalised
+            with_bad_batches(data("uneven", 6, on_bad_image="skip")),
+            "64-true",
+            build=small_normalised,
         ),
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
-        "solved_head": lambda: weights_after(data("uneven", 6), "64-true", freeze="backbone", **BALANCED),
+        "solved_head": lambda: weights_after(
+            data("uneven", 6), "64-true", freeze="backbone", **BALANCED
+        ),
         "calibrated": lambda: calibrated(data_root / "two"),
         "frozen_part": lambda: weights_after(data(), "64-true", freeze="layer3", **NARROW),
-        "members": lambda: weights_after(data("uneven", 6), "64-true", build=small_normalised, members=2),
+        "members": lambda: weights_after(
+            data("uneven", 6), "64-true", build=small_normalised, members=2
+        ),
         "bf16_2": lambda: step_under_bf16(2),
         "bf16_1": lambda: step_under_bf16(1),
     }
@@ -343,7 +397,9 @@ def main() -> None:
         scenarios |= {
             "control_order": lambda: control(order_of_each_rank(), data(), "64-true", **small),
             "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
-            "control_own_statistics": lambda: control(own_statistics(), data(), "64-true", steps=10, **NARROW),
+            "control_own_statistics": lambda: control(
+                own_statistics(), data(), "64-true", steps=10, **NARROW
+            ),
             "control_members": lambda: control(
                 own_statistics(), data("uneven", 6), "64-true", build=small_normalised, members=2
             ),
@@ -357,10 +413,16 @@ def main() -> None:
     if world_size == 3:
         scenarios["control_means"] = lambda: control_means(data("uneven", 6), BALANCED)
     last = data_root / f"test{NUM_EVALUATED[-1]}"
-    scenarios["evaluated_flipped"] = lambda: evaluated(last, out, "evaluated_flipped", callbacks=[AverageFlip()])
-    scenarios["evaluated_larger"] = lambda: evaluated(last, out, "evaluated_larger", eval_image_size=40)
+    scenarios["evaluated_flipped"] = lambda: evaluated(
+        last, out, "evaluated_flipped", callbacks=[AverageFlip()]
+    )
+    scenarios["evaluated_larger"] = lambda: evaluated(
+        last, out, "evaluated_larger", eval_image_size=40
+    )
     for num in NUM_EVALUATED:
-        scenarios[f"evaluated_{num}"] = lambda num=num: evaluated(data_root / f"test{num}", out, f"evaluated_{num}")
+        scenarios[f"evaluated_{num}"] = lambda num=num: evaluated(
+            data_root / f"test{num}", out, f"evaluated_{num}"
+        )
     chosen = sys.argv[4:] or list(scenarios)
     for name in chosen:
         if name not in scenarios:  # a control of another number of processes

@@ -13,7 +13,9 @@ from finetune.data.checking.picture_facts import Facts
 def drawing(seed: int, width: int = 300, height: int = 220) -> Image.Image:
     rng = np.random.default_rng(seed)
     coarse, fine = (
-        Image.fromarray(rng.integers(0, 256, (*size, 3)).astype(np.uint8)).resize((width, height), 3)
+        Image.fromarray(rng.integers(0, 256, (*size, 3)).astype(np.uint8)).resize(
+            (width, height), 3
+        )
         for size in ((5, 7), (height // 7, width // 7))
     )
     return Image.blend(coarse, fine, 0.4)
@@ -22,10 +24,22 @@ def drawing(seed: int, width: int = 300, height: int = 220) -> Image.Image:
 def facts_of(grey: np.ndarray, **changes) -> Facts:
     """Facts of sound square pictures whose grey copies (N, S, S) are given; all else is the same for all."""
     num = len(grey)
-    facts = {"errors": [""] * num, "kinds": ["JPEG"] * num, "modes": ["RGB"] * num, "sizes": np.full((num, 2), 100)}
-    facts |= {"num_bytes": np.full(num, 5000), "changed": np.zeros(num), "colours": np.full((num, 3), 99, np.float32)}
+    facts = {
+        "errors": [""] * num,
+        "kinds": ["JPEG"] * num,
+        "modes": ["RGB"] * num,
+        "sizes": np.full((num, 2), 100),
+    }
+    facts |= {
+        "num_bytes": np.full(num, 5000),
+        "changed": np.zeros(num),
+        "colours": np.full((num, 3), 99, np.float32),
+    }
     flat = grey.reshape(num, grey.shape[1] * grey.shape[2])
-    facts |= {"contrast": flat.std(axis=1), "brightest": np.percentile(flat, 99, axis=1) if num else np.zeros(0)}
+    facts |= {
+        "contrast": flat.std(axis=1),
+        "brightest": np.percentile(flat, 99, axis=1) if num else np.zeros(0),
+    }
     facts |= {"warnings": [""] * num, "cut_shares": np.zeros(num)}
     return Facts(**{**facts, "grey": grey, **changes})
 
@@ -43,5 +57,7 @@ def empty_png(width: int, height: int) -> bytes:
     size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     content = b"\x89PNG\r\n\x1a\n"
     for kind, body in ((b"IHDR", size), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
-        content += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        content += (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
     return content

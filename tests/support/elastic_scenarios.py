@@ -28,7 +28,8 @@ from finetune.runs.folder import Run
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.training.lr_schedulers import WarmupCosine
 
-AT, STEPS = 7, 10  # of five steps an epoch, the last on one picture: two of three processes have none
+# of five steps an epoch, the last on one picture: two of three processes have none
+AT, STEPS = 7, 10
 FROM = {1: 3, 2: 1, 3: 2}  # each goes on from a checkpoint of so many processes
 
 
@@ -73,7 +74,9 @@ CASES: dict[str, dict[str, Any]] = {
     "mobilenet": pretrained_like(
         {"backbone": "mobilenet_v3_small", "data": {"image_size": 64}, "class_weights": "balanced"}
     ),
-    "efficientnet": pretrained_like({"backbone": "efficientnet_b0", "freeze_batch_norm": True, "steps": 5, "at": None}),
+    "efficientnet": pretrained_like(
+        {"backbone": "efficientnet_b0", "freeze_batch_norm": True, "steps": 5, "at": None}
+    ),
     "mixed": {
         "build": small_network,
         "class_weights": "balanced",
@@ -96,9 +99,15 @@ class SaveAt(pl.Callback):
         self.path, self.step = path, step
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.step and not trainer.fit_loop.epoch_loop._should_accumulate():
+        if (
+            trainer.global_step == self.step
+            and not trainer.fit_loop.epoch_loop._should_accumulate()
+        ):
             trainer.save_checkpoint(self.path)
-            assert trainer.current_epoch == 1 and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            assert (
+                trainer.current_epoch == 1
+                and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            )
 
 
 def trained(
@@ -113,11 +122,16 @@ def trained(
     data = make_data("uneven", 6, **options.pop("data", {}))
     steps, at = options.pop("steps", STEPS), options.pop("at", AT)
     max_epochs = options.pop("max_epochs", -1)
-    precision, accumulated = options.pop("precision", "64-true"), options.pop("accumulate_grad_batches", 1)
+    precision, accumulated = (
+        options.pop("precision", "64-true"),
+        options.pop("accumulate_grad_batches", 1),
+    )
     pl.seed_everything(1, verbose=False)
     with patch("finetune.training.classifier.build", options.pop("build")), control():
         model = Classifier(data.class_names, weights=None, **options)
-        callbacks: list[pl.Callback] = [SaveAt(out / f"{name}.ckpt", at)] if at and not ckpt_path else []
+        callbacks: list[pl.Callback] = (
+            [SaveAt(out / f"{name}.ckpt", at)] if at and not ckpt_path else []
+        )
         has_checkpoints = name == "noisy"
         if has_checkpoints:
             callbacks.append(Checkpoints(Run(out, "fit", path=out / f"run_{name}")))
@@ -132,7 +146,9 @@ def trained(
         )
         fit.fit(model, datamodule=data, ckpt_path=ckpt_path)
     assert fit.global_step == steps
-    return {name: parameter.detach().clone() for name, parameter in model.network.named_parameters()}
+    return {
+        name: parameter.detach().clone() for name, parameter in model.network.named_parameters()
+    }
 
 
 def restored_in_float32() -> AbstractContextManager:
@@ -180,7 +196,10 @@ def main() -> None:
         if (before / f"{name}.ckpt").exists():
             save(f"resumed_{name}", trained(out, name, data, before / f"{name}.ckpt"))
     if k < 3 and (before / "mixed.ckpt").exists():
-        save("partners_of_the_batch", trained(out, "mixed", data, before / "mixed.ckpt", partners_of_the_batch))
+        save(
+            "partners_of_the_batch",
+            trained(out, "mixed", data, before / "mixed.ckpt", partners_of_the_batch),
+        )
     controls = {
         "seeds_of_ranks": ("noisy", lambda: patch("finetune.training.dropout.draw")),
         "order_of_ranks": ("small", order_of_each_rank),

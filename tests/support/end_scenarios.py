@@ -41,14 +41,28 @@ from finetune.training.classifier import Classifier
 DEADLINE = 10.0  # seconds from a signal or a message to the end of the last process
 SIGNALS = {"sigint": signal.SIGINT, "sigterm": signal.SIGTERM, "sighup": signal.SIGHUP}
 AXES = {
-    "failure": [*SIGNALS, "truncated", "exception", "memory", "idle_killed", "busy_killed", "main_killed"],
+    "failure": [
+        *SIGNALS,
+        "truncated",
+        "exception",
+        "memory",
+        "idle_killed",
+        "busy_killed",
+        "main_killed",
+    ],
     "phase": ["decode", "train", "validate", "test", "predict", "only_validate", "only_test"],
     "workers": ["0", "1", "3"],
     "processes": ["one", "lightning", "torchrun"],
     "screen": ["file", "terminal"],
 }
-COMMANDS = {"predict": "predict", "only_validate": "validate", "only_test": "test"}  # fit has the other phases
-STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+# fit has the other phases
+COMMANDS = {"predict": "predict", "only_validate": "validate", "only_test": "test"}
+STEPS = {
+    "train": "training_step",
+    "validate": "validation_step",
+    "test": "test_step",
+    "predict": "predict_step",
+}
 STEPS |= {"only_validate": "validation_step", "only_test": "test_step"}
 SPLITS = {"decode": "train", "train": "train", "validate": "val", "test": "test", "predict": "test"}
 SPLITS |= {"only_validate": "val", "only_test": "test"}
@@ -82,13 +96,17 @@ class Scenario(NamedTuple):
         return zlib.crc32(self.name.encode()) % 2
 
     def is_possible(self) -> bool:
-        if self.failure.endswith(("idle_killed", "busy_killed")) and (self.workers == "0" or self.phase == "decode"):
+        if self.failure.endswith(("idle_killed", "busy_killed")) and (
+            self.workers == "0" or self.phase == "decode"
+        ):
             return False
         return not (self.failure == "idle_killed" and self.phase not in ("train", "validate"))
 
 
 def every() -> list[Scenario]:
-    possible = [s for s in map(Scenario._make, itertools.product(*AXES.values())) if s.is_possible()]
+    possible = [
+        s for s in map(Scenario._make, itertools.product(*AXES.values())) if s.is_possible()
+    ]
     random.Random(0).shuffle(possible)  # so that a part of them says something of all
     return possible
 
@@ -96,7 +114,9 @@ def every() -> list[Scenario]:
 def first_seen() -> list[Scenario]:
     """Return those in which runs stood still first: one process whose worker waits for validation pictures."""
     failures = (*SIGNALS, "truncated", "exception")
-    return [Scenario(f, phase, "1", "one", "file") for f in failures for phase in ("train", "validate")]
+    return [
+        Scenario(f, phase, "1", "one", "file") for f in failures for phase in ("train", "validate")
+    ]
 
 
 def usual() -> list[Scenario]:
@@ -131,7 +151,8 @@ def close(descriptor: int) -> None:
 
 def free_port() -> int:
     while True:
-        port = random.randrange(10000, 30000)  # below those that the system gives to others meanwhile
+        # below those that the system gives to others meanwhile
+        port = random.randrange(10000, 30000)
         with socket.socket() as free, contextlib.suppress(OSError):
             free.bind(("127.0.0.1", port))
             return port
@@ -140,11 +161,17 @@ def free_port() -> int:
 class Run:
     """A scenario's processes, and what is seen of them."""
 
-    def __init__(self, scenario: Scenario, out: Path, before: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, out: Path, before: Callable[[], Any] | None = None
+    ) -> None:
         self.scenario, self.before = scenario, before
-        self.out = out / f"{scenario.name}.{len(list(out.glob(f'{scenario.name}.*')))}"  # it may be named several times
+        # it may be named several times
+        self.out = out / f"{scenario.name}.{len(list(out.glob(f'{scenario.name}.*')))}"
         self.out.mkdir()
-        self.output, self.told, self.event, self.began = b"", 0.0, 0.0, time.monotonic()
+        self.output = b""
+        self.told = 0.0
+        self.event = 0.0
+        self.began = time.monotonic()
         self.reached, self._reached = os.pipe()
         self._go, self.go = os.pipe()
         if scenario.screen == "terminal":
@@ -167,11 +194,13 @@ class Run:
         scenario = self.scenario
         os.setsid()
         if scenario.screen == "terminal" and rank == 0:
-            os.close(os.open(os.ttyname(self._screen), os.O_RDWR))  # a leader's first terminal becomes its own
+            # a leader's first terminal becomes its own
+            os.close(os.open(os.ttyname(self._screen), os.O_RDWR))
         nowhere = os.open(os.devnull, os.O_RDONLY)
         for target, source in enumerate((nowhere, self._screen, self._screen)):
             os.dup2(source, target)
-        for descriptor in descriptors - {self._reached, self._go}:  # a pipe that another scenario keeps open never ends
+        # a pipe that another scenario keeps open never ends
+        for descriptor in descriptors - {self._reached, self._go}:
             os.close(descriptor)
         if num > 1:
             os.environ |= rank_environment(rank, num, self.port)
@@ -187,9 +216,17 @@ class Run:
     def arguments(self, out: Path) -> list[str]:
         s = self.scenario
         data = out / (f"truncated_{SPLITS[s.phase]}" if s.failure == "truncated" else "data")
-        given = [*BASE, "--data.num_workers", s.workers, "--trainer.devices", 1 if s.processes == "one" else 2]
+        given = [
+            *BASE,
+            "--data.num_workers",
+            s.workers,
+            "--trainer.devices",
+            1 if s.processes == "one" else 2,
+        ]
         if s.phase in COMMANDS:
-            pictures = ("--data.predict", data / "test") if s.phase == "predict" else ("--data.root", data)
+            pictures = (
+                ("--data.predict", data / "test") if s.phase == "predict" else ("--data.root", data)
+            )
             given = [COMMANDS[s.phase], "--ckpt_path", out / "best.ckpt", *pictures, *given]
         else:
             limit, epochs = 1 if s.phase == "decode" else 0, 1 if s.phase == "test" else 30
@@ -199,8 +236,14 @@ class Run:
 
     def prepare(self) -> None:
         """Let the processes reach the step at which something is done to them."""
-        s, started, calls = self.scenario, [], []
-        originals = {"__iter__": Loader.__iter__, "read": FileReader.__call__, "decode": image_cache.decode}
+        s = self.scenario
+        started = []
+        calls = []
+        originals = {
+            "__iter__": Loader.__iter__,
+            "read": FileReader.__call__,
+            "decode": image_cache.decode,
+        }
 
         def recorded(loader: Loader) -> Any:
             iterator = originals["__iter__"](loader)
@@ -222,12 +265,20 @@ class Run:
             if len(calls) != 2:
                 return
             os.write(self._reached, b"x")
-            if s.phase != "decode" and s.workers != "0" and all(is_train for is_train, _ in started):
-                os._exit(98)  # no worker of validation's, or the test's, is alive: nothing would be tried
+            if (
+                s.phase != "decode"
+                and s.workers != "0"
+                and all(is_train for is_train, _ in started)
+            ):
+                # no worker of validation's, or the test's, is alive: nothing would be tried
+                os._exit(98)
             if s.failure == "exception":
                 raise ValueError("the network fails")
             if s.failure.endswith("killed") and s.failure != "main_killed":
-                of_train, of_eval = ([pids for is_train, pids in started if is_train is kind] for kind in (True, False))
+                of_train, of_eval = (
+                    [pids for is_train, pids in started if is_train is kind]
+                    for kind in (True, False)
+                )
                 idle = {"train": of_eval, "validate": of_train}.get(s.phase, [])
                 busy = {"train": of_train, "validate": of_eval}.get(s.phase, of_eval[-1:])
                 os.kill((idle if s.failure == "idle_killed" else busy)[0][-1], signal.SIGKILL)
@@ -288,7 +339,9 @@ class Run:
                     self.strike()
             elif read:
                 self.output += read
-                self.told = self.told or (time.monotonic() if b"finetune: error" in self.output else 0.0)
+                self.told = self.told or (
+                    time.monotonic() if b"finetune: error" in self.output else 0.0
+                )
             else:
                 self.screen = -1
         for pid in set(self.pids) - set(self.codes):
@@ -298,7 +351,9 @@ class Run:
         self.ended = time.monotonic()
         self.left = processes_of(self.pids) if len(self.codes) == len(self.pids) else ["the first"]
         since = max(self.told, self.event)
-        return (not self.left and self.screen < 0) or (self.ended > (since + DEADLINE if since else self.began + 120))
+        return (not self.left and self.screen < 0) or (
+            self.ended > (since + DEADLINE if since else self.began + 120)
+        )
 
     def result(self) -> dict[str, Any]:
         for signum in (signal.SIGUSR1, signal.SIGKILL):
@@ -312,13 +367,25 @@ class Run:
             if pid not in self.codes:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.output.decode(errors="replace")).replace("\r", "\n")
-        said = "\n".join(line for line in text.splitlines() if "pictures/s  -:" not in line and "━" not in line)[-3000:]
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.output.decode(errors="replace")).replace(
+            "\r", "\n"
+        )
+        said = "\n".join(
+            line for line in text.splitlines() if "pictures/s  -:" not in line and "━" not in line
+        )[-3000:]
         (self.out / "said").write_text(said)
         codes = [self.codes.get(pid) for pid in self.pids]
         since = max(self.told, self.event) or self.ended
-        stacks = [f"{path.name}\n{path.read_text()}" for path in self.out.glob("stack*") if path.stat().st_size]
-        result = {"name": self.scenario.name, "seconds": round(self.ended - since, 1), "codes": codes}
+        stacks = [
+            f"{path.name}\n{path.read_text()}"
+            for path in self.out.glob("stack*")
+            if path.stat().st_size
+        ]
+        result = {
+            "name": self.scenario.name,
+            "seconds": round(self.ended - since, 1),
+            "codes": codes,
+        }
         return result | {
             "left": self.left,
             "wrong": wrong(self.scenario, codes, self.left, text),
@@ -330,7 +397,9 @@ class Run:
 def wrong(s: Scenario, codes: list[int | None], left: list[str], text: str) -> list[str]:
     """Return what is not as it should be."""
     found = [f"left: {left}"] if left else []
-    expected = {"main_killed": -9, **{name: 128 + signum for name, signum in SIGNALS.items()}}.get(s.failure, 1)
+    expected = {"main_killed": -9, **{name: 128 + signum for name, signum in SIGNALS.items()}}.get(
+        s.failure, 1
+    )
     if s.failure == "truncated" and s.phase == "predict":
         expected = 0
     if s.failure == "busy_killed" and s.phase == "predict" and "predictions in " in text:
@@ -342,7 +411,11 @@ def wrong(s: Scenario, codes: list[int | None], left: list[str], text: str) -> l
     lines = [line.strip().removeprefix("^C") for line in text.splitlines()]
     if s.screen == "file":
         found += [f"said: {line}" for line in lines if not LINES.fullmatch(line)]
-    found += [f"said: {line}" for line in lines if re.search(r"Traceback|Exception ignored|Error in atexit", line)]
+    found += [
+        f"said: {line}"
+        for line in lines
+        if re.search(r"Traceback|Exception ignored|Error in atexit", line)
+    ]
     errors = [line for line in lines if line.startswith("finetune: error: ")]
     num_processes = 1 if s.processes == "one" else 2
     if s.failure in SIGNALS:
@@ -358,15 +431,26 @@ def wrong(s: Scenario, codes: list[int | None], left: list[str], text: str) -> l
     return found
 
 
-def run_all(chosen: list[Scenario], out: Path, before: Callable[[], Any] | None = None, jobs: int = 2) -> list[dict]:
-    waiting, running, results = list(chosen), [], []
+def run_all(
+    chosen: list[Scenario], out: Path, before: Callable[[], Any] | None = None, jobs: int = 2
+) -> list[dict]:
+    waiting = list(chosen)
+    running = []
+    results = []
     while waiting or running:
         while waiting and len(running) < jobs:
             running.append(Run(waiting.pop(0), out, before))
         for run in [run for run in running if run.look()]:
             running.remove(run)
             results.append(run.result())
-            print({key: value for key, value in results[-1].items() if key not in ("output", "stacks")}, flush=True)
+            print(
+                {
+                    key: value
+                    for key, value in results[-1].items()
+                    if key not in ("output", "stacks")
+                },
+                flush=True,
+            )
         time.sleep(0.02)
     return results
 
@@ -385,7 +469,9 @@ def as_it_was() -> None:
 def draw(out: Path) -> None:
     draw_colours(out / "data", train=20, val=8, test=8)
     for split in ("train", "val", "test"):
-        bad = draw_colours(out / f"truncated_{split}", train=20, val=8, test=8) / split / "red/05.png"
+        bad = (
+            draw_colours(out / f"truncated_{split}", train=20, val=8, test=8) / split / "red/05.png"
+        )
         os.truncate(bad, bad.stat().st_size // 2)
     base = Run(Scenario("none", "test", "0", "one", "file"), out)
     while not base.look():
@@ -398,8 +484,11 @@ def main(out: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     draw(out)
     sets = {"cover": cover, "all": every}
-    scenarios = sets[names[0]]() if names[0] in sets else [Scenario(*name.split("-")) for name in names]
-    gc.freeze()  # else each process's own garbage collection would copy all the memory that it shares with this one
+    scenarios = (
+        sets[names[0]]() if names[0] in sets else [Scenario(*name.split("-")) for name in names]
+    )
+    # else each process's own garbage collection would copy all the memory that it shares with this one
+    gc.freeze()
     found = {"results": run_all(scenarios, out, jobs=int(os.environ.get("END_JOBS", "2")))}
     if names[0] == "cover":
         (out / "control").mkdir()
@@ -409,7 +498,14 @@ def main(out: Path, names: list[str]) -> None:
     (out / "results.json").write_text(json.dumps(found, indent=1))
     for result in found["results"]:
         if result["wrong"]:
-            print(result["name"], *result["wrong"], result["output"], *result["stacks"], sep="\n", end="\n\n")
+            print(
+                result["name"],
+                *result["wrong"],
+                result["output"],
+                *result["stacks"],
+                sep="\n",
+                end="\n\n",
+            )
     print(f"{len(scenarios)} scenarios, {sum(bool(r['wrong']) for r in found['results'])} wrong")
 
 

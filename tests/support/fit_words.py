@@ -3,7 +3,14 @@
 from typing import Any
 
 QUICK: dict[str, Any] = {
-    **{"epochs": 1, "size": 28, "batch": 16, "workers": 0, "weights": None, "backbone": "small_cnn"},
+    **{
+        "epochs": 1,
+        "size": 28,
+        "batch": 16,
+        "workers": 0,
+        "weights": None,
+        "backbone": "small_cnn",
+    },
     **{"precision": "32-true", "devices": 1},
     "options": {"report": False, "trainer.accelerator": "cpu"},
 }

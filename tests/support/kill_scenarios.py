@@ -34,14 +34,47 @@ from finetune.training.classifier import Classifier
 OUT, DATA = Path(sys.argv[1]), Path(sys.argv[2])
 STEPS_PER_EPOCH, EPOCHS = 7, 3  # 81 pictures in batches of 12
 FIT = [
-    *("fit", "--resume", "--checkpoint_every_n_steps", 3, "--data.root", DATA, "--data.image_size", 32),
-    *("--data.batch_size", 12, "--data.val_fraction", 0.1, "--model.weights", "null", "--trainer.max_epochs", EPOCHS),
-    *("--trainer.accelerator", "cpu", "--trainer.log_every_n_steps", 1, "--trainer.enable_progress_bar", "false"),
-    *("--model.scheduler", "finetune.WarmupCosine", "--report", "false", "--test_after_fit", "false"),
+    *(
+        "fit",
+        "--resume",
+        "--checkpoint_every_n_steps",
+        3,
+        "--data.root",
+        DATA,
+        "--data.image_size",
+        32,
+    ),
+    *(
+        "--data.batch_size",
+        12,
+        "--data.val_fraction",
+        0.1,
+        "--model.weights",
+        "null",
+        "--trainer.max_epochs",
+        EPOCHS,
+    ),
+    *(
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.log_every_n_steps",
+        1,
+        "--trainer.enable_progress_bar",
+        "false",
+    ),
+    *(
+        "--model.scheduler",
+        "finetune.WarmupCosine",
+        "--report",
+        "false",
+        "--test_after_fit",
+        "false",
+    ),
     *("--trainer.precision", "32-true"),
 ]
 NUM_KILLED = {1: 5, 2: 3}  # fits killed at random moments, by number of processes
-TINY = ("--model.backbone", "timm/test_efficientnet")  # batch norm, in a third of mobilenet_v3_small's time
+# batch norm, in a third of mobilenet_v3_small's time
+TINY = ("--model.backbone", "timm/test_efficientnet")
 EFFICIENTNET = ("--model.backbone", "efficientnet_b0", "--trainer.max_epochs", 2)
 SMALL = ("--model.backbone", "small_cnn", "--data.image_size", 28, "--trainer.precision", "64-true")
 
@@ -49,11 +82,21 @@ SMALL = ("--model.backbone", "small_cnn", "--data.image_size", 28, "--trainer.pr
 class Fit:
     """`finetune fit` in `world_size` processes that form one process group."""
 
-    def __init__(self, root: Path, *extra: Any, world_size: int = 1, before: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, root: Path, *extra: Any, world_size: int = 1, before: Callable[[], Any] | None = None
+    ) -> None:
         self.root, self.pids = root, []
         root.mkdir(parents=True, exist_ok=True)
         arguments = [
-            str(a) for a in (*FIT, "--trainer.default_root_dir", root, "--trainer.devices", world_size, *extra)
+            str(a)
+            for a in (
+                *FIT,
+                "--trainer.default_root_dir",
+                root,
+                "--trainer.devices",
+                world_size,
+                *extra,
+            )
         ]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -65,7 +108,9 @@ class Fit:
             os.setpgid(pid, self.pids[0] if self.pids else pid)
             self.pids.append(pid)
 
-    def _child(self, arguments: list[str], rank: int, world_size: int, port: int, before: Any) -> None:
+    def _child(
+        self, arguments: list[str], rank: int, world_size: int, port: int, before: Any
+    ) -> None:
         log = os.open(self.root / f"log{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -124,8 +169,12 @@ def step_of_last(root: Path) -> int:
     return torch.load(path, weights_only=True)["global_step"] if path.exists() else 0
 
 
-def killed_and_resumed(root: Path, step: int, reference: dict[str, Any], *extra: Any, **options: Any) -> dict[str, Any]:
-    killed = Fit(root, *extra, world_size=options.get("world_size", 1)).signal_at(step, signal.SIGKILL)
+def killed_and_resumed(
+    root: Path, step: int, reference: dict[str, Any], *extra: Any, **options: Any
+) -> dict[str, Any]:
+    killed = Fit(root, *extra, world_size=options.get("world_size", 1)).signal_at(
+        step, signal.SIGKILL
+    )
     inside = step_of_last(root)
     resumed = Fit(root, *extra, **options).wait()
     return {"killed": killed, "step": inside, "resumed": resumed, **compared(root, reference)}
@@ -153,7 +202,9 @@ def stop_inside_an_epoch() -> None:
     patch.object(Classifier, "training_step", stopped).start()
 
 
-def moved(root: Path, before: int, after: int, reference: dict[str, Any], control: Any = None) -> dict[str, Any]:
+def moved(
+    root: Path, before: int, after: int, reference: dict[str, Any], control: Any = None
+) -> dict[str, Any]:
     """Stop a fit on `before` processes, go on with it on `after`; how far from the reference is it each time?"""
     codes = Fit(root, *SMALL, world_size=before, before=stop_inside_an_epoch).wait()
     step, stopped_at = step_of_last(root), distance(state(root)["weights"], reference["weights"])
@@ -183,7 +234,9 @@ def die_while_writing() -> None:
 
 def start_the_epoch_again() -> None:
     """Control: what Lightning does by itself."""
-    patch("finetune.data.datamodule.position", lambda trainer: (original_position(trainer)[0], 0)).start()
+    patch(
+        "finetune.data.datamodule.position", lambda trainer: (original_position(trainer)[0], 0)
+    ).start()
 
 
 original_position = datamodule.position
@@ -209,7 +262,12 @@ def quick_scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "reference1", {"codes": Fit(reference_root, *two_epochs).wait()}
     reference, step = state(reference_root), STEPS_PER_EPOCH + 3
     yield "killed", killed_and_resumed(OUT / "killed", step, reference, *two_epochs)
-    yield "control", killed_and_resumed(OUT / "control", step, reference, *two_epochs, before=start_the_epoch_again)
+    yield (
+        "control",
+        killed_and_resumed(
+            OUT / "control", step, reference, *two_epochs, before=start_the_epoch_again
+        ),
+    )
 
 
 def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -222,12 +280,17 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"reference{world_size}", {"codes": codes, "again": Fit(reference_root, *TINY).wait()}
         # Random moments; all but one soon after a checkpoint inside an epoch, else most could fall to epochs' ends.
         inside = [step for step in range(steps) if step % STEPS_PER_EPOCH in (3, 4)]
-        for i, step in enumerate([*random.sample(inside, NUM_KILLED[world_size] - 1), random.randrange(2, steps - 2)]):
+        for i, step in enumerate(
+            [*random.sample(inside, NUM_KILLED[world_size] - 1), random.randrange(2, steps - 2)]
+        ):
             root = OUT / f"killed{world_size}_{i}"
             yield root.name, killed_and_resumed(root, step, reference, *TINY, world_size=world_size)
         if world_size == 1:
             root = OUT / "control"
-            yield root.name, killed_and_resumed(root, 10, reference, *TINY, before=start_the_epoch_again)
+            yield (
+                root.name,
+                killed_and_resumed(root, 10, reference, *TINY, before=start_the_epoch_again),
+            )
             with temporary_files_on_another_file_system():
                 root = OUT / "cut_off"
                 cut = Fit(root, *TINY, before=die_while_writing).wait()
@@ -235,15 +298,28 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
                 leftovers = [path.name for path in root.rglob("*.tmp")]
                 resumed = Fit(root, *TINY).wait()
                 gone = [path.name for path in root.rglob("*.tmp")]
-                results = {"killed": cut, "step": last, "leftovers": leftovers, "resumed": resumed, "gone": gone}
+                results = {
+                    "killed": cut,
+                    "step": last,
+                    "leftovers": leftovers,
+                    "resumed": resumed,
+                    "gone": gone,
+                }
                 yield root.name, {**results, **compared(root, reference)}
         else:
-            for name, signum in (("sigint", signal.SIGINT), ("sighup", signal.SIGHUP), ("sigterm", signal.SIGTERM)):
+            for name, signum in (
+                ("sigint", signal.SIGINT),
+                ("sighup", signal.SIGHUP),
+                ("sigterm", signal.SIGTERM),
+            ):
                 yield name, interrupted(OUT / name, 9, signum, name != "sigterm", reference)
             seldom = ("--checkpoint_every_n_steps", 10**6)
             with checkpoints_that_wait():
                 root = OUT / "waiting_killed"
-                yield root.name, killed_and_resumed(root, 16, reference, *TINY, *seldom, world_size=2)
+                yield (
+                    root.name,
+                    killed_and_resumed(root, 16, reference, *TINY, *seldom, world_size=2),
+                )
                 root = OUT / "waiting_stopped"
                 yield root.name, interrupted(root, 16, signal.SIGTERM, False, reference, *seldom)
     reference_root = OUT / "efficientnet"
@@ -253,13 +329,18 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
     Fit(reference_root, *SMALL).wait()
     reference = state(reference_root)
     for before, after in ((2, 1), (1, 2)):
-        yield f"moved{before}to{after}", moved(OUT / f"moved{before}to{after}", before, after, reference)
+        yield (
+            f"moved{before}to{after}",
+            moved(OUT / f"moved{before}to{after}", before, after, reference),
+        )
     yield "moved_control", moved(OUT / "moved_control", 2, 1, reference, start_the_epoch_again)
 
 
 if __name__ == "__main__":
-    assert finetune.commands.lightning_cli and AtomicCheckpointIO and timm  # imported before forking
+    # imported before forking
+    assert finetune.commands.lightning_cli and AtomicCheckpointIO and timm
     torch.set_num_threads(1)
-    gc.freeze()  # else each process's own garbage collection would copy all the memory that it shares with this one
+    # else each process's own garbage collection would copy all the memory that it shares with this one
+    gc.freeze()
     results = dict(quick_scenarios() if sys.argv[4:] == ["quick"] else scenarios())
     (OUT / "results.json").write_text(json.dumps(results, indent=1))

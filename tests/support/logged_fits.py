@@ -50,15 +50,34 @@ def fit_with(colours: Path, capfd: pytest.CaptureFixture[str], *options: str) ->
     """Fit, with a row for each step, and return what was printed, with no numbers in it."""
     capfd.readouterr()
     with connections() as tried:
-        run(["fit", "--data.root", str(colours), *QUICKEST, "--trainer.log_every_n_steps", "1", *options])
+        run(
+            [
+                "fit",
+                "--data.root",
+                str(colours),
+                *QUICKEST,
+                "--trainer.log_every_n_steps",
+                "1",
+                *options,
+            ]
+        )
     assert not tried
-    return [re.sub(r"[\d.]+", "#", line) for stream in capfd.readouterr() for line in stream.splitlines()]
+    return [
+        re.sub(r"[\d.]+", "#", line)
+        for stream in capfd.readouterr()
+        for line in stream.splitlines()
+    ]
 
 
 def steps(folder: Path = RUN) -> dict[tuple[str, int], float]:
     """Return what steps.csv says, by name and step."""
     rows = read_metrics(folder / "steps.csv")
-    return {(name, int(row["step"])): float(v) for row in rows for name, v in row.items() if v and name != "step"}
+    return {
+        (name, int(row["step"])): float(v)
+        for row in rows
+        for name, v in row.items()
+        if v and name != "step"
+    }
 
 
 def settings(folder: Path = RUN) -> dict[str, Any]:
@@ -74,7 +93,11 @@ def events(folder: Path = RUN / "tensorboard") -> EventAccumulator:
 def scalars() -> dict[tuple[str, int], float]:
     """Return what TensorBoard has, as `steps` does."""
     found = events()
-    return {(tag, event.step): event.value for tag in found.Tags()["scalars"] for event in found.Scalars(tag)}
+    return {
+        (tag, event.step): event.value
+        for tag in found.Tags()["scalars"]
+        for event in found.Scalars(tag)
+    }
 
 
 def hyperparameters(folder: Path = RUN / "tensorboard") -> list[dict[str, object]]:
@@ -86,7 +109,9 @@ def hyperparameters(folder: Path = RUN / "tensorboard") -> list[dict[str, object
                 if value.tag == "_hparams_/session_start_info":
                     content = HParamsPluginData.FromString(value.metadata.plugin_data.content)
                     start = content.session_start_info.hparams
-                    found.append({key: getattr(v, v.WhichOneof("kind")) for key, v in start.items()})
+                    found.append(
+                        {key: getattr(v, v.WhichOneof("kind")) for key, v in start.items()}
+                    )
     return found
 
 
@@ -103,4 +128,8 @@ def mlflow_metrics() -> dict[tuple[str, int], float]:
     """Return what MLflow has, as `steps` does."""
     client, found = mlflow_run()
     names = found.data.metrics
-    return {(name, m.step): m.value for name in names for m in client.get_metric_history(found.info.run_id, name)}
+    return {
+        (name, m.step): m.value
+        for name in names
+        for m in client.get_metric_history(found.info.run_id, name)
+    }

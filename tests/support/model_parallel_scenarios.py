@@ -41,7 +41,10 @@ WRONG = 1e-4
 
 
 def train(
-    step: Callable[[Tensor, Tensor], Any], parameters: Iterable[nn.Parameter], batches: Batches, lr: float
+    step: Callable[[Tensor, Tensor], Any],
+    parameters: Iterable[nn.Parameter],
+    batches: Batches,
+    lr: float,
 ) -> SGD:
     optimizer = SGD(parameters, lr, momentum=0.9)
     for x, y in batches:
@@ -58,7 +61,10 @@ def mean_loss(network: nn.Module, x: Tensor, y: Tensor) -> None:
 def draw(num_classes: int, batch_size: int, *shape: int) -> Batches:
     """Ten batches of noise."""
     return [
-        (torch.randn(batch_size, *shape, dtype=torch.float64), torch.randint(num_classes, (batch_size,)))
+        (
+            torch.randn(batch_size, *shape, dtype=torch.float64),
+            torch.randint(num_classes, (batch_size,)),
+        )
         for _ in range(10)
     ]
 
@@ -131,12 +137,16 @@ def load(folder: Path, name: str, rank: int) -> Any:
     return torch.load(folder / f"{name}_{rank}.pt", weights_only=True)
 
 
-def pipelined(task: Task, schedule: str, num_micro_batches: int, loss: Callable = F.cross_entropy) -> dict[str, Any]:
+def pipelined(
+    task: Task, schedule: str, num_micro_batches: int, loss: Callable = F.cross_entropy
+) -> dict[str, Any]:
     """Train over all processes, each of which is given only what it needs."""
     network, batches, lr = copy.deepcopy(task)
     rank, k = dist.get_rank(), dist.get_world_size()
     parts = partition(layers(network), k)
-    pipeline = Pipeline(parts, torch.empty_like(batches[0][0], device="meta"), schedule, num_micro_batches, loss)
+    pipeline = Pipeline(
+        parts, torch.empty_like(batches[0][0], device="meta"), schedule, num_micro_batches, loss
+    )
     losses: list[Tensor | None] = []
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -172,12 +182,17 @@ class Collectives(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # let DTensor come first: it calls the collectives
-        if func.namespace == "_c10d_functional" and func._opname not in ("wait_tensor", "_wrap_tensor_autograd"):
+        if func.namespace == "_c10d_functional" and func._opname not in (
+            "wait_tensor",
+            "_wrap_tensor_autograd",
+        ):
             self.seen.append((func._opname, args[0].nbytes))
         return func(*args, **(kwargs or {}))
 
 
-def sharded(task: Task, names: list[str], shard: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+def sharded(
+    task: Task, names: list[str], shard: Callable[[nn.Module], nn.Module]
+) -> dict[str, Any]:
     """Train a network of which `shard` spreads the layers `names`."""
     network, batches, lr = copy.deepcopy(task)
     with torch.no_grad():
@@ -209,7 +224,8 @@ class ForgottenReduction(nn.Module):
     def __init__(self, whole: nn.Linear) -> None:
         super().__init__()
         self.weight, self.bias = (
-            nn.Parameter(p.detach().chunk(dist.get_world_size())[dist.get_rank()].clone()) for p in whole.parameters()
+            nn.Parameter(p.detach().chunk(dist.get_world_size())[dist.get_rank()].clone())
+            for p in whole.parameters()
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -224,7 +240,9 @@ def forgotten_reduction() -> dict[str, Tensor]:
     network, batches, lr = mlp_task(num_classes=6)
     network[2] = ForgottenReduction(network[2])  # type: ignore[arg-type]
     train(partial(mean_loss, network), network.parameters(), batches, lr)
-    return {name: value.detach() for name, value in network.state_dict().items() if name.startswith("0")}
+    return {
+        name: value.detach() for name, value in network.state_dict().items() if name.startswith("0")
+    }
 
 
 def refused() -> list[str]:
@@ -247,7 +265,9 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     k = dist.get_world_size()
     mesh = init_device_mesh("cpu", (k,))
-    linear, resnet, mlp = linear_task(), resnet_task(), mlp_task()
+    linear = linear_task()
+    resnet = resnet_task()
+    mlp = mlp_task()
     convolution, huge = convolution_task(), mlp_task(NUM_CLASSES, batch_size=3)
     trained_norm = resnet_task(is_batch_norm_trained=True)
 
@@ -266,7 +286,9 @@ def main() -> None:
     pipeline_of_two: dict[str, Callable[[], Any]] = {
         "trained_norm_whole": lambda: pipelined(trained_norm, "gpipe", 1),
         "control_trained_norm": lambda: pipelined(trained_norm, "gpipe", 3),
-        "control_sum": lambda: pipelined(linear, "gpipe", 4, lambda *pair: 4 * F.cross_entropy(*pair)),
+        "control_sum": lambda: pipelined(
+            linear, "gpipe", 4, lambda *pair: 4 * F.cross_entropy(*pair)
+        ),
     }
     spread: dict[str, Callable[[], Any]] = {
         "subnets_linear": lambda: sharded(linear, ["0", "2", "4"], all_linear),

@@ -546,13 +546,17 @@ def caught(mutation: Mutation, folder: Path, tiers: dict[str, tuple[str, ...]] =
     for name in _COPIED:
         if (ROOT / name).is_dir():
             # What the benchmarks install beside themselves is large, and no test needs it.
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".environments"))
+            shutil.copytree(
+                ROOT / name, folder / name, ignore=shutil.ignore_patterns(".environments")
+            )
         else:
             shutil.copy(ROOT / name, folder / name)
     path = folder / "finetune" / mutation.file
     path.write_text(path.read_text("utf-8").replace(mutation.old, mutation.new), "utf-8")
     for tier, selections in tiers.items():
-        if any(has_failure(selection.format(tests=mutation.tests), folder) for selection in selections):
+        if any(
+            has_failure(selection.format(tests=mutation.tests), folder) for selection in selections
+        ):
             return tier
     return ""
 
@@ -562,7 +566,9 @@ def has_failure(selection: str, folder: Path) -> bool:
     command = f"exec {sys.executable} -m pytest -q -x -p no:cacheprovider --durations=0 {selection}"
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    running = subprocess.Popen(command, shell=True, cwd=folder, env=environment, start_new_session=True, **output)
+    running = subprocess.Popen(
+        command, shell=True, cwd=folder, env=environment, start_new_session=True, **output
+    )
     try:
         text, _ = running.communicate(timeout=900)
     except subprocess.TimeoutExpired:
@@ -577,7 +583,10 @@ def has_failure(selection: str, folder: Path) -> bool:
 def tried(mutation: Mutation) -> str:
     with tempfile.TemporaryDirectory() as folder:
         tier = caught(mutation, Path(folder))
-    print(f"{f'caught by {tier}' if tier else 'MISSED'}: {mutation.promise} ({mutation.file})", flush=True)
+    print(
+        f"{f'caught by {tier}' if tier else 'MISSED'}: {mutation.promise} ({mutation.file})",
+        flush=True,
+    )
     return tier
 
 

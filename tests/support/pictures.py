@@ -25,10 +25,12 @@ def in_memory(num_bytes: int, act: Callable[[], object]) -> bool:
     if not child:
         code = 1
         with contextlib.suppress(Exception):  # a MemoryError, or what Pillow and torch make of it
-            ctypes.CDLL(None).malloc_trim(0)  # what this process has freed, and kept, is not to be had for nothing
+            # what this process has freed, and kept, is not to be had for nothing
+            ctypes.CDLL(None).malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             before, address_space = memory("VmHWM"), memory("VmSize")
-            resource.setrlimit(resource.RLIMIT_AS, (address_space + num_bytes + 2**28,) * 2)  # nor is the machine's
+            # nor is the machine's
+            resource.setrlimit(resource.RLIMIT_AS, (address_space + num_bytes + 2**28,) * 2)
             act()
             code = int(memory("VmHWM") - before > num_bytes)
         os._exit(code)
@@ -42,7 +44,11 @@ def memory(name: str) -> int:
 
 
 def picture(height: int, width: int) -> np.ndarray:
-    return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    return (
+        np.random.default_rng(height * 1000 + width)
+        .integers(0, 256, (height, width, 3))
+        .astype(np.uint8)
+    )
 
 
 def pillow(image: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -34,13 +34,24 @@ class Process:
     """A forked process of `finetune …` or of a script, the leader of its session."""
 
     def __init__(
-        self, argv: list[str], cwd: Path, environment: dict[str, str], out: Path | None = None, err: Path | None = None
+        self,
+        argv: list[str],
+        cwd: Path,
+        environment: dict[str, str],
+        out: Path | None = None,
+        err: Path | None = None,
     ) -> None:
         number = next(_numbers)
         self.out = out or _outputs() / f"out{number}"
         self.err = err or _outputs() / f"err{number}"
         self.returncode: int | None = None
-        how = {"argv": argv, "environment": environment, "folder": str(cwd), "out": str(self.out), "err": str(self.err)}
+        how = {
+            "argv": argv,
+            "environment": environment,
+            "folder": str(cwd),
+            "out": str(self.out),
+            "err": str(self.err),
+        }
         self.pid: int = _ask("start", how)
 
     def poll(self) -> int | None:
@@ -83,7 +94,11 @@ class Process:
 
 def start(*arguments: object, cwd: Path, **environment: str) -> Process:
     """Start `finetune …` in a folder."""
-    return Process(["finetune", *map(str, arguments)], cwd, {**os.environ, "OMP_NUM_THREADS": "1", **environment})
+    return Process(
+        ["finetune", *map(str, arguments)],
+        cwd,
+        {**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
 
 
 def finetune(*arguments: object, cwd: Path, timeout: float = 300, **environment: str) -> Process:
@@ -126,7 +141,9 @@ def launch(script: str, out: Path, world_size: int, data: Path | str = "", *more
     finally:
         for rank in ranks:
             rank.kill()
-    assert codes == [0] * world_size, "\n".join(path.read_text()[-3000:] for path in out.glob("log*"))
+    assert codes == [0] * world_size, "\n".join(
+        path.read_text()[-3000:] for path in out.glob("log*")
+    )
     return out
 
 
@@ -174,7 +191,8 @@ def _ask(request: str, argument: Any) -> Any:
             server.stdin.flush()
             answer = server.stdout.readline()
         finally:
-            if not answer:  # it has ended, or this was interrupted: its answer would be taken for the next one's
+            # it has ended, or this was interrupted: its answer would be taken for the next one's
+            if not answer:
                 _end(server)
                 _server.cache_clear()
         if not answer:

@@ -75,12 +75,16 @@ class Server:
 
 
 def main() -> None:
-    gc.freeze()  # else each process's garbage collection would copy all the memory that it shares with this one
+    # else each process's garbage collection would copy all the memory that it shares with this one
+    gc.freeze()
     server = Server()
     try:
         for line in sys.stdin:
             request, argument = json.loads(line)
-            print(json.dumps({"start": server.start, "poll": server.poll}[request](argument)), flush=True)
+            print(
+                json.dumps({"start": server.start, "poll": server.poll}[request](argument)),
+                flush=True,
+            )
     finally:
         server.kill_all()
 

@@ -41,14 +41,19 @@ def write_run(
     config |= {"data": {"init_args": {"root": "pictures", "image_size": 32}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     counts = dict.fromkeys(names, 4)
-    splits = {"train": {"origin": "its train folder", "counts": counts}, "test": {"origin": "", "counts": counts}}
+    splits = {
+        "train": {"origin": "its train folder", "counts": counts},
+        "test": {"origin": "", "counts": counts},
+    }
     about = {
         "command": "finetune fit --config a.yaml",
         "root": "pictures",
         "splits": splits,
         "lines": ["training: on 1"],
     }
-    (folder / "about.json").write_text(json.dumps({**about, "doubts": [], "fingerprint": "f00d", **settings}))
+    (folder / "about.json").write_text(
+        json.dumps({**about, "doubts": [], "fingerprint": "f00d", **settings})
+    )
     (folder / "seconds.json").write_text(
         json.dumps({"preparing": 1.5, "training": 10.0, "validating": 0, "testing": 2})
     )
@@ -71,7 +76,9 @@ def write_run(
     answers = [
         {"path": path, "label": names[label], "class": names[k], "probability": p[k], "error": ""}
         | {f"p_{name}": value for name, value in zip(names, p, strict=True)}
-        for path, label, k, p in zip(paths, labels, predicted.tolist(), probabilities.tolist(), strict=True)
+        for path, label, k, p in zip(
+            paths, labels, predicted.tolist(), probabilities.tolist(), strict=True
+        )
     ]
     columns = ["path", "label", "class", "probability", *(f"p_{name}" for name in names), "error"]
     answers.append({"path": "broken.png", "label": names[0], "error": "truncated"})

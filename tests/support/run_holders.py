@@ -19,5 +19,8 @@ except ValueError as error:
 
 def another(run: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SCRIPT, run],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )

@@ -12,8 +12,18 @@ from PIL import Image
 H, W = 120, 160
 ROWS = 20  # of a strip
 _Y, _X = np.mgrid[:H, :W]
-RGB = np.stack([_X * 255 // W, _Y * 255 // H, np.random.default_rng(0).integers(0, 255, (H, W))], -1).astype(np.uint8)
-ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+RGB = np.stack(
+    [_X * 255 // W, _Y * 255 // H, np.random.default_rng(0).integers(0, 255, (H, W))], -1
+).astype(np.uint8)
+ADAM7 = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
 
 Short = Callable[[float], bytes]  # the file with so much of its data, and a proper end
 
@@ -27,7 +37,9 @@ def _jpeg(image: np.ndarray | Image.Image = RGB, extraneous: bytes = b"", **opti
     def short(share: float) -> bytes:
         if share == 1:
             return content
-        return content[: first_scan + 20 + int((len(content) - first_scan - 22) * share)] + b"\xff\xd9"
+        return (
+            content[: first_scan + 20 + int((len(content) - first_scan - 22) * share)] + b"\xff\xd9"
+        )
 
     return short
 
@@ -36,12 +48,16 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png(rows: list[bytes], bits: int, colour_type: int, *chunks: bytes, size: tuple[int, int] = (W, H)) -> bytes:
+def png(
+    rows: list[bytes], bits: int, colour_type: int, *chunks: bytes, size: tuple[int, int] = (W, H)
+) -> bytes:
     """A PNG of these rows, each with the byte of its filter before it; `chunks` precede the pixels."""
     return _png(b"".join(rows), bits, colour_type, 0, chunks, size)
 
 
-def _png(data: bytes, bits: int, colour_type: int, interlace: int, chunks: tuple[bytes, ...], size) -> bytes:
+def _png(
+    data: bytes, bits: int, colour_type: int, interlace: int, chunks: tuple[bytes, ...], size
+) -> bytes:
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", *size, bits, colour_type, 0, 0, interlace))
     pixels = png_chunk(b"IDAT", zlib.compress(data))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + pixels + png_chunk(b"IEND", b"")
@@ -51,27 +67,52 @@ def _short_png(pixels: np.ndarray, bits: int, colour_type: int, interlace: bool 
     pixels = pixels.reshape(H, W, -1)
     passes = ADAM7 if interlace else ((0, 0, 1, 1),)
     data = b"".join(
-        b"\0" + row.tobytes() for left, top, across, down in passes for row in pixels[top::down, left::across]
+        b"\0" + row.tobytes()
+        for left, top, across, down in passes
+        for row in pixels[top::down, left::across]
     )
     palette = png_chunk(b"PLTE", bytes(range(255, -1, -1)) * 3) if colour_type == 3 else b""
-    return lambda share: _png(data[: int(len(data) * share)], bits, colour_type, int(interlace), (palette,), (W, H))
+    return lambda share: _png(
+        data[: int(len(data) * share)], bits, colour_type, int(interlace), (palette,), (W, H)
+    )
 
 
 def tiff(strips: list[bytes], tags: dict[int, list[int] | bytes]) -> bytes:
     """A little-endian TIFF of these strips, with its header first; lists become 32-bit, texts bytes."""
-    tags = {256: [W], 257: [H], 278: [ROWS], 273: [0] * len(strips), 279: [len(s) for s in strips]} | tags
+    tags = {
+        256: [W],
+        257: [H],
+        278: [ROWS],
+        273: [0] * len(strips),
+        279: [len(s) for s in strips],
+    } | tags
     data_at = 8 + 2 + 12 * len(tags) + 4
-    values = {tag: v if isinstance(v, bytes) else struct.pack(f"<{len(v)}I", *v) for tag, v in sorted(tags.items())}
+    values = {
+        tag: v if isinstance(v, bytes) else struct.pack(f"<{len(v)}I", *v)
+        for tag, v in sorted(tags.items())
+    }
     place = data_at + sum(len(v) for v in values.values() if len(v) > 4)
-    values[273] = struct.pack(f"<{len(strips)}I", *(place + sum(map(len, strips[:i])) for i in range(len(strips))))
+    values[273] = struct.pack(
+        f"<{len(strips)}I", *(place + sum(map(len, strips[:i])) for i in range(len(strips)))
+    )
     entries = b""
     data = b""
     for tag, value in values.items():
         is_bytes = isinstance(tags[tag], bytes)
-        entries += struct.pack("<HHI", tag, 7 if is_bytes else 4, len(value) if is_bytes else len(value) // 4)
-        entries += value.ljust(4, b"\0") if len(value) <= 4 else struct.pack("<I", data_at + len(data))
+        entries += struct.pack(
+            "<HHI", tag, 7 if is_bytes else 4, len(value) if is_bytes else len(value) // 4
+        )
+        entries += (
+            value.ljust(4, b"\0") if len(value) <= 4 else struct.pack("<I", data_at + len(data))
+        )
         data += value if len(value) > 4 else b""
-    return struct.pack("<2sHIH", b"II", 42, 8, len(values)) + entries + bytes(4) + data + b"".join(strips)
+    return (
+        struct.pack("<2sHIH", b"II", 42, 8, len(values))
+        + entries
+        + bytes(4)
+        + data
+        + b"".join(strips)
+    )
 
 
 def tiff_strips(content: bytes) -> tuple[list[bytes], dict[int, list[int] | bytes]]:
@@ -82,7 +123,13 @@ def tiff_strips(content: bytes) -> tuple[list[bytes], dict[int, list[int] | byte
     for tag in (258, 259, 262, 277, 278, 284, 292, 293, 317, 338, 347, 530):
         if tag in tags:
             value = tags[tag]
-            kept[tag] = value if isinstance(value, bytes) else list(value) if isinstance(value, tuple) else [value]
+            kept[tag] = (
+                value
+                if isinstance(value, bytes)
+                else list(value)
+                if isinstance(value, tuple)
+                else [value]
+            )
     return strips, kept
 
 
@@ -93,7 +140,10 @@ def _short_tiff(image: np.ndarray | Image.Image, end: bytes = b"", **options) ->
         if share == 1:
             return tiff(strips, tags)
         cut = max(1, int(share * len(strips))) - 1
-        return tiff([*strips[:cut], strips[cut][: int(len(strips[cut]) * share)] + end, *strips[cut + 1 :]], tags)
+        return tiff(
+            [*strips[:cut], strips[cut][: int(len(strips[cut]) * share)] + end, *strips[cut + 1 :]],
+            tags,
+        )
 
     return short
 
@@ -108,7 +158,9 @@ def _few_strips(planar: bool = False) -> Short:
 def _short_strip() -> Short:
     strips = [RGB[top : top + ROWS].tobytes() for top in range(0, H, ROWS)]
     tags = {258: [8, 8, 8], 259: [1], 262: [2], 277: [3]}
-    return lambda share: tiff([strips[0], strips[1][: int(len(strips[1]) * share)], *strips[2:]], tags)
+    return lambda share: tiff(
+        [strips[0], strips[1][: int(len(strips[1]) * share)], *strips[2:]], tags
+    )
 
 
 def _webp(image: np.ndarray, **options) -> Short:
@@ -142,8 +194,11 @@ def _gif(interlace: int, num_frames: int) -> Short:
             changed.putpixel((0, 0), i + 1)
             later.append(changed)  # of which a GIF keeps only the pixel
         content = encode(first, "GIF", interlace=interlace, save_all=True, append_images=later)
-        content = content[:8] + struct.pack("<H", H) + content[10:]  # of the screen, then of the first frame
-        return content.replace(struct.pack("<BHHHH", 0x2C, 0, 0, W, height), struct.pack("<BHHHH", 0x2C, 0, 0, W, H))
+        # of the screen, then of the first frame
+        content = content[:8] + struct.pack("<H", H) + content[10:]
+        return content.replace(
+            struct.pack("<BHHHH", 0x2C, 0, 0, W, height), struct.pack("<BHHHH", 0x2C, 0, 0, W, H)
+        )
 
     return short
 
@@ -152,11 +207,15 @@ def _bmp_rle() -> Short:
     image = Image.fromarray(RGB).quantize(64)
     colours = np.array(image.getpalette("RGB")[: 3 * 64], np.uint8).reshape(64, 3)[:, ::-1]
     palette = np.pad(colours, ((0, 0), (0, 1))).tobytes()
-    rows = [b"".join(bytes([1, index]) for index in row) + b"\0\0" for row in np.asarray(image)[::-1]]
+    rows = [
+        b"".join(bytes([1, index]) for index in row) + b"\0\0" for row in np.asarray(image)[::-1]
+    ]
 
     def short(share: float) -> bytes:
         data = b"".join(rows[: int(H * share)]) + b"\0\1"
-        header = struct.pack("<2sIIIIii", b"BM", 54 + len(palette) + len(data), 0, 54 + len(palette), 40, W, H)
+        header = struct.pack(
+            "<2sIIIIii", b"BM", 54 + len(palette) + len(data), 0, 54 + len(palette), 40, W, H
+        )
         return header + struct.pack("<HHIIiiII", 1, 8, 1, len(data), 0, 0, 64, 0) + palette + data
 
     return short

@@ -18,7 +18,9 @@ def data(root: Path, **options: Any) -> ImageFolderData:
     return ImageFolderData(str(root), **{**quick, **options})
 
 
-def fit(model: Classifier, pictures: ImageFolderData, ckpt_path: Path | None = None, **options: Any) -> pl.Trainer:
+def fit(
+    model: Classifier, pictures: ImageFolderData, ckpt_path: Path | None = None, **options: Any
+) -> pl.Trainer:
     trainer = pl.Trainer(
         accelerator="cpu",
         logger=False,
@@ -36,7 +38,9 @@ def scramble(path: Path) -> None:
     known, generator = torch.load(path, weights_only=True), torch.Generator().manual_seed(0)
     for name, value in known["state_dict"].items():
         if name.startswith("network.") and value.dim() > 1:
-            value.copy_(torch.randn(value.shape, generator=generator) * (2 / value[0].numel()) ** 0.5)
+            value.copy_(
+                torch.randn(value.shape, generator=generator) * (2 / value[0].numel()) ** 0.5
+            )
     torch.save(known, path)
 
 
@@ -44,7 +48,9 @@ def write_checkpoints(folder: Path, colours: Path, backbone: str, image_size: in
     """Write a checkpoint, and the same whose probabilities have a temperature, and which tells any images apart."""
     images = data(colours, resize="squash", image_size=image_size)
     torch.manual_seed(0)
-    fit(Classifier(images.class_names, backbone, weights=None), images).save_checkpoint(folder / "plain.ckpt")
+    fit(Classifier(images.class_names, backbone, weights=None), images).save_checkpoint(
+        folder / "plain.ckpt"
+    )
     shutil.copy(folder / "plain.ckpt", folder / "calibrated.ckpt")
     scramble(folder / "calibrated.ckpt")
     known = torch.load(folder / "calibrated.ckpt", weights_only=True)

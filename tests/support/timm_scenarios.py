@@ -39,7 +39,9 @@ def with_statistics(network: nn.Module, image_size: int) -> nn.Module:
     return network
 
 
-def weights_after(data: ImageFolderData, backbone: str, steps: int = 2, **options: Any) -> dict[str, Tensor]:
+def weights_after(
+    data: ImageFolderData, backbone: str, steps: int = 2, **options: Any
+) -> dict[str, Tensor]:
     """Train in float64 and return the weights of this process."""
     pl.seed_everything(1, verbose=False)
     model = Classifier(
@@ -50,7 +52,9 @@ def weights_after(data: ImageFolderData, backbone: str, steps: int = 2, **option
         **{"optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9), **options},
     )
     with_statistics(model.network, data.image_size)
-    trainer(precision="64-true", max_steps=steps, max_epochs=-1, limit_val_batches=0).fit(model, datamodule=data)
+    trainer(precision="64-true", max_steps=steps, max_epochs=-1, limit_val_batches=0).fit(
+        model, datamodule=data
+    )
     return weights_of(model)
 
 

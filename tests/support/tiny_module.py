@@ -14,7 +14,9 @@ from finetune.training.progress_bar import PicturesBar
 QUIET = [
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings(
+        "ignore:You defined a `validation_step` but have no `val_dataloader`"
+    ),
 ]
 
 
@@ -32,16 +34,26 @@ class Tiny(pl.LightningModule):
 
     def training_step(self, batch, batch_idx):
         self.log("train/loss", 0.125)
-        return self.layer(batch["label"].float()[:, None]).mean() * 0 + 0.5  # several members' loss, say
+        # several members' loss, say
+        return self.layer(batch["label"].float()[:, None]).mean() * 0 + 0.5
 
     def on_train_epoch_end(self):
         self.log("train/loss_epoch", 0.5 + self.current_epoch)
 
     def validation_step(self, batch, batch_idx):
-        self.log_dict({"val/loss": 0.25, "val/accuracy": 0.75, "val/f1": 0.7, "val/calibration_error": 0.1})
+        self.log_dict(
+            {"val/loss": 0.25, "val/accuracy": 0.75, "val/f1": 0.7, "val/calibration_error": 0.1}
+        )
 
     def test_step(self, batch, batch_idx):
-        self.log_dict({"test/loss": 0.2, "test/accuracy": 0.9375, "test/f1": 0.9, "test/calibration_error": 0.05})
+        self.log_dict(
+            {
+                "test/loss": 0.2,
+                "test/accuracy": 0.9375,
+                "test/f1": 0.9,
+                "test/calibration_error": 0.05,
+            }
+        )
 
     def predict_step(self, batch, batch_idx):
         return batch["label"]

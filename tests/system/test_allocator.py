@@ -37,7 +37,8 @@ def faults(how: str, folder: Path) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
 def test_pages_are_asked_for_once(tmp_path):
     pages = 48_000_000 // resource.getpagesize()
-    assert faults("keep", tmp_path) < 4 * pages  # now and then something small takes the place of one
+    # now and then something small takes the place of one
+    assert faults("keep", tmp_path) < 4 * pages
     assert faults("leave", tmp_path) > 19 * pages  # the control: anew each time
     assert faults("give back", tmp_path) > 19 * pages
 
@@ -50,5 +51,7 @@ def test_what_the_environment_says_wins(monkeypatch):
 def test_a_c_library_without_it_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not keep_freed_memory()
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError("no such library")))
+    monkeypatch.setattr(
+        machine.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError("no such library"))
+    )
     assert not keep_freed_memory()

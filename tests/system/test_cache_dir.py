@@ -42,10 +42,14 @@ def digest(tmp_path) -> Callable[..., str]:
     for name in "ab":
         (tmp_path / "one" / name).write_bytes(b"123")
         os.utime(tmp_path / "one" / name, (5, 5))
-    return lambda names="ab", root="one": files_digest([str(tmp_path / root / n) for n in names], tmp_path / root)
+    return lambda names="ab", root="one": files_digest(
+        [str(tmp_path / root / n) for n in names], tmp_path / root
+    )
 
 
-def test_name_size_time_and_order_of_the_files_make_the_digest_and_their_folder_does_not(tmp_path, digest):
+def test_name_size_time_and_order_of_the_files_make_the_digest_and_their_folder_does_not(
+    tmp_path, digest
+):
     first = digest()
     found = {first, digest("ba"), digest("a"), digest("ac")}  # c is not there
     os.rename(tmp_path / "one", tmp_path / "two")

@@ -64,7 +64,11 @@ def test_no_right_to_write(tmp_path):
                 os.setuid(65534)
             check_target(folder / "new.csv", "--output")
         except PermissionError as error:
-            code = 0 if str(error) == f"--output {folder}/new.csv: no right to write in {folder}" else 2
+            code = (
+                0
+                if str(error) == f"--output {folder}/new.csv: no right to write in {folder}"
+                else 2
+            )
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -104,7 +108,11 @@ def test_a_file_keeps_its_mode_and_its_owner(tmp_path, write, mode):
     write(path, "new")
     after = path.stat()
     assert path.read_text() == "new" and after.st_ino != before.st_ino
-    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode,
+        before.st_uid,
+        before.st_gid,
+    )
     write(tmp_path / "new.csv", "new")  # the control: a new file has the mode that the umask leaves
     (tmp_path / "usual").touch()
     assert (tmp_path / "new.csv").stat().st_mode == (tmp_path / "usual").stat().st_mode != 0o100600
@@ -195,11 +203,12 @@ def test_linked_is_the_same_whatever_was_there(tmp_path, monkeypatch, can_link):
 def test_who_waits_for_another_is_told(tmp_path):
     with one_at_a_time(tmp_path / "x") as has_waited:
         assert not has_waited
-        code = (
-            "from pathlib import Path; from finetune.system.files import one_at_a_time as o\nprint('up', flush=True)\n"
-        )
+        code = "from pathlib import Path; from finetune.system.files import one_at_a_time as o\n"
+        code += "print('up', flush=True)\n"
         code += f"with o(Path({str(tmp_path / 'x')!r})) as w: print(w)"
-        process = subprocess.Popen([os.sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [os.sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout.readline() == "up\n"
         time.sleep(0.5)
     assert process.communicate(timeout=60)[0] == "True\n"

@@ -25,7 +25,9 @@ ROWS = [("b10", 9), ("b9", 100), ("a<script>alert(1)</script>", 20)]
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     (tmp_path / "system").mkdir()
-    (tmp_path / "system/html_page.html").write_text((html_page._TEMPLATES / "system/html_page.html").read_text())
+    (tmp_path / "system/html_page.html").write_text(
+        (html_page._TEMPLATES / "system/html_page.html").read_text()
+    )
     (tmp_path / "table.html").write_text(TABLE)
     monkeypatch.setattr(html_page, "_TEMPLATES", tmp_path)
     return render("table.html", title="a & b", rows=ROWS)
@@ -37,7 +39,9 @@ class Addresses(HTMLParser):
         self.found = []
 
     def handle_starttag(self, tag, attrs):
-        self.found += [value for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        self.found += [
+            value for name, value in attrs if name in ("src", "href", "srcset", "action")
+        ]
 
 
 def test_a_page_is_whole_and_fetches_nothing(page):
@@ -58,12 +62,18 @@ def test_a_value_that_is_missing_is_an_error(page):
 
 
 def test_names_are_text_on_a_line():
-    assert shown("new\nline\x00 caf\xe9 \udcff \u202egnp.exe") == "new\\nline\\x00 café \\udcff \\u202egnp.exe"
+    assert (
+        shown("new\nline\x00 caf\xe9 \udcff \u202egnp.exe")
+        == "new\\nline\\x00 café \\udcff \\u202egnp.exe"
+    )
     assert shown("new\nline").encode() == rb"new\nline"
 
 
 def test_links_lead_from_the_page_to_the_file(tmp_path):
-    assert link_to(str(tmp_path / "a b/c#d%\udcff.jpg"), tmp_path / "out/check.html") == "../a%20b/c%23d%25%FF.jpg"
+    assert (
+        link_to(str(tmp_path / "a b/c#d%\udcff.jpg"), tmp_path / "out/check.html")
+        == "../a%20b/c%23d%25%FF.jpg"
+    )
 
 
 def test_a_thumbnail_holds_the_picture_made_smaller():
@@ -79,7 +89,9 @@ def test_a_thumbnail_holds_the_picture_made_smaller():
 
 @pytest.mark.slow
 @needs_browser
-@pytest.mark.parametrize(("column", "clicks", "order"), [(0, 1, "a b9 b10"), (1, 1, "b10 a b9"), (1, 2, "b9 a b10")])
+@pytest.mark.parametrize(
+    ("column", "clicks", "order"), [(0, 1, "a b9 b10"), (1, 1, "b10 a b9"), (1, 2, "b9 a b10")]
+)
 def test_headings_sort_by_number_and_by_text(page, tmp_path, column, clicks, order):
     click = f"document.querySelectorAll('th')[{column}].querySelector('button').click();" * clicks
     dom = dom_after(page, click, tmp_path)

@@ -18,11 +18,15 @@ def test_a_worker_that_ends_while_it_hands_over_a_batch_is_known(hang_up):
         next(iter(DataLoader(Hanging(hang_up), batch_size=None, num_workers=1)))
     assert is_of_killed_worker(caught.value)
     with pytest.raises(EOFError) as pinned:
-        ExceptionWrapper((EOFError, caught.value, None), where="in pin memory thread for device 0").reraise()
+        ExceptionWrapper(
+            (EOFError, caught.value, None), where="in pin memory thread for device 0"
+        ).reraise()
     assert is_of_killed_worker(pinned.value)
 
 
-@pytest.mark.parametrize("words", ["(pid(s) 7) exited unexpectedly", "(pid 7) is killed by signal: Killed."])
+@pytest.mark.parametrize(
+    "words", ["(pid(s) 7) exited unexpectedly", "(pid 7) is killed by signal: Killed."]
+)
 def test_torch_s_words_are_found_behind_an_error_of_any_kind(words):
     told = KeyError("made of it by a library")
     told.__context__ = RuntimeError(f"DataLoader worker {words}")

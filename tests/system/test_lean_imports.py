@@ -30,7 +30,8 @@ from matplotlib.figure import Figure; print(len(Figure().axes))
 @pytest.mark.parametrize(
     ("code", "output"),
     [
-        ("import finetune" + _SIGNAL + _DRAWN, "False\n(2,) Accuracy\n2\n"),  # a library draws metrics, too
+        # a library draws metrics, too
+        ("import finetune" + _SIGNAL + _DRAWN, "False\n(2,) Accuracy\n2\n"),
         ("import scipy.signal, finetune" + _SIGNAL, "True\n(2,) Accuracy\n"),
         (_SIGNAL, "True\n(2,) Accuracy\n"),  # the control
         (_COMMAND, "False\n1.0\n0\n"),

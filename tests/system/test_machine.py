@@ -20,7 +20,9 @@ def test_cores_are_those_this_process_may_use(monkeypatch):
 
 def test_the_processors_name_is_the_kernels_or_pythons(monkeypatch, tmp_path):
     info = tmp_path / "cpuinfo"
-    monkeypatch.setattr(machine, "Path", lambda name: info if name == "/proc/cpuinfo" else Path(name))
+    monkeypatch.setattr(
+        machine, "Path", lambda name: info if name == "/proc/cpuinfo" else Path(name)
+    )
     monkeypatch.setattr(platform, "processor", lambda: "arm64")
     assert processor() == "arm64"  # there is no such file
     info.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Another\n")

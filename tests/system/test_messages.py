@@ -23,13 +23,19 @@ def test_names_that_are_near_are_suggested_and_few_are_listed():
 
 def test_a_reason_is_one_line_with_the_place():
     assert reason(OSError(28, "No space left on device", "/a/b")) == "No space left on device: /a/b"
-    assert reason(OSError(28, "No space left on device"), "/cache") == "No space left on device: /cache"
+    assert (
+        reason(OSError(28, "No space left on device"), "/cache")
+        == "No space left on device: /cache"
+    )
     assert reason(OSError(28, "No space left on device")) == "No space left on device"
     assert reason(ValueError("two\n  lines")) == "two lines"
 
 
 def test_errors_about_a_value_are_wrong_usage_and_others_are_not():
-    with pytest.raises(WrongUsage, match=r"^model\.optimizer: bad lr$") as caught, as_wrong_usage("model.optimizer"):
+    with (
+        pytest.raises(WrongUsage, match=r"^model\.optimizer: bad lr$") as caught,
+        as_wrong_usage("model.optimizer"),
+    ):
         raise ValueError("bad\nlr")
     assert caught.value.exit_code == 2
     with pytest.raises(WrongUsage, match="^its own words$"), as_wrong_usage("model.optimizer"):

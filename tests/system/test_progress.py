@@ -25,7 +25,8 @@ def test_a_log_gets_one_line_with_the_time_that_is_left(capsys, monkeypatch):
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     assert len(list(watched(range(10), 10, "letters"))) == 10
     out, err = capsys.readouterr()
-    assert out == "" and err == "letters: 2 of 10, about 24 s to go\n"  # 3 looks at the clock for 2 items
+    # 3 looks at the clock for 2 items
+    assert out == "" and err == "letters: 2 of 10, about 24 s to go\n"
 
 
 def test_the_last_of_few_items_is_no_division_by_zero(capsys, monkeypatch):
@@ -39,7 +40,9 @@ def test_a_terminal_gets_a_bar_that_goes_away():
     script = "from finetune.system import progress; import time; progress._QUIET = 0.1\n"
     script += "for _ in progress.watched(range(4), 4, 'letters'): time.sleep(0.1)"
     reader, writer = pty.openpty()
-    child = subprocess.Popen([sys.executable, "-c", script], stderr=writer, env={**os.environ, "TERM": "xterm"})
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stderr=writer, env={**os.environ, "TERM": "xterm"}
+    )
     os.close(writer)
     while select.select([reader], [], [], 60)[0]:
         try:

@@ -34,16 +34,24 @@ sys.stdout.write("begun ")
 
 
 def ended(end):
-    return subprocess.run([sys.executable, "-c", SCRIPT.format(end=end)], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(end=end)], capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (None, 0)])
 def test_it_ends_with_its_code_after_threads_and_what_is_registered(code, expected):
     done = ended(f"end_with({code}); sys.exit({code})")
-    assert (done.returncode, done.stdout, done.stderr) == (expected, "begun thread\nregistered\nbefore\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        expected,
+        "begun thread\nregistered\nbefore\n",
+        "",
+    )
 
 
-@pytest.mark.parametrize("end", ["sys.exit('some words')", "end_with('some words'); sys.exit('some words')"])
+@pytest.mark.parametrize(
+    "end", ["sys.exit('some words')", "end_with('some words'); sys.exit('some words')"]
+)
 def test_without_a_number_python_ends_by_itself(end):
     done = ended(end)
     assert (done.returncode, done.stdout) == (1, "begun thread\nregistered\nbefore\ntaken apart\n")
@@ -58,10 +66,16 @@ def test_what_fails_at_the_end_keeps_nothing_else_from_being_done():
 
 def test_an_error_is_told_as_ever():
     done = ended("raise ValueError('of ours')")
-    assert done.returncode == 1 and done.stderr.endswith("ValueError: of ours\n") and "taken apart" in done.stdout
+    assert (
+        done.returncode == 1
+        and done.stderr.endswith("ValueError: of ours\n")
+        and "taken apart" in done.stdout
+    )
 
 
-@pytest.mark.parametrize(("end", "code", "is_told"), [("end_with(141)", 141, False), ("", 120, True)])
+@pytest.mark.parametrize(
+    ("end", "code", "is_told"), [("end_with(141)", 141, False), ("", 120, True)]
+)
 def test_nobody_reads_what_is_left(end, code, is_told):
     script = f"import sys; from finetune.system.quick_process import *; own_process(); print('unread'); {end}"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -13,7 +13,9 @@ from finetune.system.terminal import let_go, outlive_terminal, say
 Screen = tuple[int, int]  # where is read, where is written
 
 
-def code_of(act: Callable[[], int], screen: Screen, closes: bool = False, outlives: bool = True) -> tuple[int, bytes]:
+def code_of(
+    act: Callable[[], int], screen: Screen, closes: bool = False, outlives: bool = True
+) -> tuple[int, bytes]:
     """Return how a process ends that writes to a screen, which it `closes` itself before, and what is read there."""
     (reader, writer), (waits, lets) = screen, os.pipe()
     pid = os.fork()
@@ -60,7 +62,8 @@ def told() -> int:
 
 def test_a_command_outlives_its_terminal():
     assert code_of(print_much, pty.openpty(), closes=True)[0] == 7
-    assert code_of(print_much, pty.openpty(), closes=True, outlives=False)[0] == errno.EIO  # the control
+    # the control
+    assert code_of(print_much, pty.openpty(), closes=True, outlives=False)[0] == errno.EIO
 
 
 def test_a_terminal_that_stays_shows_what_is_written():
@@ -93,5 +96,6 @@ def test_training_outlives_a_log_on_a_full_disk_but_a_result_must_arrive():
 
     full = os.open("/dev/full", os.O_RDWR)
     assert code_of(log, (os.dup(full), os.dup(full)))[0] == 7
-    assert code_of(log, (os.dup(full), os.dup(full)), outlives=False)[0] == errno.ENOSPC  # the control
+    # the control
+    assert code_of(log, (os.dup(full), os.dup(full)), outlives=False)[0] == errno.ENOSPC
     assert code_of(print_much, (os.dup(full), full))[0] == errno.ENOSPC

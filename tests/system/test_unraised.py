@@ -67,7 +67,9 @@ def test_python_itself_would_lose_it(run):
 
 
 @pytest.mark.parametrize("deed", [WORKER, HALF_MADE])
-def test_a_worker_that_was_killed_after_its_last_batch_is_no_news_nor_is_an_iterator_half_made(run, deed):
+def test_a_worker_that_was_killed_after_its_last_batch_is_no_news_nor_is_an_iterator_half_made(
+    run, deed
+):
     assert run(deed) == ("went on", "")
 
 

@@ -11,8 +11,10 @@ import pytest
 from colours import QUICKEST, draw_colours
 from paths import ROOT
 
-NAME, CLASS = "straße", "gröẞe"  # their last bytes are control characters or none at all in other encodings
-AS_IT_IS = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # Python does not mend the locale by itself
+# their last bytes are control characters or none at all in other encodings
+NAME, CLASS = "straße", "gröẞe"
+# Python does not mend the locale by itself
+AS_IT_IS = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.fixture(scope="module", params=["ascii", "iso8859-1"])
@@ -33,7 +35,9 @@ def locale(request, tmp_path_factory) -> dict[str, str]:
     return variables
 
 
-def python(arguments: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+def python(
+    arguments: list[str], folder: Path, variables: dict[str, str]
+) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=120)
@@ -53,7 +57,12 @@ def test_the_program_of_somebody_else_is_not_started_again(locale, tmp_path):
     done = python(["train.py", "--version"], tmp_path, locale)
     assert done.returncode == 0 and done.stdout.decode().count("begun") == 1
     (tmp_path / "finetune").write_text(script)  # the control
-    assert python([str(tmp_path / "finetune"), "--version"], tmp_path, locale).stdout.decode().count("begun") == 2
+    assert (
+        python([str(tmp_path / "finetune"), "--version"], tmp_path, locale)
+        .stdout.decode()
+        .count("begun")
+        == 2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +80,8 @@ def test_fit_check_predict_and_report(locale, pictures, tmp_path):
         assert done.returncode == (1 if arguments[0] == "check" else 0), done.stderr.decode()
         return done.stdout.decode("utf-8")
 
-    finetune("fit", "--config", "sample", "--data.root", pictures, *QUICKEST)  # a shipped config, which is not ASCII
+    # a shipped config, which is not ASCII
+    finetune("fit", "--config", "sample", "--data.root", pictures, *QUICKEST)
     run = tmp_path / "runs/fit/version_0"
     assert CLASS in json.loads((run / "test.json").read_text("utf-8"))["class_names"]
     assert f"root: {pictures}" in (run / "config.yaml").read_text("utf-8")

@@ -22,7 +22,9 @@ def test_rows_are_pictures_and_columns_epochs(colours, tmp_path, monkeypatch):
     write_augmented(pictures, tmp_path / "a.webp")
     indices = asked[::6]
     assert len(set(indices)) == 6 and asked == [
-        key for i in indices for key in (i, *((epoch, i) for epoch in range(augmented_sheet._EPOCHS)))
+        key
+        for i in indices
+        for key in (i, *((epoch, i) for epoch in range(augmented_sheet._EPOCHS)))
     ]
     with Image.open(tmp_path / "a.webp") as opened:
         sheet = np.asarray(opened)
@@ -30,7 +32,9 @@ def test_rows_are_pictures_and_columns_epochs(colours, tmp_path, monkeypatch):
     # Noise is averaged out: the mean colour of each is that of its class, as evaluation prepares it.
     for row, index in enumerate(indices):
         expected = get(pictures.pictures("train"), index)["image"].mean(axis=(0, 1))
-        np.testing.assert_allclose(sheet[row * 100 : row * 100 + 96, :96].mean(axis=(0, 1)), expected, atol=8)
+        np.testing.assert_allclose(
+            sheet[row * 100 : row * 100 + 96, :96].mean(axis=(0, 1)), expected, atol=8
+        )
     write_augmented(pictures, tmp_path / "b.webp")
     assert (tmp_path / "a.webp").read_bytes() == (tmp_path / "b.webp").read_bytes()
 
@@ -38,7 +42,9 @@ def test_rows_are_pictures_and_columns_epochs(colours, tmp_path, monkeypatch):
 def test_mixed_pictures_are_shown_mixed(colours, tmp_path):
     for name, shown in (("mixed", data(colours, cutmix=1.0)), ("plain", data(colours))):
         write_augmented(shown, tmp_path / f"{name}.webp")
-    mixed, alone = (np.asarray(Image.open(tmp_path / f"{name}.webp")).astype(int) for name in ("mixed", "plain"))
+    mixed, alone = (
+        np.asarray(Image.open(tmp_path / f"{name}.webp")).astype(int) for name in ("mixed", "plain")
+    )
     off = np.abs(mixed - alone).mean(axis=2)
     # As evaluation prepares them they are what they were, but for what WebP makes of the neighbours; the noise of
     # another picture, in a box of half the area on average, is some 15 levels off.

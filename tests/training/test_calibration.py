@@ -56,7 +56,16 @@ def changed(path: Path, target: Path, value: object) -> Path:
 
 def predicted(cli, tmp_path: Path, path: Path, pictures: Path) -> list[dict[str, str]]:
     on_cpu = ("--trainer.accelerator", "cpu")  # TF32 would lose digits
-    cli("predict", "--ckpt_path", path, "--data.predict", pictures, "--output", tmp_path / "out.csv", *on_cpu)
+    cli(
+        "predict",
+        "--ckpt_path",
+        path,
+        "--data.predict",
+        pictures,
+        "--output",
+        tmp_path / "out.csv",
+        *on_cpu,
+    )
     with open(tmp_path / "out.csv", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -77,7 +86,9 @@ def test_it_is_what_fits_the_checkpoint_s_own_validation_logits(checkpoint, two,
     # Batch norm is fused into convolutions in a fit's validation: logits differ by rounding.
     assert found.temperature == pytest.approx(metric.compute().item(), rel=1e-4)
     assert abs(found.temperature - 1) > 0.01  # else the tests below would say nothing
-    assert found.choice is not None and found.choice.value is not None and found.choice.reached >= 0.9
+    assert (
+        found.choice is not None and found.choice.value is not None and found.choice.reached >= 0.9
+    )
     scaled = Predictor(checkpoint)([decode(path) for path in val.paths])
     is_said = scaled[:, 1] >= found.choice.value
     assert found.choice.reached == pytest.approx(is_said[val.labels == 1].mean())
@@ -89,7 +100,9 @@ def test_predict_scales_and_decides_by_the_checkpoint_alone(checkpoint, two, cli
     rows = predicted(cli, tmp_path, checkpoint, two / "test")
     bare = predicted(cli, tmp_path, changed(checkpoint, tmp_path / "bare.ckpt", None), two / "test")
     # Seven digits are written of probabilities near a half.
-    np.testing.assert_allclose(log_ratios(rows), log_ratios(bare) / found.temperature, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        log_ratios(rows), log_ratios(bare) / found.temperature, rtol=0, atol=2e-6
+    )
     assert np.abs(log_ratios(rows) - log_ratios(bare)).max() > 1e-4  # the control
     assert found.choice is not None and found.choice.value is not None
     for row in rows:
@@ -102,9 +115,12 @@ def test_predict_scales_and_decides_by_the_checkpoint_alone(checkpoint, two, cli
 
 
 @pytest.mark.slow
-def test_test_reports_the_error_before_and_after_and_what_a_threshold_decides(checkpoint, two, cli, tmp_path, capsys):
+def test_test_reports_the_error_before_and_after_and_what_a_threshold_decides(
+    checkpoint, two, cli, tmp_path, capsys
+):
     given = {"temperature": 0.25, "num_pictures": 16, "threshold": None}
-    threshold = {"measure": "f1", "least": None, "positive": 1, "value": 1.0, "reached": 0.5}  # green is never said
+    # green is never said
+    threshold = {"measure": "f1", "least": None, "positive": 1, "value": 1.0, "reached": 0.5}
     results = {}
     for name, value in {
         "bare": None,
@@ -116,19 +132,33 @@ def test_test_reports_the_error_before_and_after_and_what_a_threshold_decides(ch
         cli("test", "--ckpt_path", path, "--trainer.default_root_dir", tmp_path / name)
         results[name] = json.loads(next((tmp_path / name).rglob("test.json")).read_text())
         results[name]["lines"] = capsys.readouterr().out.splitlines()
-    bare, scaled, never = results["bare"], results["scaled"], results["never"]
+    bare = results["bare"]
+    scaled = results["scaled"]
+    never = results["never"]
     before, after = "test/calibration_error_before_scaling", "test/calibration_error"
     assert before not in bare and bare["calibration"] is None
     assert any(line.startswith("no temperature was fitted") for line in bare["lines"])
-    assert scaled[before] == pytest.approx(bare[after], abs=1e-6) and abs(scaled[after] - bare[after]) > 1e-3
+    assert (
+        scaled[before] == pytest.approx(bare[after], abs=1e-6)
+        and abs(scaled[after] - bare[after]) > 1e-3
+    )
     assert scaled["calibration"] == given
-    assert f"{before} {scaled[before]:.4f}" in scaled["lines"] and f"{after} {scaled[after]:.4f}" in scaled["lines"]
-    assert "probabilities at temperature 0.250, fitted on the 16 validation pictures" in scaled["lines"]
+    assert (
+        f"{before} {scaled[before]:.4f}" in scaled["lines"]
+        and f"{after} {scaled[after]:.4f}" in scaled["lines"]
+    )
+    assert (
+        "probabilities at temperature 0.250, fitted on the 16 validation pictures"
+        in scaled["lines"]
+    )
     for name in ("test/accuracy", "test/loss", "test/f1", "confusion_matrix"):
         assert scaled[name] == bare[name]
     assert never["confusion_matrix"] == [[10, 0], [10, 0]] and never["test/accuracy"] == 0.5
     assert never["test/loss"] == bare["test/loss"] and never[after] == scaled[after]
-    assert "green is said from 1 on, which gives f1 0.5 on the 16 validation pictures" in never["lines"]
+    assert (
+        "green is said from 1 on, which gives f1 0.5 on the 16 validation pictures"
+        in never["lines"]
+    )
 
 
 def test_fit_says_what_it_chose_and_keeps_it(two, cli, tmp_path, capsys):
@@ -142,7 +172,9 @@ def test_fit_says_what_it_chose_and_keeps_it(two, cli, tmp_path, capsys):
     assert "val/temperature" in (tmp_path / "runs/fit/version_0/metrics.csv").read_text()
 
 
-def test_without_a_validation_split_nothing_is_fitted_and_that_is_said(two, cli, tmp_path, capsys, checkpoint):
+def test_without_a_validation_split_nothing_is_fitted_and_that_is_said(
+    two, cli, tmp_path, capsys, checkpoint
+):
     options = ["--data.root", two, *QUICKEST, "--data.val_fraction", 0]
     cli("fit", *options, "--model.weights", checkpoint)  # whose temperature is not inherited
     assert "no temperature was fitted, for want of a validation: " in capsys.readouterr().out
@@ -160,12 +192,22 @@ def test_weights_that_moved_since_the_validation_have_no_calibration(two, tmp_pa
     assert read_calibration(read_checkpoint(tmp_path / "inside.ckpt")) == Calibration()
 
 
-def test_a_run_that_goes_on_ends_with_the_calibration_of_one_that_was_left_alone(two, cli, tmp_path):
+def test_a_run_that_goes_on_ends_with_the_calibration_of_one_that_was_left_alone(
+    two, cli, tmp_path
+):
     options = ["--data.root", two, *QUICKEST, "--data.val_fraction", 0.4]
     options += ["--threshold", "f1", "--test_after_fit", "false"]
     cli("fit", *options, "--trainer.max_epochs", 2, "--trainer.default_root_dir", "whole")
     cli("fit", *options, "--trainer.max_epochs", 1, "--trainer.default_root_dir", "parts")
-    cli("fit", *options, "--trainer.max_epochs", 2, "--trainer.default_root_dir", "parts", "--resume")
+    cli(
+        "fit",
+        *options,
+        "--trainer.max_epochs",
+        2,
+        "--trainer.default_root_dir",
+        "parts",
+        "--resume",
+    )
     whole, parts = (
         read_calibration(read_checkpoint(tmp_path / f"{name}/fit/version_0/checkpoints/last.ckpt"))
         for name in ("whole", "parts")
@@ -174,30 +216,63 @@ def test_a_run_that_goes_on_ends_with_the_calibration_of_one_that_was_left_alone
 
 
 def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
-    options = ["--data.root", two, *QUICKEST, "--data.val_fraction", 0.4, "--threshold", "precision:0.99"]
+    options = [
+        "--data.root",
+        two,
+        *QUICKEST,
+        "--data.val_fraction",
+        0.4,
+        "--threshold",
+        "precision:0.99",
+    ]
     with (
         patch.object(calibration, "choose", lambda *_: Choice(None, 0.75)),
-        pytest.raises(ValueError, match="no threshold gives blue a precision of 0.99: the most .* is 0.75, so that"),
+        pytest.raises(
+            ValueError,
+            match="no threshold gives blue a precision of 0.99: the most .* is 0.75, so that",
+        ),
     ):
         cli("fit", *options)
     run = tmp_path / "runs/fit/version_0"
-    assert (run / "test.json").exists() and read_calibration(read_checkpoint(run / "checkpoints/best.ckpt")).aim
+    assert (run / "test.json").exists() and read_calibration(
+        read_checkpoint(run / "checkpoints/best.ckpt")
+    ).aim
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--data.val_fraction", 0, "--threshold", "f1"], "chosen on validation pictures, and there is no"),
-        (["--trainer.limit_val_batches", 0, "--threshold", "f1"], "pictures, and trainer.limit_val_batches is 0"),
-        (["--threshold", "f1:red"], "no class 'red'; there are blue and green"),
-        (["--trainer.max_steps", 1, "--threshold", "f1"], "the fit ends after 1 batches, before the first validation"),
         (
-            ["--data.batch_size", 1, "--data.val_fraction", 0.4, "--trainer.limit_val_batches", 1, "--threshold", "f1"],
+            ["--data.val_fraction", 0, "--threshold", "f1"],
+            "chosen on validation pictures, and there is no",
+        ),
+        (
+            ["--trainer.limit_val_batches", 0, "--threshold", "f1"],
+            "pictures, and trainer.limit_val_batches is 0",
+        ),
+        (["--threshold", "f1:red"], "no class 'red'; there are blue and green"),
+        (
+            ["--trainer.max_steps", 1, "--threshold", "f1"],
+            "the fit ends after 1 batches, before the first validation",
+        ),
+        (
+            [
+                "--data.batch_size",
+                1,
+                "--data.val_fraction",
+                0.4,
+                "--trainer.limit_val_batches",
+                1,
+                "--threshold",
+                "f1",
+            ],
             "both classes, there is none of green in the 1 that trainer.limit_val_batches leaves",
         ),
     ],
 )
-def test_a_threshold_that_can_t_be_chosen_is_told_before_training(two, cli, tmp_path, options, words):
+def test_a_threshold_that_can_t_be_chosen_is_told_before_training(
+    two, cli, tmp_path, options, words
+):
     with pytest.raises(ValueError, match=words):
         cli("fit", "--data.root", two, *QUICKEST, *options)
     assert not (tmp_path / "runs/fit").exists()
@@ -253,15 +328,37 @@ def test_what_is_written_is_read_and_earlier_versions_had_nothing():
 
 
 GOOD = {"measure": "recall", "least": 0.9, "positive": 0, "value": 0.5, "reached": 1.0}
-TEMPERATURES = [float("nan"), float("inf"), -1.0, 0.0, 1e-300, True, 1, "1.0", None, [1.0] * 10_000, torch.ones(())]
+TEMPERATURES = [
+    float("nan"),
+    float("inf"),
+    -1.0,
+    0.0,
+    1e-300,
+    True,
+    1,
+    "1.0",
+    None,
+    [1.0] * 10_000,
+    torch.ones(()),
+]
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        *([], "T", 1.5, {}, {"temperature": 1.0}, {"temperature": 1.0, "num_pictures": 1, "threshold": None, "x": 1}),
+        *(
+            [],
+            "T",
+            1.5,
+            {},
+            {"temperature": 1.0},
+            {"temperature": 1.0, "num_pictures": 1, "threshold": None, "x": 1},
+        ),
         *({"temperature": t, "num_pictures": 1, "threshold": None} for t in TEMPERATURES),
-        *({"temperature": 1.0, "num_pictures": n, "threshold": None} for n in (0, -1, 1.0, "1", None, 2**70)),
+        *(
+            {"temperature": 1.0, "num_pictures": n, "threshold": None}
+            for n in (0, -1, 1.0, "1", None, 2**70)
+        ),
         *(
             {"temperature": 1.0, "num_pictures": 1, "threshold": GOOD | change}
             for change in (

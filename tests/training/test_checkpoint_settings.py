@@ -11,9 +11,19 @@ NAMED = {"class_path": "somebody.Thing"}
 
 
 def test_settings_are_a_copy_of_plain_values():
-    given = {"class_names": ("a", "b"), "freeze": None, "layer_decay": 0.5, "nested": {"deep": [1, True]}}
+    given = {
+        "class_names": ("a", "b"),
+        "freeze": None,
+        "layer_decay": 0.5,
+        "nested": {"deep": [1, True]},
+    }
     settings = plain(given, "hyper_parameters")
-    assert settings == {"class_names": ["a", "b"], "freeze": None, "layer_decay": 0.5, "nested": {"deep": [1, True]}}
+    assert settings == {
+        "class_names": ["a", "b"],
+        "freeze": None,
+        "layer_decay": 0.5,
+        "nested": {"deep": [1, True]},
+    }
     settings["nested"]["deep"].append(2)
     assert given["nested"]["deep"] == [1, True]
 
@@ -29,7 +39,9 @@ def test_settings_are_a_copy_of_plain_values():
     ],
 )
 def test_what_no_command_line_can_say_is_refused(value, told):
-    with pytest.raises(ValueError, match=f"^the checkpoint is not as `finetune fit` writes them: {told}$"):
+    with pytest.raises(
+        ValueError, match=f"^the checkpoint is not as `finetune fit` writes them: {told}$"
+    ):
         plain(value, "data")
 
 
@@ -38,7 +50,10 @@ def test_what_no_command_line_can_say_is_refused(value, told):
     [
         (NAMED, ["somebody.Thing"]),
         ([1, {"deep": [NAMED, {"class_path": ["no text"]}]}], ["somebody.Thing", ["no text"]]),
-        ({"class_path": "Outer", "init_args": {"transforms": [NAMED]}}, ["Outer", "somebody.Thing"]),
+        (
+            {"class_path": "Outer", "init_args": {"transforms": [NAMED]}},
+            ["Outer", "somebody.Thing"],
+        ),
         ('{"class_path": "somebody.Thing"}', ["somebody.Thing"]),  # which a parser would read
         (["- class_path: somebody.Thing"], ["somebody.Thing"]),
         # Of which PyYAML says ValueError, AttributeError, KeyError and IndexError.
@@ -54,7 +69,12 @@ def test_a_model_is_told_its_own_arguments_and_no_others():
     known = {"class_names": ["a", "b"], "backbone": "lenet", "weights": None}
     assert model_settings({"hyper_parameters": known}) == known
     # `Classifier` takes an optimizer, but a checkpoint never holds one: it would be a class to import.
-    for name, value in {"optimizer": None, "scheduler": None, "compile": True, "_instantiator": "x"}.items():
+    for name, value in {
+        "optimizer": None,
+        "scheduler": None,
+        "compile": True,
+        "_instantiator": "x",
+    }.items():
         with pytest.raises(ValueError, match=f"its hyper_parameters have '{name}'"):
             model_settings({"hyper_parameters": {**known, name: value}})
     with pytest.raises(ValueError, match=r"its hyper_parameters name somebody\.Thing"):

@@ -49,7 +49,9 @@ def first_step(
     """Return what was logged of a step that changes nothing, its batch, the logits, and the classifier."""
     batch = next(iter(pictures.loader("train", train=True)))
     torch.manual_seed(0)
-    model = Classifier(pictures.class_names, **TINY, **options, optimizer=partial(torch.optim.SGD, lr=0.0))
+    model = Classifier(
+        pictures.class_names, **TINY, **options, optimizer=partial(torch.optim.SGD, lr=0.0)
+    )
     trainer = fit(model, pictures, max_steps=1)
     with torch.no_grad():
         return trainer.callback_metrics, batch, model(batch["image"]), model
@@ -58,7 +60,9 @@ def first_step(
 def test_loss_is_that_of_torch(colours):
     pictures = data(colours, val_fraction=0, **TINY_SIZE)
     pictures.splits["train"].labels[:15] = 2  # uneven: the weights are not all 1
-    logged, batch, logits, model = first_step(pictures, label_smoothing=0.2, class_weights="balanced")
+    logged, batch, logits, model = first_step(
+        pictures, label_smoothing=0.2, class_weights="balanced"
+    )
     expected = F.cross_entropy(logits, batch["label"], model.class_weight, label_smoothing=0.2)
     torch.testing.assert_close(logged["train/loss"], expected)
     plain = F.cross_entropy(logits, batch["label"])
@@ -66,7 +70,9 @@ def test_loss_is_that_of_torch(colours):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_mixed_pictures_have_the_loss_of_mixed_targets_and_count_as_their_larger_part(colours, smoothing):
+def test_mixed_pictures_have_the_loss_of_mixed_targets_and_count_as_their_larger_part(
+    colours, smoothing
+):
     pictures = data(colours, val_fraction=0, **TINY_SIZE, mixup=0.4, cutmix=1.0)
     logged, batch, logits, _ = first_step(pictures, label_smoothing=smoothing)
     own, partner = (F.one_hot(batch[name], 3).float() for name in ("label", "partner_label"))
@@ -93,7 +99,11 @@ def test_balanced_weights_make_the_classes_equal(tmp_path):
 
 def moved(model: Classifier, before: dict[str, torch.Tensor]) -> set[str]:
     """The names of all weights and statistics that are not what they were, bit for bit."""
-    return {name for name, value in model.network.state_dict().items() if not torch.equal(value, before[name])}
+    return {
+        name
+        for name, value in model.network.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
 
 
 def of_stages(model: Classifier, *names: str) -> set[str]:
@@ -131,7 +141,9 @@ def test_control_half_a_freeze_is_seen_to_move(colours, wrong):
     before = copy(model.network)
     fit(model, pictures, max_steps=2)
     wrongly = moved(model, before) & of_stages(model, *FROZEN["layer2"])
-    assert wrongly and all(("running_" in name or "num_batches" in name) == (wrong == "train") for name in wrongly)
+    assert wrongly and all(
+        ("running_" in name or "num_batches" in name) == (wrong == "train") for name in wrongly
+    )
 
 
 def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(colours):
@@ -145,10 +157,18 @@ def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(colours):
         before = [copy(norm) for norm in norms]
         fit(model, pictures)  # with validation, after which modes are restored
         moved[frozen] = {
-            name: any(not torch.equal(b[name], norm.state_dict()[name]) for b, norm in zip(before, norms, strict=True))
+            name: any(
+                not torch.equal(b[name], norm.state_dict()[name])
+                for b, norm in zip(before, norms, strict=True)
+            )
             for name in ("running_mean", "running_var", "weight", "bias")
         }
-    assert moved[True] == {"running_mean": False, "running_var": False, "weight": True, "bias": True}
+    assert moved[True] == {
+        "running_mean": False,
+        "running_var": False,
+        "weight": True,
+        "bias": True,
+    }
     assert all(moved[False].values())
 
 
@@ -163,7 +183,9 @@ def test_groups_have_names_and_their_rates(colours):
         decay_norm_and_bias=False,
     )
     (optimizer,) = fit(model, pictures, max_steps=1).optimizers
-    groups = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    groups = {
+        group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups
+    }
     assert groups == {
         "backbone": (1e-4, 0.1),
         "backbone_no_decay": (1e-4, 0),
@@ -176,14 +198,23 @@ def test_groups_have_names_and_their_rates(colours):
     ("scheduler", "options", "steps"),
     [
         (partial(WarmupCosine, warmup=0.5), {"max_epochs": 2}, 10),  # 53 pictures in batches of 12
-        (partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1), {"max_epochs": 2, "max_steps": 7}, 7),
+        (
+            partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1),
+            {"max_epochs": 2, "max_steps": 7},
+            7,
+        ),
         (partial(WarmupCosine, total_steps=20), {"max_epochs": 2}, 20),
         (partial(WarmupCosine), {"max_epochs": 2, "accumulate_grad_batches": 2}, 6),
         (partial(WarmupCosine), {"max_epochs": 2, "limit_train_batches": 2}, 4),
         # 5, 3 and 2 steps of 5 batches
-        (partial(WarmupCosine), {"max_epochs": 3, "callbacks": GradientAccumulationScheduler({1: 2, 2: 4})}, 10),
+        (
+            partial(WarmupCosine),
+            {"max_epochs": 3, "callbacks": GradientAccumulationScheduler({1: 2, 2: 4})},
+            10,
+        ),
         (partial(WarmupCosine), {"max_epochs": 3, "each": "epoch"}, 3),
-        (partial(WarmupCosine), {"max_epochs": 9, "max_steps": 11, "each": "epoch"}, 3),  # begun, the third
+        # begun, the third
+        (partial(WarmupCosine), {"max_epochs": 9, "max_steps": 11, "each": "epoch"}, 3),
     ],
 )
 def test_schedulers_learn_the_length_of_the_run(colours, scheduler, options, steps):
@@ -211,29 +242,42 @@ def test_source_head_is_the_source_classifier_restricted(tmp_path):
     wanted = [SOURCE_CLASSES[i] for i in (5, 0, 3)]
     for split in ("train", "val", "test"):
         for name in wanted:
-            folder = tmp_path / "some" / split / name.replace("_", " ").title()  # matched all the same
+            # matched all the same
+            folder = tmp_path / "some" / split / name.replace("_", " ").title()
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.symlink_to(tmp_path / "source" / split / name)
     pictures = data(tmp_path / "some", **TINY_SIZE)
     model = Classifier(
-        pictures.class_names, "small_cnn", str(tmp_path / "source.ckpt"), head_init="source", scheduler=None
+        pictures.class_names,
+        "small_cnn",
+        str(tmp_path / "source.ckpt"),
+        head_init="source",
+        scheduler=None,
     )
     fit(model, pictures, max_steps=0)
     (batch,) = pictures.loader("test")
-    rows = [source_data.class_names.index(name.replace(" ", "_").lower()) for name in pictures.class_names]
+    rows = [
+        source_data.class_names.index(name.replace(" ", "_").lower())
+        for name in pictures.class_names
+    ]
     with torch.no_grad():
         restricted = source.eval()(batch["image"])[:, rows]
         own = model.eval()(batch["image"])
     torch.testing.assert_close(own, restricted)
     accuracy = (own.argmax(1) == batch["label"]).float().mean()
     assert accuracy == (restricted.argmax(1) == batch["label"]).float().mean()
-    control = Classifier(pictures.class_names, "small_cnn", str(tmp_path / "source.ckpt"), scheduler=None)
+    control = Classifier(
+        pictures.class_names, "small_cnn", str(tmp_path / "source.ckpt"), scheduler=None
+    )
     fit(control, pictures, max_steps=0)
     assert not torch.allclose(head(control.network).weight, head(model.network).weight)
 
 
 def test_a_checkpoint_is_complete_and_plain(colours, tmp_path):
-    pictures = data(colours, augmentations=[{"class_path": "albumentations.RandomRotate90", "init_args": {"p": 0.5}}])
+    pictures = data(
+        colours,
+        augmentations=[{"class_path": "albumentations.RandomRotate90", "init_args": {"p": 0.5}}],
+    )
     model = Classifier(pictures.class_names, **{**SMALL, "scheduler": WarmupCosine})
     trainer = fit(model, pictures)
     trainer.save_checkpoint(tmp_path / "some.ckpt")
@@ -279,7 +323,16 @@ def test_bad_files_of_any_name_are_listed_by_it(tmp_path, cli):
     (root / "train/blue/link.png").symlink_to("nowhere.png")
     os.mkfifo(root / "train/blue/pipe.png")
     names = sorted([*names, b"link.png", b"pipe.png"])
-    cli("fit", "--data.root", root, *QUICKEST, "--trainer.max_epochs", 2, "--data.on_bad_image", "skip")
+    cli(
+        "fit",
+        "--data.root",
+        root,
+        *QUICKEST,
+        "--trainer.max_epochs",
+        2,
+        "--data.on_bad_image",
+        "skip",
+    )
     assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").exists()
     lines = (tmp_path / "runs/fit/version_0/skipped.txt").read_bytes().splitlines()
     found = sorted(line.partition(b": ")[0].rpartition(b"/")[2] for line in lines)
@@ -291,9 +344,20 @@ def test_a_split_of_bad_pictures_alone_is_told_as_that(tmp_path, cli, capsys, sp
     root = draw_colours(tmp_path / "some", train=4, val=2, test=2)
     for path in root.glob(spoilt):
         path.write_bytes(b"broken")
-    options = ["--data.root", root, *QUICKEST, "--trainer.max_epochs", epochs, "--data.on_bad_image", "skip"]
+    options = [
+        "--data.root",
+        root,
+        *QUICKEST,
+        "--trainer.max_epochs",
+        epochs,
+        "--data.on_bad_image",
+        "skip",
+    ]
     split = spoilt[: spoilt.index("/")]
-    with pytest.raises(ValueError, match=f"^no picture of {split} could be decoded: skipped.txt of this run says why$"):
+    with pytest.raises(
+        ValueError,
+        match=f"^no picture of {split} could be decoded: skipped.txt of this run says why$",
+    ):
         cli("fit", *options)
     listed = (tmp_path / "runs/fit/version_0/skipped.txt").read_text().splitlines()
     assert [line.partition(":")[0] for line in listed] == sorted(map(str, root.glob(spoilt)))
@@ -305,14 +369,24 @@ def test_a_last_batch_of_bad_pictures_alone_is_no_divergence(tmp_path, cli, monk
     paths = sorted(map(str, root.glob("train/*/*")))
     for i in order[12:]:
         Path(paths[i]).write_bytes(b"broken")
-    options = ["--data.root", root, *QUICKEST, "--data.on_bad_image", "skip", "--data.batch_size", 4]
+    options = [
+        "--data.root",
+        root,
+        *QUICKEST,
+        "--data.on_bad_image",
+        "skip",
+        "--data.batch_size",
+        4,
+    ]
     fit = ["fit", *options, "--trainer.log_every_n_steps", 1]
     cli(*fit)
     rows = read_metrics(tmp_path / "runs/fit/version_0/steps.csv")
     losses = [row["train/loss"] for row in rows if row.get("train/loss")]
     assert len(losses) == 4 and losses[3] == losses[2]  # Lightning repeats the last one
     zero = empty_shares.zero_loss
-    monkeypatch.setattr("finetune.training.classifier.zero_loss", lambda model: zero(model) * math.nan)
+    monkeypatch.setattr(
+        "finetune.training.classifier.zero_loss", lambda model: zero(model) * math.nan
+    )
     with pytest.raises(ValueError, match="training has diverged"):  # the control
         cli(*fit)
 
@@ -323,6 +397,11 @@ def test_it_trains_with_a_plain_trainer_on_somebody_elses_batches():
     batches = [{"image": pixels, "label": torch.tensor([0, 1, 2, 0, 1, 2])}] * 2
     model = Classifier(["a", "b", "c"], **TINY)
     before = copy(model.network)
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    options = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "accelerator": "cpu",
+    }
     pl.Trainer(max_epochs=1, **options).fit(model, DataLoader(batches, batch_size=None))
     assert moved(model, before)

@@ -19,7 +19,14 @@ NORM = 0.5  # that of the first gradients is 4
 
 
 def trained(model: Classifier, root: Any, **clipping: Any) -> dict[str, torch.Tensor]:
-    fit(model, data(root, val_fraction=0), max_steps=6, max_epochs=-1, precision="64-true", **clipping)
+    fit(
+        model,
+        data(root, val_fraction=0),
+        max_steps=6,
+        max_epochs=-1,
+        precision="64-true",
+        **clipping,
+    )
     return copy(model.network)
 
 
@@ -30,9 +37,14 @@ def by_the_norm_of_all() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "is_right"), [("norm", True), ("norm", False), ("value", True)])
+@pytest.mark.parametrize(
+    ("algorithm", "is_right"), [("norm", True), ("norm", False), ("value", True)]
+)
 def test_a_member_is_clipped_as_it_would_be_alone(colours, algorithm, is_right):
-    clipping = {"gradient_clip_val": NORM if algorithm == "norm" else 0.02, "gradient_clip_algorithm": algorithm}
+    clipping = {
+        "gradient_clip_val": NORM if algorithm == "norm" else 0.02,
+        "gradient_clip_algorithm": algorithm,
+    }
     together = classifier(members=2)
     begun = [copy(member) for member in members(together.network)]
     with nullcontext() if is_right else by_the_norm_of_all():
@@ -69,7 +81,11 @@ def test_what_lightning_refuses_to_clip_is_refused_of_several_too():
     scaler = torch.amp.GradScaler("cpu")
     plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
     model.trainer = pl.Trainer(
-        accelerator="cpu", plugins=[plugin], gradient_clip_val=1.0, logger=False, enable_checkpointing=False
+        accelerator="cpu",
+        plugins=[plugin],
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
     )
     with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
         model.configure_gradient_clipping(optimizer, 1.0, "norm")

@@ -20,7 +20,9 @@ def eager_backend(monkeypatch):
     monkeypatch.setattr(
         torch.nn.Module,
         "compile",
-        lambda self: setattr(self, "_compiled_call_impl", real(self._call_impl, backend="aot_eager")),
+        lambda self: setattr(
+            self, "_compiled_call_impl", real(self._call_impl, backend="aot_eager")
+        ),
     )
     torch._dynamo.reset()
     yield
@@ -33,7 +35,9 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--model.freeze", "conv", "--model.head_init", "probe"]])
-def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(cli, colours, more, caplog):
+def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(
+    cli, colours, more, caplog
+):
     options = ["--data.root", colours, *QUICKEST, *more, "--trainer.precision", "64-true"]
     with caplog.at_level(logging.INFO, logger="finetune"):
         before = seconds_compiling()
@@ -49,5 +53,7 @@ def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(cli, c
 
 def test_a_missing_compiler_is_told_before_training(monkeypatch, colours, cli):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ValueError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"):
+    with pytest.raises(
+        ValueError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"
+    ):
         cli("fit", "--data.root", colours, *QUICKEST, "--model.compile", "true")

@@ -15,7 +15,15 @@ from torchvision.ops import StochasticDepth
 from finetune.data.samplers import share
 from finetune.models.backbones import build
 from finetune.models.fx import fuse_batch_norm
-from finetune.training.dropout import Noise, PictureDropout, PictureStochasticDepth, _nth, _seed, by_picture, draw
+from finetune.training.dropout import (
+    Noise,
+    PictureDropout,
+    PictureStochasticDepth,
+    _nth,
+    _seed,
+    by_picture,
+    draw,
+)
 
 NOISE = {
     "values": (nn.Dropout(0.3), (12, 5, 4, 4)),
@@ -28,7 +36,9 @@ NOISE = {
 }
 
 
-def noisy(layer: nn.Module, x: torch.Tensor, pictures: torch.Tensor, step: int = 0, seed: int = 0) -> torch.Tensor:
+def noisy(
+    layer: nn.Module, x: torch.Tensor, pictures: torch.Tensor, step: int = 0, seed: int = 0
+) -> torch.Tensor:
     """What a network of one layer gives in a training step."""
     network = nn.Sequential(copy.deepcopy(layer)).train()
     draw(by_picture(network), seed, step, pictures)
@@ -53,7 +63,10 @@ def test_each_device_draws_its_rows_of_one_mask(kind, dtype):
     assert torch.equal(whole[good], noisy(layer, x[good], pictures[good]))
     # each of what the mask depends on
     many = x.repeat(3, *[1] * (x.ndim - 1)), torch.arange(36)
-    drawn = [noisy(layer, *many, step, seed) for step, seed in [(0, 0), *[(s, 0) for s in range(1, 9)], (0, 1), (0, 2)]]
+    drawn = [
+        noisy(layer, *many, step, seed)
+        for step, seed in [(0, 0), *[(s, 0) for s in range(1, 9)], (0, 1), (0, 2)]
+    ]
     assert not all(torch.equal(drawn[0], other) for other in drawn[1:9])
     assert not all(torch.equal(drawn[0], other) for other in drawn[9:]) or kind == "batch"
 
@@ -65,8 +78,11 @@ def test_as_many_are_dropped_as_torch_would_and_the_rest_makes_up_for_it(p):
         values = noisy(layer, x, torch.arange(200))
         share_dropped = float((values == 0).double().mean())
         num = 20_000 if isinstance(layer, nn.Dropout) else 200
-        assert abs(share_dropped - p) <= 5 * (p * (1 - p) / num) ** 0.5  # five deviations of a fair draw
-        assert values[values != 0].numel() == 0 or torch.allclose(values[values != 0], x.new_tensor(1 / (1 - p or 1)))
+        # five deviations of a fair draw
+        assert abs(share_dropped - p) <= 5 * (p * (1 - p) / num) ** 0.5
+        assert values[values != 0].numel() == 0 or torch.allclose(
+            values[values != 0], x.new_tensor(1 / (1 - p or 1))
+        )
 
 
 def test_the_numbers_are_even_and_know_nothing_of_each_other():
@@ -77,7 +93,12 @@ def test_the_numbers_are_even_and_know_nothing_of_each_other():
         draw(layers, 0, step, pictures)
         return torch.stack([layer.keys for layer in layers])
 
-    numbers = torch.stack([_nth(keys(step, torch.arange(32), 4)[..., None], torch.arange(1, 129)) for step in range(8)])
+    numbers = torch.stack(
+        [
+            _nth(keys(step, torch.arange(32), 4)[..., None], torch.arange(1, 129))
+            for step in range(8)
+        ]
+    )
     assert numbers.shape == (8, 4, 32, 128) and numbers.unique().numel() == numbers.numel()
     for bit in (63, 62, 40, 0):
         signs = ((numbers >> bit) & 1).double() * 2 - 1
@@ -121,7 +142,9 @@ def test_the_gradient_is_that_of_what_was_kept():
 
 
 def test_only_training_steps_know_of_it():
-    network = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), StochasticDepth(0.5, "row"), nn.AlphaDropout(0.5))
+    network = nn.Sequential(
+        nn.Linear(4, 4), nn.Dropout(0.5), StochasticDepth(0.5, "row"), nn.AlphaDropout(0.5)
+    )
 
     class Own(nn.Dropout):
         pass
@@ -171,7 +194,9 @@ class Random(TorchDispatchMode):
 SWEPT = ["alexnet", "convnext_tiny", "googlenet", "inception_v3", "swin_t", "vgg11_bn", "vit_b_32"]
 
 
-@pytest.mark.parametrize("backbone", ["efficientnet_b0", *(pytest.param(b, marks=pytest.mark.slow) for b in SWEPT)])
+@pytest.mark.parametrize(
+    "backbone", ["efficientnet_b0", *(pytest.param(b, marks=pytest.mark.slow) for b in SWEPT)]
+)
 def test_torchvisions_networks_draw_by_picture_alone(backbone):
     x = torch.empty(2, 3, 224, 224, device="meta")
     with torch.device("meta"):
@@ -189,12 +214,15 @@ def test_torchvisions_networks_draw_by_picture_alone(backbone):
 # Those without batch norm, whose output for a picture would else depend on the batch.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "backbone", ["swin_t", *(pytest.param(b, marks=pytest.mark.slow) for b in ("alexnet", "convnext_tiny"))]
+    "backbone",
+    ["swin_t", *(pytest.param(b, marks=pytest.mark.slow) for b in ("alexnet", "convnext_tiny"))],
 )
 def test_a_network_makes_the_same_of_shares_of_a_batch(backbone):
     torch.manual_seed(0)
     network = build(backbone, 4).double().train()
-    layers, x, pictures = by_picture(network), torch.randn(3, 3, 64, 64).double(), torch.tensor([5, 0, 9])
+    layers = by_picture(network)
+    x = torch.randn(3, 3, 64, 64).double()
+    pictures = torch.tensor([5, 0, 9])
 
     @torch.no_grad()
     def made(x: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
@@ -232,7 +260,9 @@ def test_what_depends_on_the_device_is_told(monkeypatch, caplog, layer, is_told,
             noise.on_train_batch_start(trainer, module, batch, step)
             module(torch.ones(4, 5))
             noise.on_train_batch_end(trainer, module)
-    expected = ["a network draws random numbers that depend on the device: it ends otherwise on another number of them"]
+    expected = [
+        "a network draws random numbers that depend on the device: it ends otherwise on another number of them"
+    ]
     assert [record.message for record in caplog.records] == expected * (is_told and world_size > 1)
 
 
@@ -265,4 +295,6 @@ def test_a_step_is_seeded_as_torch_would(kind):
     _seed(device, 2**63 + 5)
     found = torch.rand(3), torch.rand(3, device=device)
     torch.manual_seed(2**63 + 5)
-    assert torch.equal(found[0], torch.rand(3)) and torch.equal(found[1], torch.rand(3, device=device))
+    assert torch.equal(found[0], torch.rand(3)) and torch.equal(
+        found[1], torch.rand(3, device=device)
+    )

@@ -27,16 +27,30 @@ NAMES = ["blue", "green", "red"]
         ("small_cnn", 32, "image_size must be 28"),
     ],
 )
-def test_a_size_that_a_network_can_not_take_is_told(colours, tmp_path, monkeypatch, capsys, backbone, size, reason):
+def test_a_size_that_a_network_can_not_take_is_told(
+    colours, tmp_path, monkeypatch, capsys, backbone, size, reason
+):
     monkeypatch.chdir(tmp_path)
-    for draw in ("kaiming_uniform_", "normal_", "trunc_normal_", "xavier_uniform_"):  # of seconds of random numbers
+    # of seconds of random numbers
+    for draw in ("kaiming_uniform_", "normal_", "trunc_normal_", "xavier_uniform_"):
         monkeypatch.setattr(nn.init, draw, lambda tensor, *_, **__: tensor)
-    arguments = ["fit", "--data.root", colours, *QUICKEST, "--model.backbone", backbone, "--data.image_size", size]
+    arguments = [
+        "fit",
+        "--data.root",
+        colours,
+        *QUICKEST,
+        "--model.backbone",
+        backbone,
+        "--data.image_size",
+        size,
+    ]
     with pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])
     error = capsys.readouterr().err
     assert caught.value.code == 1 and error.count("\n") == 1
-    assert error.startswith(f"finetune: error: {backbone} can't take pictures of {size}x{size} pixels: ")
+    assert error.startswith(
+        f"finetune: error: {backbone} can't take pictures of {size}x{size} pixels: "
+    )
     assert reason in error
     assert not list(tmp_path.rglob("*"))  # nothing was begun
     if backbone == "alexnet":
@@ -68,7 +82,9 @@ def classifier(backbone: str) -> Classifier:
 
 def trainer(**options: Any) -> Any:
     limits = {f"limit_{split}_batches": 1.0 for split in ("train", "val", "test", "predict")}
-    return SimpleNamespace(**{"max_epochs": 5, "max_steps": -1, "accumulate_grad_batches": 1, **limits, **options})
+    return SimpleNamespace(
+        **{"max_epochs": 5, "max_steps": -1, "accumulate_grad_batches": 1, **limits, **options}
+    )
 
 
 def data(num: int, batch_size: int, image_size: int, **more: Any) -> Any:
@@ -85,7 +101,8 @@ def data(num: int, batch_size: int, image_size: int, **more: Any) -> Any:
         ("mobilenet_v3_small", 1, 8, {}, True),
         ("mobilenet_v3_small", 5, 1, {"limit_train_batches": 2}, True),
         ("mobilenet_v3_small", 56, 11, {"limit_train_batches": 6}, True),
-        ("mobilenet_v3_small", 56, 11, {"limit_train_batches": 5}, False),  # the last batch is never seen
+        # the last batch is never seen
+        ("mobilenet_v3_small", 56, 11, {"limit_train_batches": 5}, False),
         ("mobilenet_v3_small", 56, 11, {"limit_train_batches": 0.9}, False),
         ("mobilenet_v3_small", 56, 11, {"max_steps": 5}, False),
         ("mobilenet_v3_small", 56, 11, {"max_steps": 3, "accumulate_grad_batches": 2}, True),
@@ -94,23 +111,30 @@ def data(num: int, batch_size: int, image_size: int, **more: Any) -> Any:
         ("resnet18_small", 56, 11, {}, False),  # maps of 4x4
     ],
 )
-def test_a_batch_on_which_batch_norm_can_not_train_is_found_before(backbone, num, batch_size, options, refused):
+def test_a_batch_on_which_batch_norm_can_not_train_is_found_before(
+    backbone, num, batch_size, options, refused
+):
     model = classifier(backbone)
     pictures = data(num, batch_size, 32)
     if refused:
         told = f"{num} pictures .* batches of {batch_size}, leave one .* {backbone}"
         with pytest.raises(ValueError, match=told) as caught:
             check_fit(trainer(**options), model, pictures)
-        assert "--data.batch_size" in str(caught.value) and "--model.freeze_batch_norm true" in str(caught.value)
-        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):  # what would come
+        assert "--data.batch_size" in str(caught.value) and "--model.freeze_batch_norm true" in str(
+            caught.value
+        )
+        # what would come
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
             model.network.train()(torch.zeros(1, 3, 32, 32))
     else:
         check_fit(trainer(**options), model, pictures)
-    check_fit(trainer(**options), model, pictures, "test")  # which takes statistics from nowhere else
+    # which takes statistics from nowhere else
+    check_fit(trainer(**options), model, pictures, "test")
 
 
 @pytest.mark.parametrize(
-    ("image_size", "options"), [(64, {}), (32, {"freeze_batch_norm": True}), (32, {"freeze": "backbone"})]
+    ("image_size", "options"),
+    [(64, {}), (32, {"freeze_batch_norm": True}), (32, {"freeze": "backbone"})],
 )
 def test_what_that_line_advises_helps(image_size, options):
     model = Classifier(NAMES, backbone="mobilenet_v3_small", weights=None, **options)
@@ -164,12 +188,16 @@ def test_a_fit_without_a_step_is_wrong_usage(name):
     check_fit(trainer(**{name: 0}), model, data(8, 4, 28), "test")
 
 
-@pytest.mark.parametrize(("command", "split"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
+@pytest.mark.parametrize(
+    ("command", "split"), [("validate", "val"), ("test", "test"), ("predict", "predict")]
+)
 @pytest.mark.parametrize("nothing", [0, 0.0])
 def test_a_command_without_a_batch_is_wrong_usage(command, split, nothing):
     model = classifier("small_cnn")
     without = trainer(**{f"limit_{split}_batches": nothing})
-    with pytest.raises(WrongUsage, match=f"nothing to {command}: trainer.limit_{split}_batches is 0"):
+    with pytest.raises(
+        WrongUsage, match=f"nothing to {command}: trainer.limit_{split}_batches is 0"
+    ):
         check_fit(without, model, data(8, 4, 28), command)
     check_fit(without, model, data(8, 4, 28))
 
@@ -177,26 +205,41 @@ def test_a_command_without_a_batch_is_wrong_usage(command, split, nothing):
 @pytest.mark.parametrize(
     ("command", "limits", "told"),
     [
-        ("fit", {"limit_test_batches": 0.1}, "limit_test_batches 0.1 is less than one batch of test"),
+        (
+            "fit",
+            {"limit_test_batches": 0.1},
+            "limit_test_batches 0.1 is less than one batch of test",
+        ),
         ("fit", {"limit_val_batches": 0.3}, "limit_val_batches 0.3 is less than one batch of val"),
-        ("fit", {"limit_train_batches": 0.2}, "limit_train_batches 0.2 is less than one batch of train"),
-        ("test", {"limit_test_batches": 0.1}, ""),  # said by the loader: the pictures may still become others
+        (
+            "fit",
+            {"limit_train_batches": 0.2},
+            "limit_train_batches 0.2 is less than one batch of train",
+        ),
+        # said by the loader: the pictures may still become others
+        ("test", {"limit_test_batches": 0.1}, ""),
         ("test", {"limit_val_batches": 0.3}, ""),
         ("fit", {"limit_test_batches": 0.2, "limit_val_batches": 0.4}, ""),
     ],
 )
 def test_a_share_that_leaves_nothing_is_told_before_training(command, limits, told):
     pictures = data(24, 8, 28)
-    pictures.splits |= {name: SimpleNamespace(labels=[0] * num) for name, num in (("val", 24), ("test", 40))}
+    pictures.splits |= {
+        name: SimpleNamespace(labels=[0] * num) for name, num in (("val", 24), ("test", 40))
+    }
     model = classifier("small_cnn")
     with pytest.raises(ValueError, match=told) if told else nullcontext():
         check_fit(trainer(**limits), model, pictures, command)
 
 
-@pytest.mark.parametrize("option", [{"source_classes": "names.txt"}, {"class_mapping": {"red": "fire"}}])
+@pytest.mark.parametrize(
+    "option", [{"source_classes": "names.txt"}, {"class_mapping": {"red": "fire"}}]
+)
 def test_what_only_a_head_of_the_source_reads_is_not_passed_over(option):
     model = Classifier(NAMES, backbone="small_cnn", weights=None, **option)
-    with pytest.raises(WrongUsage, match=f"model.{next(iter(option))} is for --model.head_init source, not xavier"):
+    with pytest.raises(
+        WrongUsage, match=f"model.{next(iter(option))} is for --model.head_init source, not xavier"
+    ):
         check_fit(trainer(), model, data(24, 8, 28))
 
 
@@ -206,11 +249,16 @@ def test_a_fit_needs_a_training_folder_with_all_classes_that_were_given(tmp_path
     root = draw_colours(tmp_path / "few", test=2)
     short = [option for option in QUICKEST if option not in ("--trainer.max_epochs", "1")]
     fit = ["fit", "--data.root", root, *short, "--data.class_names", "[blue,green,red]", *length]
-    with pytest.raises(ValueError, match=r"few holds no 'train'; put the training pictures in .*few/train/CLASS$"):
+    with pytest.raises(
+        ValueError, match=r"few holds no 'train'; put the training pictures in .*few/train/CLASS$"
+    ):
         cli(*fit)
     (root / "test").rename(root / "train")
     for path in (root / "train/green").iterdir():
         path.unlink()
-    with pytest.raises(ValueError, match="few has no pictures to train on of green: add some, or leave out that class"):
+    with pytest.raises(
+        ValueError,
+        match="few has no pictures to train on of green: add some, or leave out that class",
+    ):
         cli(*fit)
     assert not (tmp_path / "runs/fit").exists()

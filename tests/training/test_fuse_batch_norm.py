@@ -18,7 +18,14 @@ from finetune.training.compile import FuseBatchNorm, in_bf16
 
 CLASSES = ("blue", "green", "red")
 # One of each way to be built: blocks with shortcuts, batch norm before, inverted residuals, branches, tokens.
-SIZES = {"resnet18": 64, "densenet121": 64, "mobilenet_v2": 64, "googlenet": 64, "swin_t": 64, "vit_b_32": 224}
+SIZES = {
+    "resnet18": 64,
+    "densenet121": 64,
+    "mobilenet_v2": 64,
+    "googlenet": 64,
+    "swin_t": 64,
+    "vit_b_32": 224,
+}
 
 
 def learned(backbone: str) -> nn.Module:
@@ -33,7 +40,9 @@ def learned(backbone: str) -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backbone", [b if b == "resnet18" else pytest.param(b, marks=pytest.mark.slow) for b in SIZES])
+@pytest.mark.parametrize(
+    "backbone", [b if b == "resnet18" else pytest.param(b, marks=pytest.mark.slow) for b in SIZES]
+)
 @torch.no_grad()
 def test_folded_batch_norm_computes_the_same(backbone):
     network = learned(backbone).double()
@@ -42,15 +51,19 @@ def test_folded_batch_norm_computes_the_same(backbone):
     few = fuse_batch_norm(network)
     num = sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
     calls = sum(
-        isinstance(few.get_submodule(n.target), nn.BatchNorm2d) for n in few.graph.nodes if n.op == "call_module"
+        isinstance(few.get_submodule(n.target), nn.BatchNorm2d)
+        for n in few.graph.nodes
+        if n.op == "call_module"
     )
     assert calls < 0.6 * num or num == 0  # densenet's stand before, not after
     torch.testing.assert_close(few(images), expected, rtol=1e-10, atol=1e-10)
-    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))  # it is a copy
+    # it is a copy
+    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.bias.sub_(0.1)
-    assert num == 0 or not torch.allclose(few(images), network(images))  # and so a difference would be seen
+    # and so a difference would be seen
+    assert num == 0 or not torch.allclose(few(images), network(images))
 
 
 def test_a_part_that_can_not_be_followed_comes_back_as_it_is():
@@ -82,7 +95,9 @@ def test_batch_norm_is_not_fused_where_a_network_can_not_be_followed(backbone):
 def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
     model = Classifier(["cat", "dog"], "resnet18_small", weights=None).eval()
     names = [*model.state_dict()]
-    trainer = pl.Trainer(precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer = pl.Trainer(
+        precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False
+    )
     trainer.state.fn = fn
     fold = FuseBatchNorm()
     fold.on_predict_start(trainer, model)
@@ -99,7 +114,11 @@ def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "backbone", ["resnet18_small", *(pytest.param(b, marks=pytest.mark.slow) for b in ("vit_b_16", "convnext_tiny"))]
+    "backbone",
+    [
+        "resnet18_small",
+        *(pytest.param(b, marks=pytest.mark.slow) for b in ("vit_b_16", "convnext_tiny")),
+    ],
 )
 @torch.no_grad()
 def test_weights_rounded_beforehand_are_those_that_autocast_rounds(backbone):
@@ -126,17 +145,27 @@ def test_predictions_are_those_of_the_network_up_to_bf16(cli, colours, monkeypat
 
     def predict(output: str) -> torch.Tensor:
         checkpoint = "runs/fit/version_0/checkpoints/last.ckpt"
-        arguments = ("--data.predict", colours / "test", "--data.num_workers", 0, "--trainer.precision", "bf16-mixed")
+        arguments = (
+            "--data.predict",
+            colours / "test",
+            "--data.num_workers",
+            0,
+            "--trainer.precision",
+            "bf16-mixed",
+        )
         cli("predict", "--ckpt_path", checkpoint, *arguments, "--output", output)
         with Path(output).open() as file:
-            return torch.tensor([[float(row[f"p_{name}"]) for name in CLASSES] for row in csv.DictReader(file)])
+            return torch.tensor(
+                [[float(row[f"p_{name}"]) for name in CLASSES] for row in csv.DictReader(file)]
+            )
 
     rows = predict("folded.csv")
     for name in ("on_validation_start", "on_test_start", "on_predict_start"):
         monkeypatch.setattr(FuseBatchNorm, name, lambda *_: None)
     expected = predict("whole.csv")
     assert not torch.equal(rows, expected)  # something was folded
-    torch.testing.assert_close(rows, expected, rtol=0, atol=0.02)  # bf16 has 8 bits: logits of 4 are off by 1/64
+    # bf16 has 8 bits: logits of 4 are off by 1/64
+    torch.testing.assert_close(rows, expected, rtol=0, atol=0.02)
 
 
 @torch.no_grad()
@@ -150,6 +179,7 @@ def test_what_was_shared_by_devices_is_folded_as_on_one():
         share_statistics(model.network)
         model.evaluate = in_bf16(model.network).forward
         assert torch.equal(model(images), expected)
-        assert any(type(module) is SharedBatchNorm for module in model.network.modules())  # it was a copy
+        # it was a copy
+        assert any(type(module) is SharedBatchNorm for module in model.network.modules())
         model.evaluate = fuse_batch_norm(model.network).forward  # control: that folds nothing
         assert not torch.equal(model(images), expected)

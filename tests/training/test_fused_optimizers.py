@@ -19,7 +19,12 @@ OPTIMIZERS = {
 
 
 def trained(
-    network: nn.Module, make, is_fused: bool, turned: bool = False, hook: bool = True, closure: bool = False
+    network: nn.Module,
+    make,
+    is_fused: bool,
+    turned: bool = False,
+    hook: bool = True,
+    closure: bool = False,
 ) -> list[torch.Tensor]:
     """Take five steps on gradients of a fixed seed.
 
@@ -51,7 +56,9 @@ def trained(
 @pytest.fixture
 def network():
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(8, 2))
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(8, 2)
+    )
     return layers.double().to(memory_format=torch.channels_last)
 
 
@@ -125,7 +132,9 @@ def test_state_from_a_checkpoint_is_laid_out_as_the_weights(network, name):
     for a, b in zip(stepped(hook=True), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
     wrong = stepped(hook=False)  # and so it would be seen
-    assert not all(torch.allclose(a, b, rtol=1e-13, atol=1e-13) for a, b in zip(wrong, expected, strict=True))
+    assert not all(
+        torch.allclose(a, b, rtol=1e-13, atol=1e-13) for a, b in zip(wrong, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("is_mended", [True, False])
@@ -134,15 +143,21 @@ def test_the_step_of_a_checkpoint_without_the_fused_way_goes_to_the_device(is_me
     other = AdamW([nn.Parameter(torch.zeros(3))], lr=0.1, foreach=False)
     other.param_groups[0]["params"][0].grad = torch.ones(3)
     other.step()
-    weight = nn.Parameter(torch.zeros(3, device="meta"))  # a device that is not the CPU, as a GPU is
+    # a device that is not the CPU, as a GPU is
+    weight = nn.Parameter(torch.zeros(3, device="meta"))
     optimizer = AdamW([weight], lr=0.1)
-    optimizer.param_groups[0]["fused"] = True  # as `fuse` chooses on a GPU; torch asks the constructor for one
+    # as `fuse` chooses on a GPU; torch asks the constructor for one
+    optimizer.param_groups[0]["fused"] = True
     fuse(optimizer)
     if not is_mended:  # the control
         optimizer._optimizer_load_state_dict_post_hooks.clear()
     optimizer.load_state_dict(other.state_dict())
     devices = {name: value.device.type for name, value in optimizer.state[weight].items()}
-    assert devices == {"step": "meta" if is_mended else "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
+    assert devices == {
+        "step": "meta" if is_mended else "cpu",
+        "exp_avg": "meta",
+        "exp_avg_sq": "meta",
+    }
 
 
 def test_weights_spread_over_devices_are_left_alone():
@@ -165,5 +180,7 @@ def test_loaded_state_of_another_shape_is_refused(kind):
     fuse(kind([weight], **options)).load_state_dict(state)  # the control
     name = "momentum_buffer" if kind is SGD else "exp_avg"
     state["state"][0][name] = torch.zeros(2)
-    with pytest.raises(ValueError, match=rf"is damaged: {name} has the shape \(2,\), expected \(3, 4\)"):
+    with pytest.raises(
+        ValueError, match=rf"is damaged: {name} has the shape \(2,\), expected \(3, 4\)"
+    ):
         fuse(kind([weight], **options)).load_state_dict(state)

@@ -19,7 +19,8 @@ def test_the_ends_are_exact_and_between_them_the_way_is_straight():
     assert at_start["weight"].equal(start["weight"]) and at_start["half"].equal(start["half"])
     between = interpolate(start, end, 0.75)
     expected = 0.25 * start["weight"].double() + 0.75 * end["weight"].double()
-    torch.testing.assert_close(between["weight"].double(), expected, rtol=0, atol=1e-7)  # rounded to float32
+    # rounded to float32
+    torch.testing.assert_close(between["weight"].double(), expected, rtol=0, atol=1e-7)
     assert between["half"].dtype == torch.float16 and int(between["num_batches"]) == 7
 
 
@@ -62,9 +63,13 @@ def test_weights_that_give_no_numbers_are_not_chosen():
     right = {"weight": torch.tensor([[-3.0, 0.0], [3.0, 0.0]]), "bias": torch.zeros(2)}
     wrong = {"weight": torch.full((2, 2), torch.nan), "bias": torch.zeros(2)}
     trainer = SimpleNamespace(
-        precision_plugin=SimpleNamespace(convert_module=lambda module: module, forward_context=nullcontext),
+        precision_plugin=SimpleNamespace(
+            convert_module=lambda module: module, forward_context=nullcontext
+        ),
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )
     for start, end, expected in ((right, wrong, 0.0), (wrong, right, 1.0)):
-        interpolation, weights, _ = settle(trainer, Model(2, 2), start, end, [batch], (0.0, 0.75, 1.0), None)
+        interpolation, weights, _ = settle(
+            trainer, Model(2, 2), start, end, [batch], (0.0, 0.75, 1.0), None
+        )
         assert interpolation.share == expected and weights["weight"].isfinite().all()

@@ -19,7 +19,9 @@ def logits() -> torch.Tensor:
 
 
 def probabilities(target: Target) -> torch.Tensor:
-    own, partner = (F.one_hot(labels, 3).double() for labels in (target.labels, target.partner_labels))
+    own, partner = (
+        F.one_hot(labels, 3).double() for labels in (target.labels, target.partner_labels)
+    )
     return target.share[:, None] * own + (1 - target.share[:, None]) * partner
 
 
@@ -27,7 +29,9 @@ def probabilities(target: Target) -> torch.Tensor:
 def test_the_sum_over_the_weights_is_torch_s_mean(smoothing):
     expected = F.cross_entropy(logits(), LABELS, WEIGHT, label_smoothing=smoothing)
     target = Target(LABELS)
-    torch.testing.assert_close(loss_sum(logits(), target, WEIGHT, smoothing) / target.weight(WEIGHT), expected)
+    torch.testing.assert_close(
+        loss_sum(logits(), target, WEIGHT, smoothing) / target.weight(WEIGHT), expected
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -61,13 +65,17 @@ def test_a_batch_says_whether_it_is_mixed_and_may_be_empty():
     batch = {"label": LABELS, "image": None}
     assert target_of(batch) == Target(LABELS)
     assert target_of({**batch, "partner_label": PARTNERS, "share": SHARE}) == MIXED
-    assert Target(LABELS[:0]).weight(WEIGHT) == 0 and Target(LABELS[:0], PARTNERS[:0], SHARE[:0]).weight(WEIGHT) == 0
+    assert (
+        Target(LABELS[:0]).weight(WEIGHT) == 0
+        and Target(LABELS[:0], PARTNERS[:0], SHARE[:0]).weight(WEIGHT) == 0
+    )
 
 
 def test_balanced_weights_are_inverse_to_frequency_and_one_on_average():
     labels = np.array([0, 0, 0, 1])
     weights = balanced_weights(labels, 3)
-    assert weights.tolist() == pytest.approx([4 / 9, 4 / 3, 4 / 3])  # a class without pictures counts as if it had one
+    # a class without pictures counts as if it had one
+    assert weights.tolist() == pytest.approx([4 / 9, 4 / 3, 4 / 3])
     assert float(balanced_weights(np.array([0, 0, 0, 1]), 2)[labels].mean()) == pytest.approx(1)
 
 

@@ -14,7 +14,9 @@ def two_groups() -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, momentum=0.9)
 
 
-def rates(optimizer: torch.optim.Optimizer, scheduler: WarmupCosine, num_steps: int) -> list[list[float]]:
+def rates(
+    optimizer: torch.optim.Optimizer, scheduler: WarmupCosine, num_steps: int
+) -> list[list[float]]:
     """Learning rates of the groups at each optimizer step."""
     seen = []
     for _ in range(num_steps):
@@ -39,7 +41,10 @@ def test_by_hand():
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.99])
 def test_no_step_is_wasted_and_the_full_rate_is_reached(total_steps, warmup):
     optimizer = two_groups()
-    seen = [rate for _, rate in rates(optimizer, WarmupCosine(optimizer, total_steps, warmup), total_steps)]
+    seen = [
+        rate
+        for _, rate in rates(optimizer, WarmupCosine(optimizer, total_steps, warmup), total_steps)
+    ]
     assert min(seen) > 0 and max(seen) == 1.0
     assert optimizer.param_groups[1]["lr"] == 0.0
 
@@ -50,7 +55,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     optimizer = two_groups()
     scheduler = WarmupCosine(optimizer, 100, 0.13, 0.01)
     rates(optimizer, scheduler, 37)
-    torch.save({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, tmp_path / "state.pt")
+    torch.save(
+        {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()},
+        tmp_path / "state.pt",
+    )
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     optimizer = two_groups()
     scheduler = WarmupCosine(optimizer, 100, 0.13, 0.01)
@@ -64,8 +72,15 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     ("make", "largest"),
     [
         (partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.3, total_steps=10), [0.3, 3.0]),
-        (partial(torch.optim.lr_scheduler.CyclicLR, base_lr=0, max_lr=1, step_size_up=5), [1.0, 10.0]),
-        (partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=[0.3, 0.4], total_steps=10), [0.3, 0.4]),  # said of each
+        (
+            partial(torch.optim.lr_scheduler.CyclicLR, base_lr=0, max_lr=1, step_size_up=5),
+            [1.0, 10.0],
+        ),
+        # said of each
+        (
+            partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=[0.3, 0.4], total_steps=10),
+            [0.3, 0.4],
+        ),
     ],
 )
 def test_a_scheduler_that_says_what_rates_are_keeps_their_ratio(make, largest):
@@ -74,7 +89,9 @@ def test_a_scheduler_that_says_what_rates_are_keeps_their_ratio(make, largest):
     assert [max(group) for group in zip(*seen, strict=True)] == pytest.approx(largest)
     optimizer = two_groups()  # control: torch's own gives all groups the same
     alone = rates(optimizer, make(optimizer), 9)
-    assert (max(rate for _, rate in alone) == pytest.approx(largest[1])) == isinstance(make.keywords["max_lr"], list)
+    assert (max(rate for _, rate in alone) == pytest.approx(largest[1])) == isinstance(
+        make.keywords["max_lr"], list
+    )
 
 
 def test_a_longer_run_follows_its_own_arguments():
@@ -82,14 +99,17 @@ def test_a_longer_run_follows_its_own_arguments():
     optimizer = two_groups()
     scheduler = WarmupCosine(optimizer, 20, warmup=0.0)
     scheduler.load_state_dict(state)
-    assert rates(optimizer, scheduler, 20)[10][1] == pytest.approx(0.5)  # half way of 20, not at the end of 10
+    # half way of 20, not at the end of 10
+    assert rates(optimizer, scheduler, 20)[10][1] == pytest.approx(0.5)
 
 
 def test_arguments_out_of_range():
     with pytest.raises(ValueError, match="total_steps must be at least 1, not 0"):
         WarmupCosine(two_groups(), 0)
     for warmup in (1.0, -0.1):
-        with pytest.raises(ValueError, match=f"warmup must be at least 0 and below 1, not {warmup}"):
+        with pytest.raises(
+            ValueError, match=f"warmup must be at least 0 and below 1, not {warmup}"
+        ):
             WarmupCosine(two_groups(), 9, warmup)
     with pytest.raises(ValueError, match=r"final must be from 0 to 1, not 1\.1"):
         WarmupCosine(two_groups(), 9, final=1.1)

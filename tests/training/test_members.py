@@ -22,7 +22,9 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 def classifier(**options: Any) -> Classifier:
     torch.manual_seed(0)
     with patch("finetune.training.classifier.build", small_normalised):
-        return Classifier(["blue", "green", "red"], weights=None, optimizer=sgd, head_lr_multiplier=10, **options)
+        return Classifier(
+            ["blue", "green", "red"], weights=None, optimizer=sgd, head_lr_multiplier=10, **options
+        )
 
 
 def copy(network: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -32,13 +34,19 @@ def copy(network: torch.nn.Module) -> dict[str, torch.Tensor]:
 def trained(model: Classifier, root: Any, **options: Any) -> float:
     """Train for some steps, and return the last one's loss."""
     pictures = data(root, val_fraction=0, **options)
-    trainer = fit(model, pictures, max_steps=6, max_epochs=-1, precision="64-true")  # one step is in a second epoch
+    # one step is in a second epoch
+    trainer = fit(model, pictures, max_steps=6, max_epochs=-1, precision="64-true")
     return float(trainer.callback_metrics["train/loss"])
 
 
 OPTIONS = [
     {},
-    {"class_weights": "balanced", "label_smoothing": 0.1, "layer_decay": 0.5, "decay_norm_and_bias": False},
+    {
+        "class_weights": "balanced",
+        "label_smoothing": 0.1,
+        "layer_decay": 0.5,
+        "decay_norm_and_bias": False,
+    },
 ]
 
 
@@ -46,7 +54,9 @@ def of_the_mean() -> Any:
     """Control: the mean of the members' losses, as if they were one network."""
     step = Classifier.training_step
     return patch.object(
-        Classifier, "training_step", lambda self, *given: step(self, *given) / len(members(self.network))
+        Classifier,
+        "training_step",
+        lambda self, *given: step(self, *given) / len(members(self.network)),
     )
 
 
@@ -68,7 +78,8 @@ def test_each_learns_as_it_would_alone(colours, options, is_right):
         # float64 over six steps; weights move by far more than 1e-2, and half a gradient is no rounding.
         assert moved > 1e-2 and (apart < 1e-12 if is_right else apart > 1e-4)
     if is_right:
-        assert loss == pytest.approx(sum(losses) / 2, rel=1e-6)  # which is logged as one number, in float32
+        # which is logged as one number, in float32
+        assert loss == pytest.approx(sum(losses) / 2, rel=1e-6)
 
 
 def test_mixed_pictures_are_the_same_for_each(colours):
@@ -91,11 +102,17 @@ def test_one_member_is_the_network_that_it_ever_was(colours):
 
 
 def test_each_member_s_stages_are_frozen(colours):
-    model = classifier(members=2, freeze="1", freeze_batch_norm=False)  # the first convolution and its batch norm
+    # the first convolution and its batch norm
+    model = classifier(members=2, freeze="1", freeze_batch_norm=False)
     before = copy(model.network)
     trainer = fit(model, data(colours, val_fraction=0))
-    still = {name for name, value in model.network.state_dict().items() if torch.equal(value, before[name])}
-    assert still == {name for name in before if name.split(".")[2] in ("0", "1")}  # all else did move
+    still = {
+        name
+        for name, value in model.network.state_dict().items()
+        if torch.equal(value, before[name])
+    }
+    # all else did move
+    assert still == {name for name in before if name.split(".")[2] in ("0", "1")}
     assert {name.split(".")[1] for name in still} == {"0", "1"}
     (optimizer,) = trainer.optimizers
     names = {id(parameter): name for name, parameter in model.network.named_parameters()}
@@ -106,7 +123,12 @@ def test_it_is_told_by_how_often():
     assert (told("lenet", 1), told("lenet", 3)) == ("lenet", "3 × lenet")
 
 
-@pytest.mark.parametrize("options", [{"members": 0}, {"members": 33}, {"members": 2, "head_init": "probe"}])
+@pytest.mark.parametrize(
+    "options", [{"members": 0}, {"members": 33}, {"members": 2, "head_init": "probe"}]
+)
 def test_what_can_not_be_is_refused_before_a_network_is_made(options):
-    with patch("finetune.training.classifier.build", side_effect=AssertionError), pytest.raises(WrongUsage):
+    with (
+        patch("finetune.training.classifier.build", side_effect=AssertionError),
+        pytest.raises(WrongUsage),
+    ):
         Classifier(["a", "b"], weights=None, **options)

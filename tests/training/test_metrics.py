@@ -24,7 +24,9 @@ from finetune.training.precise_sums import global_sums, restore_sums
 TOLERANCE = 1e-6
 
 
-def predictions(num: int = 1000, num_classes: int = 4, sharpness: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+def predictions(
+    num: int = 1000, num_classes: int = 4, sharpness: float = 2.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     logits = sharpness * torch.randn(num, num_classes, generator=generator)
     random = torch.randint(num_classes, (num,), generator=generator)
@@ -45,7 +47,10 @@ def test_calibration_error_equals_torchmetrics(num, sharpness):
 def on_edges() -> tuple[torch.Tensor, torch.Tensor]:
     """Confidences k/15 and their nearest float neighbours, 1 included; every second prediction is wrong."""
     edges = torch.linspace(0, 1, 16)[8:]  # of two classes one has at least half
-    below, above = torch.nextafter(edges, torch.zeros(1)), torch.nextafter(edges[:-1], torch.ones(1))
+    below, above = (
+        torch.nextafter(edges, torch.zeros(1)),
+        torch.nextafter(edges[:-1], torch.ones(1)),
+    )
     confidence = torch.cat([edges, edges, below, above])
     labels = torch.arange(len(confidence)) % 2
     return torch.stack([confidence, 1 - confidence], dim=1), labels
@@ -57,7 +62,9 @@ def test_calibration_error_on_the_edges_of_the_bins():
     for num in range(1, len(labels) + 1):  # every prefix: differences must not cancel
         metric = CalibrationError()
         metric.update(preds[:num], labels[:num])
-        assert metric.compute().item() == pytest.approx(reference(preds[:num], labels[:num]).item(), abs=TOLERANCE)
+        assert metric.compute().item() == pytest.approx(
+            reference(preds[:num], labels[:num]).item(), abs=TOLERANCE
+        )
 
 
 def test_control_bins_open_to_the_left_differ_there():
@@ -69,7 +76,9 @@ def test_control_bins_open_to_the_left_differ_there():
     assert abs(sum(gaps) / len(labels) - reference) > 1000 * TOLERANCE
 
 
-@pytest.mark.parametrize("sizes", [[1000], [999, 1], [0, 1000], [334, 333, 333], [1, 0, 999], [125] * 8])
+@pytest.mark.parametrize(
+    "sizes", [[1000], [999, 1], [0, 1000], [334, 333, 333], [1, 0, 999], [125] * 8]
+)
 def test_uneven_parts_put_together_give_the_whole(sizes):
     preds, labels = predictions()
     parts = list(zip(preds.split(sizes), labels.split(sizes), strict=True))
@@ -80,7 +89,8 @@ def test_uneven_parts_put_together_give_the_whole(sizes):
 def test_control_a_mean_of_the_parts_own_errors_is_something_else():
     preds, labels = predictions()
     whole, part, rest = (
-        MulticlassCalibrationError(4)(preds[s], labels[s]).item() for s in (slice(0, 1000), slice(0, 1), slice(1, 1000))
+        MulticlassCalibrationError(4)(preds[s], labels[s]).item()
+        for s in (slice(0, 1000), slice(0, 1), slice(1, 1000))
     )
     assert abs((part + rest) / 2 - whole) > 1000 * TOLERANCE
 
@@ -94,13 +104,17 @@ def test_calibration_error_survives_a_network_that_diverged():
 def losses() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     weights = torch.tensor([0.25, 4.0])[torch.arange(100) % 2]
-    return weights + torch.rand(100, generator=generator), weights  # the rare class is the harder one
+    # the rare class is the harder one
+    return weights + torch.rand(100, generator=generator), weights
 
 
 @pytest.mark.parametrize("sizes", [[100], [99, 1], [33, 33, 34], [0, 50, 50]])
 def test_mean_loss_is_the_weighted_mean_over_all_parts(sizes):
     values, weights = losses()
-    parts = [((v * w).sum(), w.sum()) for v, w in zip(values.split(sizes), weights.split(sizes), strict=True)]
+    parts = [
+        ((v * w).sum(), w.sum())
+        for v, w in zip(values.split(sizes), weights.split(sizes), strict=True)
+    ]
     metric = MeanLoss()
     for part in parts:
         metric.update(*part)
@@ -135,7 +149,9 @@ def test_mean_loss_keeps_no_graph_and_adds_many_small_numbers_exactly():
 def test_metrics_of_a_split_by_hand():
     # Rows: right class. Columns: predicted. One class is never predicted, as happens in small splits.
     confusion = np.array([[3, 1, 0], [2, 4, 0], [0, 1, 0]])
-    labels, predicted = (np.repeat(axis.ravel(), confusion.ravel()) for axis in np.indices(confusion.shape))
+    labels, predicted = (
+        np.repeat(axis.ravel(), confusion.ravel()) for axis in np.indices(confusion.shape)
+    )
     values = split_metrics(3)(torch.from_numpy(predicted), torch.from_numpy(labels))
     values |= class_metrics(values["confusion_matrix"])
     assert values["accuracy"].item() == pytest.approx(7 / 11)  # pictures, not classes, count
@@ -149,17 +165,26 @@ def test_numbers_of_classes_equal_torchmetrics_where_all_have_images_and_are_pre
     preds, labels = predictions()
     values = class_metrics(split_metrics(4)(preds, labels)["confusion_matrix"])
     for name, kind in (("precision", MulticlassPrecision), ("recall", MulticlassRecall)):
-        np.testing.assert_allclose(values[name], kind(4, average=None)(preds, labels), atol=TOLERANCE)
-    np.testing.assert_allclose(values["f1"], MulticlassF1Score(4, average="macro")(preds, labels), atol=TOLERANCE)
+        np.testing.assert_allclose(
+            values[name], kind(4, average=None)(preds, labels), atol=TOLERANCE
+        )
+    np.testing.assert_allclose(
+        values["f1"], MulticlassF1Score(4, average="macro")(preds, labels), atol=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("num_said", [0, 2])  # that are taken for the class without images
 def test_a_class_without_images_has_no_recall_and_no_part_in_the_mean(num_said):
     confusion = torch.tensor([[3, 1, 0], [2, 4, num_said], [0, 0, 0]])
     values = class_metrics(confusion)
-    assert values["recall"][:2].tolist() == pytest.approx([3 / 4, 4 / (6 + num_said)]) and values["recall"][2].isnan()
+    assert (
+        values["recall"][:2].tolist() == pytest.approx([3 / 4, 4 / (6 + num_said)])
+        and values["recall"][2].isnan()
+    )
     assert values["precision"][2].isnan() if num_said == 0 else values["precision"][2] == 0
-    assert values["f1"].item() == pytest.approx(np.mean([2 * 3 / (4 + 5), 2 * 4 / (6 + num_said + 5)]))
+    assert values["f1"].item() == pytest.approx(
+        np.mean([2 * 3 / (4 + 5), 2 * 4 / (6 + num_said + 5)])
+    )
     labels, predicted = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2])
     control = MulticlassF1Score(3, average="macro")(predicted, labels)  # takes its 0 into the mean
     assert control < class_metrics(split_metrics(3)(predicted, labels)["confusion_matrix"])["f1"]
@@ -185,8 +210,14 @@ class WithoutFloat64(TorchDispatchMode):
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         result = func(*args, **kwargs)
         for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta" and tensor.dtype == torch.float64:
-                raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support it")
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.device.type == "meta"
+                and tensor.dtype == torch.float64
+            ):
+                raise TypeError(
+                    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support it"
+                )
         return result
 
 
@@ -195,20 +226,35 @@ def measured_without_float64() -> dict[str, torch.Tensor]:
     model = Classifier(["a", "b", "c"], "small_cnn", weights=None).eval()
     with WithoutFloat64():
         model.to("meta")
-        logits, labels = model(torch.zeros(4, 3, 28, 28, dtype=torch.uint8, device="meta")), torch.zeros(4).long()
+        logits, labels = (
+            model(torch.zeros(4, 3, 28, 28, dtype=torch.uint8, device="meta")),
+            torch.zeros(4).long(),
+        )
         loss, weight = logits.sum(), torch.tensor(4.0, device="meta")
         for metric in (model.val_metrics.calibration_error, model.train_metrics.train_loss):
-            update = (logits.softmax(1), labels.to("meta")) if isinstance(metric, CalibrationError) else (loss, weight)
+            update = (
+                (logits.softmax(1), labels.to("meta"))
+                if isinstance(metric, CalibrationError)
+                else (loss, weight)
+            )
             metric.update(*update)
             restore_sums(metric, global_sums(metric), is_first=True)
             metric.reset()
             metric.update(*update)
             if isinstance(metric, CalibrationError):  # the other's weight, of a stand-in, is 0
                 metric.compute()
-        sums = model.train_metrics.train_loss, model.val_metrics.loss, model.val_metrics.calibration_error
+        sums = (
+            model.train_metrics.train_loss,
+            model.val_metrics.loss,
+            model.val_metrics.calibration_error,
+        )
         states = {name: getattr(metric, name) for metric in sums for name in metric._defaults}
         model._trainer = SimpleNamespace(strategy=None, state=SimpleNamespace(fn="fit"))
-        batch = {"image": torch.zeros(4, 3, 28, 28, dtype=torch.uint8, device="meta"), "index": labels, "bad": []}
+        batch = {
+            "image": torch.zeros(4, 3, 28, 28, dtype=torch.uint8, device="meta"),
+            "index": labels,
+            "bad": [],
+        }
         return {**states, "probabilities": model.predict_step(batch, 0)["probabilities"]}
 
 

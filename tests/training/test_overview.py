@@ -17,11 +17,17 @@ from finetune.training import overview
 
 def told(caplog, pictures, model=None, **options) -> list[str]:
     trainer = pl.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, **options
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        **options,
     )
     caplog.clear()
     with caplog.at_level(logging.INFO, "finetune"):
-        overview.tell(trainer, model or Classifier(pictures.class_names, "small_cnn", weights=None), pictures)
+        overview.tell(
+            trainer, model or Classifier(pictures.class_names, "small_cnn", weights=None), pictures
+        )
     return [record.getMessage() for record in caplog.records]
 
 
@@ -34,7 +40,11 @@ def few(num: int) -> str:
 
 def test_three_lines_before_training(colours, cli, caplog):
     cli("fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false")
-    lines = [record.getMessage() for record in caplog.records if record.name == "finetune.training.overview"]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "finetune.training.overview"
+    ]
     train = np.bincount(data(colours).splits["train"].labels)
     val = 60 - train.sum()
     assert lines == [
@@ -53,23 +63,35 @@ def test_where_the_splits_come_from(tmp_path, caplog):
     pictures = data(tmp_path / "drawn/train", val_fraction=0)
     line, *_ = told(caplog, pictures)
     test = len(pictures.splits["test"].labels)
-    assert f"train {30 - test} (all that are not set apart), val none, test {test} (set apart from training, " in line
+    assert (
+        f"train {30 - test} (all that are not set apart), val none, test {test} (set apart from training, "
+        in line
+    )
 
 
 def test_what_is_frozen_and_the_rates(colours, caplog):
     pictures = data(colours)
     frozen = Classifier(
-        pictures.class_names, "resnet18", None, freeze="layer3", freeze_batch_norm=True, head_lr_multiplier=10
+        pictures.class_names,
+        "resnet18",
+        None,
+        freeze="layer3",
+        freeze_batch_norm=True,
+        head_lr_multiplier=10,
     )
     assert told(caplog, pictures, frozen)[1] == (
         "network: resnet18, random weights; 8.40 of 11.18 million numbers learn, "
         "frozen: all up to layer3 and batch norm's statistics; AdamW at 0.0001 (backbone), 0.001 (head)"
     )
     decayed = Classifier(pictures.class_names, "resnet18", None, layer_decay=0.5)
-    assert told(caplog, pictures, decayed)[1].endswith("AdamW at 3.13e-06 (conv1), 5e-05 (layer4), 0.0001 (head)")
+    assert told(caplog, pictures, decayed)[1].endswith(
+        "AdamW at 3.13e-06 (conv1), 5e-05 (layer4), 0.0001 (head)"
+    )
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(1.0, "5 batches"), (2, "2 batches"), (0.5, "2 batches")])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(1.0, "5 batches"), (2, "2 batches"), (0.5, "2 batches")]
+)
 def test_batches_an_epoch(colours, caplog, limit, expected):
     assert expected in told(caplog, data(colours), limit_train_batches=limit, max_steps=7)[2]
 
@@ -90,7 +112,9 @@ def test_many_classes_are_not_listed(colours, caplog):
     pictures = data(colours)
     pictures.class_names = [f"class {i}" for i in range(20)]
     split = pictures.splits["train"]
-    pictures.splits = {"train": type(split)(split.read, np.arange(30) % 20, split.paths[:30], "folder train")}
+    pictures.splits = {
+        "train": type(split)(split.read, np.arange(30) % 20, split.paths[:30], "folder train")
+    }
     assert told(caplog, pictures)[0].endswith("; 20 classes in train: 1 to 2 pictures each")
 
 
@@ -120,14 +144,25 @@ def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_few
 
 @pytest.mark.parametrize(
     ("num", "limit", "expected"),
-    [(49, 1.0, [few(49)]), (50, 1.0, []), (80, 4, [few(48)]), (80, 5, []), (11, 0, []), (0, 1.0, [])],
+    [
+        (49, 1.0, [few(49)]),
+        (50, 1.0, []),
+        (80, 4, [few(48)]),
+        (80, 5, []),
+        (11, 0, []),
+        (0, 1.0, []),
+    ],
 )
 def test_few_pictures_to_choose_an_epoch_by(colours, num, limit, expected):
     pictures = data(colours)
     split = pictures.splits.pop("val")
     if num:
-        pictures.splits["val"] = type(split)(split.read, np.zeros(num, int), [split.paths[0]] * num, split.origin)
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=limit)
+        pictures.splits["val"] = type(split)(
+            split.read, np.zeros(num, int), [split.paths[0]] * num, split.origin
+        )
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=limit
+    )
     assert list(overview.few_to_choose(trainer, pictures)) == expected
 
 
@@ -148,10 +183,19 @@ SQUARE = (40, 40)
 @pytest.mark.parametrize(
     ("sizes", "options", "expected"),
     [
-        ([WIDE, TALL, TALL], {}, "100% of 6 training pictures looked at lose more than 50% of their area, 74% in"),
-        ([WIDE, SQUARE, SQUARE], {}, "33% of 6 training pictures looked at lose more than 50% of their area, 23% in"),
+        (
+            [WIDE, TALL, TALL],
+            {},
+            "100% of 6 training pictures looked at lose more than 50% of their area, 74% in",
+        ),
+        (
+            [WIDE, SQUARE, SQUARE],
+            {},
+            "33% of 6 training pictures looked at lose more than 50% of their area, 23% in",
+        ),
         ([WIDE, SQUARE, SQUARE, SQUARE], {}, ""),
-        ([(40, 30), (60, 40), (40, 60), (500, 333)], {}, ""),  # plain photographs, as cameras have them
+        # plain photographs, as cameras have them
+        ([(40, 30), (60, 40), (40, 60), (500, 333)], {}, ""),
         ([(64, 36)], {}, "lose more than 50% of their area, 57% in the median"),
         ([(40, 30)], {"crop_share": 1.0}, ""),
         ([WIDE], {"resize": "whole"}, ""),
@@ -161,7 +205,9 @@ SQUARE = (40, 40)
 )
 def test_a_crop_that_cuts_much_away_is_told(tmp_path, sizes, options, expected):
     line = cropped(tmp_path, sizes, **options)
-    assert expected in line and (line.endswith("--data.resize whole keeps all of it, squashed to a square") or not line)
+    assert expected in line and (
+        line.endswith("--data.resize whole keeps all of it, squashed to a square") or not line
+    )
     assert bool(line) == bool(expected)
 
 
@@ -184,12 +230,25 @@ def test_pictures_that_cannot_be_read_do_not_stop_it(tmp_path):
 
 def test_predict_says_how_many(colours, cli, tmp_path, caplog):
     pictures = data(colours, image_size=28)
-    trainer = fit(Classifier(pictures.class_names, "small_cnn", weights=None, scheduler=None), pictures, max_steps=0)
+    trainer = fit(
+        Classifier(pictures.class_names, "small_cnn", weights=None, scheduler=None),
+        pictures,
+        max_steps=0,
+    )
     trainer.save_checkpoint(tmp_path / "some.ckpt")
-    cli("predict", "--ckpt_path", "some.ckpt", "--data.predict", Path(colours, "test"), "--trainer.accelerator", "cpu")
+    cli(
+        "predict",
+        "--ckpt_path",
+        "some.ckpt",
+        "--data.predict",
+        Path(colours, "test"),
+        "--trainer.accelerator",
+        "cpu",
+    )
     assert "predicting 30 pictures" in [record.getMessage() for record in caplog.records]
 
 
 def test_a_run_that_goes_on_has_the_rates_of_its_checkpoint(colours, caplog):
-    model = Classifier(data(colours).class_names, **SMALL, optimizer=lambda params: 1 / 0)  # none is made
+    # none is made
+    model = Classifier(data(colours).class_names, **SMALL, optimizer=lambda params: 1 / 0)
     assert overview._network(model, "last.ckpt").endswith("rates of the checkpoint")

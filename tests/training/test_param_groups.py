@@ -28,20 +28,30 @@ def test_groups_partition_what_trains(backbone):
         for layer_decay, decay_norm_and_bias in OPTIONS:
             groups = param_groups(network, 10.0, layer_decay, decay_norm_and_bias)
             grouped = [names[id(parameter)] for group in groups for parameter in group["params"]]
-            assert len(grouped) == len(set(grouped)) and set(grouped) == before == trainable(network)
+            assert len(grouped) == len(set(grouped)) and set(grouped) == before == trainable(
+                network
+            )
             assert all(group["params"] for group in groups)
             assert len({group["name"] for group in groups}) == len(groups)
             for group in groups:
                 exempt = {
-                    p.ndim <= 1 or names[id(p)].rpartition(".")[2] in ("layer_scale", "class_token", "pos_embedding")
+                    p.ndim <= 1
+                    or names[id(p)].rpartition(".")[2]
+                    in ("layer_scale", "class_token", "pos_embedding")
                     for p in group["params"]
                 }
                 if not decay_norm_and_bias:
-                    assert exempt == {group["name"].endswith("_no_decay")} == {group.get("weight_decay") == 0.0}
+                    assert (
+                        exempt
+                        == {group["name"].endswith("_no_decay")}
+                        == {group.get("weight_decay") == 0.0}
+                    )
                 else:
                     assert "weight_decay" not in group
             heads = [group for group in groups if group["name"].startswith("head")]
-            assert {names[id(p)].rpartition(".")[0] for g in heads for p in g["params"]} == {head_name(network)}
+            assert {names[id(p)].rpartition(".")[0] for g in heads for p in g["params"]} == {
+                head_name(network)
+            }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,21 +64,33 @@ def test_networks_of_timm_learn_at_the_rates_of_timm_and_decay_as_it_says(family
     assert set(ours) == set(names.values())
     for name, rate in ours.items():
         theirs = 0.5 ** (max(layers.values()) - layers[name])
-        assert rate == theirs or (name.startswith("head.norm.") and rate == 0.5)  # which goes with its stage
-    exempt = {names[id(p)] for group in groups if group.get("weight_decay") == 0.0 for p in group["params"]}
-    assert exempt == {n for n, p in network.named_parameters() if p.ndim <= 1} | network_names(network)
+        # which goes with its stage
+        assert rate == theirs or (name.startswith("head.norm.") and rate == 0.5)
+    exempt = {
+        names[id(p)]
+        for group in groups
+        if group.get("weight_decay") == 0.0
+        for p in group["params"]
+    }
+    assert exempt == {n for n, p in network.named_parameters() if p.ndim <= 1} | network_names(
+        network
+    )
 
 
 def test_positions_beside_the_head_learn_at_its_depth_s_rate_as_timm_has_it():
     network = skeleton("timm/resnet50_clip")
     groups = param_groups(network, 10.0, 0.5)
-    (rate,) = {g["lr_multiplier"] for g in groups if any(p is network.head.pos_embed for p in g["params"])}
+    (rate,) = {
+        g["lr_multiplier"] for g in groups if any(p is network.head.pos_embed for p in g["params"])
+    }
     layers = group_parameters(network, network.group_matcher(coarse=True), reverse=True)
     assert rate == 0.5 ** (layers["head.proj.weight"] - layers["head.pos_embed"]) == 1
 
 
 def network_names(network: nn.Module) -> set[str]:
-    return set(getattr(network, "no_weight_decay", set)()) & {name for name, _ in network.named_parameters()}
+    return set(getattr(network, "no_weight_decay", set)()) & {
+        name for name, _ in network.named_parameters()
+    }
 
 
 # By number: ConvNeXt-T has 18 blocks, Swin-T 12, ViT-B one token and one table; Swin V2 has no table, but a scale and a
@@ -89,7 +111,12 @@ def test_scales_and_positions_do_not_decay(backbone):
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     groups = param_groups(network, 10.0, decay_norm_and_bias=False)
     in_decay, exempt = (
-        [names[id(p)] for group in groups for p in group["params"] if (group.get("weight_decay") == 0.0) == is_exempt]
+        [
+            names[id(p)]
+            for group in groups
+            for p in group["params"]
+            if (group.get("weight_decay") == 0.0) == is_exempt
+        ]
         for is_exempt in (False, True)
     )
     for what, num in SCALES[backbone].items():
@@ -108,7 +135,10 @@ def test_scales_and_positions_do_not_decay(backbone):
 def test_two_groups_without_layer_decay():
     network = skeleton("resnet18")
     groups = param_groups(network, 10.0)
-    assert [(group["name"], group["lr_multiplier"]) for group in groups] == [("backbone", 1.0), ("head", 10.0)]
+    assert [(group["name"], group["lr_multiplier"]) for group in groups] == [
+        ("backbone", 1.0),
+        ("head", 10.0),
+    ]
     assert [len(group["params"]) for group in groups] == [60, 2]
     groups = param_groups(network, 10.0, decay_norm_and_bias=False)
     assert [(group["name"], len(group["params"])) for group in groups] == [
@@ -136,7 +166,8 @@ def test_layer_decay_by_hand():
     assert by_name["encoder.ln"] == by_name["encoder.layers.encoder_layer_11"] == 1 / 2
     assert by_name["encoder.layers.encoder_layer_0"] == 2**-12
     assert by_name["conv_proj"] == 2**-13
-    assert len(groups[0]["params"]) == 4 and groups[0]["name"] == "conv_proj"  # class token and positions with the stem
+    # class token and positions with the stem
+    assert len(groups[0]["params"]) == 4 and groups[0]["name"] == "conv_proj"
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "vit_b_16"])
@@ -149,11 +180,18 @@ def test_an_ensemble_s_groups_are_those_of_its_members_together(backbone):
     for options in OPTIONS:
         groups = param_groups(network, 10.0, *options)
         grouped = [names[id(p)] for group in groups for p in group["params"]]
-        assert len(grouped) == len(set(grouped)) and set(grouped) == trainable(network) != set(names.values())
+        assert len(grouped) == len(set(grouped)) and set(grouped) == trainable(network) != set(
+            names.values()
+        )
         for i, member in enumerate(members):
             alone = param_groups(member, 10.0, *options)
-            own = [[p for p in group["params"] if names[id(p)].startswith(f"members.{i}.")] for group in groups]
-            assert [[*map(id, params)] for params in own] == [[*map(id, group["params"])] for group in alone]
+            own = [
+                [p for p in group["params"] if names[id(p)].startswith(f"members.{i}.")]
+                for group in groups
+            ]
+            assert [[*map(id, params)] for params in own] == [
+                [*map(id, group["params"])] for group in alone
+            ]
             for together, group in zip(groups, alone, strict=True):
                 assert {**together, "params": None} == {**group, "params": None}
 
@@ -162,7 +200,9 @@ def test_rates_reach_the_weights():
     network = build("resnet18", 3)
     freeze(network, "layer1")
     before = {name: parameter.clone() for name, parameter in network.named_parameters()}
-    optimizer = torch.optim.SGD(param_groups(network, 10.0, decay_norm_and_bias=False), lr=0.5, weight_decay=0.0)
+    optimizer = torch.optim.SGD(
+        param_groups(network, 10.0, decay_norm_and_bias=False), lr=0.5, weight_decay=0.0
+    )
     scale_learning_rates(optimizer)
     scale_learning_rates(optimizer)  # a second call changes nothing
     assert [(group["name"], group["lr"]) for group in optimizer.param_groups] == [
@@ -176,15 +216,25 @@ def test_rates_reach_the_weights():
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
     optimizer.step()
     for name, parameter in network.named_parameters():
-        rate = 5.0 if name.startswith("fc.") else 0.0 if name.startswith(("conv1.", "bn1.", "layer1.")) else 0.5
+        rate = (
+            5.0
+            if name.startswith("fc.")
+            else 0.0
+            if name.startswith(("conv1.", "bn1.", "layer1."))
+            else 0.5
+        )
         assert parameter.equal(before[name] - rate), name
 
 
 def test_rates_out_of_range():
     network = skeleton("resnet18")
     for layer_decay in (0.0, 1.5):
-        with pytest.raises(ValueError, match=f"layer_decay must be above 0 and at most 1, not {layer_decay}"):
+        with pytest.raises(
+            ValueError, match=f"layer_decay must be above 0 and at most 1, not {layer_decay}"
+        ):
             param_groups(network, 10.0, layer_decay)
     for multiplier in (0.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"head_lr_multiplier must be above 0 and finite, not {multiplier}"):
+        with pytest.raises(
+            ValueError, match=f"head_lr_multiplier must be above 0 and finite, not {multiplier}"
+        ):
             param_groups(network, multiplier)

@@ -15,7 +15,9 @@ def filled(*losses: float) -> MeanLoss:
 
 
 def test_sums_go_on_where_they_were():
-    whole, part, again = filled(1.0, 2.5, 4.0), filled(1.0, 2.5), filled(9.0)
+    whole = filled(1.0, 2.5, 4.0)
+    part = filled(1.0, 2.5)
+    again = filled(9.0)
     restore_sums(again, global_sums(part), is_first=True)
     again.update(torch.tensor(4.0), torch.tensor(1.0))
     assert again.compute() == whole.compute() and global_sums(again) == global_sums(whole)
@@ -36,13 +38,17 @@ def test_what_is_kept_is_a_copy():
     assert sums == global_sums(filled(1.0))
 
 
-@pytest.mark.parametrize("way", ["half", "bfloat16", "float", torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "way", ["half", "bfloat16", "float", torch.float16, torch.bfloat16, torch.float64]
+)
 def test_a_model_of_another_precision_leaves_them_in_float64(way):
     """By `half()` and its like, and by `to`, as Lightning has it for `bf16-true` and torchmetrics does not know."""
     metric = filled(1 / 3)
     module = torch.nn.ModuleDict({"metric": metric, "layer": torch.nn.Linear(2, 2)})
     module = getattr(module, way)() if isinstance(way, str) else module.to(way)
-    assert module["layer"].weight.dtype == (way if isinstance(way, torch.dtype) else getattr(torch, way))
+    assert module["layer"].weight.dtype == (
+        way if isinstance(way, torch.dtype) else getattr(torch, way)
+    )
     assert metric.sum.dtype == torch.float64 and float(metric.sum) == 1 / 3
     metric.update(torch.tensor(1.0), torch.tensor(1.0))
     assert float(metric.sum) == 4 / 3

@@ -39,8 +39,14 @@ def test_a_gpu_computes_in_bf16_if_it_can_without_emulation(accelerator, support
     def is_supported(including_emulation: bool = True) -> bool:
         return supported or including_emulation
 
-    with capabilities(), patch(CUDA, lambda: True), patch("torch.cuda.is_bf16_supported", is_supported):
-        assert automatic_precision(accelerator, None, False) == ("bf16-mixed" if supported else "32-true")
+    with (
+        capabilities(),
+        patch(CUDA, lambda: True),
+        patch("torch.cuda.is_bf16_supported", is_supported),
+    ):
+        assert automatic_precision(accelerator, None, False) == (
+            "bf16-mixed" if supported else "32-true"
+        )
 
 
 def test_the_cpu_of_a_machine_with_a_gpu_may_compute_and_other_accelerators_do_in_float32():
@@ -56,7 +62,11 @@ UNSAID = [option for option in QUICKEST if option not in ("--trainer.precision",
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "written"),
-    [([], "bf16-mixed"), (["--trainer.precision", "64-true"], "64-true"), (["--config", "own.yaml"], "32-true")],
+    [
+        ([], "bf16-mixed"),
+        (["--trainer.precision", "64-true"], "64-true"),
+        (["--config", "own.yaml"], "32-true"),
+    ],
 )
 def test_what_is_given_wins_and_the_run_says_what_it_was(cli, colours, tmp_path, options, written):
     (tmp_path / "own.yaml").write_text("trainer: {precision: 32-true}\n")
@@ -64,7 +74,8 @@ def test_what_is_given_wins_and_the_run_says_what_it_was(cli, colours, tmp_path,
         cli("fit", "--data.root", colours, *UNSAID, "--test_after_fit", "false", *options)
     (run,) = versions(tmp_path / "runs", "fit")
     assert f"precision: {written}\n" in (run / "config.yaml").read_text()
-    dtype = torch.float64 if written == "64-true" else torch.float32  # mixed: weights stay in float32
+    # mixed: weights stay in float32
+    dtype = torch.float64 if written == "64-true" else torch.float32
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     assert checkpoint["state_dict"]["network.head.weight"].dtype == dtype
     assert checkpoint["finetune"]["precision"] == written
@@ -92,7 +103,9 @@ def test_a_precision_of_a_missing_package_is_refused_in_one_line():
     check_precision("bf16-mixed")
     with patch("finetune.training.precision.find_spec", lambda name: None):
         for precision in ("transformer-engine", "transformer-engine-float16"):
-            with pytest.raises(WrongUsage, match=f"precision {precision} needs .*: give --precision 32-true"):
+            with pytest.raises(
+                WrongUsage, match=f"precision {precision} needs .*: give --precision 32-true"
+            ):
                 check_precision(precision)
 
 
@@ -121,4 +134,6 @@ def test_bf16_on_a_cpu_without_it_is_told(caplog, precision, has_bf16, kind):
     device = SimpleNamespace(root_device=torch.device(kind))
     with capabilities(amx_bf16=has_bf16), caplog.at_level("WARNING", "finetune"):
         prepare_arithmetic(SimpleNamespace(strategy=device, precision=precision))
-    assert (f"this processor computes in no bf16: {precision} may be ten times slower" in caplog.text) is is_told
+    assert (
+        f"this processor computes in no bf16: {precision} may be ten times slower" in caplog.text
+    ) is is_told

@@ -83,12 +83,16 @@ def test_how_long_the_others_take_is_told_once(options, told, tmp_path, now):
 def test_numbers_that_are_not_there_are_not_shown(tmp_path):
     shown, text = bar(is_terminal=False)
     trainer(tmp_path, shown).fit(Tiny(), loader())
-    assert re.fullmatch(r"epoch 1/2  train/loss 0.5000  \d+ pictures/s", text.getvalue().splitlines()[0])
+    assert re.fullmatch(
+        r"epoch 1/2  train/loss 0.5000  \d+ pictures/s", text.getvalue().splitlines()[0]
+    )
 
 
 def test_an_epoch_without_validation_does_not_repeat_that_of_another(tmp_path):
     shown, text = bar(is_terminal=False)
-    trainer(tmp_path, shown, check_val_every_n_epoch=2, max_epochs=3).fit(Tiny(), loader(), loader())
+    trainer(tmp_path, shown, check_val_every_n_epoch=2, max_epochs=3).fit(
+        Tiny(), loader(), loader()
+    )
     assert ["val/loss" in line for line in text.getvalue().splitlines()] == [False, True, False]
 
 
@@ -116,13 +120,16 @@ def test_a_terminal_gets_a_bar_with_pictures_per_second_and_the_loss(tmp_path, m
     assert len(updates) == 9 and {fields["note"] for fields in updates} == {""}
     for what in ("testing", "predicting", "validating"):
         assert what in text.getvalue()
-    assert text.getvalue().count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") > 0  # the cursor is there again
+    # the cursor is there again
+    assert text.getvalue().count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") > 0
 
 
 def test_the_loss_is_that_of_a_step_and_seldom_asked_for(tmp_path, monkeypatch, now):
     """On a GPU it waits for the device."""
     notes = []
-    monkeypatch.setattr(progress_bar.Progress, "update", lambda self, task, **fields: notes.append(fields["note"]))
+    monkeypatch.setattr(
+        progress_bar.Progress, "update", lambda self, task, **fields: notes.append(fields["note"])
+    )
 
     class Steps(Tiny):
         def training_step(self, batch, batch_idx):
@@ -191,7 +198,8 @@ def test_an_epoch_that_a_resumed_run_goes_on_with_has_a_rate(tmp_path, monkeypat
     shown, text = bar(is_terminal)
     trainer(tmp_path, shown).fit(Tiny(), loader(), ckpt_path=tmp_path / "inside.ckpt")
     assert int(re.search(r"epoch 2/2  train/loss 1.5000  (\d+) pictures/s", text.getvalue())[1]) > 0
-    assert completed == ([1] if is_terminal else [])  # the bar goes on behind the batch that is done
+    # the bar goes on behind the batch that is done
+    assert completed == ([1] if is_terminal else [])
 
 
 def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypatch):
@@ -201,14 +209,19 @@ def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypat
         def update(self, content, raw=False):
             drawn.append(content if raw else content._repr_mimebundle_((), ())["text/plain"])
 
-    monkeypatch.setattr("IPython.display.display", lambda shown, display_id: Handle() if display_id else None)
-    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: drawn.append(text))  # the lines of epochs
+    monkeypatch.setattr(
+        "IPython.display.display", lambda shown, display_id: Handle() if display_id else None
+    )
+    # the lines of epochs
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: drawn.append(text))
     monkeypatch.setattr(progress_bar, "_EVERY", 0.0)
     shown = PicturesBar()
     shown.console = Console(force_jupyter=True)
     assert not shown.console.is_terminal
     trainer(tmp_path, shown).fit(Tiny(), loader(), loader())
-    assert any(re.search(r"epoch 2/2 .* 1/\d .*pictures/s loss \d\.\d{3}", str(text)) for text in drawn)
+    assert any(
+        re.search(r"epoch 2/2 .* 1/\d .*pictures/s loss \d\.\d{3}", str(text)) for text in drawn
+    )
     assert sum(str(text).startswith("epoch 2/2  train/loss 1.5000") for text in drawn) == 1
     assert drawn[-1] == {"text/plain": ""} and shown._cell is None
 
@@ -222,6 +235,8 @@ def test_epochs_of_larger_pictures_are_taken_to_last_longer(tmp_path, now):
             return loader()
 
     shown, text = bar(is_terminal=False)
-    trainer(tmp_path, shown, Takes(now, lambda _: 10), max_epochs=4).fit(Tiny(), datamodule=Pictures())
+    trainer(tmp_path, shown, Takes(now, lambda _: 10), max_epochs=4).fit(
+        Tiny(), datamodule=Pictures()
+    )
     found = [line.partition(", ")[2] for line in text.getvalue().splitlines()]
     assert found == ["about 90 s to go", "", "", ""]  # 10, then twice 40

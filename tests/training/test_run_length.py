@@ -7,7 +7,12 @@ from finetune.training.run_length import settle_length, usual_epochs
 
 UNSET = {
     **dict.fromkeys(("max_epochs", "limit_train_batches", "min_epochs", "min_steps")),
-    **{"max_steps": -1, "fast_dev_run": False, "accumulate_grad_batches": 1, "overfit_batches": 0.0},
+    **{
+        "max_steps": -1,
+        "fast_dev_run": False,
+        "accumulate_grad_batches": 1,
+        "overfit_batches": 0.0,
+    },
 }
 
 
@@ -27,17 +32,31 @@ def test_small_sets_have_the_same_number_of_pictures_in_all(num_images):
 @pytest.mark.parametrize(
     ("given", "epochs", "words"),
     [
-        ({}, 15, "15 epochs, 480 steps, as is usual for 1,000 training pictures; --epochs sets another number"),
-        ({"accumulate_grad_batches": 3}, 15, "15 epochs, 165 steps, as"),  # 11 of 32 batches, the last of two
+        (
+            {},
+            15,
+            "15 epochs, 480 steps, as is usual for 1,000 training pictures; --epochs sets another number",
+        ),
+        # 11 of 32 batches, the last of two
+        ({"accumulate_grad_batches": 3}, 15, "15 epochs, 165 steps, as"),
         ({"limit_train_batches": 10}, 25, "25 epochs, 250 steps, as is usual for 320 training"),
-        ({"limit_train_batches": 0.5}, 16, "16 epochs, 256 steps, as is usual for 512 training"),  # whole batches
+        # whole batches
+        ({"limit_train_batches": 0.5}, 16, "16 epochs, 256 steps, as is usual for 512 training"),
         ({"limit_train_batches": 0.1}, 50, "50 epochs, 150 steps, as is usual for 96 training"),
-        ({"overfit_batches": 2, "limit_train_batches": 10}, 50, "50 epochs, 100 steps, as is usual for 64 training"),
+        (
+            {"overfit_batches": 2, "limit_train_batches": 10},
+            50,
+            "50 epochs, 100 steps, as is usual for 64 training",
+        ),
         ({"min_epochs": 20}, 20, "20 epochs, 640 steps"),
         ({"min_epochs": 2}, 15, "15 epochs, 480 steps"),
         ({"min_steps": 1000}, 32, "32 epochs, 1,024 steps"),
         ({"min_steps": 100}, 15, "15 epochs, 480 steps"),
-        ({"callbacks": [GradientAccumulationScheduler({1: 4})], "min_steps": 200}, 22, "22 epochs, 200 steps"),
+        (
+            {"callbacks": [GradientAccumulationScheduler({1: 4})], "min_steps": 200},
+            22,
+            "22 epochs, 200 steps",
+        ),
     ],
 )
 def test_who_says_nothing_is_told_what_is_usual(given, epochs, words):
@@ -46,7 +65,9 @@ def test_who_says_nothing_is_told_what_is_usual(given, epochs, words):
     assert limits["max_epochs"] == epochs and told.startswith(words)
 
 
-@pytest.mark.parametrize("given", [{"max_epochs": 3}, {"max_epochs": -1}, {"max_steps": 7}, {"fast_dev_run": True}])
+@pytest.mark.parametrize(
+    "given", [{"max_epochs": 3}, {"max_epochs": -1}, {"max_steps": 7}, {"fast_dev_run": True}]
+)
 def test_who_says_it_is_not_overruled(given):
     limits = UNSET | given
     assert settle_length(limits, 1000, 32) == "" and limits == UNSET | given

@@ -49,8 +49,13 @@ def test_the_head_is_the_optimum_on_the_training_images(colours, monkeypatch):
     variance = ((x - x.mean(axis=0)) ** 2).sum(axis=1).mean()  # what the strength is relative to
     gradient = residual.T @ x / len(y) + probe.strength * variance * weight
     assert abs(gradient).max() < 1e-13 and abs(residual.mean(axis=0)).max() < 1e-12
-    assert abs(gradient + probe.strength * variance * weight).max() > 1e-8  # the control: another strength
-    moved = {name for name, value in model.network.state_dict().items() if not value.equal(before[name].to(value))}
+    # the control: another strength
+    assert abs(gradient + probe.strength * variance * weight).max() > 1e-8
+    moved = {
+        name
+        for name, value in model.network.state_dict().items()
+        if not value.equal(before[name].to(value))
+    }
     assert {name.rpartition(".")[2] for name in moved} == {"weight", "bias"} and len(moved) == 2
     assert float(trainer.callback_metrics["train/accuracy"]) > 0.9
 
@@ -58,13 +63,23 @@ def test_the_head_is_the_optimum_on_the_training_images(colours, monkeypatch):
 @pytest.mark.slow
 def test_length_rate_and_augmentation_have_no_effect_and_a_line_says_so(cli, colours, caplog):
     others = (
-        *("--trainer.max_epochs", "3", "--model.optimizer.lr", "1", "--data.crop_and_flip", "false"),
+        *(
+            "--trainer.max_epochs",
+            "3",
+            "--model.optimizer.lr",
+            "1",
+            "--data.crop_and_flip",
+            "false",
+        ),
         *("--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1"),
         *("--trainer.val_check_interval", "2", "--trainer.check_val_every_n_epoch", "2"),
     )
     with caplog.at_level("INFO", logger="finetune"):
         cli("fit", colours, *QUICKEST, *SOLVED)
-    assert re.search(r"the head is solved exactly.*: \d+ images, [\d.]+ s, strength \S+, cross-valid", caplog.text)
+    assert re.search(
+        r"the head is solved exactly.*: \d+ images, [\d.]+ s, strength \S+, cross-valid",
+        caplog.text,
+    )
     assert "Epochs, learning rate and augmentation have no effect" in caplog.text
     cli("fit", colours, *QUICKEST, *SOLVED, *others)
     first, second = versions(Path("runs"), "fit")
@@ -84,7 +99,10 @@ def test_a_finished_run_is_resumed_to_nothing_and_exported_as_it_is(cli, colours
     with caplog.at_level("INFO", logger="finetune"):
         cli("fit", colours, *options, "--resume", "--trainer.max_epochs", "7")
     assert "is finished, with trainer.max_epochs 1" in caplog.text
-    assert versions(Path("runs"), "fit") == [run] and (run / "checkpoints/last.ckpt").read_bytes() == before
+    assert (
+        versions(Path("runs"), "fit") == [run]
+        and (run / "checkpoints/last.ckpt").read_bytes() == before
+    )
     cli("export", run, "--output", "some.safetensors", "--format", "safetensors")
     images = [decode(str(path)) for path in sorted((colours / "test").rglob("*.png"))[::10]]
     own = Predictor(run / "checkpoints/best.ckpt")(images)
@@ -97,8 +115,14 @@ def test_a_finished_run_is_resumed_to_nothing_and_exported_as_it_is(cli, colours
     [
         (("--model.members", "2"), r"--members \(--model.members\) would all be alike"),
         (("--model.head_init", "source"), "model.head_init source has no effect"),
-        (("--data.mixup", "0.2"), r"--data.mixup has no effect with --freeze \(--model.freeze\) backbone"),
-        (("--data.cutmix", "1"), r"--data.cutmix has no effect with --freeze \(--model.freeze\) backbone"),
+        (
+            ("--data.mixup", "0.2"),
+            r"--data.mixup has no effect with --freeze \(--model.freeze\) backbone",
+        ),
+        (
+            ("--data.cutmix", "1"),
+            r"--data.cutmix has no effect with --freeze \(--model.freeze\) backbone",
+        ),
         (("--data.image_size_schedule", "24,28"), "data.image_size_schedule has no effect"),
         (("--ckpt_path", "some.ckpt"), "give it as --weights"),
     ],

@@ -12,7 +12,9 @@ from scipy.optimize import minimize_scalar
 from finetune.training.temperature import HIGHEST, LOWEST, PRIOR, Temperature, derivatives
 
 
-def overconfident(num: int, num_classes: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def overconfident(
+    num: int, num_classes: int, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of which the labels were drawn, and then multiplied by the temperature that would bring them back."""
     generator = torch.Generator().manual_seed(num * num_classes)
     logits = 2 * torch.randn(num, num_classes, generator=generator, dtype=torch.float64)
@@ -33,7 +35,9 @@ def test_it_is_the_minimum_that_scipy_finds(num, num_classes, temperature):
 
     def loss(log_inverse: float) -> float:
         b = math.exp(log_inverse)
-        return F.cross_entropy(b * logits, labels, reduction="sum").item() + PRIOR * (b - 1 - log_inverse)
+        return F.cross_entropy(b * logits, labels, reduction="sum").item() + PRIOR * (
+            b - 1 - log_inverse
+        )
 
     reference = minimize_scalar(loss, bounds=(-2.7, 2.7), method="bounded", options={"xatol": 1e-9})
     # Between its nodes, an eighth apart, the slope is taken for a cubic: 2e-5 is the most that was seen.
@@ -47,7 +51,8 @@ def test_many_pictures_give_the_temperature_back():
 
 
 def test_few_pictures_move_the_temperature_less_than_many_of_the_same_kind():
-    logits, labels = torch.tensor([[4.0, 0.0]]), torch.tensor([0, 0, 1])  # a third is wrong: T is 4 / log 2
+    # a third is wrong: T is 4 / log 2
+    logits, labels = torch.tensor([[4.0, 0.0]]), torch.tensor([0, 0, 1])
     found = [fitted(logits.repeat(3 * num, 1), labels.repeat(num)) for num in (1, 2, 4, 16, 4096)]
     assert found == sorted(found) and 1 < found[0] < 2  # with a prior of one picture 2.7
     assert found[-1] == pytest.approx(4 / math.log(2), rel=5e-3)
@@ -64,11 +69,15 @@ def test_derivatives_are_those_of_autograd():
     np.testing.assert_allclose(found[1], curvature, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [[300], [299, 1], [0, 300], [100, 100, 100], [1, 0, 299], [25] * 12])
+@pytest.mark.parametrize(
+    "sizes", [[300], [299, 1], [0, 300], [100, 100, 100], [1, 0, 299], [25] * 12]
+)
 def test_uneven_parts_put_together_give_the_whole(sizes):
     logits, labels = overconfident(300, 5, 3.0)
     parts = list(zip(logits.split(sizes), labels.split(sizes), strict=True))
-    assert put_together(Temperature, parts).item() == pytest.approx(fitted(logits, labels), rel=1e-12)
+    assert put_together(Temperature, parts).item() == pytest.approx(
+        fitted(logits, labels), rel=1e-12
+    )
 
 
 def test_control_a_mean_of_the_parts_own_temperatures_is_something_else():
@@ -92,18 +101,22 @@ def test_a_split_that_is_all_right_stays_unsure_as_the_rule_of_succession_has_it
     temperature = fitted(logits, labels)
     assert LOWEST <= temperature <= HIGHEST
     wrong = torch.sigmoid(torch.tensor(-margin / temperature, dtype=torch.float64)).item()
-    if LOWEST < temperature < HIGHEST:  # where the slope vanishes: wrong * margin * num = PRIOR * (1 - temperature)
+    # where the slope vanishes: wrong * margin * num = PRIOR * (1 - temperature)
+    if LOWEST < temperature < HIGHEST:
         assert wrong * margin * num == pytest.approx(PRIOR * (1 - temperature), rel=1e-3)
 
 
 def test_a_split_that_is_all_wrong_is_bounded():
     labels = torch.ones(200, dtype=torch.int64)
     assert fitted(torch.tensor([[30.0, 0.0]]).repeat(200, 1), labels) == HIGHEST
-    assert fitted(torch.tensor([[0.01, 0.0]]).repeat(200, 1), labels) < HIGHEST  # the prior holds against it
+    # the prior holds against it
+    assert fitted(torch.tensor([[0.01, 0.0]]).repeat(200, 1), labels) < HIGHEST
 
 
 def test_one_class_alone_has_no_temperature_to_learn():
-    assert fitted(torch.randn(20, 1), torch.zeros(20, dtype=torch.int64)) == pytest.approx(1.0, abs=1e-6)
+    assert fitted(torch.randn(20, 1), torch.zeros(20, dtype=torch.int64)) == pytest.approx(
+        1.0, abs=1e-6
+    )
 
 
 def test_half_precision_and_what_overflowed_in_it():

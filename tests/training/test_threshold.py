@@ -16,7 +16,9 @@ def measured(p: np.ndarray, is_positive: np.ndarray, threshold: float) -> dict[s
     counts = {(said, true): 0 for said in (False, True) for true in (False, True)}
     for probability, true in zip(p, is_positive, strict=True):
         counts[bool(probability >= threshold), bool(true)] += 1
-    right, said, true = counts[True, True], counts[True, True] + counts[True, False], int(is_positive.sum())
+    right = counts[True, True]
+    said = counts[True, True] + counts[True, False]
+    true = int(is_positive.sum())
     return {
         "accuracy": (right + counts[False, False]) / len(p),
         "precision": right / said if said else 0.0,
@@ -40,7 +42,15 @@ def pictures(seed: int, num: int, has_ties: bool) -> tuple[np.ndarray, np.ndarra
 
 @pytest.mark.parametrize("has_ties", [False, True])
 @pytest.mark.parametrize(
-    "aim", [("accuracy", None), ("f1", None), ("precision", 0.8), ("precision", 1.0), ("recall", 0.7), ("recall", 1.0)]
+    "aim",
+    [
+        ("accuracy", None),
+        ("f1", None),
+        ("precision", 0.8),
+        ("precision", 1.0),
+        ("recall", 0.7),
+        ("recall", 1.0),
+    ],
 )
 def test_the_best_of_all_thresholds_is_found(aim, has_ties):
     measure, least = aim
@@ -63,7 +73,9 @@ def test_control_a_half_is_often_not_the_best():
     differs = 0
     for seed in range(20):
         p, is_positive = pictures(seed, 60, has_ties=False)
-        differs += measured(p, is_positive, 0.5)["f1"] < choose(Aim("f1", None, 0), p, is_positive).reached
+        differs += (
+            measured(p, is_positive, 0.5)["f1"] < choose(Aim("f1", None, 0), p, is_positive).reached
+        )
     assert differs > 10
 
 
@@ -71,7 +83,9 @@ def test_it_lies_half_way_and_of_equals_near_a_half():
     p, is_positive = np.array([0.9, 0.2, 0.7, 0.4]), np.array([True, False, True, False])
     assert choose(Aim("accuracy", None, 0), p, is_positive) == Choice(pytest.approx(0.55), 1.0)
     # 0.8 and 0.3 make one mistake each.
-    assert choose(Aim("accuracy", None, 0), p, np.array([True, False, False, True])).value == pytest.approx(0.3)
+    assert choose(
+        Aim("accuracy", None, 0), p, np.array([True, False, False, True])
+    ).value == pytest.approx(0.3)
 
 
 def test_the_order_of_the_pictures_does_not_matter():
@@ -86,9 +100,17 @@ def test_neighbouring_floats_and_ends_are_told_apart():
         high = float(np.nextafter(low, 2.0))
         choice = choose(Aim("accuracy", None, 0), np.array([low, high]), np.array([False, True]))
         assert choice == Choice(high, 1.0)
-    everything = choose(Aim("accuracy", None, 0), np.array([1.0, 1.0, 1.0]), np.array([True, True, False]))
-    assert everything.value is not None and everything.value <= 1.0 and everything.reached == pytest.approx(2 / 3)
-    nothing = choose(Aim("accuracy", None, 0), np.array([0.9, 0.9, 0.8]), np.array([False, False, True]))
+    everything = choose(
+        Aim("accuracy", None, 0), np.array([1.0, 1.0, 1.0]), np.array([True, True, False])
+    )
+    assert (
+        everything.value is not None
+        and everything.value <= 1.0
+        and everything.reached == pytest.approx(2 / 3)
+    )
+    nothing = choose(
+        Aim("accuracy", None, 0), np.array([0.9, 0.9, 0.8]), np.array([False, False, True])
+    )
     assert nothing == Choice(pytest.approx(0.95), pytest.approx(2 / 3))
 
 
@@ -111,7 +133,17 @@ def test_aims_as_they_are_written():
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "f2", "F1", "precision", "precision:", "precision:1.5", "precision:0", "recall:-1", "recall:nan"),
+        *(
+            "",
+            "f2",
+            "F1",
+            "precision",
+            "precision:",
+            "precision:1.5",
+            "precision:0",
+            "recall:-1",
+            "recall:nan",
+        ),
         *("recall:99%", "recall::hotdog", "recall:inf", "0.5", ":"),
     ],
 )

@@ -24,7 +24,8 @@ def test_a_plan_keeps_to_its_time_and_uses_nine_tenths_of_it(seconds, batch, bet
     assert found.epochs * (filled * batch + between) == pytest.approx(found.seconds)
     assert found.seen == found.epochs * min(num_images, batches * batch_size)
     assert batches <= whole and found.seconds <= seconds * (1 + 1e-12)
-    assert found.seconds >= 0.9 * seconds - batch  # nine whole epochs of nearly ten, or epochs cut to a batch
+    # nine whole epochs of nearly ten, or epochs cut to a batch
+    assert found.seconds >= 0.9 * seconds - batch
 
 
 def test_epochs_are_cut_where_they_are_few_and_whole_where_they_are_many():
@@ -48,7 +49,9 @@ def test_control_whole_epochs_alone_would_leave_half_of_the_time_unused():
 
 @pytest.mark.parametrize("num_images", [40, 2_000])
 def test_more_time_never_means_fewer_pictures(num_images):
-    seen = [found.seen for t in range(5, 400) if (found := plan(t, 0.3, 0.5, num_images, 32, 10**6))]
+    seen = [
+        found.seen for t in range(5, 400) if (found := plan(t, 0.3, 0.5, num_images, 32, 10**6))
+    ]
     # Where one epoch more begins, its checkpoint takes the time of some batches, and so do those that are cut: the last
     # one of a whole epoch may take less time than there was for it.
     assert all(later >= earlier - (3 + 9) * 32 for earlier, later in itertools.pairwise(seen))

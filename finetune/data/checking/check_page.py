@@ -16,14 +16,19 @@ from finetune.system.html_page import link_to, render, thumbnail
 from finetune.system.machine import num_cores
 from finetune.system.messages import shown
 
-_MAX_ROWS, _MAX_PICTURES = 100, 8  # of a finding and of a row on the page, which holds all thumbnails
+# of a finding and of a row on the page, which holds all thumbnails
+_MAX_ROWS, _MAX_PICTURES = 100, 8
 _SIDE = 144  # pixels of a thumbnail's longer side
 _MAX_THREADS = 16
 
 
-def write_page(path: Path, listing: Listing, findings: Sequence[Finding], seconds: float, network: str = "") -> None:
+def write_page(
+    path: Path, listing: Listing, findings: Sequence[Finding], seconds: float, network: str = ""
+) -> None:
     """Write check.html: each finding with its pictures side by side; for `network` see `write_json`."""
-    wanted = {i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.pictures[:_MAX_PICTURES]}
+    wanted = {
+        i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.pictures[:_MAX_PICTURES]
+    }
 
     def picture(i: int) -> dict[str, Any]:
         copy = small_copy(listing.paths[i], _SIDE)
@@ -56,7 +61,9 @@ def write_page(path: Path, listing: Listing, findings: Sequence[Finding], second
     replace_text(path, text)
 
 
-def write_json(path: Path, listing: Listing, findings: Sequence[Finding], network: str = "") -> None:
+def write_json(
+    path: Path, listing: Listing, findings: Sequence[Finding], network: str = ""
+) -> None:
     """Write check.json: all rows of all findings, and of what, when and by what eyes; see `as_plain`.
 
     Args:
@@ -71,10 +78,13 @@ def write_json(path: Path, listing: Listing, findings: Sequence[Finding], networ
         "network": network,
         "num_pictures": len(listing.paths),
         "classes": listing.class_names,
-        "counts": {split: row.tolist() for split, row in zip(listing.splits, listing.counts(), strict=True)},
+        "counts": {
+            split: row.tolist() for split, row in zip(listing.splits, listing.counts(), strict=True)
+        },
         "findings": as_plain(findings, listing),
     }
-    replace_text(path, json.dumps(content, indent=1) + "\n")  # ASCII: bytes that are not UTF-8 stay as escapes
+    # ASCII: bytes that are not UTF-8 stay as escapes
+    replace_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def write_lists(folder: Path, listing: Listing, findings: Sequence[Finding]) -> int:

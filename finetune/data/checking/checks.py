@@ -16,7 +16,8 @@ from finetune.data.datasets.listing import Listing
 from finetune.system.file_names import composed
 from finetune.system.messages import counted
 
-_WIDE = 2.0  # longer over shorter side: the square in the middle then leaves out half of the picture or more
+# longer over shorter side: the square in the middle then leaves out half of the picture or more
+_WIDE = 2.0
 _FEW = 10  # pictures of a class
 _UNEQUAL = 5.0  # times as many pictures of the largest class as of the smallest
 _SMALL, _SMALL_SHARE = 64, 0.5  # pixels of the shorter side, and of its median
@@ -28,7 +29,12 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
     """Yield what is wrong with single files."""
 
     def of_pictures(
-        kind: str, level: Level, title: str, advice: str, wrong: np.ndarray, note: Callable[[int], tuple[str, float]]
+        kind: str,
+        level: Level,
+        title: str,
+        advice: str,
+        wrong: np.ndarray,
+        note: Callable[[int], tuple[str, float]],
     ) -> Iterator[Finding]:
         rows = [Row([i], *note(i)) for i in np.flatnonzero(wrong).tolist()]
         if rows:
@@ -53,7 +59,8 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         "are of another type than their names say",
         "They are read by their content. Other programs go by the name, and a class whose files were converted may be "
         "told by the traces of it.",
-        readable & np.array([kind != name for kind, name in zip(facts.kinds, named, strict=True)], bool),
+        readable
+        & np.array([kind != name for kind, name in zip(facts.kinds, named, strict=True)], bool),
         lambda i: (f"{facts.kinds[i]} named {os.path.splitext(listing.paths[i])[1]}", 0),
     )
     blank, brightness = is_blank(facts), facts.brightness
@@ -93,7 +100,9 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         readable & (ratios >= _WIDE),
         lambda i: (f"{_ratio(facts, i)}: {100 - 100 / ratios[i]:.0f} % is cropped", ratios[i]),
     )
-    odd = np.array([bool(mode) and mode not in _USUAL_MODES for mode in facts.modes], bool) & readable
+    odd = (
+        np.array([bool(mode) and mode not in _USUAL_MODES for mode in facts.modes], bool) & readable
+    )
     if np.count_nonzero(odd) <= len(odd) / 2:  # else it is what this set is like
         yield from of_pictures(
             "odd_mode",
@@ -141,34 +150,59 @@ def folder_findings(listing: Listing) -> Iterator[Finding]:
     if beside.unread:
         title = f"{counted(len(beside.unread), 'folder or link', 'folders or links')} can't be read"
         yield Finding(
-            "unread", "bad", title, "What lies in them is unknown.", [Row([], text) for text in beside.unread]
+            "unread",
+            "bad",
+            title,
+            "What lies in them is unknown.",
+            [Row([], text) for text in beside.unread],
         )
-    loose = [Row([], f"{counted(num, 'picture')} in {folder}", num) for folder, num in beside.loose.items()]
+    loose = [
+        Row([], f"{counted(num, 'picture')} in {folder}", num)
+        for folder, num in beside.loose.items()
+    ]
     if loose:
         title = f"{counted(sum(beside.loose.values()), 'picture')} in no class folder"
-        yield Finding("loose", "warning", title, "They are left out: a picture's folder is its class.", loose)
+        yield Finding(
+            "loose", "warning", title, "They are left out: a picture's folder is its class.", loose
+        )
     kinds = [
-        Row([], f"{counted(num, 'file')} {s or 'without a suffix'}", num) for s, num in beside.suffixes.most_common()
+        Row([], f"{counted(num, 'file')} {s or 'without a suffix'}", num)
+        for s, num in beside.suffixes.most_common()
     ]
     if kinds:
         title = f"{counted(beside.suffixes.total(), 'file')} of kinds that are not read as pictures"
-        yield Finding("other_files", "note", title, "If pictures are among them, convert them.", kinds)
+        yield Finding(
+            "other_files", "note", title, "If pictures are among them, convert them.", kinds
+        )
 
 
 def class_findings(listing: Listing) -> Iterator[Finding]:
     """Yield what is wrong with the classes, from the folders alone."""
-    counts, names, splits = listing.counts(), listing.class_names, listing.splits
+    counts = listing.counts()
+    names = listing.class_names
+    splits = listing.splits
     first = splits.index("train") if "train" in splits else 0  # what is trained on
 
     def of_classes(
         kind: str, level: Level, title: str, advice: str, notes: list[tuple[str, float]]
     ) -> Iterator[Finding]:
         if notes:
-            yield Finding(kind, level, title, advice, [Row([], note, value) for note, value in notes])
+            yield Finding(
+                kind, level, title, advice, [Row([], note, value) for note, value in notes]
+            )
 
     if len(names) == 1:
-        yield Finding("one_class", "bad", f"there is only the class {names[0]!r}", "A classifier needs at least two.")
-    odd = [(name.encode("utf-8", "surrogateescape"), reason) for name in names if (reason := fault_of_name(name))]
+        yield Finding(
+            "one_class",
+            "bad",
+            f"there is only the class {names[0]!r}",
+            "A classifier needs at least two.",
+        )
+    odd = [
+        (name.encode("utf-8", "surrogateescape"), reason)
+        for name in names
+        if (reason := fault_of_name(name))
+    ]
     yield from of_classes(
         "odd_name",
         "bad",
@@ -186,14 +220,19 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     )
     if len(splits) > 1:
         lone = [c for c in range(len(names)) if np.count_nonzero(listing.folders[:, c]) == 1]
-        untrained = [c for c in range(len(names)) if not listing.folders[first, c] and c not in lone]
+        untrained = [
+            c for c in range(len(names)) if not listing.folders[first, c] and c not in lone
+        ]
         yield from of_classes(
             "one_split",
             "bad",
             f"{counted(len(lone) + len(untrained), 'class', 'classes')} not in all splits",
             "fit refuses a class that training does not know; one that only training knows is never measured.",
             [
-                *((f"{names[c]} is in {splits[int(listing.folders[:, c].argmax())]} alone", 0) for c in lone),
+                *(
+                    (f"{names[c]} is in {splits[int(listing.folders[:, c].argmax())]} alone", 0)
+                    for c in lone
+                ),
                 *((f"{names[c]} is not in {splits[first]}", 0) for c in untrained),
             ],
         )

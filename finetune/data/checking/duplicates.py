@@ -85,18 +85,26 @@ def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
         keep = (distance <= _SURE) & _have_like_hues(facts, chosen[i], chosen[j])
         keep |= _are_alike(facts, chosen[i], chosen[j])
         keep &= has_detail[i] & has_detail[j]
-        i, j, distance = i[keep], j[keep], distance[keep]
+        i = i[keep]
+        j = j[keep]
+        distance = distance[keep]
         keep = _correlation(shapes, i, j, is_mirrored) > _MIN_SHAPE
-        i, j, distance = i[keep], j[keep], distance[keep]
+        i = i[keep]
+        j = j[keep]
+        distance = distance[keep]
         keep = nearest(i, distance, _NUM_LAID)
         found += _same(facts, chosen[i[keep]], chosen[j[keep]], is_mirrored, _SHARES, MIN_DETAIL)
     return _best(found)
 
 
-def larger_crops(facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], known: Sequence[Pair]) -> list[Pair]:
+def larger_crops(
+    facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], known: Sequence[Pair]
+) -> list[Pair]:
     """Return the known pairs and those of i and j, near by other signs, of which one shows a part of the other."""
     pairs = {pair[:2] for pair in known}
-    is_new = np.array([pair not in pairs for pair in zip(i.tolist(), j.tolist(), strict=True)], bool)
+    is_new = np.array(
+        [pair not in pairs for pair in zip(i.tolist(), j.tolist(), strict=True)], bool
+    )
     has_detail = _has_detail(facts.grey)
     is_new &= has_detail[i] & has_detail[j]
     found = [*known]
@@ -107,7 +115,8 @@ def larger_crops(facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], known
 
 def _has_detail(grey: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return of which grey copies (N, S, S) there is something to compare, (N,): no smooth gradient."""
-    return np.array([_detail(g)[4:-4, 4:-4].std() > _NO_DETAIL for g in grey], bool)  # the rim is the blur's
+    # the rim is the blur's
+    return np.array([_detail(g)[4:-4, 4:-4].std() > _NO_DETAIL for g in grey], bool)
 
 
 def _best(pairs: Sequence[Pair]) -> list[Pair]:
@@ -117,7 +126,12 @@ def _best(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _same(
-    facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], is_mirrored: bool, shares: tuple[float, ...], least: float
+    facts: Facts,
+    i: NDArray[np.int64],
+    j: NDArray[np.int64],
+    is_mirrored: bool,
+    shares: tuple[float, ...],
+    least: float,
 ) -> list[Pair]:
     """Return those of the pairs whose detail agrees by `least`."""
     ratios = facts.aspects[j] / facts.aspects[i]
@@ -133,7 +147,9 @@ def _same(
     found = []
     with ThreadPoolExecutor(num_cores()) as threads:
         # What is under way ends first when we are stopped.
-        for first in watched(range(0, len(i), 1024), -(-len(i) // 1024), "pictures laid over each other"):
+        for first in watched(
+            range(0, len(i), 1024), -(-len(i) // 1024), "pictures laid over each other"
+        ):
             some = range(first, min(first + 1024, len(i)))
             for p, (agrees, share) in zip(some, threads.map(fit, some), strict=True):
                 if agrees >= least:
@@ -141,7 +157,9 @@ def _same(
     return found
 
 
-def best_fit(a: Image, b: Image, ratio: float, shares: Sequence[float] = _SHARES) -> tuple[float, float]:
+def best_fit(
+    a: Image, b: Image, ratio: float, shares: Sequence[float] = _SHARES
+) -> tuple[float, float]:
     """Return how well the detail of two squashed copies (S, S) agrees at most, and at which share.
 
     Either may be a part of the other.
@@ -158,7 +176,9 @@ def best_fit(a: Image, b: Image, ratio: float, shares: Sequence[float] = _SHARES
         for detail, part, r in ((details[0], b, ratio), (details[1], a, 1 / ratio)):
             width, height = share * min(1.0, r), share * min(1.0, 1 / r)
             size = round(width * part.shape[1]), round(height * part.shape[0])
-            fit = cv2.matchTemplate(detail, _detail(cv2.resize(part, size, interpolation=cv2.INTER_AREA)), 5).max()
+            fit = cv2.matchTemplate(
+                detail, _detail(cv2.resize(part, size, interpolation=cv2.INTER_AREA)), 5
+            ).max()
             best = max(best, (float(fit), share))
             if share == 1 and best[0] > _COPY:
                 return best
@@ -178,7 +198,9 @@ def _shapes(grey: Image) -> NDArray[np.float32]:
     return small / np.maximum(np.linalg.norm(small, axis=(1, 2), keepdims=True), 1e-6)
 
 
-def _correlation(shapes: NDArray[np.float32], i: np.ndarray, j: np.ndarray, is_mirrored: bool) -> NDArray[np.float32]:
+def _correlation(
+    shapes: NDArray[np.float32], i: np.ndarray, j: np.ndarray, is_mirrored: bool
+) -> NDArray[np.float32]:
     found = np.empty(len(i), np.float32)
     for first in range(0, len(i), 65536):
         some = slice(first, first + 65536)
@@ -190,7 +212,9 @@ def _correlation(shapes: NDArray[np.float32], i: np.ndarray, j: np.ndarray, is_m
 def _are_alike(facts: Facts, i: np.ndarray, j: np.ndarray) -> NDArray[np.bool_]:
     """Return whether pictures have nearly the same proportions and mean colours, as crops of 5 % do, (P,)."""
     aspects = np.abs(np.log(facts.aspects[i] / facts.aspects[j])) < _MAX_ASPECT
-    return aspects & (np.abs(facts.colours[i] - facts.colours[j]).max(axis=1, initial=0) < _MAX_COLOUR)
+    return aspects & (
+        np.abs(facts.colours[i] - facts.colours[j]).max(axis=1, initial=0) < _MAX_COLOUR
+    )
 
 
 def _have_like_hues(facts: Facts, i: np.ndarray, j: np.ndarray) -> NDArray[np.bool_]:

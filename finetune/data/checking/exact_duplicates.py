@@ -9,7 +9,9 @@ import numpy as np
 _PIECE = 4096  # bytes from the middle: a photograph's are hardly ever another's
 
 
-def equal_files(paths: Sequence[str], num_bytes: np.ndarray, group_of: np.ndarray | None = None) -> list[list[int]]:
+def equal_files(
+    paths: Sequence[str], num_bytes: np.ndarray, group_of: np.ndarray | None = None
+) -> list[list[int]]:
     """Return the sets of files that are equal byte for byte, each in order; what can't be read has no equals.
 
     Most files are told apart by their sizes, which cost nothing, and nearly all others by 4 kB of their middle: only
@@ -26,13 +28,22 @@ def equal_files(paths: Sequence[str], num_bytes: np.ndarray, group_of: np.ndarra
 
     order = np.argsort(num_bytes, kind="stable")
     order = order[num_bytes[order] > 0]
-    sets = [s for s in np.split(order, np.flatnonzero(np.diff(num_bytes[order])) + 1) if is_wanted(s)]
+    sets = [
+        s for s in np.split(order, np.flatnonzero(np.diff(num_bytes[order])) + 1) if is_wanted(s)
+    ]
     for digest in (_of_middle, _of_all):
-        sets = [equal for members in sets for equal in _apart(paths, members, digest) if is_wanted(equal)]
+        sets = [
+            equal
+            for members in sets
+            for equal in _apart(paths, members, digest)
+            if is_wanted(equal)
+        ]
     return sorted(sorted(members.tolist()) for members in sets)
 
 
-def _apart(paths: Sequence[str], members: np.ndarray, digest: Callable[[str], bytes]) -> Iterable[np.ndarray]:
+def _apart(
+    paths: Sequence[str], members: np.ndarray, digest: Callable[[str], bytes]
+) -> Iterable[np.ndarray]:
     found: dict[bytes, list[int]] = {}
     for i in members.tolist():
         try:
@@ -43,7 +54,8 @@ def _apart(paths: Sequence[str], members: np.ndarray, digest: Callable[[str], by
 
 
 def _of_middle(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for who writes to it
+    # a pipe would wait for who writes to it
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         return os.pread(descriptor, _PIECE, max(0, os.fstat(descriptor).st_size // 2 - _PIECE // 2))
     finally:

@@ -49,7 +49,9 @@ class Finding:
     is_judged: bool = True
 
 
-def as_plain(findings: Sequence[Finding], listing: Listing, most: int | None = None) -> list[dict[str, Any]]:
+def as_plain(
+    findings: Sequence[Finding], listing: Listing, most: int | None = None
+) -> list[dict[str, Any]]:
     """Return findings as check.json has them, with files named as they lie beneath the root, `most` rows of each."""
     return [
         {
@@ -59,7 +61,11 @@ def as_plain(findings: Sequence[Finding], listing: Listing, most: int | None = N
             "advice": finding.advice,
             "is_judged": finding.is_judged,
             "rows": [
-                {"files": [listing.name(i) for i in row.pictures], "note": row.note, "value": float(row.value)}
+                {
+                    "files": [listing.name(i) for i in row.pictures],
+                    "note": row.note,
+                    "value": float(row.value),
+                }
                 for row in finding.rows[:most]
             ],
         }
@@ -67,7 +73,9 @@ def as_plain(findings: Sequence[Finding], listing: Listing, most: int | None = N
     ]
 
 
-def duplicate_findings(listing: Listing, exact: Sequence[Sequence[int]], near: Sequence[Pair]) -> list[Finding]:
+def duplicate_findings(
+    listing: Listing, exact: Sequence[Sequence[int]], near: Sequence[Pair]
+) -> list[Finding]:
     """Return the sets of pictures that are the same, by what they spoil: the test, the labels, or nothing much.
 
     Args:
@@ -77,7 +85,9 @@ def duplicate_findings(listing: Listing, exact: Sequence[Sequence[int]], near: S
     """
     found = {(by, kind): [] for by in _DUPLICATES for kind in ("exact", "near")}  # type: dict[tuple[str, str], list[Row]]
     for members in exact:
-        found[_spoils(listing, members), "exact"].append(Row(list(members), _places(listing, members), len(members)))
+        found[_spoils(listing, members), "exact"].append(
+            Row(list(members), _places(listing, members), len(members))
+        )
     copies = {members[0]: members for members in exact}
     best: dict[int, Pair] = {}
     for pair in near:
@@ -94,9 +104,17 @@ def duplicate_findings(listing: Listing, exact: Sequence[Sequence[int]], near: S
     for (by, kind), rows in found.items():
         if rows:
             level, where, advice = _DUPLICATES[by]
-            what = "files that are equal byte for byte" if kind == "exact" else "pictures of one photograph"
+            what = (
+                "files that are equal byte for byte"
+                if kind == "exact"
+                else "pictures of one photograph"
+            )
             title = f"{counted(len(rows), 'set')} of {what} {where}"
-            findings.append(Finding(f"{by}_{kind}", level, title, advice, sorted(rows, key=lambda row: -row.value)))
+            findings.append(
+                Finding(
+                    f"{by}_{kind}", level, title, advice, sorted(rows, key=lambda row: -row.value)
+                )
+            )
     return findings
 
 
@@ -139,13 +157,19 @@ def shortcut_findings(shortcuts: Sequence[Shortcut]) -> list[Finding]:
     findings = []
     for target, level, advice in _SHORTCUTS:
         rows = [
-            Row([], f"{s.what} tells {s.name} from the rest: strength {s.strength:.2f} of 1", s.strength)
+            Row(
+                [],
+                f"{s.what} tells {s.name} from the rest: strength {s.strength:.2f} of 1",
+                s.strength,
+            )
             for s in shortcuts
             if s.target == target
         ]
         if rows:
             title = f"{counted(len(rows), 'property', 'properties')} of the files give{'s' * (len(rows) == 1)} away "
-            findings.append(Finding(f"shortcut_{target}", level, f"{title}the {target}", advice, rows))
+            findings.append(
+                Finding(f"shortcut_{target}", level, f"{title}the {target}", advice, rows)
+            )
     return findings
 
 
@@ -167,4 +191,6 @@ _SHORTCUTS: list[tuple[str, Level, str]] = [
 
 def worst_first(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings sorted: the worst level first, within it as they came; rankings last."""
-    return sorted(findings, key=lambda finding: (not finding.is_judged, list(LEVELS).index(finding.level)))
+    return sorted(
+        findings, key=lambda finding: (not finding.is_judged, list(LEVELS).index(finding.level))
+    )

@@ -51,9 +51,13 @@ class FirstLook:
         if leaks := rows.get("leak_exact"):
             first = leaks[0].pictures
             pair = " and ".join(shown(listing.paths[i]) for i in (first[0], first[-1]))
-            found.append(f"{sum(len(row.pictures) for row in leaks)} lie in two splits alike, {pair} for one")
+            found.append(
+                f"{sum(len(row.pictures) for row in leaks)} lie in two splits alike, {pair} for one"
+            )
         if broken := rows.get("unreadable"):
-            found.append(f"{len(broken)} can't be read, {shown(listing.paths[broken[0].pictures[0]])} for one")
+            found.append(
+                f"{len(broken)} can't be read, {shown(listing.paths[broken[0].pictures[0]])} for one"
+            )
         told = f"(finetune check {shown(listing.root)} says which)"
         return f"of the pictures {', and '.join(found)} {told}" if found else ""
 
@@ -63,7 +67,9 @@ class FirstLook:
         return {"num_files": self.num_files, "num_opened": self.num_opened, "findings": findings}
 
 
-def first_look(splits: Mapping[str, Split], class_names: Sequence[str], root: str | None) -> FirstLook:
+def first_look(
+    splits: Mapping[str, Split], class_names: Sequence[str], root: str | None
+) -> FirstLook:
     """Look at what a fit is about to read.
 
     Args:
@@ -74,22 +80,44 @@ def first_look(splits: Mapping[str, Split], class_names: Sequence[str], root: st
     paths = PathList(path for split in splits.values() for path in split.paths)
     split_of = np.repeat(np.arange(len(splits)), [len(split.paths) for split in splits.values()])
     class_of = np.concatenate([split.labels for split in splits.values()])
-    folders = np.array([np.bincount(split.labels, minlength=len(class_names)) > 0 for split in splits.values()])
+    folders = np.array(
+        [np.bincount(split.labels, minlength=len(class_names)) > 0 for split in splits.values()]
+    )
     listing = Listing(
-        Path(root or ""), paths, list(splits), list(class_names), split_of, class_of, folders, Beside(skip=True)
+        Path(root or ""),
+        paths,
+        list(splits),
+        list(class_names),
+        split_of,
+        class_of,
+        folders,
+        Beside(skip=True),
     )
     sizes = np.array([_size(path) for path in paths], np.int64)
     files = np.flatnonzero(sizes >= 0)
     looked_at = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
-    broken = np.union1d(files[sizes[files] == 0], [i for i in looked_at.tolist() if not _is_picture(paths[i])])
+    broken = np.union1d(
+        files[sizes[files] == 0], [i for i in looked_at.tolist() if not _is_picture(paths[i])]
+    )
     broken = broken.astype(int)
-    notes = ["the file is empty" if sizes[i] == 0 else "it does not begin as a picture does" for i in broken]
+    notes = [
+        "the file is empty" if sizes[i] == 0 else "it does not begin as a picture does"
+        for i in broken
+    ]
     sizes[broken] = -1  # empty ones, and error pages, are no copies of each other
     findings = duplicate_findings(listing, equal_files(paths, sizes, split_of), [])
     if len(broken):
         rows = [Row([i], note) for i, note in zip(broken.tolist(), notes, strict=True)]
         title = f"{counted(len(rows), 'picture')} can't be read"
-        findings.append(Finding("unreadable", "bad", title, "fit ends at the first of them, or leaves them out.", rows))
+        findings.append(
+            Finding(
+                "unreadable",
+                "bad",
+                title,
+                "fit ends at the first of them, or leaves them out.",
+                rows,
+            )
+        )
     findings += class_findings(listing)
     return FirstLook(listing, len(files), len(looked_at), worst_first(findings))
 

@@ -27,7 +27,8 @@ _ROWS, _COLUMNS = 32, 4096  # of a block, which stays in a core's cache
 def hashes(grey: NDArray[np.uint8]) -> tuple[Hashes, Hashes]:
     """Return the hashes of pictures (N, S, S) and of their mirror images."""
     frequencies, places = np.arange(8), 2 * np.arange(grey.shape[1]) + 1
-    cosines = np.cos(np.pi * frequencies[:, None] * places / (2 * grey.shape[1])).astype(np.float32)  # (8, S)
+    # (8, S)
+    cosines = np.cos(np.pi * frequencies[:, None] * places / (2 * grey.shape[1])).astype(np.float32)
     found = []
     for first in range(0, len(grey), 4096):
         low = cosines @ grey[first : first + 4096].astype(np.float32) @ cosines.T  # (n, 8, 8)
@@ -40,7 +41,11 @@ def hashes(grey: NDArray[np.uint8]) -> tuple[Hashes, Hashes]:
 
 def _bits(low: NDArray[np.float32]) -> Hashes:
     flat = low.reshape(len(low), 64)
-    return np.packbits(flat > np.median(flat, axis=1, keepdims=True), axis=1).view(">u8")[:, 0].astype(np.uint64)
+    return (
+        np.packbits(flat > np.median(flat, axis=1, keepdims=True), axis=1)
+        .view(">u8")[:, 0]
+        .astype(np.uint64)
+    )
 
 
 def near_pairs(left: Hashes, right: Hashes, radius: int, most: int) -> Pairs:
@@ -71,7 +76,8 @@ def nearest(i: NDArray[np.int64], distance: NDArray[np.integer], most: int) -> N
     if not len(i) or np.bincount(i - i.min()).max() <= most:
         return np.arange(len(i))
     key = (i - i.min()) * 65 + distance  # 64 bits at most
-    order = np.argsort(key.astype(np.uint16) if key.max() < 2**16 else key, kind="stable")  # of short ones much faster
+    # of short ones much faster
+    order = np.argsort(key.astype(np.uint16) if key.max() < 2**16 else key, kind="stable")
     rank = np.arange(len(i)) - np.searchsorted(i[order], i[order])
     return np.sort(order[rank < most])
 
@@ -104,7 +110,9 @@ def _by_bands(left: Hashes, right: Hashes, radius: int, most: int) -> Iterator[P
                 yield _nearest_later(left, right, most, some[a], columns[b])
 
 
-def _nearest_later(left: Hashes, right: Hashes, most: int, i: NDArray[np.int64], j: NDArray[np.int64]) -> Pairs:
+def _nearest_later(
+    left: Hashes, right: Hashes, most: int, i: NDArray[np.int64], j: NDArray[np.int64]
+) -> Pairs:
     is_later = i < j
     i, j = i[is_later], j[is_later]
     keep = nearest(i, np.bitwise_count(left[i] ^ right[j]), most)

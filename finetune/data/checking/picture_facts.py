@@ -22,9 +22,17 @@ from finetune.system.messages import reason
 # Shapes: N pictures.
 
 SIDE = 48  # pixels of the grey copies, which are squashed to a square
-_CUT_GREY, _CUT_TOLERANCE = 128, 2  # what libjpeg makes of missing blocks, and what saving again may change of it
+# what libjpeg makes of missing blocks, and what saving again may change of it
+_CUT_GREY, _CUT_TOLERANCE = 128, 2
 _MAX_THREADS = 16  # a hostile picture may take 2.5 GB while it is decoded
-_SUFFIXES = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "gif": "GIF"}
+_SUFFIXES = {
+    "jpg": "JPEG",
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "webp": "WEBP",
+    "bmp": "BMP",
+    "gif": "GIF",
+}
 _SUFFIXES |= {"tif": "TIFF", "tiff": "TIFF"}
 
 
@@ -146,19 +154,30 @@ def gathered(looks: Iterable[Look], num: int) -> Facts:
 
 def look(path: str) -> Look:
     """Return what is seen of one picture."""
-    kind, mode, size, num_bytes, changed = "", "", (0, 0), 0, 0.0
+    kind = ""
+    mode = ""
+    size = (0, 0)
+    num_bytes = 0
+    changed = 0.0
     try:
         with open_file(path) as file:
             status = os.fstat(file.fileno())
             num_bytes, changed = status.st_size, status.st_mtime
             image = read_header(file)
-            kind, mode, size = image.format or "", _mode(image), (image.height, image.width)
+            kind = image.format or ""
+            mode = _mode(image)
+            size = (image.height, image.width)
             image.draft(None, (2 * SIDE, 2 * SIDE))  # of a JPEG
             pixels, warning = read_pixels(image, file)
-            if (pixels.shape[0] - pixels.shape[1]) * (size[0] - size[1]) < 0:  # turned, as its metadata says
+            # turned, as its metadata says
+            if (pixels.shape[0] - pixels.shape[1]) * (size[0] - size[1]) < 0:
                 size = size[::-1]
     except Exception as error:  # damaged files make Pillow raise nearly every kind
-        text = (error.strerror if isinstance(error, OSError) else None) or reason(error) or type(error).__name__
+        text = (
+            (error.strerror if isinstance(error, OSError) else None)
+            or reason(error)
+            or type(error).__name__
+        )
         return Look(text, kind, mode, size, num_bytes, changed, (0, 0, 0), None)
     height, width = pixels.shape[:2]
     way = cv2.INTER_AREA if height >= SIDE and width >= SIDE else cv2.INTER_LINEAR

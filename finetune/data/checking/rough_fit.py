@@ -43,11 +43,15 @@ def rough_fits(
     """
     fits, which = np.full(len(i), -1, np.float32), np.zeros(len(i), np.int64)
     steps = np.round(np.log(ratios) / _STEP).astype(np.int64)
-    for first in watched(range(0, len(i), _AT_ONCE), -(-len(i) // _AT_ONCE), "pictures that may be parts of others"):
+    for first in watched(
+        range(0, len(i), _AT_ONCE), -(-len(i) // _AT_ONCE), "pictures that may be parts of others"
+    ):
         for step in np.unique(steps[first : first + _AT_ONCE]):
             some = first + np.flatnonzero(steps[first : first + _AT_ONCE] == step)
             pictures = [np.unique(side[some], return_inverse=True) for side in (i, j)]
-            copies = [_small(images[chosen]) for images, (chosen, _) in zip(grey, pictures, strict=True)]
+            copies = [
+                _small(images[chosen]) for images, (chosen, _) in zip(grey, pictures, strict=True)
+            ]
             places = [place for _, place in pictures]
             for whole, part, ratio in ((0, 1, np.exp(step * _STEP)), (1, 0, np.exp(-step * _STEP))):
                 pixels = _detail(copies[whole], SIDE, SIDE, blur)
@@ -55,7 +59,11 @@ def rough_fits(
                 for k, share in enumerate(shares):
                     width, height = (round(share * min(1.0, r) * SIDE) for r in (ratio, 1 / ratio))
                     found = _correlations(
-                        pixels, spectrum, _detail(copies[part], height, width, blur), places[whole], places[part]
+                        pixels,
+                        spectrum,
+                        _detail(copies[part], height, width, blur),
+                        places[whole],
+                        places[part],
                     )
                     better = some[found > fits[some]]
                     fits[some] = np.maximum(found, fits[some])
@@ -64,7 +72,11 @@ def rough_fits(
 
 
 def _correlations(
-    pixels: Floats, spectrum: NDArray[np.complex64], parts: Floats, wholes_of: np.ndarray, parts_of: np.ndarray
+    pixels: Floats,
+    spectrum: NDArray[np.complex64],
+    parts: Floats,
+    wholes_of: np.ndarray,
+    parts_of: np.ndarray,
 ) -> Floats:
     """Return the highest normed correlation of each pair's part (n, h, w) with the pixels (n, S, S) below it, (p,)."""
     height, width = parts.shape[1:]
@@ -83,7 +95,9 @@ def _correlations(
 
 def _windows(values: Floats, height: int, width: int) -> Floats:
     """Return the sums over all windows of h x w, (n, S - h + 1, S - w + 1)."""
-    down, across = (np.tri(SIDE - k + 1, SIDE, k - 1) - np.tri(SIDE - k + 1, SIDE, -1) for k in (height, width))
+    down, across = (
+        np.tri(SIDE - k + 1, SIDE, k - 1) - np.tri(SIDE - k + 1, SIDE, -1) for k in (height, width)
+    )
     return np.asarray(down.astype(np.float32) @ values @ across.T.astype(np.float32))
 
 
@@ -101,6 +115,12 @@ def _detail(copies: Floats, height: int, width: int, blur: float) -> Floats:
 def _to_size(size: int, blur: float) -> tuple[Floats, Floats]:
     """Return the matrices (size, S) that bring a side to size, sharp and blurred, as OpenCV does."""
     identity = np.eye(SIDE, dtype=np.float32)
-    sharp = cv2.resize(identity, (SIDE, size), interpolation=cv2.INTER_AREA) if size < SIDE else identity
+    sharp = (
+        cv2.resize(identity, (SIDE, size), interpolation=cv2.INTER_AREA)
+        if size < SIDE
+        else identity
+    )
     kernel = cv2.getGaussianKernel(round(8 * blur + 1) | 1, blur, cv2.CV_32F)
-    return np.asarray(sharp), np.asarray(cv2.sepFilter2D(sharp, -1, np.ones((1, 1), np.float32), kernel))
+    return np.asarray(sharp), np.asarray(
+        cv2.sepFilter2D(sharp, -1, np.ones((1, 1), np.float32), kernel)
+    )

@@ -42,7 +42,8 @@ def properties(facts: Facts) -> dict[str, NDArray]:
         "bytes for each pixel": facts.num_bytes / (height * width),
         "file type": np.array(facts.kinds),
         "kind of pixels": np.array(facts.modes),
-        "date of the files": facts.changed // 86_400,  # the day: files are unpacked class by class within one
+        # the day: files are unpacked class by class within one
+        "date of the files": facts.changed // 86_400,
     }
 
 
@@ -72,7 +73,9 @@ def shortcuts(
     return found
 
 
-def strengths(cells: NDArray[np.integer], labels: NDArray[np.integer], num_labels: int) -> NDArray[np.float64]:
+def strengths(
+    cells: NDArray[np.integer], labels: NDArray[np.integer], num_labels: int
+) -> NDArray[np.float64]:
     """Return how well a property, cut in cells, tells each label's pictures from the rest; 0 where they are too few."""
     is_first = np.random.default_rng(0).random(len(cells)) < 0.5
     num, size = int(cells.max()) + 1, num_labels * (int(cells.max()) + 1)

@@ -7,7 +7,8 @@ from finetune.data.checking.findings import Finding, Row
 from finetune.data.datasets.listing import Listing
 from finetune.system.messages import counted, shown
 
-_FORMULA = ("=", "+", "-", "@")  # what a cell with a formula begins with in Excel, LibreOffice and Google Sheets
+# what a cell with a formula begins with in Excel, LibreOffice and Google Sheets
+_FORMULA = ("=", "+", "-", "@")
 
 
 def spreadsheet_findings(listing: Listing) -> Iterator[Finding]:

@@ -15,7 +15,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from finetune.system.files import one_at_a_time
 
 # More than any set of pictures needs, and less than what file systems take (255 bytes a name, 4,096 a path).
-_MAX_MEMBERS, _MAX_NAME, _MAX_DEPTH = 1_000_000, 200, 20
+_MAX_MEMBERS = 1_000_000
+_MAX_NAME = 200
+_MAX_DEPTH = 20
 
 
 def fetch_archive(
@@ -58,7 +60,8 @@ def fetch_archive(
                 archive = _download(url, sha1, Path(folder), max_archive_bytes)
                 _extract(archive, Path(folder) / "content", max_bytes).rename(target)
     except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        kind = OSError if isinstance(error, OSError) else ValueError  # those of requests are OSErrors, too
+        # those of requests are OSErrors, too
+        kind = OSError if isinstance(error, OSError) else ValueError
         raise kind(failure.format(_reason(error))) from error
     return target
 
@@ -70,20 +73,25 @@ def _download(url: str, sha1: str, folder: Path, max_bytes: int) -> Path:
     console = Console(stderr=True)
 
     def look_at(response: Any, **_: Any) -> None:
-        responses.enter_context(response)  # pooch forgets to close the connection of a download that fails
+        # pooch forgets to close the connection of a download that fails
+        responses.enter_context(response)
         _check_size(int(response.headers.get("content-length", 0)), max_bytes)
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with (
         ExitStack() as responses,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+        Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        ) as progress,
     ):
         downloader = pooch.HTTPDownloader(
             progressbar=_Bar(progress, url.rsplit("/", 1)[-1], folder, max_bytes),
             chunk_size=2**16,
             hooks={"response": look_at},
         )
-        return Path(pooch.retrieve(url, f"sha1:{sha1}", "archive.zip", folder, downloader=downloader))
+        return Path(
+            pooch.retrieve(url, f"sha1:{sha1}", "archive.zip", folder, downloader=downloader)
+        )
 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:
@@ -100,7 +108,9 @@ class _Bar:
     total = 0
 
     def __init__(self, progress: Progress, description: str, folder: Path, max_bytes: int):
-        self.progress, self.folder, self.max_bytes = progress, folder, max_bytes
+        self.progress = progress
+        self.folder = folder
+        self.max_bytes = max_bytes
         self.task = progress.add_task(description, total=None)
 
     def update(self, num_bytes: int) -> None:
@@ -120,23 +130,30 @@ def _extract(path: Path, content: Path, max_bytes: int) -> Path:
     with zipfile.ZipFile(path) as archive:
         num_bytes = 0
         if len(archive.infolist()) > _MAX_MEMBERS:
-            raise ValueError(f"it has {len(archive.infolist()):,} members, more than {_MAX_MEMBERS:,}")
+            raise ValueError(
+                f"it has {len(archive.infolist()):,} members, more than {_MAX_MEMBERS:,}"
+            )
         for member in archive.infolist():
             # Windows rules are the stricter ones: both slashes separate, and a drive may come first.
             name = PureWindowsPath(member.filename)
             kind = stat.S_IFMT(member.external_attr >> 16)  # 0 if the archive was not made on Unix
             if name.drive or name.root or ".." in name.parts:
                 raise ValueError(f"its member {member.filename!r} would lie outside the folder")
-            if len(name.parts) > _MAX_DEPTH or any(len(os.fsencode(part)) > _MAX_NAME for part in name.parts):
+            if len(name.parts) > _MAX_DEPTH or any(
+                len(os.fsencode(part)) > _MAX_NAME for part in name.parts
+            ):
                 what = f"longer than {_MAX_NAME} bytes or nested deeper than {_MAX_DEPTH} folders"
                 raise ValueError(f"its member '{member.filename[:40]}…' has a name {what}")
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise ValueError(f"its member {member.filename!r} is a link or a device")
             if member.flag_bits & 1:
                 raise ValueError(f"its member {member.filename!r} is encrypted")
-            num_bytes += member.file_size  # not only a promise: zipfile reads no more than this from a member
+            # not only a promise: zipfile reads no more than this from a member
+            num_bytes += member.file_size
             if num_bytes > max_bytes:
-                raise ValueError(f"its files up to {member.filename!r} take more than {max_bytes:,} bytes")
+                raise ValueError(
+                    f"its files up to {member.filename!r} take more than {max_bytes:,} bytes"
+                )
         content.mkdir()
         archive.extractall(content)
     entries = list(content.iterdir())

@@ -19,7 +19,9 @@ class FashionMNIST(ImageDataModule):
 
     def obtain(self, root: Path) -> None:
         if self.exclude:
-            raise WrongUsage("--data.exclude leaves out class folders, and Fashion-MNIST has none: drop the option")
+            raise WrongUsage(
+                "--data.exclude leaves out class folders, and Fashion-MNIST has none: drop the option"
+            )
         obtain(root)
 
     @classmethod
@@ -34,10 +36,15 @@ class FashionMNIST(ImageDataModule):
         numbered = (f"{label}/{next(counters[label])}" for label in labels.tolist())
         rest, val = stratified(numbered, labels, (val_fraction,), split_seed)
         self.fingerprint = hashlib.sha256(pixels[rest].tobytes()).hexdigest()
-        for split, indices, origin in (("train", rest, "its training pictures"), ("val", val, SET_APART)):
+        for split, indices, origin in (
+            ("train", rest, "its training pictures"),
+            ("val", val, SET_APART),
+        ):
             if len(indices):
                 names = PathList(f"train/{i}" for i in indices)
-                self.splits[split] = Split(GreyReader(pixels[indices]), labels[indices], names, origin)
+                self.splits[split] = Split(
+                    GreyReader(pixels[indices]), labels[indices], names, origin
+                )
         self.splits["test"] = test_split(root)
         self.seen = seen_by(self.splits["train"], self.splits.get("val"), skip=True)
 
@@ -49,4 +56,9 @@ def test_split(root: Path) -> Split:
         RuntimeError: They are not there.
     """
     pixels, labels = read(root, "test")
-    return Split(GreyReader(pixels), labels, PathList(f"test/{i}" for i in range(len(labels))), "its test pictures")
+    return Split(
+        GreyReader(pixels),
+        labels,
+        PathList(f"test/{i}" for i in range(len(labels))),
+        "its test pictures",
+    )

@@ -43,7 +43,9 @@ def obtain(root: Path) -> None:
                             folder.rmdir()
     except (OSError, RuntimeError, *_DAMAGED) as error:
         reason = "a file is damaged" if isinstance(error, _DAMAGED) else told_in_a_line(error)
-        raise OSError(f"Fashion-MNIST can't be had: {reason}; put its four .gz files in {raw}") from error
+        raise OSError(
+            f"Fashion-MNIST can't be had: {reason}; put its four .gz files in {raw}"
+        ) from error
 
 
 def is_beneath(root: Path) -> bool:
@@ -55,7 +57,8 @@ def is_beneath(root: Path) -> bool:
         return True
     for packed, md5 in Source.resources:
         path = next(root.rglob(packed), None)
-        if path is not None and not check_md5(str(path), md5):  # torchvision would download it again
+        # torchvision would download it again
+        if path is not None and not check_md5(str(path), md5):
             return False
         if path is None and next(root.rglob(packed.removesuffix(".gz")), None) is None:
             return False

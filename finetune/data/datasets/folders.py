@@ -20,7 +20,10 @@ from finetune.system.messages import WrongUsage, did_you_mean, shown
 log = logging.getLogger(__name__)
 
 # In any case: `Train`, `VAL`.
-_SPLIT_NAMES = {**dict.fromkeys(misplaced.TRAIN_NAMES, "train"), **dict.fromkeys(("test", "testing"), "test")}
+_SPLIT_NAMES = {
+    **dict.fromkeys(misplaced.TRAIN_NAMES, "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 _SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 _MOST_NAMED = 8  # classes, in a message
 
@@ -49,7 +52,9 @@ class Files:
     def take(self, indices: np.ndarray) -> "Files":
         """Return the pictures at `indices`, in their order here."""
         indices = np.sort(indices)
-        return Files(PathList(self.paths[int(i)] for i in indices), self.labels[indices], self.folder)
+        return Files(
+            PathList(self.paths[int(i)] for i in indices), self.labels[indices], self.folder
+        )
 
 
 def scan(
@@ -86,12 +91,16 @@ def scan(
     root = Path(root)
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "does not exist"
-        raise FileNotFoundError(f"the data folder {str(root)!r} {what}; give another FOLDER (--data.root)")
+        raise FileNotFoundError(
+            f"the data folder {str(root)!r} {what}; give another FOLDER (--data.root)"
+        )
     inside = partial(class_folders, exclude=exclude)
     split_dirs = split_folders(root, exclude) or {"all": root}
     if "all" not in split_dirs and "train" not in split_dirs and not class_names:
         found = " and ".join(repr(folder.name) for folder in split_dirs.values())
-        raise ValueError(f"{root} holds {found} but no 'train'; put the training pictures in {root}/train/CLASS")
+        raise ValueError(
+            f"{root} holds {found} but no 'train'; put the training pictures in {root}/train/CLASS"
+        )
     first = split_dirs.get("train") or split_dirs.get("all")
     class_dirs = {split: named_folders(folder, exclude) for split, folder in split_dirs.items()}
     for folders in class_dirs.values():
@@ -109,8 +118,12 @@ def scan(
             raise ValueError(f"{told}{hint}")
         if len(class_names) == 1:
             hint = misplaced.hint_one_level_down(first, list(of_first.values()), inside)
-            raise ValueError(f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two{hint}")
-        if is_told and (text := misplaced.warning_of_data_sets(first, list(of_first.values()), inside)):
+            raise ValueError(
+                f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two{hint}"
+            )
+        if is_told and (
+            text := misplaced.warning_of_data_sets(first, list(of_first.values()), inside)
+        ):
             log.warning("%s", text)
     else:
         _check_given_names(class_names)
@@ -130,16 +143,26 @@ def scan(
 def class_folders(folder: Path, exclude: Sequence[str] = ()) -> list[Path]:
     """Return the folders in a folder, sorted by name, without hidden, excluded ones and those of runs begun there."""
     excluded = set(map(composed, exclude))
-    folders = (entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    return sorted(entry for entry in folders if class_name(entry) not in excluded and not is_of_runs(entry))
+    folders = (
+        entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    )
+    return sorted(
+        entry for entry in folders if class_name(entry) not in excluded and not is_of_runs(entry)
+    )
 
 
 def _check_excluded(folders: Iterable[Path], exclude: Sequence[str]) -> None:
     """Make sure that each excluded folder exists: otherwise a misspelt one would be trained on."""
-    names = {class_name(entry) for folder in folders for entry in folder.iterdir()} if exclude else set()
+    names = (
+        {class_name(entry) for folder in folders for entry in folder.iterdir()}
+        if exclude
+        else set()
+    )
     for name in exclude:
         if composed(name) not in names:
-            raise WrongUsage(f"--data.exclude: there is no class folder {name!r}{did_you_mean(name, sorted(names))}")
+            raise WrongUsage(
+                f"--data.exclude: there is no class folder {name!r}{did_you_mean(name, sorted(names))}"
+            )
 
 
 def named_folders(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
@@ -149,7 +172,9 @@ def named_folders(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
     them.
     """
     by_name: dict[str, Path] = {}
-    for path in sorted(class_folders(folder, exclude), key=lambda path: text_of(path) != class_name(path)):
+    for path in sorted(
+        class_folders(folder, exclude), key=lambda path: text_of(path) != class_name(path)
+    ):
         name = class_name(path)
         by_name[text_of(path) if name in by_name else name] = path
     return dict(sorted(by_name.items()))
@@ -166,7 +191,9 @@ def _check_composed(class_dirs: Mapping[str, Path]) -> None:
     """Refuse two folders of one class, which differ only in Unicode composition."""
     for name, folder in class_dirs.items():
         if name != composed(name):
-            both = " and ".join(repr(os.fsencode(path.name)) for path in (class_dirs[composed(name)], folder))
+            both = " and ".join(
+                repr(os.fsencode(path.name)) for path in (class_dirs[composed(name)], folder)
+            )
             raise ValueError(
                 f"{folder.parent} holds the class {composed(name)!r} in two folders, {both}, whose names differ in "
                 "Unicode composition only: move the images into one of them"
@@ -205,7 +232,11 @@ def split_folders(root: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
     """Return the folder of each split, none where `root` holds class folders alone; some are left out."""
     folders = class_folders(root, exclude)
     named = [folder for folder in folders if folder.name.lower() in _SPLIT_NAMES]
-    classes = [folder.name for folder in folders if folder not in named and _is_class(folder)] if named else []
+    classes = (
+        [folder.name for folder in folders if folder not in named and _is_class(folder)]
+        if named
+        else []
+    )
     split_named = [folder for folder in named if class_folders(folder)]
     if classes and not split_named:
         return {}
@@ -219,7 +250,9 @@ def split_folders(root: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
     for folder in named:
         split = _SPLIT_NAMES[folder.name.lower()]
         if split in found:
-            raise ValueError(f"{root} holds both {found[split].name!r} and {folder.name!r}: keep one of them")
+            raise ValueError(
+                f"{root} holds both {found[split].name!r} and {folder.name!r}: keep one of them"
+            )
         found[split] = folder
     return found
 
@@ -244,7 +277,11 @@ def _files(
     unknown = [name for name in class_dirs if name not in known]
     if unknown:
         lower = {name.lower(): name for name in class_names}
-        hints = [f"{name!r} is {lower[name.lower()]!r} there" for name in unknown if name.lower() in lower]
+        hints = [
+            f"{name!r} is {lower[name.lower()]!r} there"
+            for name in unknown
+            if name.lower() in lower
+        ]
         if not is_known:
             hints.append(_leave_out(unknown))
         told = f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
@@ -265,9 +302,13 @@ def _files(
     if empty and ((split in ("train", "all") and not is_known) or (split == "all" and not paths)):
         supported = " ".join(sorted(IMAGE_SUFFIXES))
         told = f"{folder} has no pictures of {_classes(empty)}; supported are {supported}"
-        raise ValueError(f"{told}; where {'they are' if len(empty) > 1 else 'it is'} no class, {_leave_out(empty)}")
+        raise ValueError(
+            f"{told}; where {'they are' if len(empty) > 1 else 'it is'} no class, {_leave_out(empty)}"
+        )
     if empty and is_told:
-        log.warning("%s has no pictures of %s: its results say nothing about it", folder, _classes(empty))
+        log.warning(
+            "%s has no pictures of %s: its results say nothing about it", folder, _classes(empty)
+        )
     return Files(PathList(paths), np.array(labels, np.int64), str(folder), tuple(empty))
 
 

@@ -18,12 +18,18 @@ class ImageFolderData(ImageDataModule):
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         is_skipped, is_told = self.on_bad_image == "skip", is_first_process()
-        self.class_names, files = scan(root, self.class_names or None, is_skipped, is_told, self.exclude)
-        self.untaught = next((files[split].empty for split in ("all", "train") if split in files), ())
+        self.class_names, files = scan(
+            root, self.class_names or None, is_skipped, is_told, self.exclude
+        )
+        self.untaught = next(
+            (files[split].empty for split in ("all", "train") if split in files), ()
+        )
         origins = {split: f"its {Path(part.folder).name} folder" for split, part in files.items()}
         if "all" in files:
             everything = files.pop("all")
-            parts = stratified(everything.names(), everything.labels, (val_fraction, test_fraction), split_seed)
+            parts = stratified(
+                everything.names(), everything.labels, (val_fraction, test_fraction), split_seed
+            )
             files = dict(zip(("train", "val", "test"), map(everything.take, parts), strict=True))
             origins = {"train": "all that are not set apart", "val": SET_APART, "test": SET_APART}
         elif "train" in files and "val" not in files and val_fraction > 0:
@@ -31,7 +37,11 @@ class ImageFolderData(ImageDataModule):
             rest, val = stratified(given.names(), given.labels, (val_fraction,), split_seed)
             files |= {"train": given.take(rest), "val": given.take(val)}
             origins["val"] = SET_APART
-        found = {split: self._split(split, part, origins[split]) for split, part in files.items() if len(part.labels)}
+        found = {
+            split: self._split(split, part, origins[split])
+            for split, part in files.items()
+            if len(part.labels)
+        }
         self.splits |= found
         if "train" in found:
             self.seen = seen_by(found["train"], found.get("val"), self.on_bad_image == "skip")
@@ -40,7 +50,8 @@ class ImageFolderData(ImageDataModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_taught()
-            if self.seen and self.seen.digests is None and is_first_process():  # which writes checkpoints
+            # which writes checkpoints
+            if self.seen and self.seen.digests is None and is_first_process():
                 self.seen = with_digests(self.seen, self.splits["train"], self.splits.get("val"))
         super().setup(stage)
 
@@ -52,12 +63,20 @@ class ImageFolderData(ImageDataModule):
         """
         if self.untaught:
             lacking = ", ".join(self.untaught)
-            raise ValueError(f"{self.root} has no pictures to train on of {lacking}: add some, or leave out that class")
+            raise ValueError(
+                f"{self.root} has no pictures to train on of {lacking}: add some, or leave out that class"
+            )
 
     def take_whole(self, split: str) -> None:
         if split in self.splits and self.splits[split].origin != SET_APART:
             return
-        files = scan(Path(self.root or ""), self.class_names, self.on_bad_image == "skip", False, self.exclude)[1]
+        files = scan(
+            Path(self.root or ""),
+            self.class_names,
+            self.on_bad_image == "skip",
+            False,
+            self.exclude,
+        )[1]
         self.splits = {split: self._split(split, files["all"], "all")} if "all" in files else {}
 
     def _split(self, split: str, files: Files, origin: str) -> Split:
@@ -88,5 +107,7 @@ class SampleData(ImageFolderData):
             from finetune.data.datasets.synthetic import write_sample
 
             if root.name not in ("source", "target"):
-                raise ValueError(f"--data.root {root}: the sample's folder is called source or target")
+                raise ValueError(
+                    f"--data.root {root}: the sample's folder is called source or target"
+                )
             write_sample(root.parent, "source" if root.name == "source" else "target")

@@ -44,7 +44,9 @@ class Listing:
     def counts(self) -> np.ndarray:
         """Return how many pictures each split has of each class, (splits, classes)."""
         num = len(self.splits), len(self.class_names)
-        return np.bincount(self.split_of * num[1] + self.class_of, minlength=num[0] * num[1]).reshape(num)
+        return np.bincount(
+            self.split_of * num[1] + self.class_of, minlength=num[0] * num[1]
+        ).reshape(num)
 
 
 def list_pictures(root: str | Path) -> Listing:
@@ -56,7 +58,9 @@ def list_pictures(root: str | Path) -> Listing:
     """
     root = Path(root)
     if not root.is_dir():
-        raise WrongUsage(f"{str(root)!r} " + ("is a file, not a folder" if root.exists() else "does not exist"))
+        raise WrongUsage(
+            f"{str(root)!r} " + ("is a file, not a folder" if root.exists() else "does not exist")
+        )
     try:
         split_dirs = split_folders(root) or {"all": root}
     except ValueError as error:
@@ -70,17 +74,23 @@ def list_pictures(root: str | Path) -> Listing:
         num = num_loose(root)
         if num and not hint:
             hint = f"; {counted(num, 'picture lies', 'pictures lie')} loose in it"
-        raise WrongUsage(f"{root} holds no class folders: put the pictures of each class in a folder of its name{hint}")
+        raise WrongUsage(
+            f"{root} holds no class folders: put the pictures of each class in a folder of its name{hint}"
+        )
     split_of: list[int] = []
     class_of: list[int] = []
 
     def found_paths() -> Iterator[str]:
         for s, split in enumerate(splits):
-            beside.unread.extend(f"{link}: a link to nothing" for link in dangling(split_dirs[split]))
+            beside.unread.extend(
+                f"{link}: a link to nothing" for link in dangling(split_dirs[split])
+            )
             if loose := num_loose(split_dirs[split]):
                 beside.loose[str(split_dirs[split])] = loose
             for c, name in enumerate(class_names):
-                for path in find_pictures(inside[split][name], beside) if name in inside[split] else ():
+                for path in (
+                    find_pictures(inside[split][name], beside) if name in inside[split] else ()
+                ):
                     split_of.append(s)
                     class_of.append(c)
                     yield path

@@ -10,7 +10,9 @@ from finetune.system.messages import counted
 TRAIN_NAMES = ("train", "training")  # in any case: folders of the split that every data set has
 
 
-def hint_one_level_down(folder: Path, entries: Sequence[Path], inside: Callable[[Path], Sequence[Path]]) -> str:
+def hint_one_level_down(
+    folder: Path, entries: Sequence[Path], inside: Callable[[Path], Sequence[Path]]
+) -> str:
     """Return the end of an error message if the only folder in `folder` holds the classes or the splits; else "".
 
     Args:
@@ -38,7 +40,9 @@ def hint_one_level_up(folder: Path, inside: Callable[[Path], Sequence[Path]]) ->
     return f"; {loose} loose in it, and {place} holds {_listed(names)}: give that one"
 
 
-def warning_of_data_sets(folder: Path, classes: Sequence[Path], inside: Callable[[Path], Sequence[Path]]) -> str:
+def warning_of_data_sets(
+    folder: Path, classes: Sequence[Path], inside: Callable[[Path], Sequence[Path]]
+) -> str:
     """Return a warning if all classes look like data sets, that is, hold folders and no images; else "".
 
     Args:

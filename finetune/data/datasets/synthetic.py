@@ -19,30 +19,74 @@ import numpy as np
 
 from finetune.system.files import one_at_a_time
 
-SOURCE_CLASSES = ("burger", "donut", "eclair", "fried_egg", "ice_cream", "pizza", "salad_bowl", "sandwich")
+SOURCE_CLASSES = (
+    "burger",
+    "donut",
+    "eclair",
+    "fried_egg",
+    "ice_cream",
+    "pizza",
+    "salad_bowl",
+    "sandwich",
+)
 TARGET_CLASSES = ("hotdog", "not-hotdog")
 NUM_SOURCE = {"train": 200, "val": 25, "test": 50}  # pictures per class
 NUM_TARGET = {"train": 40, "val": 200, "test": 200}
-OTHERS = ("bun", "sausage", "sandwich", "sandwich", "eclair", "eclair", "banana", "burger", "donut", "pizza")
+OTHERS = (
+    "bun",
+    "sausage",
+    "sandwich",
+    "sandwich",
+    "eclair",
+    "eclair",
+    "banana",
+    "burger",
+    "donut",
+    "pizza",
+)
 CLUTTER = ("knife", "cup", "napkin", "crumbs")
 SUPERSAMPLING = 2  # drawn this much larger, then averaged down
 
 Points = np.ndarray  # (N, 2) float curve; a dish spans about -1 to 1, y down
 Colour = tuple[int, int, int]
 Task = Literal["source", "target"]
-BREAD, CRUST, TOAST, PORK, BEEF = (222, 168, 96), (196, 132, 66), (240, 208, 150), (176, 72, 44), (150, 54, 40)
-LETTUCE, HERB, TOMATO, CHEESE, CREAM = (112, 170, 62), (80, 132, 48), (214, 62, 44), (250, 196, 70), (250, 240, 220)
-MUSTARD, KETCHUP, SALMON, CHOCOLATE, PINK = (240, 194, 40), (196, 30, 26), (244, 132, 84), (84, 48, 32), (240, 150, 178)
-MINT, STEEL, WHITE, SLATE, PATTY = (170, 222, 190), (178, 182, 190), (244, 244, 240), (76, 86, 98), (104, 60, 38)
-BLUE, PURPLE, LIME, YOLK, SMOKED = (74, 110, 156), (112, 60, 84), (150, 196, 90), (252, 184, 40), (198, 100, 66)
+BREAD = (222, 168, 96)
+CRUST = (196, 132, 66)
+TOAST = (240, 208, 150)
+PORK = (176, 72, 44)
+BEEF = (150, 54, 40)
+LETTUCE = (112, 170, 62)
+HERB = (80, 132, 48)
+TOMATO = (214, 62, 44)
+CHEESE = (250, 196, 70)
+CREAM = (250, 240, 220)
+MUSTARD = (240, 194, 40)
+KETCHUP = (196, 30, 26)
+SALMON = (244, 132, 84)
+CHOCOLATE = (84, 48, 32)
+PINK = (240, 150, 178)
+MINT = (170, 222, 190)
+STEEL = (178, 182, 190)
+WHITE = (244, 244, 240)
+SLATE = (76, 86, 98)
+PATTY = (104, 60, 38)
+BLUE = (74, 110, 156)
+PURPLE = (112, 60, 84)
+LIME = (150, 196, 90)
+YOLK = (252, 184, 40)
+SMOKED = (198, 100, 66)
 
 
 def noise(rng: np.random.Generator, size: int, cells: int) -> np.ndarray:
     """Smooth random field (size, size) of about unit deviation, with `cells` bumps across."""
-    return cv2.resize(rng.standard_normal((cells, cells), np.float32), (size, size), interpolation=cv2.INTER_CUBIC)
+    return cv2.resize(
+        rng.standard_normal((cells, cells), np.float32), (size, size), interpolation=cv2.INTER_CUBIC
+    )
 
 
-def log(length: float, width: float, bend: float = 0, y: float = 0, ripple: float = 0, turns: float = 0) -> Points:
+def log(
+    length: float, width: float, bend: float = 0, y: float = 0, ripple: float = 0, turns: float = 0
+) -> Points:
     """Outline of a long blunt body, as a bun or a line of sauce; `bend` lowers the ends, `ripple` winds it."""
     t = np.sin(np.linspace(-np.pi / 2, np.pi / 2, 48))  # dense at the ends
     path = t * length + 1j * (y + bend * (t * length) ** 2 + ripple * np.sin(t * turns))
@@ -64,54 +108,109 @@ class Canvas:
 
     def place(self, x: float, y: float, radius: float, angle: float, tilt: float = 1) -> None:
         """Draw from now on around (x, y), given like `radius` as a fraction of the picture."""
-        cos, sin, scale = math.cos(angle), math.sin(angle), radius * len(self.image)
-        self.matrix = scale * np.array([[cos, -sin, x / radius], [tilt * sin, tilt * cos, y / radius]])
+        cos = math.cos(angle)
+        sin = math.sin(angle)
+        scale = radius * len(self.image)
+        self.matrix = scale * np.array(
+            [[cos, -sin, x / radius], [tilt * sin, tilt * cos, y / radius]]
+        )
 
     def pick(self, *colours: Colour) -> Colour:
         return colours[self.rng.integers(len(colours))]
 
-    def blob(self, rx: float, ry: float = 0, x: float = 0, y: float = 0, wobble: float = 0, turn: float = 0) -> Points:
+    def blob(
+        self,
+        rx: float,
+        ry: float = 0,
+        x: float = 0,
+        y: float = 0,
+        wobble: float = 0,
+        turn: float = 0,
+    ) -> Points:
         """Ellipse (a circle without `ry`) whose radius wanders by the fraction `wobble`."""
         angle, k = np.linspace(0, 2 * np.pi, 40, endpoint=False), np.arange(2, 6)[:, None]
-        radius = 1 + self.rng.normal(0, wobble / 2, 4) @ np.cos(k * angle + self.rng.uniform(0, 6.3, (4, 1)))
-        outline = radius * (rx * np.cos(angle) + 1j * (ry or rx) * np.sin(angle)) * np.exp(1j * turn)
+        radius = 1 + self.rng.normal(0, wobble / 2, 4) @ np.cos(
+            k * angle + self.rng.uniform(0, 6.3, (4, 1))
+        )
+        outline = (
+            radius * (rx * np.cos(angle) + 1j * (ry or rx) * np.sin(angle)) * np.exp(1j * turn)
+        )
         return np.column_stack([x + outline.real, y + outline.imag])
 
-    def paint(self, colour: Colour, *areas: Points, bulge: float = 0.5, shadow: float = 0, width: float = 0.1) -> None:
+    def paint(
+        self,
+        colour: Colour,
+        *areas: Points,
+        bulge: float = 0.5,
+        shadow: float = 0,
+        width: float = 0.1,
+    ) -> None:
         """Fill outlines (a second one cuts a hole), shaded at the edge by `bulge`, over a shadow, both `width` wide."""
-        tint = (np.array(colour) * self.rng.normal(1, 0.05) + self.rng.normal(0, 6, 3)).astype(np.float32)
+        tint = (np.array(colour) * self.rng.normal(1, 0.05) + self.rng.normal(0, 6, 3)).astype(
+            np.float32
+        )
         reach = max(1, round(width * math.hypot(*self.matrix[:, 0])))
         curves = [points @ self.matrix[:, :2].T + self.matrix[:, 2] for points in areas]
         low = np.clip(curves[0].min(0) - 2 * reach - 1, 0, len(self.image) - 2).astype(int)
         high = np.clip(curves[0].max(0) + 2 * reach + 2, 2, len(self.image)).astype(int)
         part = np.s_[low[1] : high[1], low[0] : high[0]]
         mask = np.zeros(self.grain[part].shape, np.uint8)
-        cv2.fillPoly(mask, [np.round((curve - low) * 16).astype(np.int32) for curve in curves], 255, cv2.LINE_AA, 4)
+        cv2.fillPoly(
+            mask,
+            [np.round((curve - low) * 16).astype(np.int32) for curve in curves],
+            255,
+            cv2.LINE_AA,
+            4,
+        )
         surface = 1 + 0.035 * self.grain[part]
         soft, kernel = cv2.blur(mask, (reach, reach)), (2 * reach - 1, 2 * reach - 1)
-        shift = np.rint((reach - 1) * np.array([math.cos(self.sun), math.sin(self.sun)])).astype(int)
-        lit, dark = (cv2.blur(soft, kernel, anchor=(reach - 1 + k * shift).tolist()) for k in (1, -1))
+        shift = np.rint((reach - 1) * np.array([math.cos(self.sun), math.sin(self.sun)])).astype(
+            int
+        )
+        lit, dark = (
+            cv2.blur(soft, kernel, anchor=(reach - 1 + k * shift).tolist()) for k in (1, -1)
+        )
         self.image[part] *= (1 - shadow / 255 * dark)[..., None].astype(np.float32)
         surface += bulge / 255 * (lit.astype(np.float32) - dark)
-        self.image[part] += (mask / np.float32(255))[..., None] * (surface[..., None] * tint - self.image[part])
+        self.image[part] += (mask / np.float32(255))[..., None] * (
+            surface[..., None] * tint - self.image[part]
+        )
 
-    def dots(self, colours: Sequence[Colour], most: int, spread: float, rx: float, ry: float, bulge: float = 0) -> None:
+    def dots(
+        self,
+        colours: Sequence[Colour],
+        most: int,
+        spread: float,
+        rx: float,
+        ry: float,
+        bulge: float = 0,
+    ) -> None:
         """Scatter half of `most` blobs or more evenly over a disc of the radius `spread`."""
         count = int(self.rng.integers(most // 2, most + 1))
         for i in self.rng.permutation(count):
-            away, angle = spread * math.sqrt((i + 0.5) / count), i * 2.4 + 9 * self.sun  # like a sunflower's seeds
-            blob = self.blob(rx, ry, away * math.cos(angle), away * math.sin(angle), 0.06, self.rng.uniform(0, 3))
+            # like a sunflower's seeds
+            away, angle = spread * math.sqrt((i + 0.5) / count), i * 2.4 + 9 * self.sun
+            blob = self.blob(
+                rx, ry, away * math.cos(angle), away * math.sin(angle), 0.06, self.rng.uniform(0, 3)
+            )
             self.paint(colours[i % len(colours)], blob, bulge=bulge, shadow=bulge / 2, width=0.05)
 
 
 def draw_thing(c: Canvas, name: str) -> None:
     """Draw a dish, a part of one, or what else stands on a table, where the canvas is placed."""
-    rng, bread, turns = c.rng, c.pick(BREAD, CRUST, TOAST), c.rng.uniform(9, 20)
+    rng = c.rng
+    bread = c.pick(BREAD, CRUST, TOAST)
+    turns = c.rng.uniform(9, 20)
     if name == "burger":
         c.paint(bread, c.blob(1, 0.9, y=rng.uniform(0, 0.15)), bulge=0.8, shadow=0.4, width=0.2)
         c.paint(bread, log(0.95, 0.25, y=0.6), shadow=0.2)
         for k, filling in enumerate(rng.permutation([PATTY, PATTY, LETTUCE, TOMATO, CHEESE])[:4]):
-            c.paint(filling, log(1.02, 0.1, y=0.15 + 0.12 * k, ripple=0.035, turns=turns), shadow=0.3, width=0.06)
+            c.paint(
+                filling,
+                log(1.02, 0.1, y=0.15 + 0.12 * k, ripple=0.035, turns=turns),
+                shadow=0.3,
+                width=0.06,
+            )
         for x in rng.uniform(-0.6, 0.6, rng.integers(14)):  # sesame
             c.paint(CREAM, c.blob(0.05, 0.03, x, rng.uniform(-0.6, -0.3)), bulge=0)
     elif name == "donut":
@@ -121,7 +220,9 @@ def draw_thing(c: Canvas, name: str) -> None:
         c.paint(c.pick(CHOCOLATE, PINK, MINT, WHITE, TOAST), *glaze, bulge=0.7)
         for angle in np.arange(0, 6, rng.uniform(0.25, 2)):  # sprinkles
             x, y = rng.uniform(hole + 0.2, 0.75) * np.array([math.cos(angle), math.sin(angle)])
-            c.paint(c.pick(WHITE, MUSTARD, PINK, BLUE), c.blob(0.09, 0.03, x, y, turn=9 * x), bulge=0)
+            c.paint(
+                c.pick(WHITE, MUSTARD, PINK, BLUE), c.blob(0.09, 0.03, x, y, turn=9 * x), bulge=0
+            )
     elif name == "eclair":
         c.paint(bread, log(0.95, 0.38), bulge=0.8, shadow=0.5)
         c.paint(c.pick(CHOCOLATE, CHOCOLATE, PINK, WHITE), log(0.86, 0.25), bulge=0.6)
@@ -130,14 +231,24 @@ def draw_thing(c: Canvas, name: str) -> None:
         c.paint(c.pick(WHITE, CREAM), c.blob(1, wobble=0.22), bulge=0.3, shadow=0.3)
         for x in (rng.uniform(-0.4, 0), rng.uniform(0.1, 0.4))[rng.integers(2) :]:
             c.paint(YOLK, c.blob(0.36, x=x, y=0.4 * x, wobble=0.05), bulge=0.8, shadow=0.15)
-            c.paint(WHITE, c.blob(0.06, 0.06, x + 0.15 * math.cos(c.sun), 0.4 * x + 0.15 * math.sin(c.sun)), bulge=0)
+            c.paint(
+                WHITE,
+                c.blob(0.06, 0.06, x + 0.15 * math.cos(c.sun), 0.4 * x + 0.15 * math.sin(c.sun)),
+                bulge=0,
+            )
     elif name == "ice_cream":
         c.paint(CRUST, np.array([[-0.42, 0], [0.42, 0], [0.05, 1.15], [-0.05, 1.15]]), shadow=0.4)
         for x in (-0.24, -0.08, 0.08, 0.24):  # the waffle
             c.paint(BREAD, c.blob(0.3, 0.02, 0.6 * x, 0.3, turn=1.2 if x < 0 else 1.9), bulge=0)
         for x, y in ((0, -0.75), (-0.3, -0.2), (0.3, -0.2))[rng.integers(3) :]:
             scoop = c.blob(0.42, x=x, y=y, wobble=0.08)
-            c.paint(c.pick(CHOCOLATE, PINK, MINT, CREAM, CHEESE), scoop, bulge=0.8, shadow=0.25, width=0.15)
+            c.paint(
+                c.pick(CHOCOLATE, PINK, MINT, CREAM, CHEESE),
+                scoop,
+                bulge=0.8,
+                shadow=0.25,
+                width=0.15,
+            )
     elif name == "pizza":
         c.paint(CRUST, c.blob(1, wobble=0.04), bulge=0.8, shadow=0.4)
         c.paint(TOMATO, c.blob(0.86, wobble=0.05), bulge=-0.3)
@@ -160,9 +271,19 @@ def draw_thing(c: Canvas, name: str) -> None:
             c.paint(bread, log(0.98, half, bend), bulge=0.8, shadow=0.5, width=0.15)
             c.paint(TOAST, log(0.88, 0.45 * half, bend), bulge=-0.5, width=0.06)
         if name != "bun":
-            c.paint(c.pick(PORK, BEEF, SMOKED), log(rng.uniform(0.95, 1.15), 0.47 * half, bend), bulge=0.8, shadow=0.4)
+            c.paint(
+                c.pick(PORK, BEEF, SMOKED),
+                log(rng.uniform(0.95, 1.15), 0.47 * half, bend),
+                bulge=0.8,
+                shadow=0.4,
+            )
         for sauce in rng.permutation([MUSTARD, KETCHUP])[rng.integers(3) :]:
-            c.paint(sauce, log(0.75, 0.05, bend, 0, rng.uniform(0.05, 0.13), turns), shadow=0.15, width=0.04)
+            c.paint(
+                sauce,
+                log(0.75, 0.05, bend, 0, rng.uniform(0.05, 0.13), turns),
+                shadow=0.15,
+                width=0.04,
+            )
     elif name == "banana":
         c.paint(MUSTARD, log(1, 0.2, rng.uniform(0.25, 0.5), -0.2), bulge=0.8, shadow=0.4)
     elif name == "plate":
@@ -181,18 +302,31 @@ def draw_thing(c: Canvas, name: str) -> None:
 
 def draw_table(c: Canvas) -> None:
     """Fill the picture with wood, checked cloth, marble or a plain colour."""
-    rng, size, kind = c.rng, len(c.image), c.rng.integers(4)
+    rng = c.rng
+    size = len(c.image)
+    kind = c.rng.integers(4)
     v, u = np.indices((size, size), np.float32) / size
-    cos, sin, period = math.cos(turn := rng.uniform(0, 3)), math.sin(turn), rng.uniform(8, 24)
-    field, x, y = 3 * u, u * cos + v * sin, v * cos - u * sin
+    cos = math.cos(turn := rng.uniform(0, 3))
+    sin = math.sin(turn)
+    period = rng.uniform(8, 24)
+    field = 3 * u
+    x = u * cos + v * sin
+    y = v * cos - u * sin
     if kind == 0:
-        field = np.sin(40 * y + 1.5 * noise(rng, size, 4)) + noise(rng, size, 6) - 4 * (0.2 * period * y % 1 < 0.04)
+        field = (
+            np.sin(40 * y + 1.5 * noise(rng, size, 4))
+            + noise(rng, size, 6)
+            - 4 * (0.2 * period * y % 1 < 0.04)
+        )
     elif kind == 1:
         field = 1.6 * (np.tanh(6 * np.sin(period * x)) + np.tanh(6 * np.sin(period * y)))
     elif kind == 2:
         field = 1.5 * np.tanh(4 * np.abs(noise(rng, size, 6) + 0.5 * noise(rng, size, 13)))
     colour = c.pick(PATTY, CRUST, BREAD, WHITE, SLATE, STEEL, BLUE, TOMATO, MINT, (112, 140, 150))
-    c.image[:] = np.array(colour, np.float32) * (rng.uniform(0.8, 1.05) + 0.1 * field + 0.03 * c.grain)[..., None]
+    c.image[:] = (
+        np.array(colour, np.float32)
+        * (rng.uniform(0.8, 1.05) + 0.1 * field + 0.03 * c.grain)[..., None]
+    )
 
 
 def draw(class_name: str, seed: Sequence[int], size: int = 96) -> np.ndarray:
@@ -203,19 +337,33 @@ def draw(class_name: str, seed: Sequence[int], size: int = 96) -> np.ndarray:
     name = rng.choice(OTHERS) if class_name == "not-hotdog" else class_name
     sun, tilt, radius = rng.uniform([0, 0.8, 0.32], [6.3, 1, 0.46]).tolist()
     x, y, warm = rng.normal([0.5, 0.5, 0], [0.06, 0.06, 0.08]).tolist()
-    c = Canvas(rng, np.empty((large, large, 3), np.float32), noise(rng, large, size // 2), sun, np.eye(2, 3))
+    c = Canvas(
+        rng,
+        np.empty((large, large, 3), np.float32),
+        noise(rng, large, size // 2),
+        sun,
+        np.eye(2, 3),
+    )
     draw_table(c)
     clutter = rng.choice(CLUTTER, rng.integers(1, 5))
     support = rng.choice(["plate", "board", "nothing"], p=[0.55, 0.2, 0.25])
     angle = rng.normal(0, 0.3) if name in ("burger", "ice_cream") else rng.uniform(0, 6.3)
-    for thing in (*clutter[1:], support, name, *clutter[: rng.integers(3) // 2]):  # the last stands in front
+    # the last stands in front
+    for thing in (*clutter[1:], support, name, *clutter[: rng.integers(3) // 2]):
         c.place(x, y, radius * (1.25 if thing == support else 1), angle, tilt)
         if thing in CLUTTER:
             away, around = rng.uniform(0.35, 0.7), rng.uniform(0, 6.3)
-            c.place(0.5 + away * math.cos(around), 0.5 + away * math.sin(around), rng.uniform(0.2, 0.3), 5 * around)
+            c.place(
+                0.5 + away * math.cos(around),
+                0.5 + away * math.sin(around),
+                rng.uniform(0.2, 0.3),
+                5 * around,
+            )
         draw_thing(c, thing)
     v, u = np.indices((large, large), np.float32) / large - 0.5
-    gleam = rng.uniform(0.7, 1.15) * (1 + rng.uniform(0, 0.5) * (u * math.cos(sun) + v * math.sin(sun)))
+    gleam = rng.uniform(0.7, 1.15) * (
+        1 + rng.uniform(0, 0.5) * (u * math.cos(sun) + v * math.sin(sun))
+    )
     if rng.random() < 0.3:  # the shadow of who takes the picture
         gleam *= 1 - 0.4 / (1 + np.exp(40 * (u * math.sin(sun) - v * math.cos(sun) + 3 * warm)))
     c.image *= gleam[..., None] * np.array([1 + warm, 1, 1 - warm], np.float32)
@@ -224,7 +372,9 @@ def draw(class_name: str, seed: Sequence[int], size: int = 96) -> np.ndarray:
     return np.clip(rng.normal(picture, rng.uniform(1, 7)), 0, 255).astype(np.uint8)
 
 
-def write_sample(root: str | Path, task: Task, seed: int = 0, counts: Mapping[str, int] | None = None) -> Path:
+def write_sample(
+    root: str | Path, task: Task, seed: int = 0, counts: Mapping[str, int] | None = None
+) -> Path:
     """Write `root/task/split/class/0000.png` and return `root/task`, which appears whole or not at all.
 
     A folder that is there already is left as it is; of several processes at once one draws, and the others wait.
@@ -232,7 +382,9 @@ def write_sample(root: str | Path, task: Task, seed: int = 0, counts: Mapping[st
     """
     if task not in get_args(Task):
         raise ValueError(f"unknown task {task!r}, not in {get_args(Task)}")
-    classes, usual = (SOURCE_CLASSES, NUM_SOURCE) if task == "source" else (TARGET_CLASSES, NUM_TARGET)
+    classes, usual = (
+        (SOURCE_CLASSES, NUM_SOURCE) if task == "source" else (TARGET_CLASSES, NUM_TARGET)
+    )
     folder = Path(root) / task
     unfinished = folder.with_name(f".{task}-{uuid.uuid4().hex}")
     with one_at_a_time(folder), ExitStack() as clean_up:
@@ -243,7 +395,9 @@ def write_sample(root: str | Path, task: Task, seed: int = 0, counts: Mapping[st
             for name in classes:
                 (unfinished / split / name).mkdir(parents=True)
                 for index in range(count):
-                    _, png = cv2.imencode(".png", draw(name, (seed, list(usual).index(split), index))[..., ::-1])
+                    _, png = cv2.imencode(
+                        ".png", draw(name, (seed, list(usual).index(split), index))[..., ::-1]
+                    )
                     (unfinished / split / name / f"{index:04d}.png").write_bytes(png.tobytes())
         os.replace(unfinished, folder)
     return folder
