@@ -14,6 +14,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -65,9 +66,10 @@ class Recipe:
         ).split()
 
     def fingerprint(self) -> str:
-        """Return what changes when the recipe does: comments don't count."""
+        """Return what changes when the recipe does: comments and format do not count."""
         if self.name.startswith("plain_"):
-            text = (ROOT / "benchmarks/recipes/plain.py").read_text("utf-8").split('"""', 2)[2]
+            code = (ROOT / "benchmarks/recipes/plain.py").read_text("utf-8").split('"""', 2)[2]
+            text = re.sub(r"#.*|[\s,()]", "", code)
         else:
             config, options = VARIANTS.get(self.name, (self.name, ""))
             settings = yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))
