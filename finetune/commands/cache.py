@@ -7,7 +7,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from finetune.data.memmap import opened
-from finetune.system.cache_dir import FORMER, PICTURES, cache_dir, has_mark
+from finetune.system.cache_dir import FORMER, PICTURES, PRECISIONS, cache_dir, has_mark
 from finetune.system.files import unfinished_of
 from finetune.system.messages import WrongUsage, shown
 
@@ -17,8 +17,8 @@ _MOST_NAMED = 5  # files, in a message
 def cache(remove: str | None = None) -> None:
     """List what earlier runs have kept, or remove some; a run that uses it has it until its end.
 
-    That is decoded pictures; earlier versions kept features, too. They lie in the folder that the variable
-    FINETUNE_CACHE names, else in the user's own for caches, ~/.cache/finetune on Linux.
+    That is decoded pictures, and which precision is faster; earlier versions kept features, too. They lie in the
+    folder that the variable FINETUNE_CACHE names, else in the user's own for caches, ~/.cache/finetune on Linux.
 
     Args:
         remove: Name of the cache to remove, or `all`, which leaves files that this version did not write.
@@ -28,6 +28,7 @@ def cache(remove: str | None = None) -> None:
     for kind in FORMER:
         # one of now may have the same stem
         found |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}
+    found |= {path.name: path for path in folder.glob(PRECISIONS)}
     if remove is None:
         columns = (
             Column("name", no_wrap=True),
@@ -40,6 +41,8 @@ def cache(remove: str | None = None) -> None:
             status, about = path.stat(), "features, of an earlier version: no run uses them"
             if not has_mark(path):
                 about = "not written by this version of finetune: --remove all leaves it"
+            elif path.name == PRECISIONS:
+                about = "which precision is faster on this CPU"
             elif path.suffix == PICTURES:
                 packed = opened(path)
                 about = (

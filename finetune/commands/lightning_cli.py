@@ -37,6 +37,7 @@ from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.ranks import ending
 from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
 from finetune.inference.onnx_network import put_exported
+from finetune.profiling.precision_trial import fit_precision
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, last_checkpoint
 from finetune.runs.resume import Changes
@@ -194,11 +195,22 @@ class FinetuneCLI(LightningCLI):
             self.told.append(settle_length(config, num_images, self.datamodule.batch_size))
             options.trainer.max_epochs = config["max_epochs"]  # for config.yaml
         completed = complete(
-            config, options, self.run, self._parser(self.subcommand), self.checkpoint
+            config,
+            options,
+            self.run,
+            self._parser(self.subcommand),
+            self.checkpoint,
+            lambda: self._faster_precision(config),
         )
         with as_wrong_usage("trainer"):
             trainer = super().instantiate_trainer(**completed)
         return make_ready(trainer)
+
+    def _faster_precision(self, trainer: Any) -> str:
+        """Return the precision that this CPU, which has instructions for bf16, should compute in."""
+        if self.subcommand != "fit":
+            return "bf16-mixed"
+        return fit_precision(self.model, self.datamodule, trainer)
 
     def instantiate_classes(self) -> None:
         if self.subcommand == "fit":

@@ -22,6 +22,7 @@ from finetune.distributed.signals import is_first_process
 from finetune.models.heads import resolved_head_init
 from finetune.models.timm_backbones import is_timm
 from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Length, Make
+from finetune.profiling.precision_trial import fit_precision
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
 from finetune.training.first_pass import check_first_pass
@@ -68,8 +69,13 @@ def settle_minutes(
         _put(config, chosen)
         return ""
     if config.trainer.precision is None:
+
+        def faster_on_cpu() -> str:
+            data, model = make()
+            return fit_precision(model, data, config.trainer)
+
         config.trainer.precision = automatic_precision(
-            config.trainer.accelerator, None, goes_on=True
+            config.trainer.accelerator, None, goes_on=True, faster_on_cpu=faster_on_cpu
         )
     aim = Aim(60 * minutes, began, config, alone)
     found, data = aim.tried(make), config.data.init_args

@@ -1,6 +1,7 @@
 """The arguments of a command's Trainer: precision, processes, callbacks, loggers, and the files that they write."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,12 @@ DEFAULTS = {
 
 
 def complete(
-    config: Any, options: Namespace, run: Run, parser: ArgumentParser, known: dict[str, Any] | None
+    config: Any,
+    options: Namespace,
+    run: Run,
+    parser: ArgumentParser,
+    known: dict[str, Any] | None,
+    faster_on_cpu: Callable[[], str],
 ) -> dict[str, Any]:
     """Complete the user's arguments of the Trainer, and return its other arguments.
 
@@ -54,6 +60,7 @@ def complete(
         run: The run that the callbacks and loggers write.
         parser: The parser of the command, for config.yaml.
         known: The checkpoint that the command reads; None for `fit`, which finds its own.
+        faster_on_cpu: What says which precision is faster for the network on this CPU.
 
     Raises:
         WrongUsage: A setting is not supported.
@@ -69,7 +76,7 @@ def complete(
         if goes_on:
             path = last_checkpoint(Path(options.resume)) if options.resume else options.ckpt_path
         checkpoint = read_checkpoint(path) if path and Path(path).is_file() else known
-        precision = automatic_precision(config["accelerator"], checkpoint, goes_on)
+        precision = automatic_precision(config["accelerator"], checkpoint, goes_on, faster_on_cpu)
         config["precision"] = options.trainer.precision = precision
     check_precision(config["precision"])
     loggers = [MetricsCSV(run), *_listed(config["logger"])]

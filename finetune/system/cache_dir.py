@@ -10,6 +10,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 PICTURES = ".pictures"
+PRECISIONS = "precisions.json"  # the faster precision of each network, by a trial
 FORMER = (".features", ".activations")  # what earlier versions kept, too: no run uses it any more
 # Each of our caches begins with a header: this mark, which no other file has, then what the kind of cache needs.
 MARK = b"finetune's cache"

@@ -1,6 +1,8 @@
 """The arithmetic of a run where nobody says: bf16 where the hardware gains from it, else float32."""
 
 import logging
+import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,6 +12,7 @@ from pytorch_lightning.accelerators import Accelerator, CPUAccelerator, CUDAAcce
 from torch import Tensor
 
 from finetune.distributed.signals import is_first_process
+from finetune.system.machine import num_cores
 from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
@@ -18,11 +21,14 @@ WITHOUT_FLOAT64 = {"mps"}  # kinds of devices; what is to be exact there is comp
 
 
 def automatic_precision(
-    accelerator: str | Accelerator, checkpoint: dict[str, Any] | None, goes_on: bool
+    accelerator: str | Accelerator,
+    checkpoint: dict[str, Any] | None,
+    goes_on: bool,
+    faster_on_cpu: Callable[[], str] = lambda: "bf16-mixed",
 ) -> str:
     """Return what `trainer.precision` should be on the devices that Lightning would choose for `accelerator`.
 
-    A GPU gains from bf16 if it computes in it; a CPU only with instructions of its own for it, AVX512-BF16 or AMX:
+    A GPU gains from bf16 if it computes in it. A CPU can gain only if it has instructions for it, AVX512-BF16 or AMX:
     others compute in float32 all the same, and convert besides.
 
     Args:
@@ -30,6 +36,7 @@ def automatic_precision(
         checkpoint: What the command begins with. A run goes on as it was; a network that learned in another precision
             than bf16 is evaluated in that one.
         goes_on: Whether the command is the rest of the checkpoint's run.
+        faster_on_cpu: What says which precision is faster on a CPU with such instructions.
     """
     before = checkpoint["finetune"].get("precision") if checkpoint else None
     if before and (goes_on or before != "bf16-mixed"):
@@ -38,7 +45,7 @@ def automatic_precision(
     if wants_cuda and CUDAAccelerator.is_available():
         gains = torch.cuda.is_bf16_supported(including_emulation=False)
     elif accelerator in ("auto", "cpu") or isinstance(accelerator, CPUAccelerator):
-        gains = _cpu_has_bf16()
+        return faster_on_cpu() if _cpu_has_bf16() else "32-true"
     else:
         gains = False
     return "bf16-mixed" if gains else "32-true"
@@ -64,12 +71,24 @@ def allow_tf32() -> None:
 
 
 def prepare_arithmetic(trainer: pl.Trainer) -> None:
-    """Allow TF32. Say so where a CPU is told to compute in bf16 and can't: that is far slower than float32."""
+    """Allow TF32. Warn of a CPU that has no bf16 where that is asked for, and of one that other programs use."""
     allow_tf32()
     is_cpu, precision = trainer.strategy.root_device.type == "cpu", str(trainer.precision)
-    if is_cpu and precision.startswith("bf16") and not _cpu_has_bf16() and is_first_process():
+    if not is_cpu or not is_first_process():
+        return
+    if precision.startswith("bf16") and not _cpu_has_bf16():
         log.warning(
             "this processor computes in no bf16: %s may be ten times slower than 32-true", precision
+        )
+
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    # threads wait for one another after each operation, so one that is interrupted holds up all
+    if torch.get_num_threads() > 1 and load >= num_cores():
+        log.warning(
+            "other programs use this machine (load %.1f on %d cores): one thread may be several times faster. "
+            "Start the command with OMP_NUM_THREADS=1",
+            load,
+            num_cores(),
         )
 
 

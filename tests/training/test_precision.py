@@ -68,9 +68,13 @@ UNSAID = [option for option in QUICKEST if option not in ("--trainer.precision",
         (["--config", "own.yaml"], "32-true"),
     ],
 )
-def test_what_is_given_wins_and_the_run_says_what_it_was(cli, colours, tmp_path, options, written):
+def test_what_is_given_wins_and_the_run_says_what_it_was(
+    cli, colours, tmp_path, monkeypatch, options, written
+):
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))  # no choice is known yet
     (tmp_path / "own.yaml").write_text("trainer: {precision: 32-true}\n")
-    with capabilities(avx512_bf16=True):
+    ratio = "finetune.profiling.precision_trial.time_ratio"
+    with capabilities(avx512_bf16=True), patch(ratio, lambda model, image_size: 2.0):
         cli("fit", "--data.root", colours, *UNSAID, "--test_after_fit", "false", *options)
     (run,) = versions(tmp_path / "runs", "fit")
     assert f"precision: {written}\n" in (run / "config.yaml").read_text()
@@ -137,3 +141,24 @@ def test_bf16_on_a_cpu_without_it_is_told(caplog, precision, has_bf16, kind):
     assert (
         f"this processor computes in no bf16: {precision} may be ten times slower" in caplog.text
     ) is is_told
+
+
+@pytest.mark.parametrize(
+    ("load", "num_threads", "kind", "is_warned"),
+    [
+        (3.9, 2, "cpu", False),
+        (4.0, 2, "cpu", True),
+        (9.0, 1, "cpu", False),
+        (9.0, 2, "cuda", False),
+    ],
+)
+def test_a_machine_that_other_programs_use_is_warned_of(
+    caplog, monkeypatch, load, num_threads, kind, is_warned
+):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("torch.get_num_threads", lambda: num_threads)
+    monkeypatch.setattr("finetune.training.precision.num_cores", lambda: 4)
+    device = SimpleNamespace(root_device=torch.device(kind))
+    with caplog.at_level("WARNING", "finetune"):
+        prepare_arithmetic(SimpleNamespace(strategy=device, precision="32-true"))
+    assert ("Start the command with OMP_NUM_THREADS=1" in caplog.text) is is_warned
