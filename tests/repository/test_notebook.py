@@ -1,4 +1,4 @@
-"""The notebook of docs/ and README's lines of Python run, cell by cell, and show what they promise."""
+"""The notebook of docs/ and the lines of Python in README and docs run, cell by cell, and show what they promise."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ from PIL import Image
 import finetune
 
 NOTEBOOK = ROOT / "docs" / "python.ipynb"
-README = (ROOT / "README.md").read_text("utf-8")
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.S | re.M)
 
 
 def executed(notebook: Any, folder: Path) -> Any:
@@ -96,8 +96,9 @@ def test_control_a_cell_that_fails_is_noticed(tmp_path):
 
 
 @pytest.mark.slow
-def test_readme_s_lines_of_python_run(colours, tmp_path, monkeypatch):
-    (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.S | re.M)
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_lines_of_python_run(colours, tmp_path, monkeypatch, page):
+    (block,) = PYTHON.findall((ROOT / page).read_text("utf-8"))
     monkeypatch.chdir(tmp_path)
     shutil.copytree(colours, "pictures")
     shutil.copytree(colours / "test", "other_pictures")
@@ -108,20 +109,20 @@ def test_readme_s_lines_of_python_run(colours, tmp_path, monkeypatch):
     monkeypatch.setattr(
         finetune, "fit", lambda *given, **words: fit(*given, **{**words, **quick, "epochs": 1})
     )
+    with Image.open(picture) as image:
+        image.load()
     names: dict[str, Any] = {
-        "pil_image": Image.open(picture),
+        "pil_image": image,
         "array": np.asarray(Image.open(picture)),
     }
     names["images"] = torch.zeros(2, 3, 28, 28, dtype=torch.uint8)
     exec(block.replace(".jpg", ".png"), names)
+    assert names["run"].accuracy is not None
+    assert Path("model.onnx").is_file()
+    if page == "README.md":
+        return
     assert [one.path for one in names["predictions"]] == ["a.png", None, None]
-    assert (
-        names["predictions"][0].label in ("blue", "green", "red")
-        and names["run"].accuracy is not None
-    )
-    assert (
-        names["features"].shape == (2, 64)
-        and names["logits"].shape == (2, 3)
-        and Path("model.onnx").is_file()
-    )
+    assert names["predictions"][0].label in ("blue", "green", "red")
+    assert names["features"].shape == (2, 64)
+    assert names["logits"].shape == (2, 3)
     assert sum(map(sum, names["result"]["confusion_matrix"])) == 30
