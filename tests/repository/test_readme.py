@@ -106,7 +106,12 @@ def test_control_a_wrong_option_on_a_page_is_found():
         )
 
 
-LINKING = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKING = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "llms.txt",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def anchors(page: Path) -> set[str]:
