@@ -1,1 +1,1 @@
-"""What every measurement needs: records that are added one by one, blocks in documents, a set of pictures."""
+"""What every measurement shares: the loop of runs, records of JSON, blocks in documents, a sample of Fashion-MNIST."""

@@ -1,21 +1,24 @@
-"""Numbers in documents, and the blocks that they stand in."""
+"""Numbers in documents, tables, and the blocks that they stand in."""
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/benchmarks.md"
 
 
 def mean_and_spread(values: Sequence[float], digits: int) -> str:
-    """Return `mean ± standard deviation`, the one value where there is one, a dash where there is none."""
+    """Return `mean ± standard deviation`, a single value with `n = 1`, a dash for no value."""
     if not values:
         return "–"
     mean = f"{statistics.fmean(values):.{digits}f}"
-    return (
-        f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else f"{mean} (n = 1)"
-    )
+    if len(values) == 1:
+        return f"{mean} (n = 1)"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -24,16 +27,51 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{middle} ({low} to {high})"
 
 
+def period(days: Collection[str]) -> str:
+    """Return the first and the last day, or the only one."""
+    first, last = min(days), max(days)
+    return first if first == last else f"{first} to {last}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def fill(path: Path, blocks: dict[str, str]) -> None:
-    """Replace what stands between `<!-- NAME -->` and `<!-- /NAME -->` in a file."""
+    """Replace the text between `<!-- NAME -->` and `<!-- /NAME -->` in a file."""
     text = path.read_text("utf-8")
     for name, block in blocks.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        written = f"{block}\n"
         text, num = re.subn(
-            pattern, lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text, flags=re.DOTALL
+            pattern, lambda m, written=written: f"{m[1]}{written}{m[2]}", text, flags=re.DOTALL
         )
         if num != 1:
             raise ValueError(
                 f"{path} must have one block <!-- {name} --> … <!-- /{name} -->, has {num}"
             )
     path.write_text(text, "utf-8")
+
+
+@contextmanager
+def chart(path: Path, size: tuple[float, float], **options: Any) -> Iterator[tuple[Any, Any]]:
+    """Give a figure and its axes, without frame and with a grid, and write it to a file at the end.
+
+    Args:
+        path: The file.
+        size: Width and height in inches.
+        options: Of `plt.subplots`.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=size, layout="constrained", squeeze=False, **options)
+    for one in axes.flat:
+        one.spines[["top", "right"]].set_visible(False)
+    yield figure, axes[0, 0] if axes.size == 1 else axes[0]
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    plt.close(figure)

@@ -1,14 +1,17 @@
-"""Results that are added one by one to a file of JSON, a line each: a run that is cut off loses nothing of them."""
+"""Results in a file of JSON, a line each, to which they are added one by one: a run that is cut off loses none."""
 
 import datetime
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import finetune
 from finetune.system.files import replace_text
 from finetune.system.machine import num_cores, processor
+
+PROGRAM = str(Path(sys.executable).with_name("finetune"))
 
 
 def load(path: Path) -> list[dict]:
@@ -17,13 +20,20 @@ def load(path: Path) -> list[dict]:
 
 
 def save(path: Path, records: Sequence[dict]) -> None:
-    """Write all results in place of those that are there."""
+    """Replace the results in a file."""
     replace_text(path, "[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n")
 
 
+def keep(path: Path, record: dict, fields: Sequence[str] = ("about", "what")) -> None:
+    """Add a result with its circumstances, in place of an earlier one with the same values of `fields`."""
+    others = [r for r in load(path) if any(r[name] != record[name] for name in fields)]
+    save(path, [*others, {**record, **where_and_when()}])
+    print(json.dumps(record), flush=True)
+
+
 def where_and_when() -> dict[str, str]:
-    """Return what each record says of its circumstances."""
-    import torch  # who only writes documents does without
+    """Return the circumstances that each record states."""
+    import torch  # writing documents does not need it
 
     return {
         "machine": f"{processor()}, {num_cores()} cores",
@@ -34,16 +44,9 @@ def where_and_when() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return which code is measured: the commit, with a `+` where the tree differs from it; our version without git."""
-    command = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--abbrev=9",
-        "--dirty=+",
-    ]
+    """Return the commit that is measured, with a `+` if the tree differs from it; our version without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe"]
+    command += ["--always", "--abbrev=9", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

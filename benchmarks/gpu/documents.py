@@ -4,24 +4,21 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common.documents import spread
+from benchmarks.common.documents import markdown, spread
 from benchmarks.gpu.jobs import CACHED, TORCHVISION
 
 Records = Sequence[dict[str, Any]]
 
 LEAST_OF_LIMIT, LEAST_OF_TORCHVISION = 0.95, 3.0
-NOTHING = "No GPU could be had so far: nothing is measured yet."
 
 
 def document(records: Records) -> str:
-    """Return the tables and the targets; of no records, the first table's head and a sentence."""
-    if not records:
-        return "\n".join([*_limit_head([64, 256, 1024]), "", NOTHING])
+    """Return the tables and the targets."""
+    words = {None: "not measured", True: "met", False: "missed"}
     lines = []
     for target in targets(records):
-        word = {None: "not measured", True: "met", False: "missed"}[target["met"]]
         value = "" if target["value"] is None else f": {target['value']:.2f} times"
-        lines.append(f"- {word}: {target['target']}{value}")
+        lines.append(f"- {words[target['met']]}: {target['target']}{value}")
     return "\n\n".join([limits(records), roads(records), jobs(records), "\n".join(lines)])
 
 
@@ -29,7 +26,7 @@ def limits(records: Records) -> str:
     """Return pictures per second on the device: a row for each way, a column for each batch."""
     found = [r for r in records if r["kind"] == "limit"]
     sizes = sorted({r["batch_size"] for r in found})
-    rows = _limit_head(sizes)
+    rows = []
     for way in dict.fromkeys(_way(r) for r in sorted(found, key=_order)):
         mode, precision, channels_last, compiled = way
         by_size = {r["batch_size"]: r for r in found if _way(r) == way}
@@ -39,74 +36,60 @@ def limits(records: Records) -> str:
             peak = f", {record['peak_gb']:.1f} GB" if record.get("peak_gb") else ""
             cells.append(_cell(record) + peak)
         starts = [r["first_step_seconds"] for r in by_size.values() if "first_step_seconds" in r]
-        rows.append(f"| {' | '.join([*cells, spread(starts, 1) if starts else '–'])} |")
-    return "\n".join(rows)
+        rows.append([*cells, spread(starts, 1) if starts else "–"])
+    batches = [f"pictures/s, batch {size}; most memory" for size in sizes]
+    head = ["step", "arithmetic", "channels_last", "compiled", *batches]
+    return markdown([*head, "seconds of the first step"], rows)
 
 
 def roads(records: Records) -> str:
     """Return pictures per second from files and from the cache: a row for each number of workers."""
     found = {(r["num_workers"], r["cached"]): r for r in records if r["kind"] == "road"}
-    rows = ["| workers | from files, pictures/s | from the cache |", "| --- | --- | --- |"]
-    for num in sorted({num for num, _ in found}):
-        rows.append(
-            f"| {num} | {_cell(found.get((num, False), {}))} | {_cell(found.get((num, True), {}))} |"
-        )
-    return "\n".join(rows)
+    rows = [
+        [str(num), *(_cell(found.get((num, cached), {})) for cached in (False, True))]
+        for num in sorted({num for num, _ in found})
+    ]
+    return markdown(["workers", "from files, pictures/s", "from the cache"], rows)
 
 
 def jobs(records: Records) -> str:
-    """Return pictures per second of whole jobs, and the share of the limit that they are by the clock."""
-    rows = ["| job | batch | workers | pictures/s by the clock | as printed | of the limit |"]
-    rows.append("| --- | --- | --- | --- | --- | --- |")
+    """Return pictures per second of whole jobs, and by the clock the share of the limit."""
+    rows = []
     for job in sorted((r for r in records if r["kind"] == "job"), key=lambda r: r["batch_size"]):
         cells = [job["road"], str(job["batch_size"]), str(job.get("num_workers", "–")), _cell(job)]
         cells.append(spread(job["printed"], 0) if "printed" in job else "–")
         share = _ratio(job, limit_of(records, job["batch_size"]))
-        rows.append(f"| {' | '.join([*cells, f'{share:.2f}' if share else '–'])} |")
-    return "\n".join(rows)
+        rows.append([*cells, f"{share:.2f}" if share else "–"])
+    head = ["job", "batch", "workers", "pictures/s by the clock", "as printed", "of the limit"]
+    return markdown(head, rows)
 
 
 def targets(records: Records) -> list[dict[str, Any]]:
-    """Return, for each batch, what the job with the cache is to reach, what it reaches and whether that is enough."""
+    """Return for each batch what the job with the cache is to reach, its value, and whether it is met."""
     found = []
     by_key = {(r["road"], r["batch_size"]): r for r in records if r["kind"] == "job"}
     for size in sorted({size for _, size in by_key}):
-        ours = by_key.get((CACHED, size))
-        limit = limit_of(records, size)
+        torchvision = by_key.get((TORCHVISION, size))
         for least, other, name in (
-            (LEAST_OF_LIMIT, limit, "the limit with pictures on the device"),
-            (
-                LEAST_OF_TORCHVISION,
-                by_key.get((TORCHVISION, size)),
-                "the job with torchvision's loader",
-            ),
+            (LEAST_OF_LIMIT, limit_of(records, size), "the limit with pictures on the device"),
+            (LEAST_OF_TORCHVISION, torchvision, "the job with torchvision's loader"),
         ):
-            value = _ratio(ours, other)
-            what = (
-                f"batch {size}, the job with the cache at least {least:g} times as fast as {name}"
-            )
-            found.append(
-                {"target": what, "value": value, "met": None if value is None else value >= least}
-            )
+            value = _ratio(by_key.get((CACHED, size)), other)
+            is_met = None if value is None else value >= least
+            words = f"the job with the cache at least {least:g} times as fast as {name}"
+            found.append({"target": f"batch {size}, {words}", "value": value, "met": is_met})
     return found
 
 
 def limit_of(records: Records, batch_size: int) -> dict[str, Any] | None:
-    """Return the limit of what a job does: it trains in bf16 and channels_last, and compiles nothing."""
+    """Return the limit of what a job does: train in bf16 and channels_last, not compiled."""
     ways = {_way(r): r for r in records if r["kind"] == "limit" and r["batch_size"] == batch_size}
     return ways.get(("train", "bf16", True, False))
 
 
-def _limit_head(sizes: Sequence[int]) -> list[str]:
-    columns = ["step", "arithmetic", "channels_last", "compiled"]
-    columns += [f"pictures/s, batch {size}; most memory" for size in sizes] + [
-        "seconds of the first step"
-    ]
-    return [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-
-
 def _way(record: dict[str, Any]) -> tuple[str, str, bool, bool]:
-    return record["mode"], record["precision"], record["channels_last"], record["compiled"]
+    is_compiled = record.get("compiled", False)
+    return record["mode"], record["precision"], record["channels_last"], is_compiled
 
 
 def _order(record: dict[str, Any]) -> tuple:

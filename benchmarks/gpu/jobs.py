@@ -121,11 +121,7 @@ class Job:
     batch_size: int
 
     kind: ClassVar[str] = "job"
-
-    @property
-    def seconds(self) -> float:
-        """How long it may take, by estimate."""
-        return 60
+    seconds: ClassVar[float] = 60  # that it may take, by estimate
 
     def measure(self, setup: Setup, num_workers: int, deadline: float) -> dict[str, Any]:
         """Return pictures per second of every epoch but the first, from one epoch's line to the next and as printed.
@@ -161,8 +157,6 @@ class Job:
                 "--root": setup.root,
                 "--image_size": setup.image_size,
                 "--device": setup.device,
-            }
-            options |= {
                 "--batch_size": self.batch_size,
                 "--num_workers": num_workers,
                 "--epochs": setup.epochs,
@@ -174,17 +168,15 @@ class Job:
                 "--data.root": setup.root,
                 "--data.image_size": setup.image_size,
                 "--data.val_fraction": 0,
-            }
-            options |= {"--data.batch_size": self.batch_size, "--data.num_workers": num_workers}
-            # as the other roads
-            options |= {"--data.min_crop": 0.08, "--data.augmentations": "null"}
-            options |= {"--data.cache_limit_gb": _NO_LIMIT if self.road == CACHED else 0}
-            options |= {
+                "--data.batch_size": self.batch_size,
+                "--data.num_workers": num_workers,
+                "--data.min_crop": 0.08,  # as torchvision
+                "--data.augmentations": "null",
+                "--data.cache_limit_gb": _NO_LIMIT if self.road == CACHED else 0,
                 "--model.weights": setup.weights or "null",
                 "--trainer.precision": "bf16-mixed",
-            }
-            options |= {"--trainer.accelerator": setup.device, "--trainer.devices": 1}
-            options |= {
+                "--trainer.accelerator": setup.device,
+                "--trainer.devices": 1,
                 "--trainer.max_epochs": setup.epochs,
                 "--trainer.default_root_dir": setup.folder / "runs",
             }

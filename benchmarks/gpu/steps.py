@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,7 +33,6 @@ class Setup:
         image_size: Side of the pictures in pixels.
         epochs: Epochs of a job; the first is not counted.
         seconds: Least length of a timed chunk.
-        backend: Of torch.compile.
     """
 
     device: str
@@ -45,7 +43,6 @@ class Setup:
     image_size: int
     epochs: int
     seconds: float
-    backend: str
 
 
 @dataclass(frozen=True)
@@ -55,24 +52,16 @@ class Limit:
     mode: str  # train or predict
     precision: str  # fp32, tf32 or bf16
     channels_last: bool
-    compiled: bool
     batch_size: int
 
     kind: ClassVar[str] = "limit"
-
-    @property
-    def seconds(self) -> float:
-        """How long it may take, by estimate."""
-        return 45 if self.compiled else 8
+    seconds: ClassVar[float] = 8  # that it may take, by estimate
 
     def measure(self, setup: Setup) -> dict[str, Any]:
-        """Return pictures per second of each chunk, seconds of the first step (which compiles), peak memory in GB."""
+        """Return pictures per second of each chunk, seconds of the first step, peak memory in GB."""
         set_float32(self.precision)
         if setup.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        if self.compiled:
-            # else a network compiled before counts as this one, seen with other shapes
-            torch.compiler.reset()
         first, rates = chunks(self.step(setup), self.batch_size, setup)
         peak = torch.cuda.max_memory_allocated() / 1e9 if setup.device == "cuda" else None
         return {"rates": rates, "first_step_seconds": first, "peak_gb": peak}
@@ -88,30 +77,19 @@ class Limit:
             memory_format=layout
         )
         labels = torch.randint(0, 10, (self.batch_size,), device=setup.device)
-        forward = (
-            torch.compile(model.forward, backend=setup.backend, dynamic=False)
-            if self.compiled
-            else model.forward
-        )
-
-        def arithmetic() -> Any:
-            return (
-                torch.autocast(setup.device, torch.bfloat16)
-                if self.precision == "bf16"
-                else nullcontext()
-            )
+        is_bf16 = self.precision == "bf16"
 
         def train() -> None:
             optimizer.zero_grad()
-            with arithmetic():
-                loss = F.cross_entropy(forward(images), labels)
+            with torch.autocast(setup.device, torch.bfloat16, enabled=is_bf16):
+                loss = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
 
         @torch.no_grad()
         def predict() -> None:
-            with arithmetic():
-                forward(images)
+            with torch.autocast(setup.device, torch.bfloat16, enabled=is_bf16):
+                model(images)
 
         model.train(self.mode == "train")
         return train if self.mode == "train" else predict

@@ -7,41 +7,45 @@ The peers are plain PyTorch, timm's train.py, fastai, Ultralytics and transforme
 its own with the versions of benchmarks/peers/requirements, offline, called as its documentation does. TIMM is a
 checkout of timm at the tag of that version: its scripts are not in the package. Linux only.
 
-Each run is added to compare.json beside this as soon as it is there and not done again: stop at any time, start again
-to go on. What failed is recorded too, and done again with `--again` alone. `--document` only writes the documents.
+The results go to compare.json. Stop at any time, and start again to continue; `--again` repeats the runs that failed.
 """
 
-import argparse
 import dataclasses
 import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.common.documents import ROOT, fill
-from benchmarks.common.records import load
-from benchmarks.common.resume import forget_failed, measure_all
-from benchmarks.peers import materials, measure, tools
-from benchmarks.peers.attempts import Given, attempt, circumstances
-from benchmarks.peers.documents import draw, has_chart, tables
+from benchmarks.common.documents import PAGE, ROOT, fill
+from benchmarks.common.driver import Benchmark
+from benchmarks.peers import documents, materials, measure, tools
+from benchmarks.peers.attempts import Workplace, attempt, circumstances, workplace_options
 
-RECORDS = ROOT / "benchmarks/peers/compare.json"
-# experiment: (repeats, epochs, training and evaluated pictures of each class: None is all)
+
+class Experiment(NamedTuple):
+    """What all tools do."""
+
+    num_repeats: int
+    num_epochs: int
+    num_train: int | None = None  # pictures of each class; None for all
+    num_val: int | None = None
+
+
 EXPERIMENTS = {
-    "throughput": (5, 2, 200, 50),
-    "job": (3, 5, None, None),
-    "head": (3, 5, None, None),
-    "predict": (3, 1, 50, 50),  # what is trained first is not measured
+    "throughput": Experiment(5, 2, 200, 50),
+    "job": Experiment(3, 5),
+    "head": Experiment(3, 5),
+    "predict": Experiment(3, 1, 50, 50),  # the training before it is not measured
 }
-_OF_ALL = 2  # whole jobs of every tool; ours and the two fastest peers' are more
-_SEEDED = ("job",)  # repeat k has seed k, so that the spread is of accuracies, too
+_REPEATS_OF_ALL = 2  # whole jobs of every tool; ours and the two fastest peers have more
+_SEEDED = ("job",)  # repeat k has seed k, so that the accuracies have a spread
+_PREDICTED = (50, 400)  # pictures of each of the two classes
 
 
 class Run(NamedTuple):
-    """What there is one record of."""
+    """What identifies a record."""
 
     experiment: str
     tool: str
@@ -49,14 +53,10 @@ class Run(NamedTuple):
     repeat: int
 
 
-def key(record: dict) -> Run:
-    return Run(*(record[name] for name in Run._fields))
-
-
 def fastest_peers(records: Sequence[dict]) -> list[tuple[str, str]]:
-    """Return tools and settings of the peers, those first whose first whole job took less, however well it learned.
+    """Return tools and settings of the peers by the seconds of their first whole job, the fastest first.
 
-    Where we were measured, on that machine alone.
+    If ours was measured, only jobs on the same machine count.
     """
     jobs = [r for r in records if r["experiment"] == "job" and r["repeat"] == 0 and "seconds" in r]
     places = {r.get("machine") for r in jobs if r["tool"] == "finetune"}
@@ -67,162 +67,121 @@ def fastest_peers(records: Sequence[dict]) -> list[tuple[str, str]]:
 
 
 def plan(records: Sequence[dict]) -> Iterator[Run]:
-    """Yield all runs in their order: in each repeat all take turns, so that a slow hour is everybody's."""
+    """Yield all runs. In each repeat all tools take turns, so that a slow hour affects all of them."""
     everybody = [
         (tool, setting) for tool, (_, settings) in tools.TOOLS.items() for setting in settings
     ]
-    for repeat in range(EXPERIMENTS["throughput"][0]):
+    for repeat in range(EXPERIMENTS["throughput"].num_repeats):
         yield from (Run("throughput", *who, repeat) for who in everybody)
-    for repeat in range(EXPERIMENTS["job"][0]):
-        for who in (
-            everybody
-            if repeat < _OF_ALL
-            else [("finetune", "default"), *fastest_peers(records)[:2]]
-        ):
+    for repeat in range(EXPERIMENTS["job"].num_repeats):
+        some = [("finetune", "default"), *fastest_peers(records)[:2]]
+        for who in everybody if repeat < _REPEATS_OF_ALL else some:
             yield Run("job", *who, repeat)
-    for repeat in range(EXPERIMENTS["head"][0]):
+    for repeat in range(EXPERIMENTS["head"].num_repeats):
         for who in everybody:
             if (repeat == 0 or who[0] == "finetune") and ("head", who[0]) not in tools.CANNOT:
                 yield Run("head", *who, repeat)
-    for repeat in range(EXPERIMENTS["predict"][0]):
+    for repeat in range(EXPERIMENTS["predict"].num_repeats):
         yield from (Run("predict", tool, "default", repeat) for tool in tools.PREDICTING)
 
 
 def train(run: Run, place: tools.Place) -> dict:
     """Return what a run of `fit` gave."""
-    _, epochs, *_ = EXPERIMENTS[run.experiment]
+    num_epochs = EXPERIMENTS[run.experiment].num_epochs
     seed = run.repeat if run.experiment in _SEEDED else None
-    command = tools.fit(run.tool, run.setting, run.experiment, epochs, place, seed)
+    command = tools.fit(
+        tools.Training(run.tool, run.setting, run.experiment, num_epochs, seed), place
+    )
     done = measure.run(command, tools.variables(place), place.out / "clock.txt")
     num_pictures = sum(1 for _ in place.data.glob("train/*/*"))
-    result = {name: round(done[name], 2) for name in ("seconds", "memory_mb")}
-    result["accuracy"] = round(tools.accuracy(run.tool, place.out, done["output"]), 5)
-    steps = measure.rates(done["stamps"], epochs, num_pictures, tools.BATCH_SIZE)
+    steps = measure.rates(done["stamps"], num_epochs, num_pictures, tools.BATCH_SIZE)
     return {
-        **result,
+        **{name: round(done[name], 2) for name in ("seconds", "memory_mb")},
+        "accuracy": round(tools.accuracy(run.tool, place.out, done["output"]), 5),
         **{name: round(value, 3) for name, value in steps.items()},
         "command": shlex.join(command),
     }
 
 
-def predict(run: Run, place: tools.Place, model: Path, folders: dict[int, Path]) -> dict:
-    """Return what classifying a few and many pictures took; their difference knows nothing of the start."""
+def predict(tool: str, place: tools.Place, model: Path, folders: dict[int, Path]) -> dict:
+    """Return the seconds to classify few and many pictures; their difference does not include the start."""
     seconds = {}
-    memory = 0.0
-    command = []
     for num, folder in folders.items():
-        command = tools.predict(run.tool, folder, model, place)
+        command = tools.predict(tool, folder, model, place)
         variables = {**tools.variables(place), "FINETUNE_CACHE": str(place.out / f"cache_{num}")}
         done = measure.run(command, variables, place.out / "clock.txt")
-        seconds[num], memory = done["seconds"], done["memory_mb"]
+        seconds[num] = done["seconds"]
+        shown = shlex.join(command).replace(str(folder), "PICTURES").replace(str(model), "MODEL")
     (few, short), (many, long) = seconds.items()
-    shown = shlex.join(command).replace(str(folders[many]), "PICTURES").replace(str(model), "MODEL")
-    rate = round((many - few) / (long - short), 1)
-    times = {"seconds": round(long, 2), "seconds_few": round(short, 2), "rate": rate}
-    return {**times, "memory_mb": round(memory, 2), "command": shown}  # of the many
+    return {
+        "seconds": round(long, 2),
+        "seconds_few": round(short, 2),
+        "rate": round((many - few) / (long - short), 1),
+        "memory_mb": round(done["memory_mb"], 2),  # of the many
+        "command": shown,
+    }
 
 
 class Bench:
-    """Folders of pictures and models, made when they are first wanted."""
+    """Folders of pictures and models, made when they are first needed."""
 
-    def __init__(self, root: Path, given: Given) -> None:
+    def __init__(self, root: Path, workplace: Workplace) -> None:
         self.root = root
-        self.given = given
-        self.folder = given.folder
+        self.workplace = workplace
+        self.folder = workplace.folder
 
     def data(self, run: Run) -> Path:
-        _, _, num_train, num_val = EXPERIMENTS[run.experiment]
+        experiment = EXPERIMENTS[run.experiment]
+        return self.pictures(experiment.num_train, experiment.num_val)
+
+    def pictures(self, num_train: int | None, num_val: int | None) -> Path:
         data = self.folder / f"pictures_{num_train}_{num_val}"
         if not data.exists():
             materials.write_folder(self.root, data, num_train, num_val)
         return data
 
     def measure(self, run: Run) -> dict:
-        """Return a run's record."""
-        place = self.given.place(run.tool, self.data(run))
-        result = attempt(
-            place, partial(self.predict if run.experiment == "predict" else train, run)
-        )
-        return {**run._asdict(), **result, **circumstances(run.tool, self.given.timm)}
+        """Return the result of a run and its circumstances."""
+        place = self.workplace.place(run.tool, self.data(run))
+        work = self.predict if run.experiment == "predict" else train
+        return {**attempt(place, partial(work, run)), **circumstances(run.tool, place.timm)}
 
     def predict(self, run: Run, place: tools.Place) -> dict:
         model = self.folder / f"model_{run.tool}"
         if not model.exists():
-            _, epochs, *_ = EXPERIMENTS["predict"]
             there = dataclasses.replace(place, out=Path(tempfile.mkdtemp(dir=self.folder)))
-            command = tools.fit(run.tool, "default", "job", epochs, there)
+            num_epochs = EXPERIMENTS["predict"].num_epochs
+            command = tools.fit(tools.Training(run.tool, "default", "job", num_epochs), there)
             measure.run(command, tools.variables(there), there.out / "clock.txt")
             there.out.rename(model)
-        folders = {}
-        for num in (50, 400):  # of each of the two classes
-            folder = self.folder / f"predict_{num}"
-            if not folder.exists():
-                materials.write_folder(self.root, folder, 0, num)
-            folders[sum(1 for _ in folder.glob("val/*/*"))] = folder / "val"
-        return predict(run, place, model, folders)
+        folders = [self.pictures(0, num) / "val" for num in _PREDICTED]
+        by_num = {sum(1 for _ in folder.glob("*/*")): folder for folder in folders}
+        return predict(run.tool, place, model, by_num)
 
 
-def document() -> None:
-    """Write the tables and the chart of what is recorded."""
-    records = load(RECORDS)
-    fill(ROOT / "docs/benchmarks.md", tables(records))
-    if has_chart(records):
-        draw(records, ROOT / "docs/compare.png")
+def write(records: Sequence[dict]) -> None:
+    fill(PAGE, documents.tables(records))
+    if documents.has_chart(records):
+        documents.draw(records, ROOT / "docs/compare.png")
+
+
+BENCHMARK = Benchmark(
+    ROOT / "benchmarks/peers/compare.json", Run, plan, write, ("experiment", "tool")
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--root", type=Path, help="folder with train/CLASS and test/CLASS")
-    parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
-    parser.add_argument(
-        "--timm",
-        type=Path,
-        help="checkout of timm with train.py and inference.py; left out without it",
-    )
-    parser.add_argument("--environments", type=Path, default=ROOT / "benchmarks/.environments")
-    parser.add_argument("--only", nargs="*", help="names of experiments and tools; all without it")
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="start no run after this time"
-    )
-    parser.add_argument("--again", action="store_true", help="do again what failed")
-    parser.add_argument("--document", action="store_true", help="run nothing")
+    workplace_options(parser)
     args = parser.parse_args()
     if not args.document and not (args.root and args.weights):
         parser.error("--root and --weights are needed to measure")
-    wanted = set(args.only or [])
-    experiments, names = (
-        wanted & EXPERIMENTS.keys() or EXPERIMENTS,
-        wanted & tools.TOOLS.keys() or tools.TOOLS,
-    )
-    if unknown := wanted - {*EXPERIMENTS, *tools.TOOLS}:
-        parser.error(
-            f"--only: {', '.join(unknown)} are none of {', '.join([*EXPERIMENTS, *tools.TOOLS])}"
+    with tempfile.TemporaryDirectory() as folder:
+        bench = None if args.document else Bench(args.root.resolve(), Workplace.of(args, folder))
+        BENCHMARK.main(
+            args, lambda run: bench.measure(run), lambda run: run.tool != "timm" or bool(args.timm)
         )
-    if args.again:
-        forget_failed(RECORDS, lambda r: r["experiment"] in experiments and r["tool"] in names)
-
-    def choose(records: list[dict]) -> Run | None:
-        done = {key(r) for r in records}
-        chosen = (
-            r
-            for r in plan(records)
-            if r.experiment in experiments and r.tool in names and r not in done
-        )
-        return next((r for r in chosen if r.tool != "timm" or args.timm), None)
-
-    has_failed = False
-    if not args.document:
-        with tempfile.TemporaryDirectory() as folder:
-            root, *given = (
-                path and path.resolve()
-                for path in (args.root, args.weights, args.environments, args.timm)
-            )
-            bench = Bench(root, Given(*given, Path(folder)))
-            has_failed = measure_all(RECORDS, choose, bench.measure, args.minutes)
-    document()
-    sys.exit(has_failed)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""One run of a tool: what it is given, what it gave or why it failed, and with which versions."""
+"""One run of a tool: its inputs, its result or why it failed, and the versions."""
 
+import argparse
 import hashlib
 import shutil
 import subprocess
@@ -8,20 +9,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.common.documents import ROOT
 from benchmarks.common.records import where_and_when
 from benchmarks.peers import materials, measure, tools
 
 
-class Given(NamedTuple):
+def workplace_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a workplace."""
+    parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
+    parser.add_argument(
+        "--timm", type=Path, help="checkout of timm with its scripts; without it timm is skipped"
+    )
+    parser.add_argument("--environments", type=Path, default=ROOT / "benchmarks/.environments")
+
+
+class Workplace(NamedTuple):
     """What is the same for all runs."""
 
     weights: Path  # state dict of ResNet-18
     environments: Path
     timm: Path | None  # a checkout with its scripts
-    folder: Path  # for all that is made, and deleted at the end
+    folder: Path  # temporary
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, folder: str) -> "Workplace":
+        """Return the workplace of a command's options."""
+        timm = args.timm and args.timm.resolve()
+        return cls(args.weights.resolve(), args.environments.resolve(), timm, Path(folder))
 
     def place(self, tool: str, data: Path) -> tools.Place:
-        """Return where a tool finds everything, which is made when it is first wanted, and a folder for its output."""
+        """Return where a tool finds everything, with a new folder for its output; makes what is missing."""
         forms = self.folder / "weights"
         if not forms.exists():
             materials.write_weights(self.weights, forms)
@@ -31,16 +48,16 @@ class Given(NamedTuple):
         out = Path(tempfile.mkdtemp(dir=self.folder))
         place = tools.Place(data, out, self.weights, forms, self.environments, self.timm)
         if tool == "ultralytics":
-            materials.leave_loggers_out(place.python(tool), tools.variables(place))
+            materials.turn_loggers_off(place.python(tool), tools.variables(place))
         return place
 
 
 def attempt(place: tools.Place, work: Callable[[tools.Place], dict]) -> dict:
-    """Return what a run gave, or as `failed` why it gave nothing, without names of this machine's folders."""
+    """Return what a run gave, or as `failed` why it gave nothing, without the names of this machine's folders."""
     try:
         result = work(place)
     except (measure.Failed, subprocess.TimeoutExpired, OSError, LookupError, ValueError) as error:
-        # A tool that ends well and leaves no result has failed as well.
+        # A tool that ends without an error and leaves no result has failed as well.
         result = {"failed": place.hidden(str(error))[:200]}
     finally:
         shutil.rmtree(place.out)
@@ -50,13 +67,12 @@ def attempt(place: tools.Place, work: Callable[[tools.Place], dict]) -> dict:
 
 
 def circumstances(tool: str, timm: Path | None) -> dict:
-    """Return what each record says of versions, machine, commit and day."""
+    """Return the versions, machine, commit and day that each record states."""
     about = where_and_when()
     versions = {"torch": about.pop("torch")}
     if tool not in tools.OF_OURS:
         versions[tool] = materials.pins(tool)[tool]
     if tool == "timm" and timm:
-        versions["its train.py, sha256"] = hashlib.sha256(
-            (timm / "train.py").read_bytes()
-        ).hexdigest()[:12]
+        digest = hashlib.sha256((timm / "train.py").read_bytes()).hexdigest()
+        versions["its train.py, sha256"] = digest[:12]
     return {"versions": versions, **about}

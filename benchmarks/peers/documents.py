@@ -4,19 +4,38 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common.documents import spread
+from benchmarks.common.documents import chart, markdown, spread
 from benchmarks.peers.tools import CANNOT, PREDICTING, TOOLS
 
 Records = Sequence[dict]
+_START = [("s to the first step", "first_step", 1), ("peak memory, MB", "memory_mb", 0)]
+_PREDICTORS = {"finetune": "finetune predict", "timm": "timm inference.py"}
+_PREDICTORS |= {"fastai": "fastai get_preds"}
+# experiment: (heading, name in the record and digits of each column; what the last column divides)
+_COLUMNS = {
+    "throughput": (
+        [("pictures/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *_START],
+        "later_rate",
+    ),
+    "job": ([("seconds", "seconds", 0), ("accuracy", "accuracy", 3), *_START], "seconds"),
+    "head": (
+        [
+            ("seconds", "seconds", 0),
+            ("seconds of a later epoch", "later_seconds", 2),
+            ("accuracy", "accuracy", 3),
+        ],
+        "seconds",
+    ),
+}
 
 
-def found(records: Records, experiment: str, tool: str, setting: str = "default") -> list[dict]:
+def results_of(records: Records, experiment: str, tool: str, setting: str = "default") -> Records:
     wanted = (experiment, tool, setting)
     return [r for r in records if (r["experiment"], r["tool"], r["setting"]) == wanted]
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Return tool, setting and what a table calls them, in the order of the tables."""
+    """Return tool, setting and its name in a table, in the order of the tables."""
     return [
         (tool, setting, f"{name}, {setting}" if len(settings) > 1 else name)
         for tool, (name, settings) in TOOLS.items()
@@ -29,9 +48,9 @@ def values(results: Records, name: str) -> list[float]:
 
 
 def cell(results: Records, name: str, digits: int) -> str:
-    """Return median and extremes, the one value where there is one, a dash where there is none."""
+    """Return median and extremes, a single value alone, a dash for no value."""
     numbers = values(results, name)
-    # repeated with one seed: no spread that says anything
+    # Repeats of one seed have no spread.
     if name == "accuracy" and len(set(numbers)) == 1:
         numbers = numbers[:1]
     if len(numbers) > 1:
@@ -56,73 +75,52 @@ def ratio(ours: Records, theirs: Records, name: str) -> str:
     return f"{statistics.median(a) / statistics.median(b):.2f}" if a and b and is_fair else "–"
 
 
-def table(
-    records: Records, experiment: str, columns: Sequence[tuple[str, str, int]], compared: str
-) -> str:
-    """Return a Markdown table of one experiment.
-
-    Args:
-        records: All results.
-        experiment: Whose rows are shown.
-        columns: Heading, name in the record and digits of each.
-        compared: Name in the record of what the last column divides: that of `finetune fit` by this row's.
-    """
-    heads = ["", *(heading for heading, _, _ in columns), "ours ÷ this", "n", "measured"]
-    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " --- |" * (len(heads) - 1)]
-    ours = found(records, experiment, "finetune")
+def table(records: Records, experiment: str) -> str:
+    """Return the table of one experiment; `ours ÷ this` is the value of `finetune fit` divided by the row's."""
+    columns, compared = _COLUMNS[experiment]
+    head = ["", *(heading for heading, _, _ in columns), "ours ÷ this", "n", "measured"]
+    lines = markdown(head, []).splitlines()
+    ours = results_of(records, experiment, "finetune")
     for tool, setting, name in rows():
-        results = found(records, experiment, tool, setting)
+        results = results_of(records, experiment, tool, setting)
         good = [r for r in results if "seconds" in r]
         if good:
             cells = [cell(good, key, digits) for _, key, digits in columns]
             if machines(good) != machines(ours):
                 name += f" (on {', '.join(sorted(machines(good)))})"
-            lines.append(
-                f"| {name} | {' | '.join(cells)} | {ratio(ours, good, compared)} | {len(good)} | {when(good)} |"
-            )
+            cells += [ratio(ours, good, compared), str(len(good)), when(good)]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
         else:
             reason = CANNOT.get((experiment, tool)) or (
                 f"failed: `{results[0]['failed']}`" if results else "not measured"
             )
-            lines.append(f"| {name} | {reason.replace('|', '/')} |" + " |" * (len(heads) - 2))
+            lines.append(f"| {name} | {reason.replace('|', '/')} |" + " |" * (len(head) - 2))
     return "\n".join(lines)
 
 
 def predict_table(records: Records) -> str:
-    """Return how fast the tools that predict do so."""
-    lines = [
-        "| | seconds, 800 pictures | pictures/s without the start | peak memory, MB | n | measured |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    names = {
-        "finetune": "finetune predict",
-        "timm": "timm inference.py",
-        "fastai": "fastai get_preds",
-    }
+    """Return how fast the tools predict."""
+    head = "seconds, 800 pictures | pictures/s without the start | peak memory, MB | n | measured"
+    lines = [f"| | {head} |", "| --- | --- | --- | --- | --- | --- |"]
     for tool in PREDICTING:
-        good = [r for r in found(records, "predict", tool) if "seconds" in r]
-        cells = [
-            cell(good, "seconds", 1),
-            cell(good, "rate", 0),
-            cell(good, "memory_mb", 0),
-            str(len(good)),
-            when(good),
-        ]
-        lines.append(f"| {names[tool]} | {' | '.join(cells)} |")
+        good = [r for r in results_of(records, "predict", tool) if "seconds" in r]
+        cells = [cell(good, "seconds", 1), cell(good, "rate", 0), cell(good, "memory_mb", 0)]
+        cells += [str(len(good)), when(good)]
+        lines.append(f"| {_PREDICTORS[tool]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def about(records: Records) -> str:
-    """Return where and with what ours were measured, of which experiment, and the versions of all."""
+    """Return on which machine and when ours were measured in each experiment, and the versions of all."""
     if not records:
         return "Not measured yet."
     versions = {f"{name} {version}" for r in records for name, version in r["versions"].items()}
     places: dict[str, list[str]] = {}
     for experiment in dict.fromkeys(r["experiment"] for r in records):
-        ours = [r for r in found(records, experiment, "finetune") if "machine" in r]
+        ours = [r for r in results_of(records, experiment, "finetune") if "machine" in r]
         if ours:
-            place = f"{', '.join(sorted(machines(ours)))}, {', '.join(sorted({r['date'] for r in ours}))}"
-            places.setdefault(place, []).append(experiment)
+            days = ", ".join(sorted({r["date"] for r in ours}))
+            places.setdefault(f"{', '.join(sorted(machines(ours)))}, {days}", []).append(experiment)
     parts = [f"{', '.join(experiments)} on {place}" for place, experiments in places.items()]
     ours = f"Ours: {'; '.join(parts)}. " if parts else ""
     return f"{ours}{', '.join(sorted(versions))}."
@@ -130,22 +128,12 @@ def about(records: Records) -> str:
 
 def tables(records: Records) -> dict[str, str]:
     """Return the blocks of docs/benchmarks.md."""
-    start = [("s to the first step", "first_step", 1), ("peak memory, MB", "memory_mb", 0)]
-    speed = [("pictures/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *start]
-    job = [("seconds", "seconds", 0), ("accuracy", "accuracy", 3), *start]
-    head = [
-        ("seconds", "seconds", 0),
-        ("seconds of a later epoch", "later_seconds", 2),
-        ("accuracy", "accuracy", 3),
-    ]
-    throughput = table(records, "throughput", speed, "later_rate")
+    blocks = {f"compare_{experiment}": table(records, experiment) for experiment in _COLUMNS}
     if has_chart(records):
-        throughput += "\n\n![Pictures per second of each tool](compare.png)"
+        blocks["compare_throughput"] += "\n\n![Pictures per second of each tool](compare.png)"
     return {
         "compare_about": about(records),
-        "compare_throughput": throughput,
-        "compare_job": table(records, "job", job, "seconds"),
-        "compare_head": table(records, "head", head, "seconds"),
+        **blocks,
         "compare_predict": predict_table(records),
     }
 
@@ -156,31 +144,19 @@ def has_chart(records: Records) -> bool:
 
 def draw(records: Records, path: Path) -> None:
     """Draw a bar for each tool's median pictures per second in a later epoch, a line from smallest to largest."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     bars = [
-        (name, values(found(records, "throughput", tool, setting), "later_rate"), tool)
+        (name, values(results_of(records, "throughput", tool, setting), "later_rate"), tool)
         for tool, setting, name in rows()
     ]
     bars = [bar for bar in bars if bar[1]]
-    figure, axes = plt.subplots(figsize=(8.5, 0.4 * len(bars) + 1.0), layout="constrained")
-    for y, (_, numbers, tool) in enumerate(bars):
-        axes.barh(
-            y,
-            statistics.median(numbers),
-            height=0.65,
-            color="#c2410c" if tool == "finetune" else "#94a3b8",
+    with chart(path, (8.5, 0.4 * len(bars) + 1.0)) as (_, axes):
+        for y, (_, numbers, tool) in enumerate(bars):
+            colour = "#c2410c" if tool == "finetune" else "#94a3b8"
+            axes.barh(y, statistics.median(numbers), height=0.65, color=colour)
+            axes.plot([min(numbers), max(numbers)], [y, y], color="#1e293b", lw=1.5)
+        axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
+        axes.invert_yaxis()
+        axes.set_xlabel(
+            "pictures per second while training ResNet-18 at 128 pixels, an epoch after the first"
         )
-        axes.plot([min(numbers), max(numbers)], [y, y], color="#1e293b", lw=1.5)
-    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
-    axes.invert_yaxis()
-    axes.set_xlabel(
-        "pictures per second while training ResNet-18 at 128 pixels, an epoch after the first"
-    )
-    axes.grid(axis="x", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        axes.grid(axis="x", alpha=0.3)

@@ -46,7 +46,7 @@ def environment(name: str, folder: Path) -> Path:
     return python
 
 
-def leave_loggers_out(python: str, variables: Mapping[str, str]) -> None:
+def turn_loggers_off(python: str, variables: Mapping[str, str]) -> None:
     """Let Ultralytics log nowhere, like the others: it takes what loggers it finds, and ours are on its path."""
     names = ("clearml", "comet", "dvc", "mlflow", "raytune", "tensorboard", "wandb")
     code = f"from ultralytics import settings; settings.update({dict.fromkeys(names, False)})"

@@ -1,4 +1,4 @@
-"""How each tool is called, with what it does by itself and the best it offers on a CPU, and where its result is."""
+"""The command of each tool, with its defaults and with the best that it offers on a CPU, and where its result is."""
 
 import csv
 import json
@@ -6,11 +6,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.common.records import PROGRAM
 
 HERE = Path(__file__).parent
 BATCH_SIZE, IMAGE_SIZE = 64, 128
 
-# tool: (how a table calls it, its settings)
+# tool: (its name in a table, its settings)
 TOOLS = {
     # chooses precision, layout, workers and cache by itself
     "finetune": ("finetune fit", ("default",)),
@@ -23,7 +26,7 @@ TOOLS = {
 PEERS = tuple(TOOLS)[1:]
 OF_OURS = ("finetune", "plain")  # run in our own environment
 PREDICTING = ("finetune", "timm", "fastai")
-# Asked for and not offered: said in the table instead of a number.
+# What a tool does not offer: stands in the table instead of a number.
 CANNOT = {("head", "timm"): "`train.py` has no option that freezes"}
 _BEST = {
     "plain": "--best",
@@ -44,15 +47,21 @@ _CONFIGS = {
     "job": "--config image_folder.yaml",
     "head": "--config hotdog_frozen.yaml --data.crop_and_flip false",
 }
+# tool: (file, column) of the accuracy of each epoch; the others print it
+_ACCURACIES = {
+    "finetune": ("fit/version_0/metrics.csv", "val/accuracy"),
+    "timm": ("run/summary.csv", "eval_top1"),
+    "ultralytics": ("run/results.csv", "metrics/accuracy_top1"),
+}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where everything is that a command names."""
+    """Paths that a command names."""
 
     data: Path  # train/CLASS and val/CLASS
     out: Path  # of this run alone
-    weights: Path  # the file as given
+    weights: Path  # the file of the option
     forms: Path  # the same weights as the peers read them, by materials.write_weights
     environments: Path
     timm: Path | None  # a checkout of timm with train.py and inference.py
@@ -63,10 +72,7 @@ class Place:
     def hidden(self, text: str) -> str:
         """Return a text without the names of this machine's folders."""
         names = {self.python(tool): "python" for tool in TOOLS}
-        names |= {
-            str(Path(sys.executable).with_name("finetune")): "finetune",
-            str(HERE): "benchmarks/peers",
-        }
+        names |= {PROGRAM: "finetune", str(HERE): "benchmarks/peers"}
         for name in ("data", "out", "weights", "forms", "environments", "timm"):
             if path := getattr(self, name):
                 names[str(path)] = name.upper()
@@ -75,15 +81,23 @@ class Place:
         return text
 
 
+class Training(NamedTuple):
+    """A training run; without a seed the tool takes its own."""
+
+    tool: str
+    setting: str
+    experiment: str
+    num_epochs: int
+    seed: int | None = None
+
+
 def variables(place: Place) -> dict[str, str]:
-    """Return the environment of a run: nothing is fetched, nothing kept by an earlier run is found."""
-    # what a program writes at its first start: a list of fonts, a settings file
+    """Return the environment of a run: it downloads nothing and finds nothing of an earlier run."""
+    # what a program writes when it first starts: a list of fonts, a settings file
     home = place.environments / "home"
-    offline = dict.fromkeys(
-        ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "YOLO_OFFLINE", "NO_ALBUMENTATIONS_UPDATE"), "1"
-    )
+    offline = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "YOLO_OFFLINE", "NO_ALBUMENTATIONS_UPDATE")
     return {
-        **offline,
+        **dict.fromkeys(offline, "1"),
         "TORCH_HOME": str(place.forms / "torch"),
         "FINETUNE_CACHE": str(place.out / "cache"),
         "HF_HOME": str(place.out / "hf"),
@@ -94,40 +108,31 @@ def variables(place: Place) -> dict[str, str]:
     }
 
 
-def fit(
-    tool: str, setting: str, experiment: str, epochs: int, place: Place, seed: int | None = None
-) -> list[str]:
-    """Return the command that trains, with the tool's own seed where none is given."""
-    more = [] if seed is None else _SEED.get(tool, "--seed {}").format(seed).split()
+def fit(training: Training, place: Place) -> list[str]:
+    """Return the command that trains."""
+    tool = training.tool
+    more: list[str] = []
+    if training.seed is not None:
+        more += _SEED.get(tool, "--seed {}").format(training.seed).split()
     if tool == "finetune":
-        program = [
-            str(Path(sys.executable).with_name("finetune")),
-            "fit",
-            *_CONFIGS[experiment].split(),
-        ]
-        common = (
-            f"--data.image_size {IMAGE_SIZE} --data.batch_size {BATCH_SIZE} --test_after_fit false"
-        )
-        common += f" --trainer.max_epochs {epochs}"
-        places = [
-            "--data.root",
-            place.data,
-            "--model.weights",
-            place.weights,
-            "--trainer.default_root_dir",
-            place.out,
-        ]
-        return [*program, *common.split(), *more, *map(str, places)]
-    more += _BEST[tool].split() if setting == "best" else []
-    if experiment == "head":
+        common = f"fit {_CONFIGS[training.experiment]} --data.image_size {IMAGE_SIZE} "
+        common += f"--data.batch_size {BATCH_SIZE} --test_after_fit false "
+        common += f"--trainer.max_epochs {training.num_epochs}"
+        places = ["--data.root", place.data, "--model.weights", place.weights]
+        places += ["--trainer.default_root_dir", place.out]
+        return [PROGRAM, *common.split(), *more, *map(str, places)]
+    if training.setting == "best":
+        more += _BEST[tool].split()
+    if training.experiment == "head":
         more += _HEAD[tool].split()
-    return fit_peer(tool, epochs, BATCH_SIZE, more, place)
+    return fit_peer(tool, training.num_epochs, BATCH_SIZE, more, place)
 
 
 def fit_peer(
     tool: str, epochs: int, batch_size: int, more: Sequence[str], place: Place
 ) -> list[str]:
-    """Return the command by which a peer trains ResNet-18 from the same weights; `more` are options of its own."""
+    """Return the command by which a peer trains ResNet-18 from the same weights; `more` are further options."""
+    python = place.python(tool)
     if tool == "timm":
         num_classes = len(list((place.data / "train").iterdir()))
         common = f"--model resnet18 --pretrained --num-classes {num_classes} --device cpu "
@@ -135,95 +140,40 @@ def fit_peer(
         common += f"--epochs {epochs} --experiment run"
         weights = place.forms / "torch/hub/checkpoints/resnet18-f37072fd.pth"
         places = ["--data-dir", place.data, "--output", place.out, "--pretrained-path", weights]
-        return [
-            place.python(tool),
-            f"{place.timm}/train.py",
-            *common.split(),
-            *more,
-            *map(str, places),
-        ]
+        return [python, f"{place.timm}/train.py", *common.split(), *more, *map(str, places)]
     if tool == "ultralytics":
-        common = f"classify train model=yolo11-cls-resnet18.yaml imgsz={IMAGE_SIZE} batch={batch_size} epochs={epochs}"
-        yolo = str(Path(place.python(tool)).with_name("yolo"))
-        return [
-            yolo,
-            *common.split(),
-            "device=cpu",
-            f"data={place.data}",
-            f"project={place.out}",
-            "name=run",
-            *more,
-        ]
+        common = "classify train model=yolo11-cls-resnet18.yaml device=cpu name=run "
+        common += f"imgsz={IMAGE_SIZE} batch={batch_size} epochs={epochs}"
+        yolo = str(Path(python).with_name("yolo"))
+        return [yolo, *common.split(), f"data={place.data}", f"project={place.out}", *more]
     common = f"--epochs {epochs} --batch_size {batch_size} --image_size {IMAGE_SIZE}"
     places = ["--data", place.data, "--out", place.out]
     if tool == "transformers":
         places += ["--weights", place.forms / "hub_model"]
-    return [
-        place.python(tool),
-        str(HERE / f"{tool}_peer.py"),
-        *common.split(),
-        *more,
-        *map(str, places),
-    ]
+    return [python, str(HERE / f"{tool}_peer.py"), *common.split(), *more, *map(str, places)]
 
 
 def predict(tool: str, pictures: Path, model: Path, place: Place) -> list[str]:
-    """Return the command that classifies a folder of pictures with what `fit` wrote to `model`."""
+    """Return the command that classifies a folder of pictures by what `fit` wrote to `model`."""
     if tool == "finetune":
-        program = [str(Path(sys.executable).with_name("finetune")), "predict", "--ckpt_path"]
         checkpoint = next(model.glob("fit/version_0/checkpoints/last.ckpt"))
-        return [
-            *program,
-            *map(
-                str,
-                [checkpoint, "--data.predict", pictures, "--trainer.default_root_dir", place.out],
-            ),
-        ]
+        places = ["--ckpt_path", checkpoint, "--data.predict", pictures]
+        return [PROGRAM, "predict", *map(str, places), "--trainer.default_root_dir", str(place.out)]
     if tool == "timm":
         common = f"--model resnet18 --num-classes 2 --input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} --device cpu --fullname"
-        places = [
-            "--data-dir",
-            pictures,
-            "--checkpoint",
-            model / "run/last.pth.tar",
-            "--results-dir",
-            place.out,
-        ]
-        return [
-            place.python(tool),
-            f"{place.timm}/inference.py",
-            *common.split(),
-            *map(str, places),
-        ]
-    return [
-        place.python(tool),
-        str(HERE / "fastai_peer.py"),
-        "--predict",
-        str(pictures),
-        "--out",
-        str(model),
-    ]
+        places = ["--data-dir", pictures, "--checkpoint", model / "run/last.pth.tar"]
+        program = [place.python(tool), f"{place.timm}/inference.py", *common.split()]
+        return [*program, *map(str, places), "--results-dir", str(place.out)]
+    script = str(HERE / "fastai_peer.py")
+    return [place.python(tool), script, "--predict", str(pictures), "--out", str(model)]
 
 
 def accuracy(tool: str, out: Path, output: str) -> float:
     """Return the accuracy of the last epoch as the tool itself measured it."""
-    column = {
-        "finetune": "val/accuracy",
-        "timm": "eval_top1",
-        "ultralytics": "metrics/accuracy_top1",
-    }.get(tool)
-    if column is None:
+    if tool not in _ACCURACIES:
         return json.loads(output.strip().splitlines()[-1])["accuracy"]
-    file = {
-        "finetune": "fit/version_0/metrics.csv",
-        "timm": "run/summary.csv",
-        "ultralytics": "run/results.csv",
-    }[tool]
-    last = _column(out / file, column)[-1]
-    return last / 100 if tool == "timm" else last
-
-
-def _column(file: Path, name: str) -> list[float]:
-    with open(file, newline="") as lines:
+    file, column = _ACCURACIES[tool]
+    with open(out / file, newline="") as lines:
         rows = [{key.strip(): value for key, value in row.items()} for row in csv.DictReader(lines)]
-    return [float(row[name]) for row in rows if row[name].strip()]
+    last = [float(row[column]) for row in rows if row[column].strip()][-1]
+    return last / 100 if tool == "timm" else last

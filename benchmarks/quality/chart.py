@@ -3,7 +3,9 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmarks.common.documents import chart
 from benchmarks.peers.tools import PEERS, TOOLS
 from benchmarks.quality.plan import number
 from benchmarks.quality.points import Point
@@ -12,19 +14,9 @@ OURS = "#c2410c"
 _COLOURS = dict(zip(PEERS, ("#475569", "#0e7490", "#1d4ed8", "#7e22ce", "#15803d"), strict=True))
 _MARKERS = dict(zip(PEERS, "s^Dvp", strict=True))
 _TICKS = {15: "15 s", 30: "30 s", **{60 * n: f"{n} min" for n in (1, 2, 5, 10, 20, 40)}}
-_OFFSETS = [
-    (8, -3),
-    (-8, -3),
-    (0, 9),
-    (0, -16),
-    (8, 8),
-    (-8, 8),
-    (8, -14),
-    (-8, -14),
-    (8, 20),
-    (-8, -26),
-    (0, 34),
-]
+# of a label from its point, in points of print, in the order in which they are tried
+_OFFSETS = [(8, -3), (-8, -3), (0, 9), (0, -16), (8, 8), (-8, 8), (8, -14), (-8, -14), (8, 20)]
+_OFFSETS += [(-8, -26), (0, 34)]
 
 
 def draw(points: Sequence[Point], num_sets: int, path: Path) -> None:
@@ -35,59 +27,43 @@ def draw(points: Sequence[Point], num_sets: int, path: Path) -> None:
         num_sets: How many sets these are.
         path: File that is written.
     """
-    import matplotlib
+    with chart(path, (9, 5.2)) as (figure, axes):
+        axes.set_xscale("log")
+        for tool in [*PEERS, "finetune"]:
+            for is_budget in (False, True):
+                own = [p for p in points if p.tool == tool and p.is_budget == is_budget]
+                draw_line(axes, sorted(own, key=lambda p: p.seconds), tool, is_budget)
+        axes.margins(x=0.12, y=0.1)
+        low, high = axes.get_xlim()
+        ticks = [second for second in _TICKS if low <= second <= high]
+        axes.set_xticks(ticks, [_TICKS[second] for second in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("the whole command, by the clock")
+        axes.set_ylabel(f"test accuracy, mean over {num_sets} {'set' if num_sets == 1 else 'sets'}")
+        hollow = {"mfc": "white", "mec": "#6b7280", "ls": "none", "label": "hollow: one seed"}
+        axes.plot([], [], marker="o", **hollow)
+        axes.grid(alpha=0.25)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+        write_labels(figure, axes, points)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 5.2), layout="constrained")
-    axes.set_xscale("log")
-    for tool in [*PEERS, "finetune"]:
-        for is_budget in (False, True):
-            own = sorted(
-                (p for p in points if p.tool == tool and p.is_budget == is_budget),
-                key=lambda p: p.seconds,
-            )
-            colour = _COLOURS.get(tool, OURS)
-            marker = "o" if is_budget else _MARKERS.get(tool, "*")
-            if own:
-                width = 2.2 if is_budget else 0.8 if tool in PEERS else 0
-                name = TOOLS[tool][0] + (" --minutes" if is_budget else "")
-                x, y = [p.seconds for p in own], [p.accuracy for p in own]
-                axes.plot(x, y, lw=width, alpha=0.9 if is_budget else 0.5, color=colour)
-                axes.plot([], [], marker=marker, lw=width, ms=7, color=colour, label=name)
-            for p in own:
-                axes.plot(
-                    [p.seconds] * 2,
-                    [p.accuracy - spread(p), p.accuracy + spread(p)],
-                    lw=1.2,
-                    color=colour,
-                )
-                face = colour if len(p.accuracies) > 1 else "white"
-                axes.plot(
-                    p.seconds,
-                    p.accuracy,
-                    marker=marker,
-                    ms=7,
-                    mfc=face,
-                    mec=colour,
-                    ls="none",
-                    zorder=3,
-                )
-    axes.margins(x=0.12, y=0.1)
-    low, high = axes.get_xlim()
-    ticks = [second for second in _TICKS if low <= second <= high]
-    axes.set_xticks(ticks, [_TICKS[second] for second in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel("the whole command, by the clock")
-    axes.set_ylabel(f"test accuracy, mean over {num_sets} {'set' if num_sets == 1 else 'sets'}")
-    axes.plot([], [], marker="o", mfc="white", mec="#6b7280", ls="none", label="hollow: one seed")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
-    write_labels(figure, axes, points)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def draw_line(axes: Any, points: Sequence[Point], tool: str, is_budget: bool) -> None:
+    """Draw the points of a tool, by seconds, and the line between them."""
+    if not points:
+        return
+    colour = _COLOURS.get(tool, OURS)
+    marker = "o" if is_budget else _MARKERS.get(tool, "*")
+    width = 2.2 if is_budget else 0.8 if tool in PEERS else 0
+    name = TOOLS[tool][0] + (" --minutes" if is_budget else "")
+    x, y = [p.seconds for p in points], [p.accuracy for p in points]
+    axes.plot(x, y, lw=width, alpha=0.9 if is_budget else 0.5, color=colour)
+    axes.plot([], [], marker=marker, lw=width, ms=7, color=colour, label=name)
+    for p in points:
+        ends = [p.accuracy - spread(p), p.accuracy + spread(p)]
+        axes.plot([p.seconds] * 2, ends, lw=1.2, color=colour)
+        style = {"ms": 7, "mec": colour, "ls": "none", "zorder": 3}
+        face = colour if len(p.accuracies) > 1 else "white"
+        axes.plot(p.seconds, p.accuracy, marker=marker, mfc=face, **style)
 
 
 def write_labels(figure, axes, points: Sequence[Point]) -> list[tuple[float, ...]]:

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.common.documents import mean_and_spread
+from benchmarks.common.documents import markdown, mean_and_spread, period
 from benchmarks.peers.tools import TOOLS
 from benchmarks.quality import targets
 from benchmarks.quality.plan import SEEDS, SETS, number
@@ -53,20 +53,22 @@ def table(records: Records) -> str:
     }
     columns["mean"] = {p[:2]: p for p in over_sets(records)}
     failed = {(r["set"], r["tool"], r["setting"]): r["failed"] for r in records if "failed" in r}
-    lines = ["|  | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    lines = []
     for row in rows():
         if not any(row in points for points in columns.values()) and row not in {
             key[1:] for key in failed
         }:
             continue
-        cells = [cell(points.get(row)) for points in columns.values()]
+        cells = [label(*row), *(cell(points.get(row)) for points in columns.values())]
         for i, name in enumerate(names):
             if (name, *row) in failed and row not in columns[list(columns)[i]]:
-                cells[i] = "failed"
-        lines.append(f"| {label(*row)} | {' | '.join(cells)} |")
-    lines += [""] * bool(failed)
-    lines += [f"- {label(*row)}, {name}, failed: `{text}`" for (name, *row), text in failed.items()]
-    return "\n".join(lines)
+                cells[i + 1] = "failed"
+        lines.append(cells)
+    shown = markdown(["", *columns], lines)
+    reasons = [
+        f"- {label(*row)}, {name}, failed: `{text}`" for (name, *row), text in failed.items()
+    ]
+    return "\n".join([shown, "", *reasons]) if reasons else shown
 
 
 def about(records: Records) -> str:
@@ -75,9 +77,9 @@ def about(records: Records) -> str:
         {f"{name} {version}" for r in records for name, version in r["versions"].items()}
     )
     ours = sorted({r["commit"] for r in records if r["tool"] == "finetune"})
-    days = sorted({r["date"] for r in records})
+    when = period({r["date"] for r in records})
     parts = [
-        f"{records[0]['machine']}, {' to '.join(dict.fromkeys((days[0], days[-1])))}; {', '.join(versions)}",
+        f"{records[0]['machine']}, {when}; {', '.join(versions)}",
         f"finetune at {', '.join(ours) or '–'}",
         f"the means are over {', '.join(mean_sets(records)) or 'no set'}",
     ]
@@ -99,40 +101,42 @@ def summary(records: Records) -> str:
     """Return a line for each target, and the errors at equal time."""
     points = over_sets(records)
     has_peers = any(not p.is_ours for p in points)
-    has_ours, num_budgets = any(p.is_ours for p in points), sum(p.is_budget for p in points)
+    has_ours = any(p.is_ours for p in points)
+    num_budgets = sum(p.is_budget for p in points)
     rivals = targets.at_equal_time(points) if num_budgets else []
-    is_speed_known = has_peers and has_ours
+    tolerance = f"{targets.TOLERANCE:.0%}"
     verdicts = {
-        "Each peer's accuracy in at most half of its seconds, aim a fifth": is_speed_known
-        and speed(points),
-        f"At equal time, an error of at most {targets.ERROR_RATIO} of the best peer's": rivals
-        and errors(rivals),
-        "At equal time, no set where a peer is ahead by more than two standard errors": rivals
-        and sets_lost(records),
-        f"Calibration error of the default at most {targets.CALIBRATION} before scaling": calibration(
-            records
+        "Each peer's accuracy in at most half of its seconds, aim a fifth": (
+            has_peers and has_ours and speed(points)
         ),
-        f"From 1 minute up `--minutes` takes as long as it says, within {targets.TOLERANCE:.0%}": punctuality(
-            records
+        f"At equal time, an error of at most {targets.ERROR_RATIO} of the best peer's": (
+            rivals and errors(rivals)
+        ),
+        "At equal time, no set where a peer is ahead by more than two standard errors": (
+            rivals and sets_lost(records)
+        ),
+        f"Calibration error of the default at most {targets.CALIBRATION} before scaling": (
+            calibration(records)
+        ),
+        f"From 1 minute up `--minutes` takes as long as it says, within {tolerance}": (
+            punctuality(records)
         ),
         "From 1 minute up more minutes give more": num_budgets > 1 and growth(points),
     }
-    lines = [f"- {target}: {text or NOT_YET}" for target, text in verdicts.items()]
-    if rivals:
-        lines += [
-            "",
-            "| best peer so far | its seconds | its error | ours by then | our error | ours ÷ its |",
-        ]
-        lines.append("| --- |" + " --- |" * 5)
+    lines = "\n".join(f"- {target}: {text or NOT_YET}" for target, text in verdicts.items())
+    return f"{lines}\n\n{rivals_table(rivals)}" if rivals else lines
+
+
+def rivals_table(rivals: Sequence[targets.Rival]) -> str:
+    """Return the errors at equal time."""
+    rows = []
     for peer, ours, ratio in rivals:
-        cells = [name_of(peer), f"{peer.seconds:.0f}", f"{1 - peer.accuracy:.3f}"]
-        cells += (
-            [name_of(ours), f"{1 - ours.accuracy:.3f}", f"{ratio:.2f}"]
-            if ours
-            else ["none yet", "–", "–"]
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        own = ["none yet", "–", "–"]
+        if ours:
+            own = [name_of(ours), f"{1 - ours.accuracy:.3f}", f"{ratio:.2f}"]
+        rows.append([name_of(peer), f"{peer.seconds:.0f}", f"{1 - peer.accuracy:.3f}", *own])
+    head = ["best peer so far", "its seconds", "its error", "ours by then", "our error"]
+    return markdown([*head, "ours ÷ its"], rows)
 
 
 def speed(points: Sequence[Point]) -> str:

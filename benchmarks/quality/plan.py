@@ -34,16 +34,13 @@ ON_ONE_SET = {("ultralytics", "epochs_100"): "satellite"}  # its default, so lon
 
 
 class Run(NamedTuple):
-    """What there is one record of on a machine."""
+    """What identifies a record."""
 
     set: str
     tool: str
     setting: str
     seed: int
-
-
-def key(record: dict) -> Run:
-    return Run(*(record[name] for name in Run._fields))
+    machine: str
 
 
 def number(setting: str) -> float:
@@ -60,10 +57,10 @@ def expected_seconds(run: Run) -> float:
     return 10 + passes / (60 if run.tool == "finetune" else 30)
 
 
-def first_round() -> list[Run]:
-    """Return all runs of the first seed, what takes little time first."""
+def first_round(machine: str) -> list[Run]:
+    """Return all runs of the first seed, the shortest first."""
     everything = (
-        Run(name, tool, setting, SEEDS[0])
+        Run(name, tool, setting, SEEDS[0], machine)
         for tool, settings in SETTINGS.items()
         for setting in settings
         for name in SETS
@@ -72,10 +69,12 @@ def first_round() -> list[Run]:
     return sorted(everything, key=expected_seconds)
 
 
-def plan(records: Sequence[dict]) -> Iterator[Run]:
-    """Yield all runs in their order: the first seed of everything, the others of what took less than `LONG`."""
-    first = first_round()
+def plan(records: Sequence[dict], machine: str) -> Iterator[Run]:
+    """Yield all runs of a machine in their order: the first seed of everything, the others of runs under `LONG`."""
+    first = first_round(machine)
     yield from first
-    seconds = {key(r): r["seconds"] for r in records if "accuracy" in r}
+    seconds = {
+        Run(*(r[name] for name in Run._fields)): r["seconds"] for r in records if "accuracy" in r
+    }
     for seed in SEEDS[1:]:
         yield from (run._replace(seed=seed) for run in first if seconds.get(run, LONG) < LONG)

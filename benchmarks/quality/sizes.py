@@ -1,14 +1,12 @@
-"""What size `--minutes` chooses where none is given, and how accurate that is beside 128 pixels.
+"""Measure which size `--minutes` chooses without `--size`, and how accurate that is beside 128 pixels.
 
     python -m benchmarks.quality.sizes --sets SETS --weights resnet18.pt [--minutes 60]
 
-Each set and length with and without `--size 128`, in turn; seed 0. Each run is added to sizes.json beside this as soon
-as it is there: stop at any time, start again to go on. `--document` only writes the table in docs/benchmarks.md.
+Each set and length with and without `--size 128`, in turn; seed 0. The results go to sizes.json and into
+docs/benchmarks.md. Stop at any time, and start again to continue.
 """
 
-import argparse
 import itertools
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,123 +16,88 @@ from typing import NamedTuple
 
 import yaml
 
-from benchmarks.common.documents import ROOT, fill
-from benchmarks.common.records import load
-from benchmarks.common.resume import measure_all
-from benchmarks.peers.attempts import Given, attempt, circumstances
+from benchmarks.common.documents import PAGE, ROOT, fill, markdown, period
+from benchmarks.common.driver import Benchmark
+from benchmarks.peers.attempts import Workplace, attempt, circumstances, workplace_options
 from benchmarks.peers.tools import Place
 from benchmarks.quality import commands, plan
 
-RECORDS = ROOT / "benchmarks/quality/sizes.json"
 LENGTHS = ("minutes_0.5", "minutes_1", "minutes_2", "default")
-GIVEN = (False, True)  # whether a size of 128 is
+GIVEN = (False, True)  # whether `--size 128` is
 
 
 class Run(NamedTuple):
-    """What there is one record of."""
+    """What identifies a record."""
 
     set: str
     length: str
     is_given: bool
 
 
-def runs() -> Iterator[Run]:
+def runs(records: Sequence[dict]) -> Iterator[Run]:
     """Yield all runs in their order."""
     for length, name, is_given in itertools.product(LENGTHS, plan.SMALL, GIVEN):
         yield Run(name, length, is_given)
 
 
-def key(record: dict) -> Run:
-    return Run(*(record[name] for name in Run._fields))
-
-
 def train(run: Run, place: Place) -> dict:
-    """Return what a run gave, and at which size over how many epochs."""
-    of_size = plan.Run(run.set, "finetune", run.length, 0)
+    """Return what a run gave, and its size and epochs."""
+    of_size = plan.Run(run.set, "finetune", run.length, 0, "")
     result = commands.train(of_size, place, has_size=run.is_given)
     config = yaml.safe_load((place.out / "fit/version_0/config.yaml").read_text("utf-8"))
-    return {
-        **result,
-        "size": config["data"]["init_args"]["image_size"],
-        "epochs": config["trainer"]["max_epochs"],
-    }
+    size = config["data"]["init_args"]["image_size"]
+    return {**result, "size": size, "epochs": config["trainer"]["max_epochs"]}
 
 
 def cell(record: dict | None) -> str:
-    return (
-        f"{record['accuracy']:.3f}, {record['size']} px, {record['seconds']:.0f} s"
-        if record
-        else "–"
-    )
+    if record is None:
+        return "–"
+    return f"{record['accuracy']:.3f}, {record['size']} px, {record['seconds']:.0f} s"
 
 
 def table(records: Sequence[dict]) -> str:
     """Return a row for each length with and without a size, a column for each set: accuracy, size and seconds."""
-    found = {key(r): r for r in records if "accuracy" in r}
-    rows = [
-        f"| length | size | {' | '.join(plan.SMALL)} | mean |",
-        "| --- " * (len(plan.SMALL) + 3) + "|",
-    ]
+    good = {BENCHMARK.key(r): r for r in records if "accuracy" in r}
+    rows = []
     for length, is_given in itertools.product(LENGTHS, GIVEN):
-        row = [found.get(Run(name, length, is_given)) for name in plan.SMALL]
-        there = [record for record in row if record]
-        means = (
-            [fmean(r[what] for r in there) for what in ("accuracy", "seconds")]
-            if len(there) == len(row)
-            else []
-        )
-        mean = "{:.3f}, {:.0f} s".format(*means) if means else "–"
+        row = [good.get(Run(name, length, is_given)) for name in plan.SMALL]
+        found = [record for record in row if record]
+        mean = "–"
+        if len(found) == len(row):
+            accuracy = fmean(r["accuracy"] for r in found)
+            mean = f"{accuracy:.3f}, {fmean(r['seconds'] for r in found):.0f} s"
         words = "as it is" if length == "default" else f"`--minutes {plan.number(length):g}`"
         size = "`--size 128`" if is_given else "none given"
-        rows.append(f"| {words} | {size} | {' | '.join(map(cell, row))} | {mean} |")
-    places, days, codes = (
-        sorted({r[name] for r in records}) for name in ("machine", "date", "commit")
-    )
-    when = " to ".join(dict.fromkeys((days[0], days[-1])))
-    return "\n".join(
-        [
-            f"{' and '.join(places)}, {when}, finetune at {', '.join(codes)}; seed 0, n = 1 each.",
-            "",
-            *rows,
-        ]
-    )
+        rows.append([words, size, *map(cell, row), mean])
+    machines = " and ".join(sorted({r["machine"] for r in records}))
+    commits = ", ".join(sorted({r["commit"] for r in records}))
+    when = period({r["date"] for r in records})
+    about = f"{machines}, {when}, finetune at {commits}; seed 0, n = 1 each."
+    return f"{about}\n\n{markdown(['length', 'size', *plan.SMALL, 'mean'], rows)}"
+
+
+BENCHMARK = Benchmark(
+    ROOT / "benchmarks/quality/sizes.json",
+    Run,
+    runs,
+    lambda records: fill(PAGE, {"sizes": table(records)}),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--sets", type=Path, help=f"folder with {', '.join(plan.SMALL)}")
-    parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="start no run after this time"
-    )
-    parser.add_argument("--document", action="store_true", help="run nothing")
+    workplace_options(parser)
     args = parser.parse_args()
     if not args.document and not (args.sets and args.weights):
         parser.error("--sets and --weights are needed to measure")
-    has_failed = False
-    if not args.document:
-        with tempfile.TemporaryDirectory() as folder:
-            given = Given(
-                args.weights.resolve(), ROOT / "benchmarks/.environments", None, Path(folder)
-            )
+    with tempfile.TemporaryDirectory() as folder:
 
-            def measure(run: Run) -> dict:
-                place = given.place("finetune", args.sets.resolve() / run.set)
-                return {
-                    **run._asdict(),
-                    **attempt(place, partial(train, run)),
-                    **circumstances("finetune", None),
-                }
+        def measure(run: Run) -> dict:
+            place = Workplace.of(args, folder).place("finetune", args.sets.resolve() / run.set)
+            return {**attempt(place, partial(train, run)), **circumstances("finetune", None)}
 
-            def choose(records: list[dict]) -> Run | None:
-                done = {key(r) for r in records}
-                return next((run for run in runs() if run not in done), None)
-
-            has_failed = measure_all(RECORDS, choose, measure, args.minutes)
-    fill(ROOT / "docs/benchmarks.md", {"sizes": table(load(RECORDS))})
-    sys.exit(has_failed)
+        BENCHMARK.main(args, measure)
 
 
 if __name__ == "__main__":

@@ -3,30 +3,28 @@
     pip install -e '.[dev]'
     python -m benchmarks.recipes.fashion_mnist --root FASHION [--minutes 60]
 
-Each run is a command of its own, whose result is added to fashion_mnist.json beside this as soon as it is there: stop
-at any time, start again to go on. `--document` only writes the table from what is recorded. Replicas and processes on a
-CPU share its cores.
+Each run is a command of its own. The results go to fashion_mnist.json. Stop at any time, and start again to continue.
+Replicas and processes on a CPU share its cores.
 """
 
-import argparse
 import json
 import re
-import shlex
 import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks.common.documents import ROOT, fill
-from benchmarks.common.records import load, save, where_and_when
+from benchmarks.common.documents import PAGE, ROOT, fill, markdown
+from benchmarks.common.driver import Benchmark
+from benchmarks.common.records import PROGRAM, where_and_when
 
-RECORDS = ROOT / "benchmarks/recipes/fashion_mnist.json"
 _BY_HAND = {k: f"by-hand --devices {','.join(['cpu'] * k)}" for k in (1, 2, 4)}
 _FIT = "fit --config fashion_mnist_{}.yaml --trainer.max_epochs {} --trainer.accelerator cpu"
 _DDP = "--trainer.devices 2 --trainer.strategy ddp"
 
-# what the table calls a run: the command without its data
+# name of a run in the table: the command without its data
 COMMANDS = {
     **{f"by hand, {k} × cpu": f"{_BY_HAND[k]} --dtype float32" for k in (1, 2, 4)},
     "LeNet by Lightning, 1 device": _FIT.format("lenet", 10),
@@ -39,69 +37,75 @@ COMMANDS = {
 }
 
 
-def measure(name: str, root: str) -> dict:
-    """Run one command and return its record."""
-    arguments = COMMANDS[name].split()
+class Run(NamedTuple):
+    """What identifies a record."""
+
+    name: str
+    command: str
+
+
+def plan(records: Sequence[dict]) -> list[Run]:
+    return [Run(name, f"finetune {command}") for name, command in COMMANDS.items()]
+
+
+def measure(run: Run, root: str) -> dict:
+    """Return the result of a run and its circumstances."""
+    arguments = run.command.split()[1:]
+    is_fit = arguments[0] == "fit"
     with tempfile.TemporaryDirectory() as folder:
-        program = str(Path(sys.executable).with_name("finetune"))
         places = ["--output", f"{folder}/curve.png", "--root", root]
-        if arguments[0] == "fit":
+        if is_fit:
             places = ["--trainer.default_root_dir", folder, "--data.root", root]
+        command = [PROGRAM, *arguments, *places]
         started = time.perf_counter()
-        done = subprocess.run(
-            [program, *arguments, *places], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         seconds = time.perf_counter() - started
-        if arguments[0] == "fit":
-            test = json.loads(next(Path(folder).glob("fit/version_0/test.json")).read_text("utf-8"))
+        if is_fit:
+            test = json.loads(Path(folder, "fit/version_0/test.json").read_text("utf-8"))
             result = {"accuracy": round(test["test/accuracy"], 5)}
         else:
             epochs = re.findall(r"accuracy ([\d.]+)  time ([\d.]+) s", done.stdout)
+            accuracies = [float(accuracy) for accuracy, _ in epochs]
             result = {
-                "accuracy": float(epochs[-1][0]),
-                "accuracies": [float(accuracy) for accuracy, _ in epochs],
+                "accuracy": accuracies[-1],
+                "accuracies": accuracies,
+                "epoch_seconds": [float(seconds) for _, seconds in epochs],
             }
-            result |= {"epoch_seconds": [float(seconds) for _, seconds in epochs]}
-    return {
-        "name": name,
-        **result,
-        "seconds": round(seconds, 1),
-        "command": shlex.join(["finetune", *arguments]),
-        **where_and_when(),
-    }
+    return {**result, "seconds": round(seconds, 1), **where_and_when()}
 
 
-def table(records: list[dict]) -> str:
+def table(records: Sequence[dict]) -> str:
     """Return a Markdown table with a row for each run, in the order of `COMMANDS`."""
-    lines = ["| run | test accuracy | seconds | command |", "| --- | --- | --- | --- |"]
-    by_name = {record["name"]: record for record in records}
-    for name in COMMANDS:
-        if record := by_name.get(name):
-            lines.append(
-                f"| {name} | {record['accuracy']:.4f} | {record['seconds']:.0f} | `{record['command']}` |"
-            )
-    return "\n".join(lines)
+    good = {BENCHMARK.key(record): record for record in records if "accuracy" in record}
+    rows = [
+        [
+            run.name,
+            f"{good[run]['accuracy']:.4f}",
+            f"{good[run]['seconds']:.0f}",
+            f"`{run.command}`",
+        ]
+        for run in plan(records)
+        if run in good
+    ]
+    return markdown(["run", "test accuracy", "seconds", "command"], rows)
+
+
+BENCHMARK = Benchmark(
+    ROOT / "benchmarks/recipes/fashion_mnist.json",
+    Run,
+    plan,
+    lambda records: fill(PAGE, {"fashion_mnist": table(records)}),
+    ("name",),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--root", help="folder with Fashion-MNIST's files")
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="start no run after this time"
-    )
-    parser.add_argument("--document", action="store_true", help="run nothing")
     args = parser.parse_args()
-    deadline = time.monotonic() + 60 * args.minutes
-    for name, command in {} if args.document else COMMANDS.items():
-        recorded = [r["command"] for r in load(RECORDS) if r["name"] == name]
-        if recorded == [f"finetune {command}"] or time.monotonic() > deadline:
-            continue
-        record = measure(name, args.root)
-        save(RECORDS, [r for r in load(RECORDS) if r["name"] != name] + [record])
-        print(json.dumps(record), flush=True)
-    fill(ROOT / "docs/benchmarks.md", {"fashion_mnist": table(load(RECORDS))})
+    if not args.document and not args.root:
+        parser.error("--root is needed to measure")
+    BENCHMARK.main(args, lambda run: measure(run, args.root))
 
 
 if __name__ == "__main__":

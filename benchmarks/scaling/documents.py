@@ -1,12 +1,13 @@
 """What `benchmarks.scaling` recorded, the model and its predictions as tables in docs/parallelism.md."""
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
-from torchvision import models
 
+from benchmarks.common.documents import chart, markdown
 from benchmarks.scaling.model import (
     MACHINES,
     Link,
@@ -20,7 +21,7 @@ from benchmarks.scaling.model import (
 )
 from benchmarks.scaling.steps import COUNTS, Case, Transport
 from finetune.models.stages import head_name
-from finetune.parity import communication_volume
+from finetune.parity import communication_volume as sent
 from finetune.parity.branches import Siamese
 from finetune.parity.pipeline import layers, partition
 
@@ -28,7 +29,9 @@ Cases = Sequence[Case | Transport]
 Records = Mapping[str, dict]
 
 BATCHES = (256, 2_048)  # of the prediction
-PCIE = 15.75e9  # bytes per second of PCIe 3.0 x16: 8 GT/s, 128 of 130 bits, 16 lanes
+
+_GREY = "#6b7280"
+_LINES = ("#c2410c", "#ca8a04", "#1d4ed8", "#047857")
 
 
 def median(record: dict, setting: str) -> float:
@@ -49,11 +52,6 @@ def short(seconds: float) -> str:
     """Return milliseconds to three digits."""
     value = 1000 * seconds
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def links(case: Transport, record: dict) -> dict[int, Link]:
@@ -85,7 +83,6 @@ def tables(cases: Cases, records: Records) -> dict[str, str]:
         "scaling": scaling_table(steps, records),
         "model": model_table(steps, records, by_k),
         "prediction": prediction_table(),
-        "claims": claims_table(),
     }
 
 
@@ -197,91 +194,79 @@ def predicted(machine: Machine, network: torch.nn.Module, k: int, batch_size: in
 
 def traffic_table() -> str:
     """Return the bytes that the device sends that sends most, for ResNet-18 at 224 pixels, batch 256, 1,000 classes."""
-    network, x = untrained("resnet18", 1000), torch.empty(256, 3, 224, 224, device="meta")
-    large, siamese = untrained("resnet18", 100_000), Siamese()
-    rows = []
-    for name, found in (
-        ("by hand", lambda k: communication_volume.by_hand_bytes(network, k)),
-        ("ddp", lambda k: communication_volume.data_parallel_bytes(network, k)),
-        (
-            "pipeline",
-            lambda k: communication_volume.pipeline_bytes(partition(layers(network), k), x),
-        ),
-        (
-            "layer-wise head",
-            lambda k: communication_volume.linear_bytes(network, [head_name(network)], 256, k),
-        ),
-        ("ddp, 100,000 classes", lambda k: communication_volume.data_parallel_bytes(large, k)),
-        (
-            "layer-wise head, 100,000 classes",
-            lambda k: communication_volume.linear_bytes(large, [head_name(large)], 256, k),
-        ),
-        ("branches (Keras's LSTM)", lambda k: communication_volume.branches_bytes(siamese, 256)),
-    ):
-        cells = []
-        for k in (2, 4, 8):
-            is_possible = k <= {"pipeline": 4, "branches (Keras's LSTM)": 2}.get(name, 8)
-            cells.append(f"{max(found(k)) / 1e6:.1f}" if is_possible else "–")
-        rows.append([name, *cells])
+    network = untrained("resnet18", 1000)
+    large = untrained("resnet18", 100_000)
+    x = torch.empty(256, 3, 224, 224, device="meta")
+    # name: most devices, bytes that each of k sends
+    ways: dict[str, tuple[int, Callable[[int], Sequence[float]]]] = {
+        "by hand": (8, lambda k: sent.by_hand_bytes(network, k)),
+        "ddp": (8, lambda k: sent.data_parallel_bytes(network, k)),
+        "pipeline": (4, lambda k: sent.pipeline_bytes(partition(layers(network), k), x)),
+        "layer-wise head": (8, lambda k: head_bytes(network, k)),
+        "ddp, 100,000 classes": (8, lambda k: sent.data_parallel_bytes(large, k)),
+        "layer-wise head, 100,000 classes": (8, lambda k: head_bytes(large, k)),
+        "branches (Keras's LSTM)": (2, lambda k: sent.branches_bytes(Siamese(), 256)),
+    }
+    rows = [
+        [name, *(f"{max(found(k)) / 1e6:.1f}" if k <= most else "–" for k in (2, 4, 8))]
+        for name, (most, found) in ways.items()
+    ]
     return markdown(["MB sent in a step", "2 devices", "4", "8"], rows)
 
 
-def claims_table() -> str:
-    """Return what the model says of the texts' figures."""
-    resnet = untrained("resnet18", 1000)
-    lenet = untrained("lenet", 10)
-    small = untrained("resnet18_small", 10)
-    machine, k = MACHINES[0], 8
-    ring = k * machine.efficiency(resnet, k, 256, "frozen")
-    share = 256 / k / machine.pictures
-    # gradients in, weights out
-    through_one = 2 * communication_volume.by_hand_bytes(resnet, k)[0] / PCIE
-    own_links = 2 * gradient_bytes(resnet) / PCIE
-    keras = (
-        f"ResNet-18, 32 pictures on each A100: {ring:.1f} of 8 with ddp over NVLink. In its own form, weights out "
-        f"and gradients back over PCIe 3.0, {k * share / (share + own_links):.1f} of 8 where each GPU has a link to "
-        f"itself, {k * share / (share + through_one):.1f} where one device serves all. 90 % need a share that computes "
-        f"for {short(9 * own_links)} ms: GPUs of {32 / (9 * own_links):.0f} pictures a second, or slower."
-    )
-    num_steps = 60_000 / 256
-    # Backward takes twice as many multiplications as forward, and each comes with an addition.
-    flops = 3 * 2 * lenet_multiplications() * 60_000
-    book_lenet = (
-        f"{short(2.7 / num_steps)} ms a step become {short(3.6 / num_steps)}. Gradients in and out over PCIe 3.0 are "
-        f"{short(2 * gradient_bytes(lenet) / PCIE)} ms of it. What can be shared out is {flops / 1e12:.1f} TFLOP an "
-        f"epoch: {flops / 5e12:.2f} s at 5 TFLOP a second, of which two GPUs save half. All else is `repeated`, and "
-        "one process that launches the kernels of both GPUs does it twice."
-    )
-    one, two = 12.2 / num_steps, 7.4 / (num_steps / 2)
-    made = one + 2 * gradient_bytes(small) / PCIE
-    book_resnet = (
-        f"{short(one)} ms a step become {short(two)}, at 256 pictures a GPU in both. With weights out and gradients "
-        f"back over PCIe 3.0: {short(made)} ms, {2 * one / made:.2f} times as fast; theirs is {2 * one / two:.2f}. Of "
-        "the accuracy a model of time says nothing: see below."
-    )
-    resnet50 = replace(machine, pictures=2470)
-    with torch.device("meta"):
-        best, worst = (
-            k * resnet50.efficiency(models.resnet50(), k, 8 * 256, "frozen", o)
-            for o in (True, False)
+def head_bytes(network: torch.nn.Module, k: int) -> Sequence[float]:
+    return sent.linear_bytes(network, [head_name(network)], 256, k)
+
+
+def draw(cases: Cases, records: Records, path: Path) -> None:
+    """Draw a row for each case (dots: every round; line: median; ring: model), and efficiency by number of GPUs."""
+    with chart(path, (9.5, 4.8), ncols=2) as (_, (left, right)):
+        draw_speed_ups(left, cases, records)
+        draw_efficiency(right)
+        left.grid(alpha=0.25)
+        right.grid(alpha=0.25)
+
+
+def draw_speed_ups(axes: Any, cases: Cases, records: Records) -> None:
+    """Draw measured and modelled speed-ups."""
+    transport = next(case for case in cases if isinstance(case, Transport))
+    by_k = links(transport, records[transport.name])
+    steps = [case for case in cases if isinstance(case, Case)]
+    for row, case in enumerate(steps):
+        record = records[case.name]
+        one = median(record, "1")
+        for k, colour, shift in ((2, _LINES[2], -0.17), (4, _LINES[0], 0.17)):
+            y = row + shift
+            speeds = [one / seconds for seconds in record["seconds"][str(k)]]
+            ring = one / modelled(case, record, k, by_k[k])
+            axes.plot(speeds, [y] * len(speeds), "o", ms=4, alpha=0.5, color=colour)
+            axes.plot([one / median(record, str(k))] * 2, [y - 0.15, y + 0.15], lw=2, color=colour)
+            axes.plot(ring, y, "o", ms=9, mfc="none", mec=colour)
+    for colour, name in ((_LINES[2], "2 processes"), (_LINES[0], "4 on 2 cores")):
+        axes.plot([], [], "o-", ms=4, color=colour, label=name)
+    axes.plot([], [], "o", ms=9, mfc="none", mec=_GREY, label="model")
+    axes.axvline(1, color=_GREY, lw=1, ls="--")
+    axes.set_yticks(range(len(steps)), [case.name for case in steps])
+    axes.set(xlim=(0, 2.05), title="Measured on 2 cores")
+    axes.set_xlabel("speed-up over one process, same batch")
+    axes.invert_yaxis()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.3, -0.14), ncols=3, frameon=False, fontsize=9)
+
+
+def draw_efficiency(axes: Any) -> None:
+    """Draw the predicted efficiency of GPUs, from no overlap to all of it."""
+    network = untrained("resnet18", 1000)
+    counts = (1, 2, 4, 8, 16, 32, 64)
+    for machine, colour in zip(MACHINES, _LINES, strict=True):
+        low, high = (
+            [100 * machine.efficiency(network, k, BATCHES[1], "frozen", overlap) for k in counts]
+            for overlap in (False, True)
         )
-    nvidia = f"{worst:.2f} to {best:.2f} of 8: reading pictures and waiting for the slowest are not in the model."
-    rows = [
-        ["Keras, `multi_gpu_model`: quasi-linear on up to 8 GPUs", keras],
-        ["the book, LeNet by hand: 2.7 s an epoch on 1 GPU, 3.6 s on 2", book_lenet],
-        [
-            "the book, ResNet-18: 12.2 s an epoch on 1 GPU, 7.4 s on 2 (.93 becomes .67)",
-            book_resnet,
-        ],
-        ["NVIDIA, ResNet-50 on 8 A100: 6.72 of 8 in mixed precision, 7.72 in TF32", nvidia],
-    ]
-    return markdown(["claim", "what the model says"], rows)
-
-
-def gradient_bytes(network: torch.nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in network.parameters())
-
-
-def lenet_multiplications() -> int:
-    """Return the multiplications of LeNet's forward pass on one picture; backward takes twice as many."""
-    return 26 * 26 * 9 * 20 + 9 * 9 * 25 * 20 * 50 + 800 * 128 + 128 * 10
+        axes.fill_between(counts, low, high, color=colour, alpha=0.15, lw=0)
+        axes.plot(counts, high, "-", color=colour, label=machine.name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(k) for k in counts])
+    axes.set(ylim=(0, 104), ylabel="efficiency, %", title="Predicted, not measured")
+    axes.set_xlabel(f"GPUs, 8 in a machine; batch of {BATCHES[1]:,}")
+    title = "upper edge: buckets overlap"
+    axes.legend(loc="lower left", frameon=False, fontsize=8.5, title=title, alignment="left")

@@ -4,11 +4,13 @@ All processes of a case live at once, and those that a setting does not use slee
 changes its speed in between favours none, every round goes once through all settings.
 """
 
+import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models.backbones import build
-from finetune.models.stages import batch_norms
+from finetune.models.stages import batch_norms, head_name
 from finetune.parity.pipeline import Pipeline, layers, partition
-from finetune.parity.tensor_parallel import shard_head
+from finetune.parity.tensor_parallel import shard_linear
 
 COUNTS = (1, 2, 4)
 WHOLE = "batch norm of many"
@@ -76,41 +78,36 @@ def key(k: int, variant: str) -> str:
     return f"{k} {variant}".strip()
 
 
-def measure(
-    rank: int, cases: Sequence[Case | Transport], repeats: int, rendezvous: str, record: Callable
-) -> None:
-    """Be one of the processes; the first calls `record` with a case and {"2": [seconds of a step], …} when it is done.
+def measure(rank: int, case: Case | Transport, repeats: int, folder: str) -> None:
+    """Be one of the processes; rank 0 writes {"2": [seconds of a step], …} to seconds.json.
 
     Args:
-        rank: Which process this is, of as many as the largest setting needs.
-        cases: What to measure, one after another.
-        repeats: Rounds through the settings of a case.
-        rendezvous: A file that is not there yet, where the processes meet.
-        record: Takes a case and its seconds.
+        rank: Of this process; there are as many as the largest setting needs.
+        case: What to measure.
+        repeats: Rounds through the settings of the case.
+        folder: An empty folder for the result, where the processes also meet.
     """
     # torch 2.15 has another name for it, older ones have not.
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=max(COUNTS))
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=max(COUNTS))
     groups = {k: dist.new_group(range(k)) for k in COUNTS}
     own = [dist.new_group([i]) for i in range(max(COUNTS))][rank]
-    for case in cases:
-        make: Callable = all_reduce_step if isinstance(case, Transport) else training_step
-        steps = {
-            (k, variant): make(
-                case, k, variant, own if variant and make is training_step else groups[k]
-            )
-            for k, variant in case.settings
-            if rank < k
-        }
-        found: dict[str, list[float]] = {key(*setting): [] for setting in case.settings}
-        for _ in range(repeats):
-            for setting in case.settings:
-                dist.barrier()
-                if setting in steps:
-                    found[key(*setting)].append(timed(*steps[setting], groups[setting[0]]))
-        if rank == 0:
-            record(case, found)
+    is_transport = isinstance(case, Transport)
+    make: Callable = all_reduce_step if is_transport else training_step
+    steps = {
+        (k, variant): make(case, k, variant, own if variant and not is_transport else groups[k])
+        for k, variant in case.settings
+        if rank < k
+    }
+    seconds: dict[str, list[float]] = {key(*setting): [] for setting in case.settings}
+    for _ in range(repeats):
+        for setting in case.settings:
+            dist.barrier()
+            if setting in steps:
+                seconds[key(*setting)].append(timed(*steps[setting], groups[setting[0]]))
+    if rank == 0:
+        Path(folder, "seconds.json").write_text(json.dumps(seconds), "utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -147,7 +144,9 @@ def training_step(case: Case, k: int, variant: str, group: Any) -> tuple[Step, i
         for module in batch_norms(network):
             module.eval()
     if case.batch_norm == "shared" and (k > 1 or variant):
-        share_statistics(network, group=group)
+        share_statistics(network)
+        for module in batch_norms(network):
+            module.process_group = group
     shares = k if case.way == "ddp" and not variant else 2 if variant == "half the batch" else 1
     x = torch.randn(case.batch_size // shares, 3, case.image_size, case.image_size)
     y = torch.randint(10, (len(x),))
@@ -162,7 +161,7 @@ def training_step(case: Case, k: int, variant: str, group: Any) -> tuple[Step, i
             DistributedDataParallel(network, process_group=group, broadcast_buffers=False),
         )
     elif case.way == "layer-wise":
-        shard_head(network, DeviceMesh.from_group(group, "cpu"))
+        shard_linear(network, [head_name(network)], DeviceMesh.from_group(group, "cpu"))
         run = partial(forward_backward, network)
     else:
         parts = partition(layers(network), k)

@@ -1,161 +1,185 @@
-"""Measure what each technique gives on validation pictures of four small sets, for docs/benchmarks.md.
+"""Write the tables of techniques.json into docs/benchmarks.md.
 
-    pip install -e '.[dev]'
-    python -m benchmarks.techniques --sets SETS --weights resnet18.pt [--alone] [--minutes 60] [--only NAMES]
+    python -m benchmarks.techniques
 
-SETS holds satellite, flowers, clothing and trash, each with train/CLASS. 30 % of train are set apart and alone are
-looked at: the test pictures are for recipes that are finished. Each run is added to techniques.json beside this as soon
-as it is there and not done again: stop at any time, start again to go on. `--document` only writes the documents.
+Each record has, after each epoch of a fit, a digit for each validation picture: 1 where the network is right. The runs
+are of the former defaults; the script that made them is not kept.
 """
 
-import argparse
-import json
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
 
-from benchmarks.common.documents import ROOT, fill
-from benchmarks.common.records import load, where_and_when
-from benchmarks.common.resume import measure_all
-from benchmarks.peers import measure
-from benchmarks.quality.plan import SEEDS, SMALL
-from benchmarks.techniques import watch
-from benchmarks.techniques.documents import blocks
+import numpy as np
+
+from benchmarks.common.documents import PAGE, ROOT, fill, markdown, period
+from benchmarks.common.driver import command_line
+from benchmarks.common.records import load
+from benchmarks.quality.plan import SMALL
+from finetune.runs.best_epoch import kept_epoch
 
 RECORDS = ROOT / "benchmarks/techniques/techniques.json"
-TRIVIAL = ("--data.augmentations", "[{class_path: TrivialAugment}]")
-SMALLER = ("--batch", "16", "--model.optimizer.lr", "0.02")
-# The defaults of `finetune fit` when the runs were recorded, against which each technique is held.
-FORMER = (
-    *("--model.head_init", "xavier", "--model.freeze_batch_norm", "false"),
-    *("--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "0.03"),
+# The rows of the table.
+TECHNIQUES = (
+    "head ×10, rate 0.01",
+    "head ×10, rate 0.003",
+    "rate 0.0075",
+    "rate 0.015",
+    "rate 0.06",
+    "batches of 16, rate 0.02",
+    "batches of 8, rate 0.015",
+    "AdamW, rate 0.0005",
+    "mixup 0.2",
+    "cutmix 1",
+    "label smoothing 0.1",
+    "TrivialAugment",
+    "96 pixels in the first half",
+    "head from a probe",
+    "60 epochs",
+    "60 epochs, cutmix 1",
+    "60 epochs, TrivialAugment",
+    "60 epochs, TrivialAugment, batches of 16",
+    "60 epochs, TrivialAugment, cutmix 1",
+    "100 epochs",
 )
-# name: what is added to `finetune fit SET --size 128` and FORMER
-TECHNIQUES: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "head ×10, rate 0.01": ("--model.optimizer.lr", "0.01", "--model.head_lr_multiplier", "10"),
-    "head ×10, rate 0.003": ("--model.optimizer.lr", "0.003", "--model.head_lr_multiplier", "10"),
-    "rate 0.0075": ("--model.optimizer.lr", "0.0075"),
-    "rate 0.015": ("--model.optimizer.lr", "0.015"),
-    "rate 0.06": ("--model.optimizer.lr", "0.06"),
-    "batches of 16, rate 0.02": SMALLER,
-    "batches of 8, rate 0.015": ("--batch", "8", "--model.optimizer.lr", "0.015"),
-    "AdamW, rate 0.0005": (
-        "--model.optimizer",
-        "torch.optim.AdamW",
-        "--model.optimizer.lr",
-        "0.0005",
-    ),
-    "mixup 0.2": ("--data.mixup", "0.2"),
-    "cutmix 1": ("--data.cutmix", "1"),
-    "label smoothing 0.1": ("--model.label_smoothing", "0.1"),
-    "TrivialAugment": TRIVIAL,
-    "96 pixels in the first half": ("--data.image_size_schedule", "96,128"),
-    "head from a probe": ("--model.head_init", "probe"),
-    "60 epochs": ("--epochs", "60"),
-    "60 epochs, cutmix 1": ("--epochs", "60", "--data.cutmix", "1"),
-    "60 epochs, TrivialAugment": ("--epochs", "60", *TRIVIAL),
-    "60 epochs, TrivialAugment, batches of 16": ("--epochs", "60", *TRIVIAL, *SMALLER),
-    "60 epochs, TrivialAugment, cutmix 1": ("--epochs", "60", *TRIVIAL, "--data.cutmix", "1"),
-    "100 epochs": ("--epochs", "100"),
+_NUM_CHOOSING = 30  # pictures: about as many as the default sets apart of such sets
+_DRAWS = 1000
+_PATIENCE = 5
+_VIEWS = {
+    "flip": "mirrored pictures, too",
+    "five crops": "corners of pictures, too",
+    "whole": "the whole shorter side, not 7/8 of it",
 }
 
 
-class Run(NamedTuple):
-    """What there is one record of."""
-
-    technique: str
-    set: str
-    seed: int
+def right(digits: str) -> np.ndarray:
+    """Return a digit for each picture as numbers, (num_images,)."""
+    return np.array(list(map(int, digits)), float)
 
 
-def plan() -> Iterator[Run]:
-    """Yield all runs: each technique on each set, then with the next seed."""
-    yield from (Run(name, on, seed) for seed in SEEDS for name in TECHNIQUES for on in SMALL)
+def epochs(record: dict) -> np.ndarray:
+    """Return what was right after each epoch, (num_epochs, num_images)."""
+    return np.stack(
+        [right(digits) for name, digits in record["right"].items() if name.startswith("epoch ")]
+    )
 
 
-def command(run: Run, sets: Path, weights: Path, out: Path) -> list[str]:
-    """Return the command of a run; the splits have the run's seed, too."""
-    common = f"--size 128 --seed {run.seed} --data.split_seed {run.seed} --data.val_fraction 0.3"
-    # Averages and views are looked at in the default's runs: they would take a third of the others' time.
-    common += " --trainer.callbacks+ benchmarks.techniques.watch.Watch"
-    common += f" --trainer.callbacks.is_brief {str(run.technique != 'default').lower()}"
-    common += " --test_after_fit false --report false"
-    # Nothing of ours looks at the validation pictures until the end: the callback does.
-    common += " --trainer.check_val_every_n_epoch 1000"
-    program = [sys.executable, "-m", "finetune", "fit", str(sets / run.set)]
-    settings = [*FORMER, *TECHNIQUES[run.technique]]
-    return [*program, *common.split(), *settings, "--weights", str(weights), "--out", str(out)]
+def at_the_end(record: dict) -> float:
+    return float(epochs(record)[-1].mean())
 
 
-def train(run: Run, sets: Path, weights: Path, is_alone: bool) -> dict:
-    """Return the record of a run."""
-    with tempfile.TemporaryDirectory() as folder:
-        file, out = Path(folder, "right.json"), Path(folder, "out")
-        try:
-            done = measure.run(
-                command(run, sets, weights, out), {watch.FILE: str(file)}, Path(folder, "clock.txt")
-            )
-            found = {
-                **json.loads(file.read_text("utf-8")),
-                "seconds": round(done["seconds"], 1),
-                "alone": is_alone,
-            }
-        except (measure.Failed, OSError, ValueError) as error:
-            found = {
-                "failed": str(error)
-                .replace(str(sets), "SETS")
-                .replace(str(weights), "WEIGHTS")[:200]
-            }
-    return {**run._asdict(), **found, **where_and_when()}
+def blocks(records: Sequence[dict]) -> dict[str, str]:
+    """Return the blocks of docs/benchmarks.md."""
+    base = [r for r in records if r["technique"] == "default"]
+    first = "default, the last epoch"
+    rows = {first: [*map(_of(at_the_end), base)]}
+    notes = {first: f"{over_confidence(base)} | –"}
+    for name in TECHNIQUES:
+        found = [r for r in records if r["technique"] == name]
+        alone = [r["seconds"] for r in found if r.get("alone")]
+        seconds = f"{statistics.fmean(alone):.0f} (n = {len(alone)})" if alone else "–"
+        rows[name] = [*map(_of(at_the_end), found)]
+        notes[name] = f"{over_confidence(found)} | {seconds}"
+    for name in dict.fromkeys(name for r in base for name in r["right"]):
+        if not name.startswith("epoch "):
+            has = [r for r in base if name in r["right"]]
+            rows[_label(name)] = [
+                (r["set"], r["seed"], float(right(r["right"][name]).mean())) for r in has
+            ]
+    head = ["technique", *SMALL, "mean of the differences to the default"]
+    lines = [[_row(name, found, rows), notes.get(name, "– | –")] for name, found in rows.items()]
+    table = markdown([*head, "confidence beyond accuracy", "seconds"], lines)
+    return {"techniques": f"{_where(records)}\n\n{table}", "kept_epoch": _kept(base)}
+
+
+def _label(name: str) -> str:
+    """Return what a row calls another evaluation of the default's runs."""
+    shown = _VIEWS.get(name, name.replace("ema", "average of the weights, decay"))
+    shown = shown.replace("× ", "evaluated at more pixels a side, × ")
+    return shown.replace("mean of", "mean of the weights after the last epochs,")
+
+
+def _where(records: Sequence[dict]) -> str:
+    """Return on which machines and when it was measured."""
+    nums = Counter(r["machine"] for r in records)
+    machines = ", ".join(f"{machine}: {num} runs" for machine, num in nums.most_common())
+    return f"{machines}; {period({r['date'] for r in records})}."
+
+
+def over_confidence(records: Sequence[dict]) -> str:
+    """Return by how much the mean confidence of the last weights is above their accuracy, where it was looked at."""
+    found = [r["confidence"] - at_the_end(r) for r in records if "confidence" in r]
+    return f"{statistics.fmean(found):+.3f} (n = {len(found)})" if found else "–"
+
+
+def _of(measure: Callable[[dict], float]) -> Callable[[dict], tuple[str, int, float]]:
+    return lambda record: (record["set"], record["seed"], measure(record))
+
+
+def _row(name: str, found: Sequence[tuple[str, int, float]], rows: dict) -> str:
+    """Return the cells of a technique; differences are those of runs with the same set and seed."""
+    base = {(on, seed): value for on, seed, value in next(iter(rows.values()))}
+    cells = [name]
+    for on in SMALL:
+        values = [value for set_, _, value in found if set_ == on]
+        cells.append(f"{statistics.fmean(values):.3f}" if values else "–")
+    differences = [value - base[on, seed] for on, seed, value in found if (on, seed) in base]
+    if len(differences) < 2 or name.startswith("default"):
+        return " | ".join([*cells, "–"])
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    difference = f"{statistics.fmean(differences):+.3f} ± {error:.3f} (n = {len(differences)})"
+    return " | ".join([*cells, difference])
+
+
+def choices(record: dict, num_draws: int = _DRAWS) -> dict[str, float]:
+    """Return the accuracy on the other pictures of what some chosen at random would have kept, on average.
+
+    With `patience`, training would have been over sooner: `epochs` is after which share of its epochs.
+    """
+    found, rng = epochs(record), np.random.default_rng(0)
+    sums = dict.fromkeys(("the highest", "patience", "epochs", "kept", "the last"), 0.0)
+    for _ in range(num_draws):
+        order = rng.permutation(found.shape[1])
+        accuracies, others = (
+            found[:, order[:_NUM_CHOOSING]].mean(1),
+            found[:, order[_NUM_CHOOSING:]].mean(1),
+        )
+        sums["the highest"] += others[accuracies.argmax()]
+        num = ended(accuracies)
+        sums["patience"] += others[kept_epoch(accuracies[:num], _NUM_CHOOSING)]
+        sums["epochs"] += num / len(accuracies)
+        sums["kept"] += others[kept_epoch(accuracies, _NUM_CHOOSING)]
+        sums["the last"] += others[-1]
+    return {name: value / num_draws for name, value in sums.items()}
+
+
+def ended(accuracies: np.ndarray, patience: int = _PATIENCE) -> int:
+    """Return after how many validations `--patience` ends a run: so many in turn were none higher than before."""
+    best = np.maximum.accumulate(accuracies)
+    for i in range(patience, len(best)):
+        if best[i] == best[i - patience]:
+            return i + 1
+    return len(best)
+
+
+def _kept(base: Sequence[dict]) -> str:
+    """Return how accurate the kept epoch is by each rule."""
+    means = {on: [choices(r) for r in base if r["set"] == on] for on in SMALL}
+    values = {
+        on: [statistics.fmean(f[name] for f in found) for name in found[0]]
+        for on, found in means.items()
+        if found
+    }
+    rows = [[on, str(len(means[on])), *(f"{v:.3f}" for v in row)] for on, row in values.items()]
+    totals = [statistics.fmean(column) for column in zip(*values.values(), strict=True)]
+    head = ["set", "runs", "the highest", f"with `--patience {_PATIENCE}`"]
+    head += ["after which share of the epochs", "the last within a standard error", "the last"]
+    return f"{markdown(head, rows)}\n| mean | | {' | '.join(f'{v:.3f}' for v in totals)} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sets", type=Path, help="folder of the four sets")
-    parser.add_argument("--weights", type=Path, help="state dict of ResNet-18 to start from")
-    parser.add_argument("--only", nargs="*", help="names of techniques and sets; all without it")
-    parser.add_argument(
-        "--alone",
-        action="store_true",
-        help="nothing else is busy on this machine: the seconds count",
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="start no run after this time"
-    )
-    parser.add_argument("--document", action="store_true", help="run nothing")
-    args = parser.parse_args()
-    has_failed = False
-    if not args.document:
-        if not (args.sets and args.weights):
-            parser.error("--sets and --weights are needed to measure")
-        wanted = set(args.only or [])
-        if unknown := wanted - {*TECHNIQUES, *SMALL}:
-            parser.error(
-                f"--only: {', '.join(unknown)} are none of {', '.join([*TECHNIQUES, *SMALL])}"
-            )
-        techniques, sets = wanted & TECHNIQUES.keys() or TECHNIQUES, wanted & {*SMALL} or SMALL
-
-        def choose(records: list[dict]) -> Run | None:
-            done = {Run(*(r[name] for name in Run._fields)) for r in records}
-            chosen = (run for run in plan() if run.technique in techniques and run.set in sets)
-            return next((run for run in chosen if run not in done), None)
-
-        # For the callback, in the fits.
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-        )
-        places = args.sets.resolve(), args.weights.resolve()
-        has_failed = measure_all(
-            RECORDS, choose, lambda run: train(run, *places, args.alone), args.minutes
-        )
-    fill(ROOT / "docs/benchmarks.md", blocks(load(RECORDS), TECHNIQUES))
-    sys.exit(has_failed)
+    command_line(__doc__).parse_args()
+    fill(PAGE, blocks(load(RECORDS)))
 
 
 if __name__ == "__main__":

@@ -141,15 +141,12 @@ class _Normalize(torch.autograd.Function):
         return dx, weight_gradient, bias_gradient, None, None
 
 
-def share_statistics(
-    network: nn.Module, except_in: Collection[nn.Module] = (), group: Any = None
-) -> None:
+def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = ()) -> None:
     """Replace every batch norm by one over all devices, save in the modules `except_in`; parameters stay the same.
 
     Args:
         network: Its batch norm modules are replaced in place.
         except_in: Modules whose batch norm keeps its running statistics anyway.
-        group: Process group of the devices that share a batch; None for all.
 
     Raises:
         ValueError: A batch norm does more than is known here.
@@ -165,14 +162,14 @@ def share_statistics(
                 child.affine,
                 child.track_running_stats,
             )
-            shared.process_group, shared.plain = group, getattr(child, "plain", type(child))
+            shared.plain = getattr(child, "plain", type(child))
             shared._parameters = child._parameters
             shared._buffers = child._buffers
             shared._modules = child._modules
             shared.training = child.training
             setattr(network, name, shared)
         else:
-            share_statistics(child, except_in, group)
+            share_statistics(child, except_in)
 
 
 def plain_copy(network: nn.Module) -> nn.Module:

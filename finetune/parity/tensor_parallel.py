@@ -17,8 +17,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from finetune.models.stages import head_name
-
 # Shapes: K classes, k devices.
 
 
@@ -53,11 +51,6 @@ def shard_linear(network: nn.Module, names: Sequence[str], mesh: DeviceMesh) -> 
         else:  # stays a DTensor, which knows the whole size although parts may be uneven
             plan[name] = ColwiseParallel(use_local_output=False)
     return parallelize_module(network, mesh, plan)
-
-
-def shard_head(network: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Spread the last linear layer: each device holds about K / k classes and gets all logits, as a plain tensor."""
-    return shard_linear(network, [head_name(network)], mesh)
 
 
 def full_state(network: nn.Module) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """The arithmetic that published claims rest on: each expected number is worked out by hand."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,10 +16,9 @@ from benchmarks.quality import documents as quality_documents
 from benchmarks.quality.plan import SMALL
 from benchmarks.quality.points import Point, main_machine, mean_sets, over_sets
 from benchmarks.recipes import __main__ as recipes
-from benchmarks.scaling import documents as scaling_documents
-from benchmarks.scaling import model, timelines
+from benchmarks.scaling import model
 from benchmarks.scaling.steps import Case
-from benchmarks.techniques import documents as technique_documents
+from benchmarks.techniques import __main__ as techniques
 from finetune.parity import communication_volume
 
 ABOUT = {"machine": "a processor, 2 cores", "date": "2026-11-23", "versions": {"torch": "2.15"}}
@@ -228,7 +226,7 @@ def test_differences_are_those_of_runs_with_the_same_split():
         trained("cutmix 1", "flowers", 1, "1111", "1110"),
         trained("cutmix 1", "trash", 1, "1111", "1111"),  # no default beside it
     ]
-    lines = technique_documents.blocks(records, ["default", "cutmix 1"])["techniques"].splitlines()
+    lines = techniques.blocks(records)["techniques"].splitlines()
     rows = {line.split("|")[1].strip(): line for line in lines[2:]}
     assert "| 0.750 |" in rows["default, the last epoch"]  # of 0.5 and 1
     assert "-0.250 ± 0.000 (n = 2)" in rows["cutmix 1"]  # 0.25 - 0.5 and 0.75 - 1
@@ -241,15 +239,13 @@ def test_the_kept_epoch_is_judged_by_other_images_than_chose_it():
     rng = np.random.default_rng(0)
     true = np.linspace(0.5, 0.8, 12)
     digits = ["".join(map(str, row)) for row in rng.binomial(1, true[:, None], (12, 400))]
-    found = technique_documents.choices(trained("default", "flowers", 0, *digits), num_draws=200)
+    found = techniques.choices(trained("default", "flowers", 0, *digits), num_draws=200)
     # 400 images, p = 0.8: a standard error of 0.02 between epochs; draws of 370 of them differ by far less than 0.005.
     assert found["the highest"] < found["kept"] - 0.005 < found["the last"]
     assert found["patience"] < found["kept"]
     assert 0.5 < found["epochs"] < 1
     # A mean of 200 draws of 370 of 400 images: sqrt(0.16 / 370 * 30 / 400 / 200) = 0.0004; 0.003 is seven of them.
-    assert found["the last"] == pytest.approx(
-        technique_documents.right(digits[-1]).mean(), abs=0.003
-    )
+    assert found["the last"] == pytest.approx(techniques.right(digits[-1]).mean(), abs=0.003)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +253,7 @@ def test_the_kept_epoch_is_judged_by_other_images_than_chose_it():
     [([5, 6, 6, 6], 4), ([5, 6, 4, 7, 8, 9], 6), ([9, 1, 9, 9], 3), ([5], 1), ([5, 4, 6, 6, 5], 5)],
 )
 def test_patience_ends_a_run_after_so_many_that_are_no_higher(accuracies, num):
-    assert technique_documents.ended(np.array(accuracies) / 10, patience=2) == num
+    assert techniques.ended(np.array(accuracies) / 10, patience=2) == num
 
 
 def test_the_model_by_hand():
@@ -324,40 +320,3 @@ def test_predictions_by_hand():
     sent = communication_volume.data_parallel_bytes(resnet, 8)[0]
     assert apart == pytest.approx(256 / 8 / 5_500 + sent / 200e9 + 3 * 64.4e-6)
     assert model.A100.step(resnet, 8, 256, "frozen") < apart
-
-
-def test_the_arithmetic_of_the_claims():
-    table = scaling_documents.claims_table()
-    # 60,000 / 256 = 234.4 steps: 2.7 s and 3.6 s an epoch, 12.2 s, and 7.4 s in half as many steps
-    for number in (2.7 / 234.375, 3.6 / 234.375, 12.2 / 234.375, 7.4 / 117.1875):
-        assert f"{1000 * number:.1f}" in table
-    # 2.27 million multiplications x 6 x 60,000 = 0.8 TFLOP; 2 x 0.52 MB over 15.75 GB/s; 2 x 44.7 MB likewise
-    assert "0.8 TFLOP" in table
-    assert "are 0.07 ms" in table
-    assert f"{1000 * (12.2 / 234.375 + 2 * 4 * 11_172_810 / 15.75e9):.1f} ms, 1.8" in table
-
-
-@pytest.mark.parametrize(("k", "m"), [(2, 4), (4, 6), (3, 3)])
-def test_timelines_are_those_of_the_schedules(k, m):
-    drawn = {name: timelines.timeline(order, k, m) for name, order in timelines.SCHEDULES.items()}
-    for steps in drawn.values():
-        ends = {
-            (t.kind, t.number, i): t.start + t.width for i, tasks in enumerate(steps) for t in tasks
-        }
-        assert len(ends) == 2 * k * m
-        for i, tasks in enumerate(steps):
-            assert all(a.start + a.width <= b.start for a, b in pairwise(tasks))
-            for task in tasks:
-                if task.kind == "backward":
-                    before = (
-                        ("backward", task.number, i + 1)
-                        if i < k - 1
-                        else ("forward", task.number, i)
-                    )
-                    assert ends[before] <= task.start
-                elif i:
-                    assert ends["forward", task.number, i - 1] <= task.start
-        # forward 1, backward 2: only filling and draining is idle
-        assert max(ends.values()) == 3 * (m + k - 1)
-    assert [timelines.held(tasks) for tasks in drawn["gpipe"]] == [m] * k
-    assert [timelines.held(tasks) for tasks in drawn["1f1b"]] == [min(k - i, m) for i in range(k)]

@@ -1,67 +1,42 @@
-"""The measuring scripts: every tool gets the same images and weights, nothing is measured twice, commands are valid."""
+"""The measuring scripts: every tool gets the same images and weights, nothing is measured twice."""
 
-import importlib
-import json
-import sys
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torchvision import models
 
-from benchmarks.techniques.__main__ import TECHNIQUES, Run, command
-from finetune.commands.lightning_cli import FinetuneCLI
-
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def compare(tmp_path, monkeypatch):
-    """The script, with records of its own."""
-    module = importlib.import_module("benchmarks.peers.__main__")
-    monkeypatch.setattr(module, "RECORDS", tmp_path / "compare.json")
-    return module
+from benchmarks.common.driver import Benchmark
+from benchmarks.common.records import load
+from benchmarks.peers import __main__ as compare
+from benchmarks.peers import materials, tools
 
 
-def record(experiment, tool, setting="default", repeat=0, **result) -> dict:
-    about = {
-        "versions": {"torch": "2.15"},
-        "commit": "abc1234",
-        "machine": "a processor, 2 cores",
-        "date": "2026-11-21",
-    }
-    return {
-        "experiment": experiment,
-        "tool": tool,
-        "setting": setting,
-        "repeat": repeat,
-        **result,
-        **about,
-    }
-
-
-def test_all_tools_get_the_first_pictures_of_each_class(compare, tmp_path):
+def test_all_tools_get_the_first_pictures_of_each_class(tmp_path):
     for split, num in (("train", 4), ("test", 3)):
         for name in ("cat", "dog"):
             (tmp_path / "root" / split / name).mkdir(parents=True)
             for i in range(num):
                 (tmp_path / "root" / split / name / f"{i}.jpg").write_text(f"{split} {name} {i}")
-    folder = compare.materials.write_folder(tmp_path / "root", tmp_path / "small", 2, None)
+    folder = materials.write_folder(tmp_path / "root", tmp_path / "small", 2, None)
     files = sorted(str(path.relative_to(folder)) for path in folder.glob("*/*/*"))
     assert files == [f"train/{c}/{i}.jpg" for c in ("cat", "dog") for i in range(2)] + [
         f"val/{c}/{i}.jpg" for c in ("cat", "dog") for i in range(3)
     ]
     assert (folder / "val/dog/2.jpg").read_text() == "test dog 2"
     with pytest.raises(ValueError, match="has 4 pictures, 5 are wanted"):
-        compare.materials.write_folder(tmp_path / "root", tmp_path / "large", 5, None)
+        materials.write_folder(tmp_path / "root", tmp_path / "large", 5, None)
 
 
-def test_the_peers_get_the_same_weights(compare, tmp_path):
+def test_the_peers_get_the_same_weights(tmp_path):
     net = models.resnet18(num_classes=99).half()
     torch.save(net.state_dict(), tmp_path / "weights.pt")
-    forms = compare.materials.write_weights(tmp_path / "weights.pt", tmp_path / "forms")
+    forms = materials.write_weights(tmp_path / "weights.pt", tmp_path / "forms")
     for state in (
-        torch.load(compare.materials.pretrained(forms)),
+        torch.load(materials.pretrained(forms)),
         load_file(forms / "hub_model/model.safetensors"),
     ):
         models.resnet18().load_state_dict(state)
@@ -72,75 +47,84 @@ def test_the_peers_get_the_same_weights(compare, tmp_path):
         )
 
 
-def test_a_stopped_comparison_goes_on_where_it_was(compare, monkeypatch, tmp_path):
-    measured = []
+def test_in_the_last_round_we_and_the_two_fastest_peers_take_turns():
+    common = {"experiment": "job", "setting": "default", "repeat": 0}
+    seconds = {"finetune": 5, "fastai": 7, "timm": 9, "plain": 8}
+    records = [{**common, "tool": tool, "seconds": value} for tool, value in seconds.items()]
+    rounds = [run for run in compare.plan(records) if run.experiment == "job"]
+    everybody = [
+        (tool, setting) for tool, (_, settings) in tools.TOOLS.items() for setting in settings
+    ]
+    assert [run[1:] for run in rounds] == [
+        *((*who, repeat) for repeat in (0, 1) for who in everybody),
+        *((tool, "default", 2) for tool in ("finetune", "fastai", "plain")),
+    ]
 
-    def measure(bench, run):
-        measured.append(run)
-        if len(measured) == 3:
+
+class Run(NamedTuple):
+    """A run of the benchmark below."""
+
+    tool: str
+    repeat: int
+
+
+class Toy:
+    """A benchmark of three tools, of which one fails; its third run is interrupted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = [Run(tool, repeat) for repeat in (0, 1) for tool in ("ours", "peer", "broken")]
+        self.measured: list[Run] = []
+        self.written: list[int] = []
+        self.benchmark = Benchmark(
+            folder / "toy.json",
+            Run,
+            lambda records: self.runs,
+            lambda records: self.written.append(len(records)),
+            ("tool",),
+        )
+
+    def measure(self, run: Run) -> dict:
+        self.measured.append(run)
+        if len(self.measured) == 3:
             raise KeyboardInterrupt
-        if run.tool == "ultralytics":
-            return record(*run, failed="ValueError: no")
-        speed = {"finetune": 5, "fastai": 7}.get(run.tool, 9)
-        return record(*run, seconds=speed + run.repeat, accuracy=0.8, first_step=1, later_rate=50)
+        if run.tool == "broken":
+            raise subprocess.CalledProcessError(3, ["/home/somebody/tool"])
+        return {"seconds": 1.0}
 
-    monkeypatch.setattr(compare.Bench, "measure", measure)
-    monkeypatch.setattr(compare, "document", lambda: None)
-
-    def go(*arguments):
-        command = [
-            "benchmarks.peers",
-            "--root",
-            "x",
-            "--weights",
-            "y",
-            "--only",
-            "job",
-            "finetune",
-            "fastai",
-            "ultralytics",
-        ]
-        monkeypatch.setattr(sys, "argv", [*command, *arguments])
+    def go(self, *arguments: str) -> object:
+        """Return the exit code."""
+        args = self.benchmark.parser(None).parse_args(arguments)
         with pytest.raises(SystemExit) as caught:
-            compare.main()
+            self.benchmark.main(
+                args, self.measure, lambda run: run.repeat == 0 or run.tool != "peer"
+            )
         return caught.value.code
 
+
+def test_a_stopped_benchmark_continues_and_measures_nothing_twice(tmp_path):
+    toy = Toy(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        go()
-    assert len(json.loads(compare.RECORDS.read_text())) == 2
-    assert go() == 1  # something failed
-    # Two rounds have all; in the third, we and the two fastest peers take turns.
-    everybody = ["finetune", "fastai", "fastai", "ultralytics", "ultralytics"]
-    rounds = [
-        *((tool, repeat) for repeat in (0, 1) for tool in everybody),
-        *((tool, 2) for tool in everybody[:3]),
-    ]
-    assert [(r.tool, r.repeat) for r in measured[:2] + measured[3:]] == rounds
-    num = len(measured)
-    assert go() == 0 and len(measured) == num  # what failed is not tried again by itself
-    assert go("--again") == 1 and [r.tool for r in measured[num:]] == 4 * ["ultralytics"]
-    assert go("--minutes", "-1") == 0 and len(measured) == num + 4
-    assert go("--only", "jobs") == 2
+        toy.go()
+    assert [r["tool"] for r in load(toy.benchmark.records)] == ["ours", "peer"] and not toy.written
+    assert toy.go() is True  # a run failed
+    # all but the one that is not possible
+    assert toy.measured[3:] == [run for run in toy.runs[2:] if run != ("peer", 1)]
+    failed = [r for r in load(toy.benchmark.records) if "failed" in r]
+    assert [r["failed"] for r in failed] == 2 * ["exit code 3"]
+    num = len(toy.measured)
+    assert toy.go() is False and len(toy.measured) == num  # a failed run is not repeated
+    assert toy.go("--document", "--again") is False and len(toy.measured) == num
+    assert toy.written == [5, 5, 5]
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
-@pytest.mark.parametrize("name", TECHNIQUES)
-def test_each_command_is_understood_and_changes_what_it_says(name, colours, tmp_path):
-    from finetune.commands.command_line import in_full_spelling
-
-    class ParseOnly(FinetuneCLI):
-        def before_instantiate_classes(self) -> None: ...
-        def instantiate_classes(self) -> None: ...
-        def _run_subcommand(self, subcommand: str) -> None: ...
-
-    def parsed(technique):
-        words = command(
-            Run(technique, colours.name, 1), colours.parent, tmp_path / "w.pt", tmp_path / "out"
-        )
-        return ParseOnly(in_full_spelling(words[3:])).config["fit"]
-
-    settings, base = parsed(name), parsed("default")
-    assert settings.seed_everything == settings.data.init_args.split_seed == 1
-    assert settings.data.init_args.val_fraction == 0.3
-    differs = any(settings[part] != base[part] for part in ("model", "data", "trainer"))
-    assert differs == (name != "default")
+def test_failed_runs_are_repeated_on_request_and_only_the_selected_ones(tmp_path):
+    toy = Toy(tmp_path)
+    toy.measured = [Run("none", 0)] * 3  # no interruption
+    assert toy.go("--only", "ours", "broken") is True
+    assert toy.measured[3:] == [run for run in toy.runs if run.tool != "peer"]
+    assert toy.go("--again", "--only", "ours") is False and len(toy.measured) == 7
+    assert toy.go("--again", "--minutes", "-1") is False and len(toy.measured) == 7
+    assert [r["tool"] for r in load(toy.benchmark.records)] == ["ours", "ours"]
+    assert toy.go("--only", "broken") is True
+    assert toy.measured[7:] == [Run("broken", 0), Run("broken", 1)]
+    assert toy.go("--only", "our") == "--only: our: none of broken, ours, peer"

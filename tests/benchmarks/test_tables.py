@@ -17,7 +17,7 @@ PAGES = {
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 }
 # from published figures and networks, not from records
-COMPUTED = {"traffic", "prediction", "claims"}
+COMPUTED = {"traffic", "prediction"}
 
 
 def script(name: str) -> ModuleType:
@@ -51,7 +51,7 @@ def scaling(found: list) -> dict[str, str]:
 
 
 def techniques(found: list) -> dict[str, str]:
-    return script("techniques.documents").blocks(found, script("techniques.__main__").TECHNIQUES)
+    return script("techniques.__main__").blocks(found)
 
 
 class Source(NamedTuple):
@@ -159,7 +159,7 @@ def test_computed_tables_depend_on_the_network(monkeypatch):
     monkeypatch.setattr(
         documents, "untrained", lambda name, num_classes: untrained("resnet34", num_classes)
     )
-    for table in ("traffic", "prediction", "claims"):
+    for table in ("traffic", "prediction"):
         assert marked(table, getattr(documents, f"{table}_table")()) not in PAGES["parallelism.md"]
 
 
@@ -209,9 +209,9 @@ def test_records_hold_what_pages_say_of_them():
         assert record["scan"] + record["fingerprint"] < 60
     has_chart = script("quality.documents").has_chart(records_of("quality/quality"))
     assert has_chart == (ROOT / "docs/quality.png").exists()
-    # Scaling: every setting, seven times; `load` leaves out the records of a case that has changed since.
+    # Scaling: every setting, seven times; `current` leaves out the records of a case that has changed since.
     module = script("scaling.__main__")
-    found = module.load()
+    found = module.current(records_of("scaling/scaling"))
     assert list(found) == [case.name for case in module.CASES]
     for case in module.CASES:
         seconds = found[case.name]["seconds"]

@@ -24,7 +24,7 @@ from scenario_results import distance
 from torch.distributed.device_mesh import init_device_mesh
 
 from finetune.parity.communication_volume import linear_bytes
-from finetune.parity.tensor_parallel import shard_head
+from finetune.parity.tensor_parallel import shard_linear
 
 
 @pytest.fixture(scope="module")
@@ -117,4 +117,4 @@ def test_linear_layers_send_what_is_computed(results, scenario, task, names, wor
 
 def test_a_mesh_of_two_axes_is_refused(group_of_one):
     with pytest.raises(ValueError, match="one axis of devices, not over 2"):
-        shard_head(subnets(), init_device_mesh("cpu", (1, 1)))
+        shard_linear(subnets(), [], init_device_mesh("cpu", (1, 1)))

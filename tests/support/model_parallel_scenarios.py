@@ -28,8 +28,9 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from finetune.models.backbones import build
+from finetune.models.stages import head_name
 from finetune.parity.pipeline import Pipeline, layers, partition
-from finetune.parity.tensor_parallel import full_state, linear_names, shard_head, shard_linear
+from finetune.parity.tensor_parallel import full_state, linear_names, shard_linear
 
 Batches = list[tuple[Tensor, Tensor]]
 Task = tuple[nn.Module, Batches, float]  # a network, what it learns from, the learning rate
@@ -275,7 +276,7 @@ def main() -> None:
         return shard_linear(network, linear_names(network), mesh)
 
     def head(network: nn.Module) -> nn.Module:
-        return shard_head(network, mesh)
+        return shard_linear(network, [head_name(network)], mesh)
 
     pipeline: dict[str, Callable[[], Any]] = {
         "subnets_gpipe": lambda: pipelined(linear, "gpipe", 4),
