@@ -96,33 +96,25 @@ def rank(
         seconds: Time budget. The first network that can be used is always tried on the images of the first round.
         seed: Seed of the order in which images are taken, and of the folds.
     """
-    deadline = time.monotonic() + seconds
     order = stratified_order(labels, seed)[: max(MOST_IMAGES, _fewest_images(num_classes))]
     contenders = [_Contender(name, load) for name, load in networks.items()]
-    ranking = Ranking(num_images=len(order))
-    eliminated: list[_Contender] = []
-    num = first_round(len(order), num_classes, len(contenders))
-    while True:
-        is_finished = _play(contenders, order[:num], labels, num_classes, ranking, deadline)
-        contenders = sorted((c for c in contenders if c.standing is not None), key=_Contender.loss)
-        if not is_finished or len(contenders) < 2 or num == len(order):
-            break
-        half = math.ceil(len(contenders) / 2)
-        eliminated = contenders[half:] + eliminated
-        for contender in contenders[half:]:
-            contender.features_of = None  # frees the network's memory
-        contenders = contenders[:half]
-        if len(contenders) == 1:
-            break
-        following = _affordable(
-            contenders, num, min(2 * num, len(order)), deadline - time.monotonic()
-        )
-        ranking.is_cut |= following < min(2 * num, len(order))
-        if following < min(_WORTH_IT * num, len(order)):
-            break
-        num = following
-    ranking.standings = [c.standing for c in contenders + eliminated if c.standing is not None]
-    return ranking
+    race = _Race(contenders, order, labels, num_classes, time.monotonic() + seconds)
+    num = first_round(len(order), num_classes, len(networks))
+    try:
+        race.play(num)
+        while len(race.contenders) > 1 and num < len(order):
+            wanted = min(2 * num, len(order))
+            following = race.affordable(num, wanted)
+            if following < wanted:
+                race.ranking.is_cut = True
+            if following < min(_WORTH_IT * num, len(order)):
+                break
+            num = following
+            race.play(num)
+    except OutOfTime:
+        race.ranking.is_cut = True
+    race.ranking.standings = race.standings()
+    return race.ranking
 
 
 def first_round(num_images: int, num_classes: int, num_networks: int) -> int:
@@ -248,47 +240,95 @@ class _Contender:
         )
 
 
-def _play(
-    contenders: Sequence[_Contender],
-    chosen: NDArray[np.integer],
-    labels: NDArray[np.integer],
-    num_classes: int,
-    ranking: Ranking,
-    deadline: float,
-) -> bool:
-    """Let all contenders play a round, and return whether all did; if time runs out after the first, none counts."""
-    before = [contender.standing for contender in contenders]
-    is_first = all(standing is None for standing in before)
-    for contender in contenders:
-        has_any = not is_first or any(c.standing is not None for c in contenders)
+class _Race:
+    """Networks that are compared on the same images, round by round.
+
+    Attributes:
+        contenders: Those that are not eliminated; after a round the best is first.
+        ranking: The result so far, without standings.
+    """
+
+    def __init__(
+        self,
+        contenders: list[_Contender],
+        order: NDArray[np.integer],
+        labels: NDArray[np.integer],
+        num_classes: int,
+        deadline: float,
+    ) -> None:
+        self.contenders = contenders
+        self.ranking = Ranking(num_images=len(order))
+        self._order = order
+        self._labels = labels
+        self._num_classes = num_classes
+        self._deadline = deadline
+        self._eliminated: list[_Contender] = []
+
+    def play(self, num: int) -> None:
+        """Try all contenders on the first `num` images, and eliminate the worse half.
+
+        Raises:
+            OutOfTime: The round was not finished. It does not count, unless it was the first: then the networks that
+                were not tried are left out.
+        """
+        before = [contender.standing for contender in self.contenders]
         try:
-            if has_any and time.monotonic() > deadline:
-                raise OutOfTime
-            contender.play(chosen, labels, num_classes, deadline if has_any else None)
-        except Unusable as error:
-            ranking.unusable[contender.name] = str(error)
-            contender.standing = None
+            for contender in self.contenders:
+                self._try(contender, num)
         except OutOfTime:
-            ranking.is_cut = True
-            if is_first:
-                ranking.untried = [
-                    c.name
-                    for c in contenders
-                    if c.standing is None and c.name not in ranking.unusable
-                ]
+            if any(before):
+                for contender, standing in zip(self.contenders, before, strict=True):
+                    contender.standing = standing
             else:
-                for other, standing in zip(contenders, before, strict=True):
-                    other.standing = standing
-            return False
-    return True
+                self.ranking.untried = [
+                    c.name
+                    for c in self.contenders
+                    if c.standing is None and c.name not in self.ranking.unusable
+                ]
+            self._sort()
+            raise
+        self._sort()
+        half = math.ceil(len(self.contenders) / 2)
+        for contender in self.contenders[half:]:
+            contender.features_of = None  # frees the network's memory
+        self._eliminated = self.contenders[half:] + self._eliminated
+        self.contenders = self.contenders[:half]
+
+    def _try(self, contender: _Contender, num: int) -> None:
+        """Try one network; the first that can be used has no deadline."""
+        has_any = any(c.standing is not None for c in self.contenders)
+        if has_any and time.monotonic() > self._deadline:
+            raise OutOfTime
+        deadline = self._deadline if has_any else None
+        try:
+            contender.play(self._order[:num], self._labels, self._num_classes, deadline)
+        except Unusable as error:
+            self.ranking.unusable[contender.name] = str(error)
+            contender.standing = None
+
+    def _sort(self) -> None:
+        """Sort the contenders by loss, without those that have no standing."""
+        usable = [contender for contender in self.contenders if contender.standing is not None]
+        self.contenders = sorted(usable, key=_Contender.loss)
+
+    def affordable(self, num: int, wanted: int) -> int:
+        """Return how many images the next round can have: `wanted`, or fewer if these would take too long.
+
+        Args:
+            num: Images of the last round.
+            wanted: Images that the next round should have.
+        """
+        rate = sum(standing.seconds / standing.num_images for standing in _found(self.contenders))
+        seconds = max(0.0, self._deadline - time.monotonic())
+        return num + int(min(wanted - num, seconds / max(rate, 1e-9)))
+
+    def standings(self) -> list[Standing]:
+        """Return the standings of all networks, the best first."""
+        return _found(self.contenders + self._eliminated)
 
 
-def _affordable(contenders: Sequence[_Contender], num: int, wanted: int, seconds: float) -> int:
-    """Return how many images the next round can have: `wanted`, or fewer if they would take too long."""
-    rate = sum(
-        c.standing.seconds / c.standing.num_images for c in contenders if c.standing is not None
-    )
-    return num + int(min(wanted - num, max(0.0, seconds) / max(rate, 1e-9)))
+def _found(contenders: Sequence[_Contender]) -> list[Standing]:
+    return [contender.standing for contender in contenders if contender.standing is not None]
 
 
 def _rotated(features: NDArray[np.floating]) -> NDArray[np.float64]:
