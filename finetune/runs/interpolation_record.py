@@ -8,7 +8,7 @@ FILE = "kept_weights.json"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class InterpolatedWeights:
     """Weights on the line between start and end, measured on the validation images.
 
     Attributes:
@@ -33,7 +33,7 @@ class Interpolation:
     """
 
     share: float
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[InterpolatedWeights, ...]
     num_images: int
 
     def as_plain(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Interpolation:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Interpolation":
         """Return what `as_plain` gave; values are checked where a checkpoint is read."""
-        candidates = tuple(Candidate(**candidate) for candidate in plain["candidates"])
+        candidates = tuple(InterpolatedWeights(**candidate) for candidate in plain["candidates"])
         return cls(plain["share"], candidates, plain["num_images"])
 
     def message(self, epoch: int | None = None) -> str:

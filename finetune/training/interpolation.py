@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from finetune.runs.interpolation_record import Candidate, Interpolation
+from finetune.runs.interpolation_record import InterpolatedWeights, Interpolation
 from finetune.training.calibration import Calibration, fit_calibration
 from finetune.training.threshold import Aim
 
@@ -118,7 +118,9 @@ def settle(
         loss = -log_probabilities.gather(1, labels[:, None]).squeeze(1)  # (N,)
         is_right = logits.argmax(dim=1) == labels
         losses.append(loss.numpy())
-        candidates.append(Candidate(share, float(loss.mean()), float(is_right.double().mean())))
+        candidates.append(
+            InterpolatedWeights(share, float(loss.mean()), float(is_right.double().mean()))
+        )
         calibrations.append(calibration)
     chosen = choose(np.stack(losses))
     interpolation = Interpolation(shares[chosen], tuple(candidates), len(losses[0]))
