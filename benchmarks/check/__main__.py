@@ -7,11 +7,9 @@ and of trash are changed to a similar class, anew with each seed. Planting is se
 search among 100,000 hashes. The results go to benchmarks/check/check.json and into docs/benchmarks.md.
 """
 
-import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,8 +18,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.check.plant import COPIES, FAULTS, SIMILAR, copied
-from benchmarks.common.documents import ROOT, fill
-from benchmarks.common.records import load, save, where_and_when
+from benchmarks.common.documents import PAGE, ROOT, fill, markdown
+from benchmarks.common.driver import command_line
+from benchmarks.common.records import PROGRAM, keep, load
 from finetune.data.checking.duplicates import RADIUS
 from finetune.data.checking.perceptual_hash import MAX_EXACT, near_pairs
 
@@ -29,39 +28,41 @@ RECORDS = ROOT / "benchmarks/check/check.json"
 NUM_RUNS, NUM_SEEDS = 3, 8
 # In which finding each fault is to be.
 WHERE = {
-    **dict.fromkeys(("truncated", "empty", "web page"), ("unreadable",)),
-    **{"PNG named .jpg": ("other_type",), "one colour": ("blank",), "nearly black": ("blank",)},
-    **{
-        "3 times as wide or tall": ("wide_or_tall",),
-        "CMYK": ("odd_mode",),
-        "16 bits": ("odd_mode",),
-    },
-    **{"equal in both splits": ("leak_exact",), "equal in two classes": ("two_classes_exact",)},
-    **{"equal in one class": ("copies_exact",)},
+    "truncated": ("unreadable",),
+    "empty": ("unreadable",),
+    "web page": ("unreadable",),
+    "PNG named .jpg": ("other_type",),
+    "one colour": ("blank",),
+    "nearly black": ("blank",),
+    "3 times as wide or tall": ("wide_or_tall",),
+    "CMYK": ("odd_mode",),
+    "16 bits": ("odd_mode",),
+    "equal in both splits": ("leak_exact",),
+    "equal in two classes": ("two_classes_exact",),
+    "equal in one class": ("copies_exact",),
 }
 NEAR = ("leak_near", "two_classes_near", "copies_near")
 
 
 def check(folder: Path, *options: str) -> tuple[dict, float, float]:
-    """Return what is found, the seconds, and those of the processor."""
+    """Return the result of a check, its seconds, and those of the processor."""
     with tempfile.TemporaryDirectory() as output:
-        program = [
-            str(Path(sys.executable).with_name("finetune")),
-            "check",
-            str(folder),
-            "--output",
-            output,
-        ]
-        before, began = os.times(), time.perf_counter()
-        done = subprocess.run([*program, *options], stdout=subprocess.DEVNULL)
-        seconds, after = time.perf_counter() - began, os.times()
+        command = [PROGRAM, "check", str(folder), "--output", output, *options]
+        before = processor_seconds()
+        began = time.perf_counter()
+        done = subprocess.run(command, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - began
+        spent = processor_seconds() - before
         if done.returncode not in (0, 1):
             raise RuntimeError(f"finetune check ended with {done.returncode}")
-        found = json.loads(Path(output, "check.json").read_text("utf-8"))
-    spent = (
-        after.children_user + after.children_system - before.children_user - before.children_system
-    )
-    return found, seconds, spent
+        result = json.loads(Path(output, "check.json").read_text("utf-8"))
+    return result, seconds, spent
+
+
+def processor_seconds() -> float:
+    """Return the processor seconds of all subprocesses that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def sets_of(found: dict, kinds: tuple[str, ...]) -> list[set[str]]:
@@ -140,26 +141,23 @@ def search(num: int) -> dict:
 
 def tables(records: list[dict]) -> dict[str, str]:
     """Return the Markdown tables of docs/benchmarks.md."""
-    planted = ["| fault | planted | found | other pictures named |", "| --- | --- | --- | --- |"]
-    moved = [
-        "| set | pictures | labels moved | AUROC | of them among the first 100 | seconds of the processors |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    timed = ["| what | seconds | of the processors |", "| --- | --- | --- |"]
+    planted = []
+    moved = []
+    timed = []
     for r in records:
         if r["about"] == "faults":
-            planted.append(
-                f"| {r['what']} | {r['planted']} | {r['found']} | {r['others']} of {r['num_pictures']:,} |"
-            )
+            others = f"{r['others']} of {r['num_pictures']:,}"
+            planted.append([r["what"], str(r["planted"]), str(r["found"]), others])
         elif r["about"] == "labels":
-            figures = f"{_spread(r['auroc'])} | {_spread(r['in_first_100'])} | {r['processor']}"
-            moved.append(f"| {r['what']} | {r['num_pictures']} | {r['moved']} | {figures} |")
+            figures = [_spread(r["auroc"]), _spread(r["in_first_100"]), str(r["processor"])]
+            moved.append([r["what"], str(r["num_pictures"]), str(r["moved"]), *figures])
         else:
-            timed.append(f"| {r['what']} | {_spread(r['seconds'])} | {_spread(r['processor'])} |")
+            timed.append([r["what"], _spread(r["seconds"]), _spread(r["processor"])])
+    head = ["set", "pictures", "labels moved", "AUROC", "of them among the first 100"]
     return {
-        "check_faults": "\n".join(planted),
-        "check_labels": "\n".join(moved),
-        "check_seconds": "\n".join(timed),
+        "check_faults": markdown(["fault", "planted", "found", "other pictures named"], planted),
+        "check_labels": markdown([*head, "seconds of the processors"], moved),
+        "check_seconds": markdown(["what", "seconds", "of the processors"], timed),
     }
 
 
@@ -167,44 +165,37 @@ def _spread(values: list[float]) -> str:
     return f"{round(median(values), 3):g} ({min(values)} to {max(values)})"
 
 
+def measure_seconds(root: Path, weights: str | None) -> None:
+    """Measure and record the seconds of a check, without weights and with them."""
+    kinds: dict[str, tuple[str, ...]] = {"the check": ()}
+    if weights:
+        kinds["the check with weights"] = ("--weights", weights)
+    for kind, options in kinds.items():
+        runs = [check(root, *options) for _ in range(NUM_RUNS)]
+        what = f"{kind} of {runs[0][0]['num_pictures']:,} photographs"
+        seconds, spent = ([round(run[k], 1) for run in runs] for k in (1, 2))
+        keep(RECORDS, {"about": "time", "what": what, "seconds": seconds, "processor": spent})
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--hotdog", type=Path, help="folder with train/CLASS and test/CLASS")
     parser.add_argument("--sets", type=Path, help="folder that holds clothing and trash likewise")
     parser.add_argument("--weights", help="state dict of ResNet-18")
     parser.add_argument("--num", type=int, default=30, help="faults of each kind")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--document", action="store_true", help="measure nothing")
+    parser.add_argument("--document", action="store_true", help="only write the document")
     args = parser.parse_args()
-
-    def keep(*found: dict) -> None:
-        about = {(r["about"], r["what"]) for r in found}
-        old = [r for r in load(RECORDS) if (r["about"], r["what"]) not in about]
-        save(RECORDS, old + [{**r, **where_and_when()} for r in found])
-        print(*found, sep="\n", flush=True)
-
     if not args.document:
         if args.hotdog:
-            keep(*faults(args.hotdog, args.num, args.seed))
-            for what, options in (
-                ("the check", ()),
-                ("the check with weights", ("--weights", args.weights)),
-            ):
-                if options and not args.weights:
-                    continue
-                runs = [check(args.hotdog, *options) for _ in range(NUM_RUNS)]
-                what = f"{what} of {runs[0][0]['num_pictures']:,} photographs"
-                seconds, spent = ([round(run[k], 1) for run in runs] for k in (1, 2))
-                keep({"about": "time", "what": what, "seconds": seconds, "processor": spent})
-        if args.sets and args.weights:
-            for name in ("clothing", "trash"):
-                keep(
-                    *(labels(args.sets / name, args.weights, args.num, size) for size in (96, 128))
-                )
-        keep(search(MAX_EXACT))
-    fill(ROOT / "docs/benchmarks.md", tables(load(RECORDS)))
+            for record in faults(args.hotdog, args.num, args.seed):
+                keep(RECORDS, record)
+            measure_seconds(args.hotdog, args.weights)
+        for name in ("clothing", "trash") if args.sets and args.weights else ():
+            for size in (96, 128):
+                keep(RECORDS, labels(args.sets / name, args.weights, args.num, size))
+        keep(RECORDS, search(MAX_EXACT))
+    fill(PAGE, tables(load(RECORDS)))
 
 
 if __name__ == "__main__":

@@ -56,12 +56,15 @@ def fill(path: Path, blocks: dict[str, str]) -> None:
 
 
 @contextmanager
-def chart(path: Path, size: tuple[float, float], **options: Any) -> Iterator[tuple[Any, Any]]:
+def chart(
+    path: Path, size: tuple[float, float], dpi: int = 130, **options: Any
+) -> Iterator[tuple[Any, Any]]:
     """Give a figure and its axes, without frame and with a grid, and write it to a file at the end.
 
     Args:
         path: The file.
         size: Width and height in inches.
+        dpi: Pixels an inch.
         options: Of `plt.subplots`.
     """
     import matplotlib
@@ -73,5 +76,5 @@ def chart(path: Path, size: tuple[float, float], **options: Any) -> Iterator[tup
     for one in axes.flat:
         one.spines[["top", "right"]].set_visible(False)
     yield figure, axes[0, 0] if axes.size == 1 else axes[0]
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    figure.savefig(path, dpi=dpi, metadata={"Software": None})
     plt.close(figure)

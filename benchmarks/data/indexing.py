@@ -16,7 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.common.documents import ROOT, fill, spread
+from benchmarks.common.documents import PAGE, ROOT, fill, markdown, spread
+from benchmarks.common.driver import command_line
 from finetune.system.machine import processor
 
 RECORDS = ROOT / "benchmarks/data/indexing.json"
@@ -58,23 +59,14 @@ def _resident() -> int:
 
 def table(found: list[dict[str, float]]) -> str:
     """Return medians, smallest and largest value."""
-    cells = [
-        spread([r[name] for r in found], digits)
-        for name, digits in (("scan", 1), ("fingerprint", 1))
-    ]
-    return "\n".join(
-        [
-            "| files | seconds to scan | seconds to fingerprint | bytes of the index a file, most |",
-            "| --- | --- | --- | --- |",
-            f"| {found[0]['files']:,} | {cells[0]} | {cells[1]} | {max(r['bytes'] for r in found):.0f} |",
-        ]
-    )
+    seconds = [spread([r[name] for r in found], 1) for name in ("scan", "fingerprint")]
+    row = [f"{found[0]['files']:,}", *seconds, f"{max(r['bytes'] for r in found):.0f}"]
+    head = ["files", "seconds to scan", "seconds to fingerprint", "bytes of the index a file, most"]
+    return markdown(head, [row])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--num", type=int, default=1_000_000)
     parser.add_argument(
         "--folder", help="where to make them; by default the system's temporary folder"
@@ -96,7 +88,7 @@ def main() -> None:
     RECORDS.write_text(
         json.dumps({"machine": processor(), "seconds": found}, indent=1) + "\n", "utf-8"
     )
-    fill(ROOT / "docs/benchmarks.md", {"many_files": table(found)})
+    fill(PAGE, {"many_files": table(found)})
     print(
         table(found), statistics.median(r["scan"] + r["fingerprint"] for r in found), "s together"
     )

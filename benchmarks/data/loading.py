@@ -11,7 +11,6 @@ machine hardly change; those by the clock are recorded too. The results go to be
 docs/benchmarks.md.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -31,7 +30,8 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from benchmarks.common.documents import ROOT, fill, spread
+from benchmarks.common.documents import PAGE, ROOT, fill, markdown, spread
+from benchmarks.common.driver import command_line
 from finetune import ImageFolderData
 from finetune.system.machine import processor
 
@@ -120,24 +120,19 @@ def compare(
 
 def table(found: dict[str, list[dict[str, float]]]) -> str:
     """Return medians, smallest and largest value, and the ratio to torchvision within each repeat."""
-    rows = [
-        "| road | pictures/s of a core | by the clock | beside torchvision |",
-        "| --- | --- | --- | --- |",
-    ]
+    rows = []
     for name, results in found.items():
         ratios = [
             ours["cpu"] / theirs["cpu"]
             for ours, theirs in zip(results, found["torchvision"], strict=True)
         ]
         cells = [spread([r[clock] for r in results], 0) for clock in ("cpu", "wall")]
-        rows.append(f"| {name} | {' | '.join(cells)} | {spread(ratios, 2)} |")
-    return "\n".join(rows)
+        rows.append([name, *cells, spread(ratios, 2)])
+    return markdown(["road", "pictures/s of a core", "by the clock", "beside torchvision"], rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--root", type=Path, required=True, help="folder with train/CLASS/*")
     parser.add_argument("--image_size", type=int, default=224)
     parser.add_argument(
@@ -154,7 +149,7 @@ def main() -> None:
     RECORDS.write_text(
         json.dumps({"about": about, "pictures_per_second": found}, indent=1) + "\n", "utf-8"
     )
-    fill(ROOT / "docs/benchmarks.md", {"data_road": table(found)})
+    fill(PAGE, {"data_road": table(found)})
     print(table(found))
 
 

@@ -7,54 +7,50 @@ Three seeds of `hotdog.yaml` at 128 pixels, each trained with `finetune fit` whe
 one process with as many threads as there are cores, the network and the files taking turns: torch as `Predictor` has it
 (float32), the files by onnxruntime. Milliseconds are medians of 60 single pictures, rates of 12 batches of 32. The
 pictures are decoded before; those for `--input any_size` are as they are in the files, and resizing counts. The results
-of each seed go to benchmarks/export/export.json, and all into docs/benchmarks.md and docs/export.md.
+go to export.json, and into docs/benchmarks.md and docs/export.md. Stop at any time, and start again to continue.
 """
 
 import argparse
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.common.documents import ROOT, fill, mean_and_spread, spread
-from benchmarks.common.records import load, save, where_and_when
+from benchmarks.common.documents import PAGE, ROOT, fill, markdown, mean_and_spread, spread
+from benchmarks.common.driver import Benchmark
+from benchmarks.common.records import PROGRAM, where_and_when
 
-RECORDS = ROOT / "benchmarks/export/export.json"
 SEEDS = (0, 1, 2)
 NUM_SINGLE = 60
 NUM_BATCHES = 12
 BATCH = 32
 WAYS = {"torch": "torch", "onnx": "onnx, float", "int8": "onnx, int8"}
-Run = Callable[[np.ndarray], np.ndarray]
+Network = Callable[[np.ndarray], np.ndarray]
+
+
+class Run(NamedTuple):
+    """What identifies a record."""
+
+    seed: int
 
 
 def finetune(*arguments: object) -> None:
-    program = Path(sys.executable).with_name("finetune")
-    done = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(
-            f"finetune {arguments[0]} ended with {done.returncode}: {done.stderr[-500:]}"
-        )
+    """Run a command, without its output."""
+    subprocess.run([PROGRAM, *map(str, arguments)], stdout=subprocess.DEVNULL, check=True)
 
 
 def checkpoint(args: argparse.Namespace, seed: int) -> Path:
     """Return the best checkpoint of a seed's run, trained where it is not there."""
     root = args.runs / f"seed{seed}"
     if not (found := sorted(root.glob("fit/version_*/test.json"))):
-        options = [
-            "--data.root",
-            args.hotdog,
-            "--model.weights",
-            args.weights,
-            "--data.image_size",
-            128,
-        ]
+        options = ["--data.root", args.hotdog, "--model.weights", args.weights]
+        options += ["--data.image_size", 128]
         options += ["--seed_everything", seed, "--trainer.default_root_dir", root]
         finetune("fit", "--config", "hotdog.yaml", *options)
         found = sorted(root.glob("fit/version_*/test.json"))
@@ -93,7 +89,7 @@ def measure(best: Path, hotdog: Path, num_pictures: int | None) -> dict:
         for name, path in files.items():
             finetune("export", best, "--output", path, *options[name])
         predictor = Predictor(best)
-        runs: dict[str, Run] = {name: opened(path) for name, path in files.items()} | {
+        runs: dict[str, Network] = {name: opened(path) for name, path in files.items()} | {
             "torch": predictor.classify
         }
         sizes = {name: round(path.stat().st_size / 1e6, 2) for name, path in files.items()}
@@ -145,56 +141,45 @@ def measure(best: Path, hotdog: Path, num_pictures: int | None) -> dict:
 
 def table(records: list[dict]) -> str:
     """Return the Markdown table: over the seeds, mean ± standard deviation of accuracies, medians of rates."""
-
-    def row(
-        title: str, cell: Callable[[dict, str], float], shown: Callable[[list[float]], str]
-    ) -> str:
-        return (
-            f"| {title} | {' | '.join(shown([cell(r, name) for r in records]) for name in WAYS)} |"
-        )
-
     num = records[0]["num_pictures"]
-    rows = [f"| | {' | '.join(WAYS.values())} |", "| --- | --- | --- | --- |"]
-    rows.append(
-        row("test accuracy", lambda r, n: r["accuracy"][n], lambda v: mean_and_spread(v, 4))
-    )
-    others = row("another class than torch", lambda r, n: r["num_other"][n], lambda v: spread(v, 0))
-    rows.append(others.replace("another class than torch", f"another class than torch, of {num}"))
-    rows.append(
-        row(
-            "largest difference", lambda r, n: r["largest_difference"][n], lambda v: f"{max(v):.1g}"
-        )
-    )
-    rows.append(row("one picture, ms", lambda r, n: r["milliseconds"][n], lambda v: spread(v, 1)))
-    rows.append(
-        row(
-            f"pictures/s by {BATCH}",
-            lambda r, n: r["pictures_per_second"][n],
-            lambda v: spread(v, 0),
-        )
-    )
-    rows.append(
-        row(
-            "file, MB",
-            lambda r, n: r["megabytes"].get(n, 0),
-            lambda v: f"{v[0]:.1f}" if v[0] else "–",
-        )
-    )
+
+    def row(title: str, key: str, shown: Callable[[list[float]], str]) -> list[str]:
+        return [title, *(shown([r[key][way] for r in records if way in r[key]]) for way in WAYS)]
+
+    rows = [
+        row("test accuracy", "accuracy", lambda v: mean_and_spread(v, 4)),
+        row(f"another class than torch, of {num}", "num_other", lambda v: spread(v, 0)),
+        row("largest difference", "largest_difference", lambda v: f"{max(v):.1g}"),
+        row("one picture, ms", "milliseconds", lambda v: spread(v, 1)),
+        row(f"pictures/s by {BATCH}", "pictures_per_second", lambda v: spread(v, 0)),
+        row("file, MB", "megabytes", lambda v: f"{v[0]:.1f}" if v else "–"),
+    ]
     own, inside = ([r["milliseconds_any_size"][name] for r in records] for name in ("torch", "any"))
     largest = max(r["largest_difference"]["any"] for r in records)
     others = sum(r["num_other"]["any"] for r in records)
-    rows.append("")
-    rows.append(
+    any_size = (
         f"`--input any_size`, a photograph as it is: {spread(own, 1)} ms by the checkpoint, {spread(inside, 1)} ms by "
         f"the file; largest difference of a probability {largest:.1g}, another class {others} of {num * len(records)}."
     )
-    return "\n".join(rows)
+    # The page has one space in the empty cell.
+    shown = markdown(["", *WAYS.values()], rows).replace("|  |", "| |", 1)
+    return f"{shown}\n\n{any_size}"
+
+
+def write(records: list[dict]) -> None:
+    """Write the table into both pages."""
+    block = {"export": table([r for r in records if "accuracy" in r])}
+    fill(PAGE, block)
+    fill(ROOT / "docs/export.md", block)
+
+
+BENCHMARK = Benchmark(
+    ROOT / "benchmarks/export/export.json", Run, lambda records: map(Run, SEEDS), write
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--hotdog", type=Path, help="folder with train/CLASS and test/CLASS")
     parser.add_argument("--weights", help="state dict of ResNet-18")
     parser.add_argument(
@@ -203,27 +188,15 @@ def main() -> None:
         default=Path("runs/benchmark_export"),
         help="where the runs are, or go to",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--num", type=int, help="test pictures; all where it is not given")
-    parser.add_argument("--document", action="store_true", help="measure nothing")
+    parser.add_argument("--num", type=int, help="test pictures; all without it")
     args = parser.parse_args()
-    if not args.document:
-        for seed in args.seeds:
-            found = {
-                "seed": seed,
-                **measure(checkpoint(args, seed), args.hotdog, args.num),
-                **where_and_when(),
-            }
-            save(
-                RECORDS,
-                sorted(
-                    [r for r in load(RECORDS) if r["seed"] != seed] + [found],
-                    key=lambda r: r["seed"],
-                ),
-            )
-            print(json.dumps(found), flush=True)
-    for page in ("docs/benchmarks.md", "docs/export.md"):
-        fill(ROOT / page, {"export": table(load(RECORDS))})
+    if not args.document and not args.hotdog:
+        parser.error("--hotdog is needed to measure")
+
+    def measured(run: Run) -> dict:
+        return {**measure(checkpoint(args, run.seed), args.hotdog, args.num), **where_and_when()}
+
+    BENCHMARK.main(args, measured)
 
 
 if __name__ == "__main__":

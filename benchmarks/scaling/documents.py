@@ -220,7 +220,7 @@ def head_bytes(network: torch.nn.Module, k: int) -> Sequence[float]:
 
 def draw(cases: Cases, records: Records, path: Path) -> None:
     """Draw a row for each case (dots: every round; line: median; ring: model), and efficiency by number of GPUs."""
-    with chart(path, (9.5, 4.8), ncols=2) as (_, (left, right)):
+    with chart(path, (9.5, 4.8), dpi=110, ncols=2) as (_, (left, right)):
         draw_speed_ups(left, cases, records)
         draw_efficiency(right)
         left.grid(alpha=0.25)

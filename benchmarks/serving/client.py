@@ -6,15 +6,16 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _LONGEST = 20.0  # seconds for an answer; who has waited that long asks no more
+Request = tuple[bytes, str]  # body and headers
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -45,11 +46,6 @@ def serving(
             os.killpg(process.pid, signal.SIGKILL)  # processes of its own, which some leave behind
 
 
-def finetune(*arguments: str) -> list[str]:
-    """Return the command line of a command of ours."""
-    return [str(Path(sys.executable).with_name("finetune")), *arguments]
-
-
 async def post(
     stream: Stream, body: bytes, path: str = "/predict", headers: str = ""
 ) -> tuple[int, bytes]:
@@ -75,71 +71,70 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(head.split(b" ", 2)[1]), await reader.readexactly(int(length[1]) if length else 0)
 
 
-def load(
-    host: str,
-    port: int,
-    pid: int,
-    num_clients: int,
-    seconds: float,
-    request: Callable[[int], tuple[bytes, str]],
-) -> dict[str, Any]:
-    """Let clients ask one after the other without a pause, and return what they saw.
+@dataclass
+class Load:
+    """Clients that ask one after the other without a pause.
 
-    Args:
+    Attributes:
         host: Of the service.
         port: Of the service.
-        pid: Its process, whose processor time is counted.
         num_clients: That ask at a time.
         seconds: To measure, after a second of warming up.
-        request: Gives body and headers of the n-th request.
-
-    Returns:
-        `rate` (requests a second), `p50`, `p99` (ms), `processor` (ms of the service a request), `client` (ms of its
-        own), `failed` (with another status, or not answered).
+        request: Returns body and headers of the n-th request.
     """
 
-    async def run() -> dict[str, Any]:
-        waits: list[float] = []
-        count = failed = 0
-        start = time.perf_counter() + 1
-        end = start + seconds
+    host: str
+    port: int
+    num_clients: int
+    seconds: float
+    request: Callable[[int], Request]
 
-        async def client() -> None:
-            nonlocal count, failed
-            stream = await asyncio.open_connection(host, port)
-            while (began := time.perf_counter()) < end:
-                body, headers = request(count)
-                count += 1
-                try:
-                    async with asyncio.timeout(_LONGEST):
-                        status, _ = await post(stream, body, headers=headers)
-                except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-                    failed += 1
-                    break
-                failed += status != 200
-                if began >= start:
-                    waits.append(time.perf_counter() - began)
-            stream[1].close()
+    def measure(self, pid: int) -> dict[str, Any]:
+        """Return what the clients saw; `pid` is the service's process, whose processor time is counted.
 
-        before = _processor(pid), time.process_time()
-        await asyncio.gather(*(client() for _ in range(num_clients)))
-        spent = (_processor(pid) - before[0]) / max(count, 1)
-        own = (time.process_time() - before[1]) / max(count, 1)
-        waits.sort()
-        waits = waits or [float("nan")]
-        p50, p99 = (
-            1000 * waits[min(len(waits) - 1, int(share * len(waits)))] for share in (0.5, 0.99)
-        )
-        known = {
-            "rate": len(waits) / seconds,
-            "p50": p50,
-            "p99": p99,
-            "processor": 1000 * spent,
+        Returns:
+            `rate` (requests a second), `p50`, `p99` (ms), `processor` (ms of the service a request), `client` (ms of
+            its own), `failed` (with another status, or not answered).
+        """
+        self.waits: list[float] = []
+        self.num_requests = 0
+        self.num_failed = 0
+        of_service = _processor(pid)
+        own = time.process_time()
+        asyncio.run(self._run())
+        of_service = (_processor(pid) - of_service) / max(self.num_requests, 1)
+        own = (time.process_time() - own) / max(self.num_requests, 1)
+        waits = sorted(self.waits) or [float("nan")]
+        figures = {
+            "rate": len(waits) / self.seconds,
+            "p50": 1000 * waits[len(waits) // 2],
+            "p99": 1000 * waits[int(0.99 * len(waits))],
+            "processor": 1000 * of_service,
             "client": 1000 * own,
         }
-        return {**{name: round(value, 1) for name, value in known.items()}, "failed": failed}
+        rounded = {name: round(value, 1) for name, value in figures.items()}
+        return {**rounded, "failed": self.num_failed}
 
-    return asyncio.run(run())
+    async def _run(self) -> None:
+        start = time.perf_counter() + 1
+        await asyncio.gather(*(self._client(start) for _ in range(self.num_clients)))
+
+    async def _client(self, start: float) -> None:
+        stream = await asyncio.open_connection(self.host, self.port)
+        while (began := time.perf_counter()) < start + self.seconds:
+            body, headers = self.request(self.num_requests)
+            self.num_requests += 1
+            try:
+                async with asyncio.timeout(_LONGEST):
+                    status, _ = await post(stream, body, headers=headers)
+            except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+                self.num_failed += 1
+                break
+            if status != 200:
+                self.num_failed += 1
+            if began >= start:
+                self.waits.append(time.perf_counter() - began)
+        stream[1].close()
 
 
 def _processor(pid: int) -> float:
