@@ -5,7 +5,6 @@ import json
 import re
 import statistics
 from collections.abc import Callable
-from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ PAGES = {
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 }
 # from published figures and networks, not from records
+MARKER = re.compile(r"^<!-- (\w+) -->$", re.M)
 COMPUTED = {"traffic", "prediction"}
 
 
@@ -102,11 +102,6 @@ def marked(name: str, block: str) -> str:
     return f"<!-- {name} -->\n{block}\n<!-- /{name} -->"
 
 
-@cache
-def blocks_of(records: str) -> dict[str, str]:
-    return SOURCES[records].blocks(records_of(records))
-
-
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     """Restore the variables that benchmarks/data/loading.py sets when it is imported."""
@@ -114,41 +109,26 @@ def environment(monkeypatch):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
 
 
-LONG = {"scaling/scaling", "techniques/techniques"}  # seconds each
-ALL = [
-    pytest.param(records, marks=[pytest.mark.slow] if records in LONG else [])
-    for records in SOURCES
-]
+@pytest.mark.parametrize("page", ["benchmarks.md", "export.md", "parallelism.md"])
+def test_the_blocks_of_a_page_equal_the_records(page):
+    """Each marked block stands once in its page and is what the records give."""
+    blocks = {}
+    others = {}
+    for name, source in SOURCES.items():
+        if page in source.pages:
+            records = records_of(name)
+            blocks |= source.blocks(records)
+            others |= source.blocks(changed(records, source.fields))
+    assert sorted(MARKER.findall(PAGES[page])) == sorted(blocks)
+    assert [name for name, block in blocks.items() if marked(name, block) not in PAGES[page]] == []
+    # The control: with changed records no block is the one in the page.
+    same = {name for name, block in others.items() if marked(name, block) in PAGES[page]}
+    assert same <= COMPUTED
 
 
-@pytest.mark.parametrize("records", ALL)
-def test_the_tables_of_a_page_equal_the_records(records):
-    source = SOURCES[records]
-    others = source.blocks(changed(records_of(records), source.fields))
-    for page in source.pages:
-        assert [
-            name
-            for name, block in blocks_of(records).items()
-            if marked(name, block) not in PAGES[page]
-        ] == []
-        # The control: with changed records no block is the one in the page.
-        assert {
-            name for name, block in others.items() if marked(name, block) in PAGES[page]
-        } <= COMPUTED
-
-
-@pytest.mark.slow
-def test_every_marked_block_of_a_page_has_a_source():
-    """Each block stands once in its page, and the sources together write all blocks that there are."""
-    there = [
-        (page, name)
-        for page, text in PAGES.items()
-        for name in re.findall(r"^<!-- (\w+) -->$", text, re.M)
-    ]
-    written = []
-    for records, source in SOURCES.items():
-        written += [(page, name) for name in blocks_of(records) for page in source.pages]
-    assert sorted(there) == sorted(written)
+def test_no_other_page_has_marked_blocks():
+    pages = {page for source in SOURCES.values() for page in source.pages}
+    assert {name for name, text in PAGES.items() if MARKER.search(text)} == pages
 
 
 @pytest.mark.slow
