@@ -10,10 +10,12 @@ the splits is below the mean of the best one.
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.driver import command_line
 from finetune.commands.backbone_choice import candidates_of
 from finetune.features.backbone_ranking import fitted_head, rank, stratified_order
 from finetune.features.picture_features import Features, picture_features
@@ -33,29 +35,28 @@ def files_of(folder: Path) -> tuple[list[str], np.ndarray]:
 
 
 def features(
-    candidate: Candidate, folder: Path, size: int, kept: Path | None
+    candidate: Candidate, folder: Path, size: int, cache: Path | None
 ) -> dict[str, np.ndarray]:
-    """Return features and labels of train and test; from a file if they were computed before."""
-    file = (
-        None
-        if kept is None
-        else kept / f"{candidate.backbone.replace('/', '_')}-{folder.name}-{size}.npz"
-    )
-    if file is not None and file.is_file():
-        return dict(np.load(file))
-    about = {}
+    """Return features and labels of train and test; from a file of the cache if they were computed before."""
+    file = None
+    if cache is not None:
+        file = cache / f"{candidate.backbone.replace('/', '_')}-{folder.name}-{size}.npz"
+        if file.is_file():
+            return dict(np.load(file))
+    preparation = {}
     if is_timm(candidate.backbone):
-        told = describe(candidate.backbone, candidate.weights)
-        about = {name: getattr(told, name) for name in ("resize", "interpolation", "crop_share")}
+        description = describe(candidate.backbone, candidate.weights)
+        settings = ("resize", "interpolation", "crop_share")
+        preparation = {name: getattr(description, name) for name in settings}
     network = Features(candidate.backbone, candidate.weights, size)
-    found = {}
+    arrays = {}
     for split in ("train", "test"):
-        paths, found[f"{split}_y"] = files_of(folder / split)
-        found[split] = np.stack([*picture_features(network, paths, size, **about)])
+        paths, arrays[f"{split}_y"] = files_of(folder / split)
+        arrays[split] = np.stack([*picture_features(network, paths, size, **preparation)])
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(file, **found)
-    return found
+        np.savez(file, **arrays)
+    return arrays
 
 
 def trial(
@@ -70,50 +71,46 @@ def trial(
     accuracies = []
     for x in table.values():
         weight, bias = fitted_head(x[train], labels[train], num_classes)
-        accuracies.append(
-            float(((x[test] @ weight.T + bias).argmax(axis=1) == labels[test]).mean())
-        )
+        predicted = (x[test] @ weight.T + bias).argmax(axis=1)
+        accuracies.append(float((predicted == labels[test]).mean()))
     return chosen, accuracies
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.choice")
-    parser.add_argument("sets", nargs="+", type=Path)
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--splits", type=int, default=0)
-    parser.add_argument("--features", type=Path)
-    options = parser.parse_args()
-    candidates = candidates_of("auto", options.weights)
+def row(folder: Path, candidates: Sequence[Candidate], args: argparse.Namespace) -> list[str]:
+    """Return the table's row of a set."""
+    arrays = [features(candidate, folder, args.size, args.features) for candidate in candidates]
     listed = names(candidates)
-    print(f"| set | {' | '.join(listed)} | chosen | its mean | behind the best mean |")
-    for folder in options.sets:
-        found = [
-            features(candidate, folder, options.size, options.features) for candidate in candidates
-        ]
-        table = {
-            name: np.concatenate([one["train"], one["test"]])
-            for name, one in zip(listed, found, strict=True)
-        }
-        labels = np.concatenate([found[0]["train_y"], found[0]["test_y"]])
-        num_train = len(found[0]["train_y"])
-        splits = [np.split(np.arange(len(labels)), [num_train])]
-        if options.splits:
-            orders = [stratified_order(labels, 1000 + i) for i in range(options.splits)]
-            splits = [np.split(order, [int(_TRAIN_SHARE * len(labels))]) for order in orders]
-        results = [
-            trial(table, labels, train, test, seed) for seed, (train, test) in enumerate(splits)
-        ]
-        means = np.mean([accuracies for _, accuracies in results], axis=0)
-        own = np.mean([accuracies[listed.index(chosen)] for chosen, accuracies in results])
-        counts = ", ".join(
-            f"{name} {num}x" for name, num in Counter(chosen for chosen, _ in results).most_common()
-        )
-        cells = " | ".join(f"{mean:.3f}" for mean in means)
-        print(
-            f"| {folder.name} | {cells} | {counts} | {own:.3f} | {100 * (means.max() - own):.1f} |",
-            flush=True,
-        )
+    table = {
+        name: np.concatenate([one["train"], one["test"]])
+        for name, one in zip(listed, arrays, strict=True)
+    }
+    labels = np.concatenate([arrays[0]["train_y"], arrays[0]["test_y"]])
+    splits = [np.split(np.arange(len(labels)), [len(arrays[0]["train_y"])])]
+    if args.splits:
+        orders = [stratified_order(labels, 1000 + i) for i in range(args.splits)]
+        splits = [np.split(order, [int(_TRAIN_SHARE * len(labels))]) for order in orders]
+    results = [trial(table, labels, train, test, seed) for seed, (train, test) in enumerate(splits)]
+    means = np.mean([accuracies for _, accuracies in results], axis=0)
+    own = np.mean([accuracies[listed.index(chosen)] for chosen, accuracies in results])
+    counts = Counter(chosen for chosen, _ in results).most_common()
+    shown = ", ".join(f"{name} {num}x" for name, num in counts)
+    behind = f"{100 * (means.max() - own):.1f}"
+    return [folder.name, *(f"{mean:.3f}" for mean in means), shown, f"{own:.3f}", behind]
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("sets", nargs="+", type=Path, metavar="SET")
+    parser.add_argument("--weights", required=True, help="networks, separated by commas")
+    parser.add_argument("--size", type=int, default=128, help="pixels a side")
+    parser.add_argument("--splits", type=int, default=0, help="random splits of each set")
+    parser.add_argument("--features", type=Path, help="folder in which features are kept")
+    args = parser.parse_args()
+    candidates = candidates_of("auto", args.weights)
+    head = ["set", *names(candidates), "chosen", "its mean", "behind the best mean"]
+    print(f"| {' | '.join(head)} |")
+    for folder in args.sets:
+        print(f"| {' | '.join(row(folder, candidates, args))} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -178,18 +178,18 @@ def punctuality(records: Records) -> str:
     if not runs:
         return ""
     late = [(r, part) for r, part in runs if abs(part - 1) > targets.TOLERANCE]
-    told = [f"{number(r['setting']):g} min, {r['set']}, {r['seconds']:.0f} s" for r, _ in late]
+    named = [f"{number(r['setting']):g} min, {r['set']}, {r['seconds']:.0f} s" for r, _ in late]
     text = f"{verdict(not late)}. {len(runs) - len(late)} of {len(runs)} runs"
-    return f"{text}; not {'; '.join(told)}." if late else f"{text}."
+    return f"{text}; not {'; '.join(named)}." if late else f"{text}."
 
 
 def growth(points: Sequence[Point]) -> str:
     pairs = targets.no_better(points)
-    told = [
+    named = [
         f"{name_of(longer)} {longer.accuracy:.3f}, {name_of(less)} {less.accuracy:.3f}"
         for longer, less in pairs
     ]
-    return f"{verdict(not pairs)}. {'; '.join(told)}." if pairs else f"{verdict(True)}."
+    return f"{verdict(not pairs)}. {'; '.join(named)}." if pairs else f"{verdict(True)}."
 
 
 def calibration(records: Records) -> str:

@@ -181,14 +181,14 @@ def main() -> None:
     early, late = attack.memory
     good = attack.counts["good: 200"]
     furthest = round(attack.furthest, 6)
-    told = (
+    summary = (
         f"Of {args.number:,} requests by {CLIENTS} clients, a tenth bad, {good:,} good ones were answered and "
         f"{len(attack.wrong)} wrongly or not; the largest difference of a probability from `finetune predict` is "
         f"{furthest:g}. The service's memory was {early:.0f} MB after a fifth of them and {late:.0f} MB at "
         f"the end ({100 * (late / early - 1):+.1f} %)."
     )
-    print(told)
-    record = {"about": "attack", "what": "attack", "told": told, "counts": dict(attack.counts)}
+    print(summary)
+    record = {"about": "attack", "what": "attack", "told": summary, "counts": dict(attack.counts)}
     record |= {"wrong": attack.wrong, "memory": attack.memory, "furthest": furthest}
     keep(RECORDS, record, ("about",))
 
