@@ -69,7 +69,8 @@ class Limit:
     def step(self, setup: Setup) -> Step:
         """Return what trains on the batch once, or predicts it."""
         network = Classifier if self.channels_last else ContiguousClassifier
-        model = network([f"class {k}" for k in range(10)], weights=None).to(setup.device)
+        names = [f"class {k}" for k in range(10)]
+        model = network(names, weights=None, scheduler=None).to(setup.device)
         optimizer = model.configure_optimizers()
         shape = (self.batch_size, 3, setup.image_size, setup.image_size)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
