@@ -34,7 +34,7 @@ def serve(
 ) -> None:
     """Answer requests about pictures until Ctrl-C, with the answers of `finetune predict`.
 
-    The page is at http://127.0.0.1:8000, the API at /docs. Requests of all clients are classified together.
+    The page is at http://127.0.0.1:8000, the API at /openapi.json. Requests of all clients are classified together.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
@@ -79,7 +79,9 @@ def serve(
 
         def announce() -> None:
             print(told)
-            print(f"serving at {address_of(listener)} (API: /docs); Ctrl-C stops", flush=True)
+            print(
+                f"serving at {address_of(listener)} (API: /openapi.json); Ctrl-C stops", flush=True
+            )
             if token is None and not is_loopback(host):
                 log.warning(
                     "whoever reaches this machine at port %d may ask: --token WORD keeps others out",

@@ -30,13 +30,9 @@ class Addresses:
     def __init__(self, service: Service, has_token: bool) -> None:
         self.service, self.limits = service, service.limits
         self._page = render("serving/page.html", has_token=has_token, limits=self.limits)
-        self._docs = render("serving/docs.html", api=description(self.limits))
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(self._page)
-
-    async def docs(self, request: Request) -> Response:
-        return HTMLResponse(self._docs)
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(description(self.limits))
@@ -89,7 +85,6 @@ def make_app(service: Service, token: str | None, host: str) -> Starlette:
 
     routes = [
         Route("/", addresses.page),
-        Route("/docs", addresses.docs),
         Route("/openapi.json", addresses.openapi),
         Route("/healthz", addresses.healthz),
         Route("/readyz", addresses.readyz),

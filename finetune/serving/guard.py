@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from finetune.serving.refusal import Refused, drain
 from finetune.system.messages import shown
 
-_OPEN = {"/", "/docs", "/openapi.json", "/healthz", "/readyz"}  # which say nothing of the model
+_OPEN = {"/", "/openapi.json", "/healthz", "/readyz"}  # which say nothing of the model
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),

@@ -2,25 +2,16 @@
 
 import re
 
-import pytest
 from starlette.testclient import TestClient
 
 from finetune.serving.app import make_app
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
-def test_pages_need_nothing_from_elsewhere(client, path):
-    page = client.get(path)
+def test_the_page_needs_nothing_from_elsewhere(client):
+    page = client.get("/")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", page.text)
     assert "default-src 'none'" in page.text
-
-
-def test_the_docs_show_every_address_option_and_status(client):
-    page, api = client.get("/docs").text, client.get("/openapi.json").json()
-    predict = api["paths"]["/predict"]["post"]
-    for text in (*api["paths"], *(o["name"] for o in predict["parameters"]), *predict["responses"]):
-        assert text in page
 
 
 def test_health_and_readiness(client, service):
@@ -53,6 +44,8 @@ def test_other_addresses_and_methods_are_told_in_json(client):
     missing = client.get("/predic%0a" + "x" * 500)
     assert missing.status_code == 404 and len(missing.json()["error"]) < 300
     assert "/predict" in missing.json()["error"]
+    removed = client.get("/docs")
+    assert removed.status_code == 404 and "/openapi.json" in removed.json()["error"]
     wrong = client.get("/predict")
     assert (
         wrong.status_code == 405

@@ -290,15 +290,6 @@ def test_without_scripts_it_says_so(browser, address):
     context.close()
 
 
-def test_the_docs_know_where_they_are(browser, address):
-    context = browser.new_context()
-    page = context.new_page()
-    page.route("**/*", lambda route: route.continue_(url=address + "docs"))
-    page.goto("http://docs.localhost/docs")
-    assert page.locator(".here").first.inner_text() == "http://docs.localhost/"
-    context.close()
-
-
 def test_a_service_that_is_gone_is_told(page, picture):
     page.route("**/predict?*", lambda route: route.abort())
     give(page, picture())
