@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from finetune.serving.absolute_target import AbsoluteTarget
 from finetune.serving.guard import Guard
 from finetune.serving.openapi import description
 from finetune.serving.refusal import Refused
@@ -112,7 +111,6 @@ def make_app(service: Service, token: str | None, host: str) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(AbsoluteTarget),
             Middleware(Guard, token=token, host=host, seconds=service.limits.seconds),
         ],
         exception_handlers={HTTPException: told, Exception: failed},

@@ -1,8 +1,6 @@
 """Listening: a socket, uvicorn on it, and an end that leaves no accepted request without its answer."""
 
-import asyncio
 import gc
-import json
 import os
 import resource
 import signal
@@ -13,80 +11,14 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from finetune.serving.guard import is_loopback
 from finetune.system.messages import WrongUsage, reason
 
-_HEADER_SECONDS = 10.0  # for a connection to bring all headers of a request
-_READ_SECONDS = 30.0  # for a client to read something of what it was sent
 _MAX_HEADER_BYTES = 2**14
 # connections that the system holds until they are taken, which asyncio does with all of them at once
 _BACKLOG = 1024
 _FILES = 24  # that are open beside connections
-
-
-_BUSY = json.dumps({"error": "there are too many connections; try again in 10 s"}).encode()
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 10\r\n"
-    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_BUSY), _BUSY)
-)
-
-
-class PatientProtocol(H11Protocol):
-    """uvicorn's protocol in pure Python, which limits headers, and ends connections that don't bring them in time.
-
-    Nor does it wait for clients that read nothing of what they asked for.
-    """
-
-    _slow: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]
-        self.transport.set_write_buffer_limits(high=0)  # told of all that isn't read
-        if len(self.connections) > most_connections():
-            self.transport.write(_FULL)
-            self.transport.close()
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        for timer in (self._slow, self._unread):
-            if timer:
-                timer.cancel()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_reading()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._unread:
-            self._unread.cancel()
-
-    def _watch_reading(self, before: int | None = None) -> None:
-        left = self.transport.get_write_buffer_size()
-        if before is not None and left >= before:
-            self.transport.abort()
-        else:
-            self._unread = self.loop.call_later(_READ_SECONDS, self._watch_reading, left)
-
-    def _watch(self) -> None:
-        is_at_work = self.cycle is not None and not self.cycle.response_complete
-        if is_at_work and self._slow:
-            self._slow.cancel()
-            self._slow = None
-        elif not is_at_work and not self._slow:
-            self._slow = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
 
 
 class _Server(uvicorn.Server):
@@ -190,7 +122,7 @@ def serve_until_stopped(
     """
     config = uvicorn.Config(
         app,
-        http=PatientProtocol,
+        http="h11",  # the parser in pure Python, which limits headers
         ws="none",
         lifespan="on",
         loop="asyncio",
@@ -199,6 +131,7 @@ def serve_until_stopped(
         server_header=False,
         proxy_headers=False,
         backlog=_backlog(),
+        limit_concurrency=most_connections(),
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         timeout_graceful_shutdown=max(1, round(seconds)),
     )

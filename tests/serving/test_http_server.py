@@ -1,22 +1,17 @@
 """Sockets are taken before the work of loading, and what is wrong with an address is told in a line."""
 
-import asyncio
 import gc
-import json
 import resource
 import signal
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from processes import start_script
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from finetune.serving import http_server
 from finetune.serving.http_server import (
-    PatientProtocol,
     address_of,
     listen,
     most_connections,
@@ -70,120 +65,10 @@ def test_of_two_that_began_at_once_the_second_is_told():
             serve_until_stopped(lambda *_: None, second, 1, lambda: None, lambda: None)
 
 
-def connection(monkeypatch, script, app=None):
-    """Run a script against an app whose connections have half a second for their headers; return what came back."""
-    monkeypatch.setattr(http_server, "_HEADER_SECONDS", 0.5)
-
-    async def answer(scope, receive, send):
-        while (await receive()).get("more_body"):
-            pass
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
-        )
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    async def run():
-        loop = asyncio.get_running_loop()
-        config = Config(
-            app or answer,
-            http=PatientProtocol,
-            log_config=None,
-            h11_max_incomplete_event_size=2**14,
-        )
-        config.load()
-        state = ServerState()
-        server = await loop.create_server(
-            lambda: PatientProtocol(config, state, {}), "127.0.0.1", 0
-        )
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        try:
-            async with asyncio.timeout(10):
-                return await script(reader, writer)
-        finally:
-            writer.close()
-            server.close()
-
-    return asyncio.run(run())
-
-
-@pytest.mark.slow
-def test_who_brings_no_headers_in_time_is_let_go(monkeypatch):
-    async def silent(reader, writer):
-        return await reader.read()
-
-    async def slow(reader, writer):
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n")
-        for _ in range(20):
-            await asyncio.sleep(0.1)
-            if reader.at_eof():
-                break
-            writer.write(b"X-A: b\r\n")
-        return await reader.read()
-
-    async def slow_second(reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-        writer.write(b"GET / HTTP/1.1\r\n")
-        return await reader.read()
-
-    for script in (silent, slow, slow_second):
-        assert connection(monkeypatch, script) == b""
-
-
-@pytest.mark.slow
-def test_a_body_may_take_longer_than_headers(monkeypatch):
-    async def slow_body(reader, writer):
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n")
-        for _ in range(8):
-            await asyncio.sleep(0.15)
-            writer.write(b"x")
-        return await reader.readuntil(b"ok")
-
-    assert connection(monkeypatch, slow_body).startswith(b"HTTP/1.1 200")
-
-
-@pytest.mark.slow
-def test_a_connection_is_used_again(monkeypatch):
-    async def twice(reader, writer):
-        for _ in range(3):
-            await asyncio.sleep(0.3)
-            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            await reader.readuntil(b"ok")
-        return True
-
-    assert connection(monkeypatch, twice)
-
-
-def test_headers_have_a_limit(monkeypatch):
-    async def huge(reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * 40_000)
-        return await reader.read()
-
-    assert connection(monkeypatch, huge).startswith(b"HTTP/1.1 400")
-
-
 def test_connections_leave_files_for_those_that_come_next(monkeypatch):
     for files in (64, 1024):
         monkeypatch.setattr(resource, "getrlimit", lambda kind, files=files: (files, files))
         assert 8 <= most_connections() <= files - http_server._backlog() - 16
-
-
-def test_one_connection_too_many_is_told(monkeypatch):
-    async def second(reader, writer):
-        others = await asyncio.open_connection(*writer.get_extra_info("peername"))
-        told = await others[0].read()
-        others[1].close()
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        await reader.readuntil(b"ok")
-        return told
-
-    monkeypatch.setattr(http_server, "most_connections", lambda: 1)
-    head, _, body = connection(monkeypatch, second).partition(b"\r\n\r\n")
-    assert (
-        head.startswith(b"HTTP/1.1 503")
-        and b"Retry-After" in head
-        and "connections" in json.loads(body)["error"]
-    )
 
 
 _BUSY = """
@@ -260,25 +145,28 @@ def test_a_second_ctrl_c_waits_for_no_thread(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reads", [True, False])
-def test_who_does_not_read_is_let_go(monkeypatch, reads):
-    monkeypatch.setattr(http_server, "_READ_SECONDS", 1.5)
-    size = 20_000_000
+def test_headers_and_connections_have_a_limit(tmp_path):
+    """With 64 files there are 24 connections: a request beyond them is refused, and one within them is answered."""
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    script = few + _BUSY.replace("await asyncio.to_thread(time.sleep, 30)", _OK)
+    request = b"GET / HTTP/1.1\r\nHost: a\r\n"
+    with serving(script, tmp_path) as (_, port), ExitStack() as clients:
 
-    async def large(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200})
-        await send({"type": "http.response.body", "body": bytes(size)})
+        def connected():
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.settimeout(10)
+            return client
 
-    async def read(reader, writer):
-        writer.write(b"GET / HTTP/1.0\r\nHost: a\r\n\r\n")
-        got = 0
-        await asyncio.sleep(0 if reads else 4)
-        while content := await reader.read(1_000_000):
-            got += len(content)
-            await asyncio.sleep(0.05 if reads else 0)
-        return got
-
-    assert (connection(monkeypatch, read, large) > size) == reads
+        first = connected()
+        first.sendall(request + b"\r\n")
+        assert first.recv(1000).startswith(b"HTTP/1.1 200")
+        huge = connected()
+        huge.sendall(request + b"X-A: " + b"a" * 40_000)
+        assert huge.recv(1000).startswith(b"HTTP/1.1 400")
+        others = [connected() for _ in range(24)]
+        time.sleep(0.5)
+        others[0].sendall(request + b"\r\n")
+        assert others[0].recv(1000).startswith(b"HTTP/1.1 503")
 
 
 @pytest.mark.slow
