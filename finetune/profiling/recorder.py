@@ -1,4 +1,4 @@
-"""Measures a fit from inside: its steps in turn with those of a plain loop, and the parts of both."""
+"""Measures a fit from inside: its steps, and their parts."""
 
 import datetime
 import statistics
@@ -13,14 +13,12 @@ from pytorch_lightning.profilers import Profiler
 
 from finetune.distributed.signals import install_stop_at_once
 from finetune.profiling import step_timing
-from finetune.profiling.roofline import least_seconds, measured_rates
-from finetune.profiling.step_timing import PlainLoop, synchronize
+from finetune.profiling.step_timing import StepParts, synchronize
 from finetune.system.machine import num_cores, processor
 
 _WARM_UP = 4  # steps before anything is measured, at least
 _SECONDS = 2.0  # of each measurement, about
 _CHUNK = (3, 50)  # fewest and most steps of each
-_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
 
 
 class Measured(Exception):
@@ -46,8 +44,8 @@ class Waiting(Profiler):
 class Recorder(pl.Callback):
     """Ends the fit with `Measured` after `repeats` measurements of all parts.
 
-    A measurement is some steps of the fit, then as many of a plain loop. With several devices there is none of the
-    latter: the devices would have to leave the fit together.
+    A measurement is some steps of the fit. The parts of a step are measured on one device only: several would have to
+    leave the fit together.
     """
 
     def __init__(self, repeats: int) -> None:
@@ -56,8 +54,6 @@ class Recorder(pl.Callback):
         self.whole: list[float] = []
         self.waited: list[float] = []
         self.other: dict[str, float] = {}
-        self.floor: dict[str, float] = {}
-        self._plain: PlainLoop | None = None
         self._step = 0
         self._chunk = 0
         self._batch_size = 0
@@ -106,7 +102,7 @@ class Recorder(pl.Callback):
         taken = self._step - self._warm_up
         if taken < -1:
             return
-        # as often as the plain loop: a GPU's queue is not to run empty
+        # only around a measurement: a GPU's queue must not run empty within it
         if taken <= 0 or taken == self._chunk:
             synchronize(pl_module.device)
         if taken == 0 and self._chunk == 0:
@@ -121,8 +117,6 @@ class Recorder(pl.Callback):
             seconds = time.perf_counter() - self._began
             self.whole.append(seconds / self._chunk)
             self.waited.append(self.waiting.seconds / seconds)
-            if self._plain is not None:
-                self.parts.setdefault("plain", []).append(self._plain.steps(self._chunk))
             if len(self.whole) == self.repeats:
                 raise Measured
             self._step = 0
@@ -155,26 +149,12 @@ class Recorder(pl.Callback):
                 device,
                 self.repeats,
             )
-        self._plain = PlainLoop(pl_module, batch)
-        self.parts |= self._plain.parts(self.repeats)
-        precision = str(trainer.precision)
-        compute = next(
-            (dtype for name, dtype in _DTYPES.items() if precision.startswith(name)), torch.float32
-        )
-        try:
-            rates = measured_rates(device, compute)
-            least = least_seconds(self._plain.step, rates)
-            self.floor = {
-                **least,
-                "operations_per_second": rates.operations,
-                "bytes_per_second": rates.bytes,
-            }
-        except torch.OutOfMemoryError:  # the fit itself has room
-            self.floor = {}
-        if precision == "32-true":
+        parts = StepParts(pl_module, batch)
+        self.parts |= parts.seconds(self.repeats)
+        if str(trainer.precision) == "32-true":
             # as Lightning has it
             with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
-                other = self._plain.parts(self.repeats)
+                other = parts.seconds(self.repeats)
             self.other["bf16-mixed"] = sum(statistics.median(seconds) for seconds in other.values())
 
     def too_short(self) -> str:
@@ -209,7 +189,6 @@ class Recorder(pl.Callback):
             "seconds": seconds,
             "waited": self.waited,
             "other": self.other,
-            "floor": self.floor,
         }
 
 

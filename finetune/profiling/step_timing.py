@@ -1,4 +1,4 @@
-"""How long the parts of training take: reading and augmenting pictures, the loader alone, a plain loop, its parts."""
+"""How long the parts of training take: reading and augmenting images, the loader alone, the parts of a step."""
 
 import itertools
 import time
@@ -97,10 +97,10 @@ def loading(data: ImageDataModule, num: int, repeats: int) -> list[float]:
     return seconds[:repeats]
 
 
-class PlainLoop:
-    """Training without a framework: the same network, precision, optimizer and batch, on tensors already in place.
+class StepParts:
+    """The parts of a training step, one by one: the run's network, precision and optimizer, on one batch.
 
-    It learns at a rate of 0, so that the run it stands in keeps its weights; batch norm sees the batch once more.
+    The learning rate is 0, so that the run keeps its weights; batch norm sees the batch once more.
 
     Args:
         model: Attached to a trainer on one device.
@@ -125,20 +125,7 @@ class PlainLoop:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def step(self) -> None:
-        self.forward().backward()
-        self.update()
-
-    def steps(self, num: int) -> float:
-        """Take steps, and return the seconds of one."""
-
-        def run() -> None:
-            for _ in range(num):
-                self.step()
-
-        return clocked(run, self.device)[1] / num
-
-    def parts(self, repeats: int) -> dict[str, list[float]]:
+    def seconds(self, repeats: int) -> dict[str, list[float]]:
         """Return the seconds of each part by itself: on a GPU, without what overlaps."""
         parts: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
         for repeat in range(repeats + 1):

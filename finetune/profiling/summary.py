@@ -13,7 +13,6 @@ _ROWS = {
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer",
-    "plain": "plain loop, nothing to load",
     "whole": "whole",
 }
 _KEPT = {"pictures": "decoded pictures kept", "nothing": "nothing kept"}
@@ -39,16 +38,6 @@ def text(result: dict[str, Any]) -> str:
             lines.append(f"{title:34}{spread:>38}{_rate(size, values):>14,.0f}")
     waited = [100 * share for share in result["waited"]]
     lines += ["", f"waiting for data: {_percent(waited)} of the time"]
-    if plain := seconds.get("plain"):
-        ratios = [100 * p / w for p, w in zip(plain, seconds["whole"], strict=True)]
-        lines.append(f"speed beside the plain loop: {_percent(ratios)}")
-    if floor := result["floor"]:
-        times = statistics.median(seconds["plain"]) / floor["seconds"]
-        lines.append(
-            f"least time of a step: {_ms(floor['seconds'])} ms for {floor['operations'] / 1e9:,.1f} G operations and "
-            f"{floor['bytes'] / 1e9:,.2f} GB at the measured {floor['operations_per_second'] / 1e12:,.2f} T/s and "
-            f"{floor['bytes_per_second'] / 1e9:,.0f} GB/s; the plain loop takes {times:.1f} times that"
-        )
     lines += result.get("advice", [])
     for row in result.get("scaling", []):
         devices = f"{row['devices']} device{'s' * (row['devices'] > 1)}"
@@ -66,7 +55,7 @@ def advice(result: dict[str, Any]) -> list[str]:
         result["about"],
         {name: statistics.median(v) for name, v in result["seconds"].items() if v},
     )
-    if "plain" not in seconds:
+    if "forward" not in seconds:
         return []
     if statistics.median(result["waited"]) > _WAITS:
         lines = ["bottleneck: reading pictures"]
@@ -95,10 +84,6 @@ def advice(result: dict[str, Any]) -> list[str]:
             )
     if not about["compiled"] and about["device_type"] == "cuda":
         lines.append("may help: --model.compile true; add it here to measure it")
-    if seconds["plain"] / seconds["whole"] < 0.97:
-        lines.append(
-            f"what is not the network takes {100 * (1 - seconds['plain'] / seconds['whole']):.0f} % of a step"
-        )
     if len(lines) == 1:
         lines.append("would help: a smaller --data.image_size, or --model.freeze")
     return lines

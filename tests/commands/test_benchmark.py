@@ -33,11 +33,10 @@ def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsy
     found = json.loads(Path("out.json").read_text())
     assert found["about"]["precision"] == "32-true" and found["about"]["batch_size"] == 16
     seconds = found["seconds"]
-    for part in ("decode", "augment", "forward", "backward", "optimizer", "plain", "whole"):
+    for part in ("decode", "augment", "forward", "backward", "optimizer", "whole"):
         assert len(seconds[part]) == 3 and min(seconds[part]) > 0, part
         assert part in shown
     assert all(0 <= share < 1 for share in found["waited"])
-    assert found["floor"]["operations"] > 0
     assert "bf16-mixed" in found["other"]
     assert "waiting for data" in shown and "bottleneck" in shown
 

@@ -16,7 +16,7 @@ STEP = 0.02  # seconds
 
 @pytest.fixture
 def fit(monkeypatch, clock):
-    """A recorder in a fit on several devices, of which there is no plain loop, and what makes it take a step."""
+    """A recorder in a fit on several devices, where no parts are measured, and what makes it take a step."""
     monkeypatch.setattr(recorder, "_SECONDS", 3 * STEP)
     made = Recorder(repeats=2)
     made._batch_size = 4
@@ -41,7 +41,7 @@ def warm_up(fit, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_device_is_waited_for_as_often_as_in_the_plain_loop(fit, monkeypatch):
+def test_the_device_is_waited_for_only_around_a_measurement(fit, monkeypatch):
     waits = []
     monkeypatch.setattr(
         recorder,
@@ -93,7 +93,7 @@ def test_what_else_takes_time_is_in_it(fit, clock):
     assert fit.recorder.whole == pytest.approx([STEP + 1.0 / 3])
 
 
-def test_the_plain_loop_is_not_made_of_the_short_last_batch(fit, monkeypatch):
+def test_the_parts_are_not_measured_on_the_short_last_batch(fit, monkeypatch):
     seen = []
     monkeypatch.setattr(
         fit.recorder, "_prepare", lambda trainer, module, batch: seen.append(len(batch["label"]))

@@ -1,4 +1,4 @@
-"""The plain loop beside which a fit is measured: it computes the same, and leaves the fit alone."""
+"""The parts of a step that are measured: they compute what the fit computes, and leave the fit alone."""
 
 import copy
 import time
@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from finetune import Classifier, ImageFolderData
-from finetune.profiling.step_timing import PlainLoop, loading, reading
+from finetune.profiling.step_timing import StepParts, loading, reading
 
 
 @pytest.fixture
@@ -26,25 +26,25 @@ def fit(colours):
 
 
 @pytest.mark.slow
-def test_the_plain_loop_leaves_the_weights_alone_and_has_the_fits_loss(fit):
+def test_the_parts_leave_the_weights_alone_and_have_the_fits_loss(fit):
     model, _, batch = fit
     model.train()
     before = copy.deepcopy(dict(model.network.named_parameters()))
-    plain = PlainLoop(model, batch)
+    parts = StepParts(model, batch)
     expected = torch.nn.functional.cross_entropy(model(batch["image"]), batch["label"])
-    torch.testing.assert_close(plain.forward(), expected)
-    assert plain.steps(2) > 0
+    torch.testing.assert_close(parts.forward(), expected)
+    parts.seconds(2)
     assert all(torch.equal(before[name], p) for name, p in model.network.named_parameters())
     assert all(p.grad is None for p in model.network.parameters())
-    plain.optimizer.param_groups[0]["lr"] = 0.1  # and so it would be seen
-    plain.step()
+    parts.optimizer.param_groups[0]["lr"] = 0.1  # the control: a rate above 0 changes them
+    parts.seconds(1)
     assert not all(torch.equal(before[name], p) for name, p in model.network.named_parameters())
 
 
 @pytest.mark.slow
 def test_parts_are_measured_as_often_as_asked(fit):
     model, data, batch = fit
-    parts = PlainLoop(model, batch).parts(3)
+    parts = StepParts(model, batch).seconds(3)
     assert {name: len(seconds) for name, seconds in parts.items()} == {
         "forward": 3,
         "backward": 3,

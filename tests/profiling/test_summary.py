@@ -25,7 +25,6 @@ def result(**seconds: list[float]) -> dict:
         "forward": [0.1],
         "backward": [0.2],
         "optimizer": [0.02],
-        "plain": [0.32],
         "whole": [0.32],
     }
     return {
@@ -33,16 +32,14 @@ def result(**seconds: list[float]) -> dict:
         "seconds": {**parts, **seconds},
         "waited": [0.0],
         "other": {},
-        "floor": {},
     }
 
 
 def test_the_table_gives_median_spread_and_pictures_per_second():
-    shown = text(result(whole=[0.5, 0.4, 0.6], plain=[0.4, 0.4, 0.4]))
+    shown = text(result(whole=[0.5, 0.4, 0.6]))
     assert "500.0 (400.0 to 600.0), 3" in shown
     # 32 / 0.5
     assert next(line for line in shown.splitlines() if line.startswith("whole")).split()[-1] == "64"
-    assert "speed beside the plain loop: 80.0 % (66.7 to 100.0)" in shown
 
 
 def test_advice_names_the_bottleneck_and_what_was_measured_to_help():
@@ -61,7 +58,6 @@ def test_advice_names_the_bottleneck_and_what_was_measured_to_help():
     assert advice(slow)[1:] == ["would help: --data.num_workers 7, as many as cores are free"]
     slow["about"] |= {"cores": 2}
     assert "smaller --data.image_size" in advice(slow)[1]
-    assert "what is not the network takes 20 % of a step" in advice(result(whole=[0.4]))
 
 
 @pytest.mark.parametrize(("device_type", "efficiency"), [("cpu", 0.9), ("cuda", 0.45)])
