@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from finetune.data.datasets.fashion_mnist import FashionMNIST as FashionMNIST
     from finetune.data.datasets.image_folder import Hotdog as Hotdog
     from finetune.data.datasets.image_folder import ImageFolderData as ImageFolderData
-    from finetune.data.datasets.image_folder import SampleData as SampleData
+    from finetune.demo.sample_data import SampleData as SampleData
     from finetune.runs.mlflow_logger import MLFlowLogger as MLFlowLogger
     from finetune.runs.tensorboard_logger import TensorBoardLogger as TensorBoardLogger
     from finetune.runs.wandb_logger import WandbLogger as WandbLogger
@@ -39,7 +39,7 @@ _PUBLIC = {
     "LoadedModel": "finetune.api.loaded_model",
     "MLFlowLogger": "finetune.runs.mlflow_logger",
     "Prediction": "finetune.api.prediction",
-    "SampleData": "finetune.data.datasets.image_folder",
+    "SampleData": "finetune.demo.sample_data",
     "TensorBoardLogger": "finetune.runs.tensorboard_logger",
     "WandbLogger": "finetune.runs.wandb_logger",
     "WarmupCosine": "finetune.training.lr_schedulers",

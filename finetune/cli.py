@@ -34,7 +34,7 @@ LIGHTNING = {
 }
 OWN = {
     "demo": (
-        "finetune.commands.demo:demo",
+        "finetune.demo.demo:demo",
         "Run the whole main job offline on drawn pictures, in a few minutes",
     ),
     "by-hand": (

@@ -13,7 +13,7 @@ usual learning rate, `preparation` prepares pictures as weights of timm's say, `
 networks by the images, `minutes` chooses a length that ends in time, `trust` says what a checkpoint may import.
 `logger_names` finds loggers by name, `logged_sheet` draws test pictures for them. Our own: `benchmark` measures a fit,
 `by_hand` trains in parallel without a framework, `cache` lists what is kept, `check` says what is wrong with a data
-set, `demo` shows the whole job, `export` writes files for other programs, `parity` compares ways of using devices,
+set, `export` writes files for other programs, `parity` compares ways of using devices,
 `report` writes the page of a run, `serve` answers requests, `sheet` draws predicted pictures on one page.
 
 A new command is a module here and a row in `cli`. It reads flags, calls and prints; what it calls lies below.

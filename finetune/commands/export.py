@@ -16,7 +16,6 @@ import numpy as np
 import finetune
 from finetune.commands.trust import data_settings
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.datasets.synthetic import TARGET_CLASSES, draw
 from finetune.data.decode import decode
 from finetune.data.readers import files_to_predict
 from finetune.data.samplers import ESTIMATE, SHEET, some_of
@@ -27,6 +26,7 @@ from finetune.inference.export_about import about
 from finetune.inference.export_check import (
     Agreement,
     Run,
+    drawn_image,
     hold_against,
     hold_any_size_against,
     opened,
@@ -262,9 +262,7 @@ def _of_any_size(
 def _pictures(verify_on: str | None) -> tuple[list[Callable[[], np.ndarray]], str]:
     """Return what reads each picture (H, W, 3), and what they are."""
     if verify_on is None:
-        return [
-            partial(draw, name, (i,)) for i in range(_MOST // 2) for name in TARGET_CLASSES
-        ], "drawn pictures"
+        return [partial(drawn_image, i) for i in range(_MOST)], "drawn pictures"
     paths = files_to_predict(verify_on)
     chosen = np.sort(some_of(len(paths), _MOST, SHEET))
     what = "picture" if len(paths) == 1 else "pictures"

@@ -7,6 +7,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 import torch
 
@@ -22,6 +23,21 @@ _ROUNDS, _CALLS = 7, 5
 _MOST_TIMED = 4  # pictures as they are, which may be large
 # pictures (N, h, w, 3) uint8, prepared or not, to probabilities (N, K)
 Run = Callable[[np.ndarray], np.ndarray]
+
+
+def drawn_image(seed: int, size: int = 96) -> np.ndarray:
+    """Return an image (size, size, 3) of ellipses on a smooth background, in random colours and with some noise."""
+    rng = np.random.default_rng(seed)
+    background = rng.integers(0, 256, (4, 4, 3), np.uint8)
+    image = cv2.resize(background, (size, size), interpolation=cv2.INTER_CUBIC)
+    for _ in range(rng.integers(1, 6)):
+        centre = rng.integers(0, size, 2).tolist()
+        axes = rng.integers(4, size // 2, 2).tolist()
+        angle = float(rng.uniform(0, 180))
+        colour = rng.integers(0, 256, 3).tolist()
+        cv2.ellipse(image, centre, axes, angle, 0, 360, colour, cv2.FILLED)
+    noisy = rng.normal(image, rng.uniform(1, 7))
+    return np.clip(noisy, 0, 255).astype(np.uint8)
 
 
 class Agreement(NamedTuple):

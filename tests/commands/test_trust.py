@@ -22,7 +22,7 @@ from finetune.commands import export
 from finetune.commands.lightning_cli import run_lightning
 from finetune.commands.trust import data_settings
 from finetune.data.datasets.fashion_mnist import FashionMNIST
-from finetune.data.datasets.image_folder import SampleData
+from finetune.demo.sample_data import SampleData
 from finetune.serving import http_server
 
 

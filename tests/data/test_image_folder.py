@@ -3,7 +3,6 @@
 import logging
 import shutil
 import unicodedata
-from functools import partial
 from pathlib import Path
 
 import cv2
@@ -14,8 +13,7 @@ from colours import draw_colours
 from data_files import paths, real_data, small
 
 from finetune.data import seen_record
-from finetune.data.datasets import synthetic
-from finetune.data.datasets.image_folder import Hotdog, ImageFolderData, SampleData
+from finetune.data.datasets.image_folder import Hotdog, ImageFolderData
 
 
 def test_a_validation_split_is_a_part_of_train(colours):
@@ -110,11 +108,7 @@ def test_an_existing_folder_is_used_whatever_its_origin(colours, monkeypatch):
     monkeypatch.setattr(
         "finetune.data.datasets.image_folder.fetch_archive", lambda *_: pytest.fail("fetched")
     )
-    monkeypatch.setattr(
-        "finetune.data.datasets.synthetic.write_sample", lambda *_: pytest.fail("drawn")
-    )
-    for data_class in (Hotdog, SampleData):
-        assert data_class(str(colours)).class_names == ["blue", "green", "red"]
+    assert Hotdog(str(colours)).class_names == ["blue", "green", "red"]
 
 
 def test_a_missing_hotdog_folder_is_fetched(colours, tmp_path, monkeypatch):
@@ -133,21 +127,6 @@ def test_a_missing_hotdog_folder_is_fetched(colours, tmp_path, monkeypatch):
     ((url, sha1),) = asked
     # the book's
     assert url.endswith("/hotdog.zip") and sha1 == "fba480ffa8aa7e0febbb511d181409f899b9baa5"
-
-
-@pytest.mark.parametrize(("task", "num_classes"), [("source", 8), ("target", 2)])
-def test_a_missing_sample_folder_is_drawn(tmp_path, monkeypatch, task, num_classes):
-    counts = {"train": 2, "val": 1, "test": 1}
-    monkeypatch.setattr(
-        "finetune.data.datasets.synthetic.write_sample",
-        partial(synthetic.write_sample, counts=counts),
-    )
-    data = SampleData(str(tmp_path / task))
-    assert {split: len(part.labels) for split, part in data.splits.items()} == {
-        split: num * num_classes for split, num in counts.items()
-    }
-    with pytest.raises(ValueError, match="called source or target"):
-        SampleData(str(tmp_path / "other"))
 
 
 @pytest.mark.real

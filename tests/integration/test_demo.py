@@ -8,8 +8,8 @@ import yaml
 from paths import ROOT
 
 from finetune.commands import config_files
-from finetune.commands.demo import demo
-from finetune.data.datasets import synthetic
+from finetune.demo import drawing
+from finetune.demo.demo import demo
 from finetune.distributed.signals import Interrupted
 from finetune.runs.metrics_csv import read_metrics
 
@@ -18,8 +18,8 @@ GOLDEN = ROOT / "tests/golden/sample_losses.txt"
 
 @pytest.fixture
 def few_pictures(monkeypatch):
-    monkeypatch.setattr(synthetic, "NUM_SOURCE", {"train": 6, "val": 2, "test": 2})
-    monkeypatch.setattr(synthetic, "NUM_TARGET", {"train": 16, "val": 2, "test": 4})
+    monkeypatch.setattr(drawing, "NUM_SOURCE", {"train": 6, "val": 2, "test": 2})
+    monkeypatch.setattr(drawing, "NUM_TARGET", {"train": 16, "val": 2, "test": 4})
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, cap
         (tmp_path / name).write_text(yaml.safe_dump(config))
         return str(tmp_path / name)
 
-    with patch("finetune.commands.demo.find", short):
+    with patch("finetune.demo.demo.find", short):
         cli("demo", "--root", "out")
     out = capsys.readouterr().out
     for name in ("source", "finetuned", "scratch"):
@@ -78,7 +78,7 @@ def test_each_fit_has_one_device_and_ctrl_c_promises_nothing(cli, monkeypatch, t
         said.extend(arguments)
         raise Interrupted(2)
 
-    monkeypatch.setattr("finetune.commands.demo.run_lightning", stopped)
+    monkeypatch.setattr("finetune.demo.demo.run_lightning", stopped)
     with pytest.raises(Interrupted, match="^stopped by SIGINT$") as caught:  # there is no --resume
         demo(str(tmp_path))
     assert caught.value.exit_code == 130 and said[said.index("--trainer.devices") + 1] == "1"

@@ -25,7 +25,7 @@ NOT_TEXT = {"os.open", "Image.open", "zipfile.open", "archive.open"}
 RENAMES = {
     "system/files.py",
     "data/datasets/download.py",
-    "data/datasets/synthetic.py",
+    "demo/drawing.py",
     "runs/metrics_csv.py",
 }
 RENAMES |= {"runs/side_files.py"}

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as reference
 
 from finetune import Classifier, ImageFolderData
-from finetune.data.datasets.synthetic import SOURCE_CLASSES, write_sample
 from finetune.data.samplers import train_order
+from finetune.demo.drawing import SOURCE_CLASSES, write_sample
 from finetune.distributed import empty_shares
 from finetune.models.stages import batch_norms, head
 from finetune.runs.metrics_csv import read_metrics

@@ -1,4 +1,4 @@
-"""Data modules of picture files: any folder of labelled ones, the hotdog set and the drawn sample."""
+"""Data modules of picture files: any folder of labelled ones, and the hotdog set."""
 
 from pathlib import Path
 
@@ -95,19 +95,3 @@ class Hotdog(ImageFolderData):
     def obtain(self, root: Path) -> None:
         if not root.exists():
             fetch_archive(self.url, self.sha1, root)
-
-
-class SampleData(ImageFolderData):
-    """Drawn food, made where root does not exist; root ends in source (8 dishes) or target (hotdog or not)."""
-
-    default_root = "data/sample/target"
-
-    def obtain(self, root: Path) -> None:
-        if not root.exists():
-            from finetune.data.datasets.synthetic import write_sample
-
-            if root.name not in ("source", "target"):
-                raise ValueError(
-                    f"--data.root {root}: the sample's folder is called source or target"
-                )
-            write_sample(root.parent, "source" if root.name == "source" else "target")

@@ -8,30 +8,30 @@ import cv2
 import numpy as np
 import pytest
 
-from finetune.data.datasets import synthetic
+from finetune.demo import drawing
 
-CLASSES = synthetic.SOURCE_CLASSES + synthetic.TARGET_CLASSES
+CLASSES = drawing.SOURCE_CLASSES + drawing.TARGET_CLASSES
 COUNTS = {"train": 3, "val": 1, "test": 2}
 
 
 @pytest.mark.parametrize("class_name", CLASSES)
 def test_a_picture_depends_on_class_and_seed_alone(class_name):
-    picture = synthetic.draw(class_name, (0, 0, 1))
+    picture = drawing.draw(class_name, (0, 0, 1))
     np.random.seed(3)  # must not matter
     assert picture.shape == (96, 96, 3)
     assert picture.dtype == np.uint8
-    np.testing.assert_array_equal(picture, synthetic.draw(class_name, (0, 0, 1)))
+    np.testing.assert_array_equal(picture, drawing.draw(class_name, (0, 0, 1)))
     for seed in ((1, 0, 1), (0, 1, 1), (0, 0, 2)):
-        assert np.abs(picture.astype(float) - synthetic.draw(class_name, seed)).mean() > 5
+        assert np.abs(picture.astype(float) - drawing.draw(class_name, seed)).mean() > 5
 
 
 def test_another_size_shows_the_same_kind_of_picture():
-    assert synthetic.draw("pizza", (0,), size=48).shape == (48, 48, 3)
+    assert drawing.draw("pizza", (0,), size=48).shape == (48, 48, 3)
 
 
 @pytest.mark.parametrize("class_name", CLASSES)
 def test_no_picture_is_blank(class_name):
-    pictures = np.stack([synthetic.draw(class_name, (7, i)) for i in range(12)]).astype(float)
+    pictures = np.stack([drawing.draw(class_name, (7, i)) for i in range(12)]).astype(float)
     assert pictures.std((1, 2, 3)).min() > 8  # grey levels; noise alone gives at most 7
     assert 60 < pictures.mean() < 190
 
@@ -47,7 +47,7 @@ def test_the_drawing_is_the_one_that_was_calibrated():
     }
     for class_name, colour in expected.items():
         middle = np.mean(
-            [synthetic.draw(class_name, (9, i))[32:64, 32:64] for i in range(16)], (0, 1, 2)
+            [drawing.draw(class_name, (9, i))[32:64, 32:64] for i in range(16)], (0, 1, 2)
         )
         np.testing.assert_allclose(middle, colour, atol=3)
 
@@ -55,9 +55,9 @@ def test_the_drawing_is_the_one_that_was_calibrated():
 def test_each_name_draws_its_own_thing():
     # On the same empty table with the same random numbers; a misspelt name would leave the table empty.
     names = {
-        *synthetic.SOURCE_CLASSES,
-        *synthetic.OTHERS,
-        *synthetic.CLUTTER,
+        *drawing.SOURCE_CLASSES,
+        *drawing.OTHERS,
+        *drawing.CLUTTER,
         "hotdog",
         "plate",
         "nothing",
@@ -66,11 +66,11 @@ def test_each_name_draws_its_own_thing():
     for name in names:
         rng = np.random.default_rng(0)
         images[name] = np.full((96, 96, 3), 128, np.float32)
-        canvas = synthetic.Canvas(
+        canvas = drawing.Canvas(
             rng, images[name], np.zeros((96, 96), np.float32), 0.0, np.eye(2, 3)
         )
         canvas.place(0.5, 0.5, 0.4, 0.0)
-        synthetic.draw_thing(canvas, name)
+        drawing.draw_thing(canvas, name)
     assert (images["nothing"] == 128).all()
     for first, second in itertools.combinations(names, 2):
         assert np.abs(images[first] - images[second]).mean() > 0.5, (first, second)
@@ -78,10 +78,10 @@ def test_each_name_draws_its_own_thing():
 
 @pytest.mark.slow
 def test_a_hot_dog_is_a_bun_and_a_sausage():
-    assert "hotdog" not in synthetic.OTHERS + synthetic.SOURCE_CLASSES
+    assert "hotdog" not in drawing.OTHERS + drawing.SOURCE_CLASSES
     names = ("salad_bowl", "sandwich", "hotdog")
     middle = {
-        c: np.mean([synthetic.draw(c, (9, i))[40:56, 40:56] for i in range(16)], (0, 1, 2))
+        c: np.mean([drawing.draw(c, (9, i))[40:56, 40:56] for i in range(16)], (0, 1, 2))
         for c in names
     }
     redness = {c: colour[0] - colour[1] for c, colour in middle.items()}
@@ -91,18 +91,18 @@ def test_a_hot_dog_is_a_bun_and_a_sausage():
 
 def test_unknown_names_are_refused(tmp_path):
     with pytest.raises(ValueError, match="'pasta'"):
-        synthetic.draw("pasta", (0,))
+        drawing.draw("pasta", (0,))
     with pytest.raises(ValueError, match="'both'"):
-        synthetic.write_sample(tmp_path, "both")
+        drawing.write_sample(tmp_path, "both")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("task", "classes"),
-    [("source", synthetic.SOURCE_CLASSES), ("target", synthetic.TARGET_CLASSES)],
+    [("source", drawing.SOURCE_CLASSES), ("target", drawing.TARGET_CLASSES)],
 )
 def test_layout_counts_and_no_picture_twice(tmp_path, task, classes):
-    folder = synthetic.write_sample(tmp_path / "data", task, counts=COUNTS)
+    folder = drawing.write_sample(tmp_path / "data", task, counts=COUNTS)
     assert folder == tmp_path / "data" / task
     expected = {
         f"{s}/{c}/{i:04d}.png" for s, count in COUNTS.items() for c in classes for i in range(count)
@@ -113,29 +113,29 @@ def test_layout_counts_and_no_picture_twice(tmp_path, task, classes):
     assert len({path.read_bytes() for path in files.values()}) == len(files)
     assert os.listdir(folder.parent) == [task]
     stored = cv2.imread(str(folder / "train" / classes[0] / "0002.png"))[..., ::-1]
-    np.testing.assert_array_equal(stored, synthetic.draw(classes[0], (0, 0, 2)))
+    np.testing.assert_array_equal(stored, drawing.draw(classes[0], (0, 0, 2)))
 
 
 def test_a_split_does_not_depend_on_the_other_splits(tmp_path):
     whole = (
-        synthetic.write_sample(tmp_path / "whole", "target", counts=COUNTS) / "test/hotdog/0000.png"
+        drawing.write_sample(tmp_path / "whole", "target", counts=COUNTS) / "test/hotdog/0000.png"
     )
     alone = (
-        synthetic.write_sample(tmp_path / "alone", "target", counts={"test": 1})
+        drawing.write_sample(tmp_path / "alone", "target", counts={"test": 1})
         / "test/hotdog/0000.png"
     )
     other = (
-        synthetic.write_sample(tmp_path / "other", "target", seed=1, counts={"test": 1})
+        drawing.write_sample(tmp_path / "other", "target", seed=1, counts={"test": 1})
         / "test/hotdog/0000.png"
     )
     assert whole.read_bytes() == alone.read_bytes() != other.read_bytes()
 
 
 def test_an_existing_folder_is_left_as_it_is(tmp_path, monkeypatch):
-    folder = synthetic.write_sample(tmp_path, "target", counts={"val": 1})
+    folder = drawing.write_sample(tmp_path, "target", counts={"val": 1})
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    monkeypatch.setattr(synthetic, "draw", None)  # drawing again would fail
-    assert synthetic.write_sample(tmp_path, "target", counts=COUNTS) == folder
+    monkeypatch.setattr(drawing, "draw", None)  # drawing again would fail
+    assert drawing.write_sample(tmp_path, "target", counts=COUNTS) == folder
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
@@ -151,6 +151,6 @@ def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch, error
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", fail_at_third)
         with pytest.raises(type(error)):
-            synthetic.write_sample(tmp_path, "target", counts=COUNTS)
+            drawing.write_sample(tmp_path, "target", counts=COUNTS)
     assert not list(tmp_path.iterdir())
-    assert synthetic.write_sample(tmp_path, "target", counts=COUNTS).is_dir()
+    assert drawing.write_sample(tmp_path, "target", counts=COUNTS).is_dir()
