@@ -4,14 +4,12 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from finetune.system.lean_imports import import_less
 from finetune.system.quick_process import importing
 
 __version__ = "0.1.0"
 
 # albumentations asks a server for newer versions when it is imported, unless told not to: nothing leaves the machine.
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
-import_less()
 
 if TYPE_CHECKING:
     from finetune.api.fitted_run import FittedRun as FittedRun

@@ -18,9 +18,14 @@ from finetune.commands.error_lines import exit_code, one_line, stop_behind
 from finetune.commands.help_pages import help_page
 from finetune.commands.short_words import WORDS
 from finetune.distributed.ranks import end_with_first_process, forget_left_over
-from finetune.system.lean_imports import import_less
 from finetune.system.messages import did_you_mean, shown
-from finetune.system.quick_process import end_with, importing, leave_imported, own_process
+from finetune.system.quick_process import (
+    end_with,
+    import_torchmetrics,
+    importing,
+    leave_imported,
+    own_process,
+)
 from finetune.system.terminal import let_go, outlive_terminal
 from finetune.system.unraised import take_unraisable
 from finetune.system.utf8_mode import enter_utf8_mode
@@ -143,7 +148,6 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str], began: float | None = None) -> None:
     """Run the command that `arguments` begin with, since `began` on the clock of `time.monotonic`."""
-    import_less(has_plots=False)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help", "help"):
         print(_help())
@@ -165,6 +169,7 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         in_full = in_full_spelling(arguments)
         with _imports():
+            import_torchmetrics()
             from finetune.commands.lightning_cli import run_lightning
 
         # a data module's come with its class: these are those of a folder's

@@ -9,9 +9,11 @@ apart, to give memory back that the system takes anyhow: 1.6 s. (Medians of 3, 2
 import atexit
 import contextlib
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 _exit_code: int | None = None
 _is_ours = False
@@ -45,6 +47,24 @@ def importing() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def import_torchmetrics() -> None:
+    """Import torchmetrics without scipy.signal, which it opens only to add an old name to it (torchmetrics 1.9).
+
+    scipy.signal takes as long as the rest of torchmetrics. An empty module stands in for it during the import; whoever
+    imports scipy.signal later gets the real one.
+    """
+    name = "scipy.signal"
+    if "torchmetrics" in sys.modules or name in sys.modules:
+        return
+    stand_in = ModuleType(name)
+    stand_in.hamming = None  # type: ignore[attr-defined]
+    sys.modules[name] = stand_in
+    try:
+        importlib.import_module("torchmetrics")
+    finally:
+        del sys.modules[name]
 
 
 def leave_imported() -> None:

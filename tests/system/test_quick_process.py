@@ -118,3 +118,27 @@ def test_the_collector_comes_back_after_an_error():
     with pytest.raises(ImportError), importing():
         raise ImportError
     assert gc.isenabled()
+
+
+_SIGNAL = """
+import sys
+from finetune.system.quick_process import import_torchmetrics
+if sys.argv[1] == "before":
+    import scipy.signal
+if sys.argv[1] != "control":
+    import_torchmetrics()
+import torchmetrics.classification
+print("scipy.signal" in sys.modules)
+import scipy.signal
+print(scipy.signal.hilbert([1.0, 2.0]).shape, torchmetrics.Accuracy.__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "is_there"), [("quick", False), ("before", True), ("control", True)]
+)
+def test_torchmetrics_is_imported_without_scipy_signal(how, is_there):
+    command = [sys.executable, "-W", "error", "-c", _SIGNAL, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"{is_there}\n(2,) Accuracy\n", done.stderr
