@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from pytorch_lightning import Trainer
 
+from finetune import lightning_private
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import batches_within, num_reads, num_within, spread
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -35,7 +36,7 @@ def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
 
 def _first_validation(trainer: Trainer, num_batches: int) -> int:
     """Return after how many batches a fit validates first; 0 where a clock decides."""
-    if trainer._val_check_time_interval is not None:  # type: ignore[attr-defined]
+    if lightning_private.has_validation_clock(trainer):
         return 0
     interval, batches = (
         trainer.val_check_interval,

@@ -12,6 +12,7 @@ from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from pytorch_lightning.utilities import rank_zero_only
 
+from finetune import lightning_private
 from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
@@ -149,7 +150,9 @@ def check_strategy(strategy: Any) -> None:
     if isinstance(strategy, str):
         is_supported = strategy in _STRATEGIES
     elif isinstance(strategy, Strategy):
-        is_ddp = isinstance(strategy, DDPStrategy) and strategy._start_method == "popen"
+        is_ddp = isinstance(strategy, DDPStrategy) and lightning_private.starts_new_programs(
+            strategy
+        )
         is_supported = is_ddp or isinstance(strategy, SingleDeviceStrategy)
     else:
         is_supported = True  # settings of a class: checked again once it is instantiated
@@ -174,8 +177,7 @@ def patience(num: int, has_clock: bool = False) -> EarlyStopping:
 
 def make_ready(trainer: Trainer) -> Trainer:
     """Return a new Trainer with what Lightning leaves to others: its processes' end, arithmetic, memory, epochs."""
-    is_timed = trainer._val_check_time_interval is not None  # type: ignore[attr-defined]
-    if is_timed and trainer.world_size > 1:
+    if lightning_private.has_validation_clock(trainer) and trainer.world_size > 1:
         hint = "give trainer.val_check_interval in batches, or --devices 1"
         raise WrongUsage(
             f"several devices would each validate by a clock of its own, and wait for one another: {hint}"
@@ -189,11 +191,9 @@ def make_ready(trainer: Trainer) -> Trainer:
     logging.getLogger("pytorch_lightning.profilers.profiler").setLevel(logging.INFO)
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
-    # With max_steps Lightning takes an epoch that ended for one to go on with, and loses its successor on resume.
-    trainer.fit_loop._iteration_based_training = bool  # type: ignore  # gives False
-    if not getattr(trainer._accelerator_connector.cluster_environment, "auto_requeue", False):
-        # All devices would wait at every step for word of a SIGTERM, which SignalFlag hands on.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = bool  # type: ignore  # does nothing
+    lightning_private.count_ended_epochs(trainer)
+    if not lightning_private.has_auto_requeue(trainer):
+        lightning_private.disable_sigterm_broadcast(trainer)
     return trainer
 
 

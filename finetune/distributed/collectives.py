@@ -5,6 +5,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from finetune import lightning_private
+
 
 def all_sum(value: Tensor, num_devices: int) -> Tensor:
     """Return the sum of a number over all devices of a trainer; every device calls this at the same point.
@@ -25,4 +27,4 @@ def cpu_group(strategy: Any) -> Any:
     """
     if dist.get_backend() == "gloo":
         return dist.group.WORLD
-    return dist.new_group(backend="gloo", timeout=getattr(strategy, "_timeout", None))
+    return dist.new_group(backend="gloo", timeout=lightning_private.process_group_timeout(strategy))

@@ -5,6 +5,8 @@ import torch
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 
+from finetune import lightning_private
+
 
 def own_buffers(trainer: pl.Trainer) -> None:
     """Let each rank have its own buffers.
@@ -12,7 +14,7 @@ def own_buffers(trainer: pl.Trainer) -> None:
     DDP would broadcast them in the first evaluation batch too, which a rank without images never has.
     """
     if isinstance(trainer.strategy, DDPStrategy):
-        trainer.strategy._ddp_kwargs["broadcast_buffers"] = False
+        lightning_private.disable_buffer_broadcast(trainer.strategy)
 
 
 def zero_loss(module: nn.Module) -> Tensor:

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from finetune import lightning_private
 from finetune.system.terminal import say
 
 if TYPE_CHECKING:
@@ -57,20 +58,14 @@ def _end_with(pid: int) -> None:
 
 def take_over(trainer: "pl.Trainer") -> None:
     """Let this package alone decide when a trainer's processes end."""
-    from pytorch_lightning.strategies.launchers import subprocess_script
-
     ending.clear()
-    launcher, environment = (
-        trainer.strategy.launcher,
-        trainer._accelerator_connector.cluster_environment,
-    )
-    if isinstance(launcher, subprocess_script._SubprocessScriptLauncher):
+    launcher: Any = trainer.strategy.launcher
+    if lightning_private.is_subprocess_launcher(launcher):
         if not launcher.cluster_environment.creates_processes_externally:
             os.environ[_FIRST] = str(os.getpid())
-        subprocess_script._launch_process_observer = _observe  # type: ignore[assignment]
-    if not getattr(environment, "auto_requeue", False):
-        # Lightning's handlers would stand until training begins. On several devices that of SIGTERM waits for all.
-        trainer._signal_connector.register_signal_handlers = bool  # type: ignore  # does nothing
+        lightning_private.set_process_observer(_observe)
+    if not lightning_private.has_auto_requeue(trainer):
+        lightning_private.disable_signal_handlers(trainer)
 
 
 def _observe(processes: list[subprocess.Popen]) -> None:

@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from finetune import lightning_private
 from finetune.distributed.signals import install_stop_at_once
 from finetune.profiling import step_timing
 from finetune.profiling.recorder import Measured
@@ -129,7 +130,7 @@ def _copying(trainer: pl.Trainer, device: torch.device) -> float:
     """Return the seconds of copying a checkpoint, which is left out where there is no memory for it."""
     with suppress(MemoryError, RuntimeError):
         return step_timing.clocked(
-            lambda: copy_of(trainer._checkpoint_connector.dump_checkpoint()), device
+            lambda: copy_of(lightning_private.dump_checkpoint(trainer)), device
         )[1]
     return 0.0
 

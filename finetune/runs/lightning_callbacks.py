@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import (
 )
 from torch import nn
 
+from finetune import lightning_private
 from finetune.models.stages import batch_norms
 
 
@@ -32,7 +33,7 @@ class Rates(LearningRateMonitor):
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         super().on_train_batch_start(trainer, *args, **kwargs)
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        self.last = self._extract_stats(trainer, "any") if is_last else {}
+        self.last = lightning_private.learning_rates(self, trainer) if is_last else {}
 
     def state_dict(self) -> dict[str, Any]:
         # a run may go on in the validation that follows the last batch
@@ -50,7 +51,9 @@ def limits(trainer: pl.Trainer) -> dict[str, Any]:
         trainer.min_epochs is None and trainer.min_steps is not None
     )
     values: dict[str, Any] = {"min_epochs": min_epochs, "min_steps": trainer.min_steps}
-    values["max_time"] = next((c._duration for c in callbacks if isinstance(c, Timer)), None)
+    values["max_time"] = next(
+        (lightning_private.timer_seconds(c) for c in callbacks if isinstance(c, Timer)), None
+    )
     for c in callbacks:
         if isinstance(c, EarlyStopping):
             values[c.state_key] = [
@@ -84,12 +87,10 @@ def ended_by(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> str:
         return ""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         state = states.get(callback.state_key)
-        if (
-            isinstance(callback, Timer)
-            and state
-            and state["time_elapsed"]["train"] >= (callback._duration or math.inf)
-        ):
-            return f"trainer.max_time, {callback._duration:.0f} s"
+        if isinstance(callback, Timer) and state:
+            seconds = lightning_private.timer_seconds(callback) or math.inf
+            if state["time_elapsed"]["train"] >= seconds:
+                return f"trainer.max_time, {seconds:.0f} s"
         if (
             isinstance(callback, EarlyStopping)
             and state

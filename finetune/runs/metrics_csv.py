@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from finetune import lightning_private
 from finetune.runs.folder import Run
 from finetune.runs.side_files import set_aside
 from finetune.system.files import replace_text
@@ -76,14 +77,13 @@ class MetricsCSV(Logger):
 
         All devices call it, in `on_train_batch_end` or `on_train_epoch_end`, where all else has logged.
         """
-        connector, step = (
-            trainer._logger_connector,
-            trainer.fit_loop.epoch_loop._batches_that_stepped,
-        )
-        metrics = connector.metrics["log"] if is_epoch_end or connector.should_update_logs else {}
+        metrics = lightning_private.pending_metrics(trainer, is_epoch_end)
         if metrics:
             row = {name: value.item() for name, value in metrics.items()}
-            self.log_metrics({**row, "epoch": trainer.current_epoch}, step - is_epoch_end)
+            step = lightning_private.num_logged_steps(trainer)
+            if is_epoch_end:
+                step -= 1
+            self.log_metrics({**row, "epoch": trainer.current_epoch}, step)
 
     @rank_zero_only
     def log_epoch(

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
+from finetune import lightning_private
 from finetune.data.samplers import num_within
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.best_epoch import highest_of, lowest_kept
@@ -94,15 +96,13 @@ class Checkpoints(Checkpoint):
         batch_idx: int,
     ) -> None:
         loop = trainer.fit_loop.epoch_loop
-        assert trainer.fit_loop._data_fetcher is not None
-        if self._is_accumulating(trainer) or trainer.fit_loop._skip_backward:
-            # the latter is a pass that StochasticWeightAveraging makes for batch norm, and makes again
+        if self._is_accumulating(trainer) or lightning_private.is_extra_pass(trainer):
             return
         self._is_due |= (
             bool(self.every_n_steps) and trainer.global_step % (self.every_n_steps or 1) == 0
         )
         is_validated = "val" in trainer.datamodule.splits  # type: ignore[attr-defined]
-        is_next = is_validated and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+        is_next = is_validated and lightning_private.is_validation_next(trainer)
         if loop.batch_progress.is_last_batch or is_next:
             return
         self._is_due |= _ends(trainer)
@@ -111,20 +111,18 @@ class Checkpoints(Checkpoint):
             _write_ahead(trainer)
             self._save(trainer, "last")
         if signum:
-            trainer._logger_connector.on_batch_end()
-            # which Lightning would log after this hook
-            trainer._logger_connector.update_train_step_metrics()
+            lightning_private.log_batch(trainer)
             raise Interrupted(signum)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        loop = trainer.fit_loop.epoch_loop
-        if loop._should_accumulate() or trainer.fit_loop._skip_backward or _ends(trainer):
+        is_extra = lightning_private.is_extra_pass(trainer)
+        if lightning_private.is_accumulating(trainer) or is_extra or _ends(trainer):
             return  # it stops after the next step, or with the run
         if signum := self.signal.agreed(trainer):
             # Written as if validation had just begun, so that it is done again from its first picture.
-            progress: Any = loop.val_loop.batch_progress
+            progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
             progress.reset_on_run()
             progress.total.reset()
             progress.total.ready = progress.total.started = 1
@@ -151,14 +149,14 @@ class Checkpoints(Checkpoint):
         if self._is_accumulating(trainer):
             return
         if self._is_due or _ends(trainer):
-            loop: Any = trainer.fit_loop.epoch_loop
-            is_stopping, trainer.should_stop = trainer.should_stop, False
-            # A longer run has no validation here and counts the batch at once.
-            is_extra = not loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+            is_stopping = trainer.should_stop
+            trainer.should_stop = False
+            is_regular = lightning_private.is_validation_next(trainer)
             trainer.should_stop = is_stopping
-            loop._batches_that_stepped += is_extra
-            self._save(trainer, "last")
-            loop._batches_that_stepped -= is_extra
+            # A longer run has no validation here and counts the batch at once.
+            counting = nullcontext() if is_regular else lightning_private.counted_as_logged(trainer)
+            with counting:
+                self._save(trainer, "last")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_finite(trainer, "train/loss_epoch")
@@ -188,8 +186,7 @@ class Checkpoints(Checkpoint):
             trainer.strategy.barrier("last.ckpt")
             raise Interrupted(signum)
         self._epoch_began = time.monotonic()
-        # StochasticWeightAveraging's for batch norm
-        self._is_extra_pass = trainer.fit_loop._skip_backward
+        self._is_extra_pass = lightning_private.is_extra_pass(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write_deferred(trainer)
@@ -217,10 +214,11 @@ class Checkpoints(Checkpoint):
         if "last" in names:
             self._is_due = False
             self.wanted = limits(trainer) if trainer.should_stop else None
-            self.limits = self.wanted if self.wanted and trainer.fit_loop._can_stop_early else None
+            is_stopped = self.wanted and lightning_private.may_stop(trainer)
+            self.limits = self.wanted if is_stopped else None
         save: Callable[[Path], None] = trainer.save_checkpoint
         if may_wait and trainer.strategy.broadcast(self._deferred.may_wait()):
-            checkpoint = trainer._checkpoint_connector.dump_checkpoint()
+            checkpoint = lightning_private.dump_checkpoint(trainer)
             if not trainer.is_global_zero:
                 return
             if self._deferred.hold(names, checkpoint):
@@ -262,7 +260,7 @@ class Checkpoints(Checkpoint):
 
     def _is_accumulating(self, trainer: pl.Trainer) -> bool:
         """Return whether gradients wait for their step; a stop that comes meanwhile waits for it, too."""
-        is_waiting = trainer.fit_loop.epoch_loop._should_accumulate()
+        is_waiting = lightning_private.is_accumulating(trainer)
         self._is_stop_held |= trainer.should_stop
         trainer.should_stop = self._is_stop_held and not is_waiting
         return is_waiting
@@ -270,7 +268,7 @@ class Checkpoints(Checkpoint):
 
 def _ends(trainer: pl.Trainer) -> bool:
     """Return whether this step is the run's last one."""
-    is_stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
+    is_stopped = trainer.should_stop and lightning_private.may_stop(trainer)
     return is_stopped or 0 <= trainer.max_steps <= trainer.global_step
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from finetune import lightning_private
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed
 from finetune.data.seen import hold_against
@@ -362,7 +363,7 @@ class Classifier(ClipsEach):
         self.calibration = read_calibration(checkpoint)
         plain = checkpoint["finetune"].get("interpolation")
         self.interpolation = None if plain is None else Interpolation.from_plain(plain)
-        if self._trainer is not None:
+        if lightning_private.has_trainer(self):
             # Lightning does this after it has restored the weights: float64 would be rounded to float32 on its way.
             self.trainer.precision_plugin.convert_module(self)
             hold_against(checkpoint, self.trainer)

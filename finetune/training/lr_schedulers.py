@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from finetune import lightning_private
 from finetune.data.samplers import total_steps
 from finetune.system.messages import WrongUsage
 
@@ -176,7 +177,7 @@ class StepOnPlateau(pl.Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self._due = float(trainer.callback_metrics["val/loss"])
-        if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+        if lightning_private.is_epoch_trained(trainer):
             self._step(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

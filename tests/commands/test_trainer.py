@@ -14,6 +14,7 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelSummary, ProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
+from finetune import lightning_private
 from finetune.commands.lightning_cli import run_lightning
 from finetune.commands.trainer import check_strategy, make_ready
 from finetune.distributed.launch import cluster_environment, starts_processes
@@ -238,7 +239,8 @@ def test_devices_do_not_wait_at_every_step_for_word_of_a_signal(colours, cli, mo
     # else Lightning has another name for it
     assert callable(getattr(plain.fit_loop.epoch_loop, name))
     trainer = made(colours, "--trainer.devices", "2")
-    assert getattr(trainer.fit_loop.epoch_loop, name) is bool
+    broadcast = getattr(trainer.fit_loop.epoch_loop, name)
+    assert broadcast is lightning_private._do_nothing
     # then Lightning's handlers stand
     plain._accelerator_connector.cluster_environment.auto_requeue = True
     assert name not in vars(make_ready(plain).fit_loop.epoch_loop)

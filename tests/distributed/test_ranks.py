@@ -109,7 +109,7 @@ def test_lightning_installs_no_handlers_and_no_observer(monkeypatch, environment
             _signal_connector=signals,
         )
     )
-    assert signals.register_signal_handlers() is False  # done, and nothing done
+    assert signals.register_signal_handlers() is None  # done, and nothing done
     assert subprocess_script._launch_process_observer is ranks._observe
     assert os.environ["FINETUNE_FIRST_PROCESS"] == str(os.getpid())
 

@@ -1,0 +1,194 @@
+"""The private names of PyTorch Lightning that this package uses, one function each.
+
+Private names may change with any release, so no other module touches them, but for the private methods of LightningCLI
+that `commands/` overrides. All are written for Lightning 2.6; read these functions again before raising that version.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
+
+    import pytorch_lightning as pl
+    from pytorch_lightning.callbacks import LearningRateMonitor, Timer
+    from pytorch_lightning.strategies import DDPStrategy
+
+
+def _do_nothing(*args: Any) -> None:
+    pass
+
+
+def _return_false(*args: Any) -> bool:
+    return False
+
+
+# Processes and signals
+
+
+def has_auto_requeue(trainer: "pl.Trainer") -> bool:
+    """Return whether Lightning puts a stopped SLURM job back into the queue.
+
+    The Trainer has no public name for its cluster environment.
+    """
+    environment = trainer._accelerator_connector.cluster_environment
+    return getattr(environment, "auto_requeue", False)
+
+
+def disable_signal_handlers(trainer: "pl.Trainer") -> None:
+    """Keep Lightning from installing signal handlers.
+
+    They would stay in place until training begins. On several devices the SIGTERM handler waits for all of them.
+    """
+    trainer._signal_connector.register_signal_handlers = _do_nothing  # type: ignore[method-assign]
+
+
+def disable_sigterm_broadcast(trainer: "pl.Trainer") -> None:
+    """Keep the ranks from asking each other at every step whether one got SIGTERM.
+
+    The broadcast is read from the device, which empties the queue of a GPU. `SignalFlag` asks through the CPUs.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
+
+
+def is_subprocess_launcher(launcher: Any) -> bool:
+    """Return whether a strategy's launcher starts the script again for each device."""
+    from pytorch_lightning.strategies.launchers import subprocess_script
+
+    return isinstance(launcher, subprocess_script._SubprocessScriptLauncher)
+
+
+def set_process_observer(observe: "Callable[[list[subprocess.Popen]], None]") -> None:
+    """Replace the function that watches the processes of the other devices.
+
+    Lightning's own kills this process as soon as another one fails, even while this one still reports for all.
+    """
+    from pytorch_lightning.strategies.launchers import subprocess_script
+
+    subprocess_script._launch_process_observer = observe  # type: ignore[assignment]
+
+
+def starts_new_programs(strategy: "DDPStrategy") -> bool:
+    """Return whether a strategy starts its processes as new programs, not by fork or spawn."""
+    return strategy._start_method == "popen"
+
+
+def process_group_timeout(strategy: Any) -> timedelta | None:
+    """Return the timeout of a strategy's process group, None for a strategy without one."""
+    return getattr(strategy, "_timeout", None)
+
+
+def disable_buffer_broadcast(strategy: "DDPStrategy") -> None:
+    """Let each rank keep its own buffers.
+
+    These are arguments of DistributedDataParallel. A strategy object that the user made has taken its own already.
+    """
+    strategy._ddp_kwargs["broadcast_buffers"] = False
+
+
+# Where the loops are
+
+
+def count_ended_epochs(trainer: "pl.Trainer") -> None:
+    """Let an epoch that has ended count as ended also in a run with `max_steps`.
+
+    Lightning would take it for an epoch to go on with, and lose the next one on resume.
+    """
+    trainer.fit_loop._iteration_based_training = _return_false  # type: ignore[method-assign]
+
+
+def has_validation_clock(trainer: "pl.Trainer") -> bool:
+    """Return whether `val_check_interval` is a time, not a number of batches."""
+    return trainer._val_check_time_interval is not None  # type: ignore[attr-defined]
+
+
+def is_accumulating(trainer: "pl.Trainer") -> bool:
+    """Return whether gradients were computed that no optimizer step has used yet."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def is_extra_pass(trainer: "pl.Trainer") -> bool:
+    """Return whether this epoch trains nothing.
+
+    StochasticWeightAveraging adds it to compute the statistics of batch norm, and repeats it after a restart.
+    """
+    return trainer.fit_loop._skip_backward
+
+
+def may_stop(trainer: "pl.Trainer") -> bool:
+    """Return whether `min_epochs` and `min_steps` let a callback stop the run now."""
+    return trainer.fit_loop._can_stop_early
+
+
+def is_validation_next(trainer: "pl.Trainer") -> bool:
+    """Return whether validation follows the present batch."""
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def is_epoch_trained(trainer: "pl.Trainer") -> bool:
+    """Return whether all batches of the epoch were trained on."""
+    return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+
+
+def num_logged_steps(trainer: "pl.Trainer") -> int:
+    """Return the step that Lightning logs the next metrics with."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+@contextmanager
+def counted_as_logged(trainer: "pl.Trainer") -> Iterator[None]:
+    """Count the present batch among the logged steps for the duration of a block.
+
+    Lightning counts it after validation; a checkpoint that is written before would lack it.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    loop._batches_that_stepped += 1
+    try:
+        yield
+    finally:
+        loop._batches_that_stepped -= 1
+
+
+# Metrics and checkpoints
+
+
+def log_batch(trainer: "pl.Trainer") -> None:
+    """Log the metrics of the present batch, which Lightning does only after the hooks of the callbacks."""
+    trainer._logger_connector.on_batch_end()
+    trainer._logger_connector.update_train_step_metrics()
+
+
+def pending_metrics(trainer: "pl.Trainer", is_epoch_end: bool) -> Mapping[str, Any]:
+    """Return the metrics that Lightning will log after the hooks of the callbacks."""
+    connector = trainer._logger_connector
+    if is_epoch_end or connector.should_update_logs:
+        return connector.metrics["log"]
+    return {}
+
+
+def dump_checkpoint(trainer: "pl.Trainer") -> dict[str, Any]:
+    """Return a checkpoint without writing it: `trainer.save_checkpoint` writes it at once."""
+    return trainer._checkpoint_connector.dump_checkpoint()
+
+
+# Modules and callbacks
+
+
+def has_trainer(module: "pl.LightningModule") -> bool:
+    """Return whether a Trainer runs this module; the public `trainer` raises an error where none does."""
+    return module._trainer is not None
+
+
+def learning_rates(monitor: "LearningRateMonitor", trainer: "pl.Trainer") -> dict[str, float]:
+    """Return the present learning rates by the names that a monitor logs them under, logged or not."""
+    return monitor._extract_stats(trainer, "any")
+
+
+def timer_seconds(timer: "Timer") -> float | None:
+    """Return the seconds after which a Timer ends a run, None for no limit."""
+    return timer._duration
