@@ -15,6 +15,7 @@ from finetune.commands.fit_checks import check_begun_from, check_has_both_classe
 from finetune.commands.kept_weights import is_settled, keep_best_weights
 from finetune.commands.logged_sheet import log_sheet
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.seen import continue_record, exclude_seen
 from finetune.distributed.signals import Interrupted
 from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
@@ -119,6 +120,8 @@ def fit(
     if ranking is not None:
         run.about["backbone_ranking"] = ranking
     datamodule.is_fitted = True
+    if first is not None:
+        continue_record(datamodule, read_checkpoint(first), trainer.is_global_zero)
     # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.ckpt_path = first
     trainer.fit(model, datamodule=datamodule, **kwargs)
@@ -182,14 +185,16 @@ def _test(
         told = "ended after epoch %d: no higher val/accuracy in --patience %d validations"
         log.info(told, trainer.current_epoch, options.patience)
     keep_best_weights(trainer, model, data, run)
+    checkpoint = read_checkpoint(best) if best.exists() else None
     if has_test:
-        if not best.exists():
+        if checkpoint is None:
             raise ValueError(
                 f"nothing was trained in {run.path}: a limit ended it before its first step"
             )
+        exclude_seen(data, "test", checkpoint, trainer.is_global_zero)
         trainer.test(model, datamodule=data, ckpt_path=best, verbose=False)
         log_sheet(trainer, data, model.class_names, run.file("test_predictions.csv"))
-    calibration = read_calibration(read_checkpoint(best)) if best.exists() else Calibration()
+    calibration = Calibration() if checkpoint is None else read_calibration(checkpoint)
     if trainer.is_global_zero:
         for line in () if has_test else calibration.told(model.class_names):  # a test has said it
             print(line, flush=True)

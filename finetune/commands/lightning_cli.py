@@ -33,6 +33,7 @@ from finetune.commands.short_words import both, with_options
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.ranks import ending
 from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
@@ -59,6 +60,8 @@ yaml.SafeDumper.add_multi_representer(
 # What jsonargparse reads as a number though YAML 1.1 does not: a folder called so is written in quotes.
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 yaml.SafeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+
+_EVALUATED = {"validate": "val", "test": "test"}  # the split that a command evaluates
 
 
 class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
@@ -241,6 +244,13 @@ class FinetuneCLI(LightningCLI):
             subcommand,
             self.config[subcommand].get("test_after_fit"),
         )
+        if self.checkpoint is not None and subcommand in _EVALUATED:
+            exclude_seen(
+                self.datamodule,
+                _EVALUATED[subcommand],
+                self.checkpoint,
+                self.trainer.is_global_zero,
+            )
         if subcommand == "predict":
             return {**kwargs, "return_predictions": False}
         return kwargs if subcommand == "fit" else {**kwargs, "verbose": False}

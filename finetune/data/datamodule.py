@@ -25,7 +25,7 @@ from finetune.data.image_cache import CacheOfSplits
 from finetune.data.loader import BATCHES_AHEAD, BatchesAhead, Loader, end_workers, loader_options
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed, spread
-from finetune.data.seen_record import Seen
+from finetune.data.seen_record import Seen, joined
 from finetune.data.size_schedule import parse_sizes, scheduled
 from finetune.data.splits import Split, unlabelled
 from finetune.data.train_loader import TrainLoader
@@ -139,6 +139,8 @@ class ImageDataModule(pl.LightningDataModule):
         self.fingerprint = ""
         self.is_fitted = False
         self.seen: Seen | None = None  # what training sees
+        # what was trained on before the checkpoint that a fit continues from
+        self.seen_before: Seen | None = None
         if predict is not None:
             self.splits["predict"] = unlabelled(predict, on_bad_image == "skip", is_first_process())
         else:
@@ -162,6 +164,8 @@ class ImageDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         self.is_fitted |= stage == "fit"
+        if stage == "fit" and self.seen and self.seen_before:
+            self.seen = joined(self.seen, self.seen_before)
         self._cache, self._ahead = CacheOfSplits(), BatchesAhead()  # of another fit, perhaps
 
     def teardown(self, stage: str) -> None:

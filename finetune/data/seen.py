@@ -9,18 +9,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from finetune.data.contents import UNKNOWN, file_digests
-from finetune.data.seen_record import Seen, file_sizes, joined, unpacked
+from finetune.data.seen_record import Seen, file_sizes, unpacked
 from finetune.data.splits import SET_APART, Split, hashes
 from finetune.system.messages import counted, shown
-
-if TYPE_CHECKING:
-    import pytorch_lightning as pl
-
 
 log = logging.getLogger(__name__)
 
@@ -34,41 +30,52 @@ def describe(name: str, split: Split, root: str | None) -> str:
     return f"{num} {name} picture{'s' * (num != 1)} of {root} ({split.origin})"
 
 
-def hold_against(checkpoint: Mapping[str, Any], trainer: "pl.Trainer") -> None:
-    """Make sure that `validate` and `test` measure pictures that training has not seen; warn where `fit` sees others.
+def continue_record(data: Any, checkpoint: Mapping[str, Any], is_told: bool = True) -> None:
+    """Let a fit that continues from a checkpoint also record the images that were trained on before it.
 
-    Class folders without splits are measured whole where they are not what the checkpoint was trained on.
+    Args:
+        data: The data module of the fit, before the fit begins.
+        checkpoint: The checkpoint.
+        is_told: Whether this process warns of images that the checkpoint was not trained on.
+    """
+    known = checkpoint["finetune"].get("seen")
+    if not known and is_told:
+        log.warning(
+            "the checkpoint, of an older version, does not say what it was trained on: not checked"
+        )
+    elif known and is_told and checkpoint["finetune"]["data_fingerprint"] != data.fingerprint:
+        log.warning(
+            "the training pictures are not those that this run began with: it will end differently"
+        )
+    if known:
+        data.seen_before = unpacked(known)
+
+
+def exclude_seen(
+    data: Any, split: str, checkpoint: Mapping[str, Any], is_told: bool = True
+) -> None:
+    """Leave the images that a checkpoint was trained on out of a split, before it is evaluated.
+
+    Class folders without splits are evaluated completely if they are not what the checkpoint was trained on.
+
+    Args:
+        data: The data module; its split changes.
+        split: `val` or `test`.
+        checkpoint: The checkpoint.
+        is_told: Whether this process logs what is evaluated.
 
     Raises:
-        ValueError: Pictures to be measured were trained on.
+        ValueError: Images to be evaluated were trained on.
     """
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    known = checkpoint["finetune"].get("seen")
-    if getattr(data, "splits", None) is None:
-        return  # loaders without a data module
-    command, is_told = trainer.state.fn, trainer.is_global_zero
-    split = "val" if command == "validate" else "test" if command == "test" else None
-    if command == "fit":
-        if not known and is_told:
+    if not keep_unseen(data, split, checkpoint, is_told):
+        data.take_whole(split)
+        leave_out_copies(data, split, checkpoint, is_told)
+    if is_told and split in data.splits and not data.is_fitted:
+        log.info(describe(split, data.splits[split], data.root))
+        if not checkpoint["finetune"].get("seen"):
             log.warning(
-                "the checkpoint, of an older version, does not say what it was trained on: not checked"
+                "the checkpoint, of an older version, does not say what it has seen of them: not checked"
             )
-        elif known and is_told and checkpoint["finetune"]["data_fingerprint"] != data.fingerprint:
-            log.warning(
-                "the training pictures are not those that this run began with: it will end differently"
-            )
-        if known and data.seen:
-            data.seen = joined(data.seen, unpacked(known))
-    elif split:
-        if not keep_unseen(data, split, checkpoint, is_told):
-            data.take_whole(split)
-            leave_out_copies(data, split, checkpoint, is_told)
-        if is_told and split in data.splits and not data.is_fitted:
-            log.info(describe(split, data.splits[split], data.root))
-            if not known:
-                log.warning(
-                    "the checkpoint, of an older version, does not say what it has seen of them: not checked"
-                )
 
 
 def keep_unseen(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: bool = True) -> bool:

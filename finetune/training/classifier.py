@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from finetune import lightning_private
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed
-from finetune.data.seen import hold_against
 from finetune.distributed.collectives import all_sum
 from finetune.distributed.empty_shares import own_buffers, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
@@ -366,7 +365,6 @@ class Classifier(ClipsEach):
         if lightning_private.has_trainer(self):
             # Lightning does this after it has restored the weights: float64 would be rounded to float32 on its way.
             self.trainer.precision_plugin.convert_module(self)
-            hold_against(checkpoint, self.trainer)
             self.train_metrics.restore(
                 checkpoint["finetune"]["train_metrics"], self.trainer.is_global_zero
             )
