@@ -8,9 +8,10 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -196,108 +197,178 @@ class Canvas:
             self.paint(colours[i % len(colours)], blob, bulge=bulge, shadow=bulge / 2, width=0.05)
 
 
+def draw_burger(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a burger."""
+    c.paint(bread, c.blob(1, 0.9, y=c.rng.uniform(0, 0.15)), bulge=0.8, shadow=0.4, width=0.2)
+    c.paint(bread, log(0.95, 0.25, y=0.6), shadow=0.2)
+    for k, filling in enumerate(c.rng.permutation([PATTY, PATTY, LETTUCE, TOMATO, CHEESE])[:4]):
+        c.paint(
+            filling,
+            log(1.02, 0.1, y=0.15 + 0.12 * k, ripple=0.035, turns=turns),
+            shadow=0.3,
+            width=0.06,
+        )
+    for x in c.rng.uniform(-0.6, 0.6, c.rng.integers(14)):  # sesame
+        c.paint(CREAM, c.blob(0.05, 0.03, x, c.rng.uniform(-0.6, -0.3)), bulge=0)
+
+
+def draw_donut(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a donut."""
+    hole = c.rng.uniform(0.22, 0.34)
+    c.paint(CRUST, c.blob(1, wobble=0.03), c.blob(hole), bulge=0.9, shadow=0.5, width=0.2)
+    glaze = (c.blob(0.87, wobble=0.08), c.blob(hole + 0.07, wobble=0.15))
+    c.paint(c.pick(CHOCOLATE, PINK, MINT, WHITE, TOAST), *glaze, bulge=0.7)
+    for angle in np.arange(0, 6, c.rng.uniform(0.25, 2)):  # sprinkles
+        x, y = c.rng.uniform(hole + 0.2, 0.75) * np.array([math.cos(angle), math.sin(angle)])
+        c.paint(c.pick(WHITE, MUSTARD, PINK, BLUE), c.blob(0.09, 0.03, x, y, turn=9 * x), bulge=0)
+
+
+def draw_eclair(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw an eclair."""
+    c.paint(bread, log(0.95, 0.38), bulge=0.8, shadow=0.5)
+    c.paint(c.pick(CHOCOLATE, CHOCOLATE, PINK, WHITE), log(0.86, 0.25), bulge=0.6)
+    c.paint(c.pick(CREAM, CHOCOLATE, MINT), log(0.7, 0.035, ripple=0.11, turns=turns), bulge=0)
+
+
+def draw_fried_egg(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw fried eggs."""
+    c.paint(c.pick(WHITE, CREAM), c.blob(1, wobble=0.22), bulge=0.3, shadow=0.3)
+    for x in (c.rng.uniform(-0.4, 0), c.rng.uniform(0.1, 0.4))[c.rng.integers(2) :]:
+        c.paint(YOLK, c.blob(0.36, x=x, y=0.4 * x, wobble=0.05), bulge=0.8, shadow=0.15)
+        c.paint(
+            WHITE,
+            c.blob(0.06, 0.06, x + 0.15 * math.cos(c.sun), 0.4 * x + 0.15 * math.sin(c.sun)),
+            bulge=0,
+        )
+
+
+def draw_ice_cream(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw an ice cream."""
+    c.paint(CRUST, np.array([[-0.42, 0], [0.42, 0], [0.05, 1.15], [-0.05, 1.15]]), shadow=0.4)
+    for x in (-0.24, -0.08, 0.08, 0.24):  # the waffle
+        c.paint(BREAD, c.blob(0.3, 0.02, 0.6 * x, 0.3, turn=1.2 if x < 0 else 1.9), bulge=0)
+    for x, y in ((0, -0.75), (-0.3, -0.2), (0.3, -0.2))[c.rng.integers(3) :]:
+        scoop = c.blob(0.42, x=x, y=y, wobble=0.08)
+        c.paint(
+            c.pick(CHOCOLATE, PINK, MINT, CREAM, CHEESE),
+            scoop,
+            bulge=0.8,
+            shadow=0.25,
+            width=0.15,
+        )
+
+
+def draw_pizza(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a pizza."""
+    c.paint(CRUST, c.blob(1, wobble=0.04), bulge=0.8, shadow=0.4)
+    c.paint(TOMATO, c.blob(0.86, wobble=0.05), bulge=-0.3)
+    c.paint(c.pick(CHEESE, CHEESE, CREAM), c.blob(0.82, wobble=0.1), bulge=0.2)
+    c.dots([c.pick(KETCHUP, SALMON, TOMATO)], 13, 0.65, 0.15, 0.15, 0.3)
+    c.dots([c.pick(HERB, CHOCOLATE)], 9, 0.6, 0.12, 0.06, 0.3)
+
+
+def draw_salad_bowl(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a salad bowl."""
+    c.paint(c.pick(WHITE, STEEL, CRUST, MINT), c.blob(1), shadow=0.5)
+    c.paint(HERB, c.blob(0.86), bulge=-0.5)
+    c.dots([HERB, LETTUCE, LIME, PURPLE], 32, 0.66, 0.28, 0.16, 0.6)
+    c.dots([TOMATO, CREAM, TOAST], 10, 0.6, 0.14, 0.13, 0.5)
+
+
+def draw_sandwich(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a sandwich."""
+    c.paint(bread, log(0.98, 0.42), bulge=0.8, shadow=0.5)
+    c.paint(LETTUCE, log(0.98, 0.18, 0, 0.16, 0.06, turns), shadow=0.3)
+    c.paint(c.pick(TOMATO, PINK, CHEESE), log(0.92, 0.17, 0, 0.07, 0.03, turns), shadow=0.3)
+    c.paint(bread, log(0.96, 0.26, y=-0.16), bulge=0.8, shadow=0.3)
+
+
+def draw_hotdog(
+    c: Canvas, bread: Colour, turns: float, has_bun: bool = True, has_sausage: bool = True
+) -> None:
+    """Draw a hotdog, or one of its parts alone."""
+    bend = c.rng.normal(0, 0.06)
+    half = c.rng.uniform(0.34, 0.44)
+    if has_bun:
+        c.paint(bread, log(0.98, half, bend), bulge=0.8, shadow=0.5, width=0.15)
+        c.paint(TOAST, log(0.88, 0.45 * half, bend), bulge=-0.5, width=0.06)
+    if has_sausage:
+        c.paint(
+            c.pick(PORK, BEEF, SMOKED),
+            log(c.rng.uniform(0.95, 1.15), 0.47 * half, bend),
+            bulge=0.8,
+            shadow=0.4,
+        )
+    for sauce in c.rng.permutation([MUSTARD, KETCHUP])[c.rng.integers(3) :]:
+        c.paint(
+            sauce,
+            log(0.75, 0.05, bend, 0, c.rng.uniform(0.05, 0.13), turns),
+            shadow=0.15,
+            width=0.04,
+        )
+
+
+def draw_banana(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a banana."""
+    c.paint(MUSTARD, log(1, 0.2, c.rng.uniform(0.25, 0.5), -0.2), bulge=0.8, shadow=0.4)
+
+
+def draw_plate(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a plate."""
+    c.paint(c.pick(WHITE, STEEL, SLATE, MINT, PINK, TOAST), c.blob(1), bulge=0.3, shadow=0.5)
+    c.paint(c.pick(WHITE, CREAM, STEEL), c.blob(0.76), bulge=-0.25)
+
+
+def draw_knife(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a knife."""
+    c.paint(STEEL, log(1.4, 0.08), shadow=0.4)
+
+
+def draw_cup(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a cup with a drink."""
+    c.paint(c.pick(WHITE, MINT, TOMATO), c.blob(0.75), shadow=0.5)
+    c.paint(c.pick(CHOCOLATE, PATTY, CHEESE), c.blob(0.6), bulge=-0.5)
+
+
+def draw_board(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw a board or a napkin."""
+    c.paint(c.pick(WHITE, PINK, TOMATO, CRUST, TOAST), log(0.95, 0.8), bulge=0.2, shadow=0.4)
+
+
+def draw_crumbs(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw crumbs."""
+    c.dots([BREAD, CRUST], 14, 1, 0.08, 0.06, 0.4)
+
+
+# Each takes the colour of bread and the turns of a ripple, which are drawn for all things.
+_DRAWINGS: dict[str, Callable[[Canvas, Colour, float], None]] = {
+    "burger": draw_burger,
+    "donut": draw_donut,
+    "eclair": draw_eclair,
+    "fried_egg": draw_fried_egg,
+    "ice_cream": draw_ice_cream,
+    "pizza": draw_pizza,
+    "salad_bowl": draw_salad_bowl,
+    "sandwich": draw_sandwich,
+    "hotdog": draw_hotdog,
+    "bun": partial(draw_hotdog, has_sausage=False),
+    "sausage": partial(draw_hotdog, has_bun=False),
+    "banana": draw_banana,
+    "plate": draw_plate,
+    "knife": draw_knife,
+    "cup": draw_cup,
+    "board": draw_board,
+    "napkin": draw_board,
+    "crumbs": draw_crumbs,
+}
+
+
 def draw_thing(c: Canvas, name: str) -> None:
     """Draw a dish, a part of one, or what else stands on a table, where the canvas is placed."""
-    rng = c.rng
     bread = c.pick(BREAD, CRUST, TOAST)
     turns = c.rng.uniform(9, 20)
-    if name == "burger":
-        c.paint(bread, c.blob(1, 0.9, y=rng.uniform(0, 0.15)), bulge=0.8, shadow=0.4, width=0.2)
-        c.paint(bread, log(0.95, 0.25, y=0.6), shadow=0.2)
-        for k, filling in enumerate(rng.permutation([PATTY, PATTY, LETTUCE, TOMATO, CHEESE])[:4]):
-            c.paint(
-                filling,
-                log(1.02, 0.1, y=0.15 + 0.12 * k, ripple=0.035, turns=turns),
-                shadow=0.3,
-                width=0.06,
-            )
-        for x in rng.uniform(-0.6, 0.6, rng.integers(14)):  # sesame
-            c.paint(CREAM, c.blob(0.05, 0.03, x, rng.uniform(-0.6, -0.3)), bulge=0)
-    elif name == "donut":
-        hole = rng.uniform(0.22, 0.34)
-        c.paint(CRUST, c.blob(1, wobble=0.03), c.blob(hole), bulge=0.9, shadow=0.5, width=0.2)
-        glaze = (c.blob(0.87, wobble=0.08), c.blob(hole + 0.07, wobble=0.15))
-        c.paint(c.pick(CHOCOLATE, PINK, MINT, WHITE, TOAST), *glaze, bulge=0.7)
-        for angle in np.arange(0, 6, rng.uniform(0.25, 2)):  # sprinkles
-            x, y = rng.uniform(hole + 0.2, 0.75) * np.array([math.cos(angle), math.sin(angle)])
-            c.paint(
-                c.pick(WHITE, MUSTARD, PINK, BLUE), c.blob(0.09, 0.03, x, y, turn=9 * x), bulge=0
-            )
-    elif name == "eclair":
-        c.paint(bread, log(0.95, 0.38), bulge=0.8, shadow=0.5)
-        c.paint(c.pick(CHOCOLATE, CHOCOLATE, PINK, WHITE), log(0.86, 0.25), bulge=0.6)
-        c.paint(c.pick(CREAM, CHOCOLATE, MINT), log(0.7, 0.035, ripple=0.11, turns=turns), bulge=0)
-    elif name == "fried_egg":
-        c.paint(c.pick(WHITE, CREAM), c.blob(1, wobble=0.22), bulge=0.3, shadow=0.3)
-        for x in (rng.uniform(-0.4, 0), rng.uniform(0.1, 0.4))[rng.integers(2) :]:
-            c.paint(YOLK, c.blob(0.36, x=x, y=0.4 * x, wobble=0.05), bulge=0.8, shadow=0.15)
-            c.paint(
-                WHITE,
-                c.blob(0.06, 0.06, x + 0.15 * math.cos(c.sun), 0.4 * x + 0.15 * math.sin(c.sun)),
-                bulge=0,
-            )
-    elif name == "ice_cream":
-        c.paint(CRUST, np.array([[-0.42, 0], [0.42, 0], [0.05, 1.15], [-0.05, 1.15]]), shadow=0.4)
-        for x in (-0.24, -0.08, 0.08, 0.24):  # the waffle
-            c.paint(BREAD, c.blob(0.3, 0.02, 0.6 * x, 0.3, turn=1.2 if x < 0 else 1.9), bulge=0)
-        for x, y in ((0, -0.75), (-0.3, -0.2), (0.3, -0.2))[rng.integers(3) :]:
-            scoop = c.blob(0.42, x=x, y=y, wobble=0.08)
-            c.paint(
-                c.pick(CHOCOLATE, PINK, MINT, CREAM, CHEESE),
-                scoop,
-                bulge=0.8,
-                shadow=0.25,
-                width=0.15,
-            )
-    elif name == "pizza":
-        c.paint(CRUST, c.blob(1, wobble=0.04), bulge=0.8, shadow=0.4)
-        c.paint(TOMATO, c.blob(0.86, wobble=0.05), bulge=-0.3)
-        c.paint(c.pick(CHEESE, CHEESE, CREAM), c.blob(0.82, wobble=0.1), bulge=0.2)
-        c.dots([c.pick(KETCHUP, SALMON, TOMATO)], 13, 0.65, 0.15, 0.15, 0.3)
-        c.dots([c.pick(HERB, CHOCOLATE)], 9, 0.6, 0.12, 0.06, 0.3)
-    elif name == "salad_bowl":
-        c.paint(c.pick(WHITE, STEEL, CRUST, MINT), c.blob(1), shadow=0.5)
-        c.paint(HERB, c.blob(0.86), bulge=-0.5)
-        c.dots([HERB, LETTUCE, LIME, PURPLE], 32, 0.66, 0.28, 0.16, 0.6)
-        c.dots([TOMATO, CREAM, TOAST], 10, 0.6, 0.14, 0.13, 0.5)
-    elif name == "sandwich":
-        c.paint(bread, log(0.98, 0.42), bulge=0.8, shadow=0.5)
-        c.paint(LETTUCE, log(0.98, 0.18, 0, 0.16, 0.06, turns), shadow=0.3)
-        c.paint(c.pick(TOMATO, PINK, CHEESE), log(0.92, 0.17, 0, 0.07, 0.03, turns), shadow=0.3)
-        c.paint(bread, log(0.96, 0.26, y=-0.16), bulge=0.8, shadow=0.3)
-    elif name in ("hotdog", "bun", "sausage"):
-        bend, half = rng.normal(0, 0.06), rng.uniform(0.34, 0.44)
-        if name != "sausage":
-            c.paint(bread, log(0.98, half, bend), bulge=0.8, shadow=0.5, width=0.15)
-            c.paint(TOAST, log(0.88, 0.45 * half, bend), bulge=-0.5, width=0.06)
-        if name != "bun":
-            c.paint(
-                c.pick(PORK, BEEF, SMOKED),
-                log(rng.uniform(0.95, 1.15), 0.47 * half, bend),
-                bulge=0.8,
-                shadow=0.4,
-            )
-        for sauce in rng.permutation([MUSTARD, KETCHUP])[rng.integers(3) :]:
-            c.paint(
-                sauce,
-                log(0.75, 0.05, bend, 0, rng.uniform(0.05, 0.13), turns),
-                shadow=0.15,
-                width=0.04,
-            )
-    elif name == "banana":
-        c.paint(MUSTARD, log(1, 0.2, rng.uniform(0.25, 0.5), -0.2), bulge=0.8, shadow=0.4)
-    elif name == "plate":
-        c.paint(c.pick(WHITE, STEEL, SLATE, MINT, PINK, TOAST), c.blob(1), bulge=0.3, shadow=0.5)
-        c.paint(c.pick(WHITE, CREAM, STEEL), c.blob(0.76), bulge=-0.25)
-    elif name == "knife":
-        c.paint(STEEL, log(1.4, 0.08), shadow=0.4)
-    elif name == "cup":
-        c.paint(c.pick(WHITE, MINT, TOMATO), c.blob(0.75), shadow=0.5)
-        c.paint(c.pick(CHOCOLATE, PATTY, CHEESE), c.blob(0.6), bulge=-0.5)
-    elif name in ("board", "napkin"):
-        c.paint(c.pick(WHITE, PINK, TOMATO, CRUST, TOAST), log(0.95, 0.8), bulge=0.2, shadow=0.4)
-    elif name == "crumbs":
-        c.dots([BREAD, CRUST], 14, 1, 0.08, 0.06, 0.4)
+    if name in _DRAWINGS:
+        _DRAWINGS[name](c, bread, turns)
 
 
 def draw_table(c: Canvas) -> None:
