@@ -172,6 +172,9 @@ class Run:
         self.told = 0.0
         self.event = 0.0
         self.began = time.monotonic()
+        # in the process that trains: its loaders' workers, and whether they are training's
+        self._started: list[tuple[bool, list[int]]] = []
+        self._num_steps = 0
         self.reached, self._reached = os.pipe()
         self._go, self.go = os.pipe()
         if scenario.screen == "terminal":
@@ -237,68 +240,87 @@ class Run:
     def prepare(self) -> None:
         """Let the processes reach the step at which something is done to them."""
         s = self.scenario
-        started = []
-        calls = []
-        originals = {
-            "__iter__": Loader.__iter__,
-            "read": FileReader.__call__,
-            "decode": image_cache.decode,
-        }
-
-        def recorded(loader: Loader) -> Any:
-            iterator = originals["__iter__"](loader)
-            pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
-            if pids and pids not in [known for _, known in started]:
-                started.append((isinstance(loader, TrainLoader), pids))
-            return iterator
-
-        def read(reader: FileReader, index: int) -> Any:
-            if f"/{SPLITS[s.phase]}/" in reader.paths[index]:
-                bytearray(1 << 60)
-            return originals["read"](reader, index)
-
-        def fail() -> None:
-            is_last = os.environ.get("LOCAL_RANK", "0") == "1"
-            if s.phase != "decode" and s.processes != "one" and is_last != bool(s.coin):
-                return
-            calls.append(1)
-            if len(calls) != 2:
-                return
-            os.write(self._reached, b"x")
-            if (
-                s.phase != "decode"
-                and s.workers != "0"
-                and all(is_train for is_train, _ in started)
-            ):
-                # no worker of validation's, or the test's, is alive: nothing would be tried
-                os._exit(98)
-            if s.failure == "exception":
-                raise ValueError("the network fails")
-            if s.failure.endswith("killed") and s.failure != "main_killed":
-                of_train, of_eval = (
-                    [pids for is_train, pids in started if is_train is kind]
-                    for kind in (True, False)
-                )
-                idle = {"train": of_eval, "validate": of_train}.get(s.phase, [])
-                busy = {"train": of_train, "validate": of_eval}.get(s.phase, of_eval[-1:])
-                os.kill((idle if s.failure == "idle_killed" else busy)[0][-1], signal.SIGKILL)
-            elif s.failure in SIGNALS or s.failure == "main_killed":
-                os.read(self._go, 1)
-
-        patch.object(Loader, "__iter__", recorded).start()
+        self._record_workers()
         if s.failure == "memory" and s.phase != "decode":
-            patch.object(FileReader, "__call__", read).start()
+            self._use_up_memory_of_workers()
         if s.phase == "decode":
+            original = image_cache.decode
 
             def decoded(*args: Any, **kwargs: Any) -> Any:
-                bytearray(1 << 60) if s.failure == "memory" else fail()
-                return originals["decode"](*args, **kwargs)
+                if s.failure == "memory":
+                    bytearray(1 << 60)
+                else:
+                    self._fail()
+                return original(*args, **kwargs)
 
             patch.object(image_cache, "decode", decoded).start()
         elif s.failure not in ("memory", "truncated"):
             name = STEPS[s.phase]
             step = getattr(Classifier, name)
-            patch.object(Classifier, name, lambda *args: (fail(), step(*args))[1]).start()
+
+            def stepped(*args: Any) -> Any:
+                self._fail()
+                return step(*args)
+
+            patch.object(Classifier, name, stepped).start()
+
+    def _record_workers(self) -> None:
+        """Record the processes of each loader, and whether it is the one of training."""
+        original = Loader.__iter__
+
+        def recorded(loader: Loader) -> Any:
+            iterator = original(loader)
+            pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
+            if pids and pids not in [known for _, known in self._started]:
+                self._started.append((isinstance(loader, TrainLoader), pids))
+            return iterator
+
+        patch.object(Loader, "__iter__", recorded).start()
+
+    def _use_up_memory_of_workers(self) -> None:
+        """Let whoever reads an image of the phase's split ask for more memory than there is."""
+        original = FileReader.__call__
+        folder = f"/{SPLITS[self.scenario.phase]}/"
+
+        def read(reader: FileReader, index: int) -> Any:
+            if folder in reader.paths[index]:
+                bytearray(1 << 60)
+            return original(reader, index)
+
+        patch.object(FileReader, "__call__", read).start()
+
+    def _fail(self) -> None:
+        """Do at the second step, in the process that the scenario says, what the scenario says."""
+        s = self.scenario
+        is_decoding = s.phase == "decode"
+        is_last = os.environ.get("LOCAL_RANK", "0") == "1"
+        if not is_decoding and s.processes != "one" and is_last != bool(s.coin):
+            return
+        self._num_steps += 1
+        if self._num_steps != 2:
+            return
+        os.write(self._reached, b"x")
+        has_others = any(not is_train for is_train, _ in self._started)
+        if not is_decoding and s.workers != "0" and not has_others:
+            # no worker of validation's, or the test's, is alive: nothing would be tried
+            os._exit(98)
+        if s.failure == "exception":
+            raise ValueError("the network fails")
+        if s.failure in ("idle_killed", "busy_killed"):
+            os.kill(self._worker_to_kill(), signal.SIGKILL)
+        elif s.failure in SIGNALS or s.failure == "main_killed":
+            os.read(self._go, 1)
+
+    def _worker_to_kill(self) -> int:
+        """Return a worker that has nothing to do in this phase, or one that has."""
+        of_train = [pids for is_train, pids in self._started if is_train]
+        of_eval = [pids for is_train, pids in self._started if not is_train]
+        if self.scenario.failure == "idle_killed":
+            loaders = {"train": of_eval, "validate": of_train}.get(self.scenario.phase, [])
+        else:
+            busy = {"train": of_train, "validate": of_eval}
+            loaders = busy.get(self.scenario.phase, of_eval[-1:])
+        return loaders[0][-1]
 
     def strike(self) -> None:
         """Do from outside what the scenario says, now that its step is reached."""
