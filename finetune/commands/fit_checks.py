@@ -9,10 +9,11 @@ from pytorch_lightning import Trainer
 
 from finetune import lightning_private
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.samplers import batches_within, num_reads, num_within, spread
+from finetune.data.samplers import batches_within, num_within, spread
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier
+from finetune.training.run_limits import fit_limits
 
 
 def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
@@ -23,10 +24,8 @@ def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
         raise ValueError(
             f"{what}, and there is no validation split: --data.val_fraction 0.1 sets one apart of train"
         )
-    num, first = (
-        num_reads(trainer, data.num_batches, 1),
-        _first_validation(trainer, data.num_batches),
-    )
+    num = fit_limits(trainer).num_reads(data.num_batches, 1)  # of batches
+    first = _first_validation(trainer, data.num_batches)
     if num < first:
         raise ValueError(
             f"{what}, and the fit ends after {num} batches, before the first validation after {first}: give more "

@@ -24,13 +24,38 @@ from finetune.data.device_copy import DeviceCopy
 from finetune.data.image_cache import CacheOfSplits
 from finetune.data.loader import BATCHES_AHEAD, BatchesAhead, Loader, end_workers, loader_options
 from finetune.data.mixing import Mixing
-from finetune.data.samplers import EvalBatches, TrainBatches, limited, position, run_seed, spread
+from finetune.data.samplers import (
+    EvalBatches,
+    FitLimits,
+    TrainBatches,
+    check_limit,
+    num_within,
+    run_seed,
+    spread,
+)
 from finetune.data.seen_record import Seen, joined
-from finetune.data.size_schedule import parse_sizes, scheduled
+from finetune.data.size_schedule import ScheduledTransform, parse_sizes, scheduled
 from finetune.data.splits import Split, unlabelled
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.signals import is_first_process
+
+# the split that each stage evaluates
+_EVALUATED = {"fit": "val", "validate": "val", "test": "test", "predict": "predict"}
+
+
+def position(trainer: pl.Trainer | None) -> tuple[int, int]:
+    """Return (epoch, batch) that training goes on with: (0, 0) for a new run, else what the checkpoint says.
+
+    Lightning neither tells a loader that a run was resumed nor skips the batches that it has seen.
+    """
+    if trainer is None:
+        return 0, 0
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    is_inside_epoch = epochs.started > epochs.processed
+    # `processed`, not `completed`: that one still lags where a checkpoint is written.
+    return epochs.processed, batches.processed if is_inside_epoch else 0
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -167,6 +192,24 @@ class ImageDataModule(pl.LightningDataModule):
         if stage == "fit" and self.seen and self.seen_before:
             self.seen = joined(self.seen, self.seen_before)
         self._cache, self._ahead = CacheOfSplits(), BatchesAhead()  # of another fit, perhaps
+        if self.trainer is not None and _EVALUATED[stage] in self.splits:
+            self._count_limit(_EVALUATED[stage])
+
+    def _count_limit(self, split: str) -> None:
+        """Replace the Trainer's limit of a split by a number of global batches, if it is a share of them.
+
+        Lightning would take the share of each rank's batches, which hold other images on another number of devices.
+
+        Raises:
+            ValueError: It is less than one batch.
+        """
+        name = f"limit_{split}_batches"
+        limit = getattr(self.trainer, name)
+        num_images = len(self.splits[split].labels)
+        check_limit(limit, split, num_images, self.batch_size)
+        if isinstance(limit, float) and limit != 1.0:
+            num = num_within(limit, num_images, self.batch_size)
+            setattr(self.trainer, name, math.ceil(num / self.batch_size))
 
     def teardown(self, stage: str) -> None:
         end_workers()
@@ -201,7 +244,10 @@ class ImageDataModule(pl.LightningDataModule):
                 num, self.batch_size, run_seed(), rank, world_size, *place, is_same=is_same
             )
         else:
-            left = limited(self.trainer, split, num, self.batch_size) if is_limited else num
+            left = num
+            if is_limited and trainer is not None:
+                limit = getattr(trainer, f"limit_{split}_batches")
+                left = num_within(limit, num, self.batch_size)
             key = (
                 partial(spread, num=left, num_images=num)
                 if left < num and split != "predict"
@@ -214,7 +260,7 @@ class ImageDataModule(pl.LightningDataModule):
         ahead = self._ahead(self.trainer, split, train, "val" in self.splits)
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
         if train and options["num_workers"]:
-            return TrainLoader(dataset, batches, self.trainer, **options)
+            return TrainLoader(dataset, batches, self._fit_limits(), **options)
         options["persistent_workers"] = split == "val" and options["num_workers"] > 0
         return Loader(dataset, batch_sampler=batches, **options).started()
 
@@ -228,16 +274,45 @@ class ImageDataModule(pl.LightningDataModule):
                 is worth it, and in `fit`, they are decoded once and kept; what is kept already is read in any case.
         """
         if split in ("train", "val") and self.trainer is not None:
-            settings = self.splits, self.root or "", self.cache_limit_gb, self.batch_size
-            self.splits |= self._cache.take(self.trainer, *settings, reads)
+            self.splits |= self._cache.take(
+                self.splits, self.root or "", self.cache_limit_gb, self._num_reads(reads)
+            )
         given, on_bad_image = (
             self.splits[split],
             "skip" if split == "predict" else self.on_bad_image,
         )
         transform = self.train_transforms[self.image_size] if train else self.eval_transform
-        by_epoch = scheduled(self.train_transforms, self.sizes, self.trainer) if train else None
+        by_epoch = self._transforms_by_epoch() if train else None
         options = run_seed(), on_bad_image, self.mixing, by_epoch
         return ImageDataset(given.read, given.labels, transform, *options)
+
+    def _num_reads(self, reads: float | None) -> float:
+        """Return how many training images are read, given how often each is; None for the Trainer's command."""
+        num = len(self.splits["train"].labels) if "train" in self.splits else 0
+        if reads is not None:
+            return reads * num
+        limits = self._fit_limits() if self.trainer and self.trainer.state.fn == "fit" else None
+        return num if limits is None else limits.num_reads(num, self.batch_size)
+
+    def _fit_limits(self) -> FitLimits | None:
+        """Return the limits of the Trainer, None without one.
+
+        Steps are counted as if no callback changed how many batches they accumulate.
+        """
+        trainer = self.trainer
+        if trainer is None:
+            return None
+        return FitLimits(
+            max_epochs=trainer.max_epochs,
+            max_steps=trainer.max_steps,
+            batches_per_step=trainer.accumulate_grad_batches,
+            limit_train_batches=trainer.limit_train_batches,
+        )
+
+    def _transforms_by_epoch(self) -> ScheduledTransform | None:
+        max_epochs = getattr(self.trainer, "max_epochs", None)
+        is_try = bool(getattr(self.trainer, "fast_dev_run", False))
+        return scheduled(self.train_transforms, self.sizes, max_epochs, is_try)
 
     @property
     def num_batches(self) -> int:

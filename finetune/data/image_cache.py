@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import PIL
-import pytorch_lightning as pl
 import simplejpeg
 import torch
 from rich.console import Console
@@ -33,7 +32,7 @@ import finetune
 from finetune.data.decode import DecodeError, decode, stored_size
 from finetune.data.memmap import MemmapImages, TooLarge, opened, write_memmap
 from finetune.data.readers import FileReader
-from finetune.data.samplers import ESTIMATE, num_reads, some_of
+from finetune.data.samplers import ESTIMATE, some_of
 from finetune.data.splits import Split
 from finetune.distributed.signals import is_first_process
 from finetune.system.cache_dir import PICTURES, cache_dir, files_digest, mark_used, room
@@ -79,31 +78,21 @@ class CacheOfSplits:
 
     def take(
         self,
-        trainer: pl.Trainer,
         splits: Mapping[str, Split],
         root: str,
         limit_gb: float,
-        batch_size: int,
-        reads: float | None,
+        reads: float,
     ) -> dict[str, Split]:
         """Return the splits that a cache gives from now on, none where there is none or they are so already.
 
         Args:
-            trainer: What it says of a fit's length is how often pictures are read, where `reads` doesn't.
             splits: As they are.
             root: Folder of the data set.
             limit_gb: See `cached_readers`.
-            batch_size: Pictures in a batch, over all devices.
-            reads: How often each of train will be read.
+            reads: How many images of train will be read, each counted as often as it is read.
         """
-        num, is_fit = (
-            len(splits["train"].labels) if "train" in splits else 0,
-            trainer.state.fn == "fit",
-        )
-        in_all = (
-            num_reads(trainer, num, batch_size) if reads is None and is_fit else (reads or 1) * num
-        )
-        build = num > 0 and pays(in_all, num)
+        num = len(splits["train"].labels) if "train" in splits else 0
+        build = num > 0 and pays(reads, num)
         if self._build is not None and self._build >= build:
             return {}
         self._build = build

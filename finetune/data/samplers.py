@@ -9,14 +9,11 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
-
-if TYPE_CHECKING:
-    import pytorch_lightning as pl
 
 # Streams of random numbers that must not meet although they share a seed. NumPy fills a short seed up with zeros, so
 # that (0, 3) is (0, 3, 0): each begins with its kind. Splits have hashes, see splits.py; the letters of a class, with
@@ -143,36 +140,26 @@ class EvalBatches(Sampler[Sequence[Any]]):
         return self.num_steps
 
 
-def limited(trainer: "pl.Trainer | None", split: str, num_images: int, batch_size: int) -> int:
-    """Return how many pictures of val, test or predict the trainer's limit leaves: whole batches over all devices.
-
-    Lightning would count each device's batches, which hold other pictures on another number of devices; what it reads
-    of its limit from here on is a number of ours.
-    """
-    if trainer is None:
-        return num_images
-    check_limit(trainer, split, num_images, batch_size)
-    limit = getattr(trainer, f"limit_{split}_batches")
-    num = num_within(limit, num_images, batch_size)
-    if isinstance(limit, float) and limit != 1.0:
-        setattr(trainer, f"limit_{split}_batches", math.ceil(num / batch_size))
-    return num
-
-
 def spread(place: Any, num: int, num_images: int) -> Any:
     """Return which picture is at a place (or places, (n,)) among `num` that lie evenly in a split of `num_images`."""
     return place * num_images // num
 
 
-def check_limit(trainer: "pl.Trainer", split: str, num_images: int, batch_size: int) -> None:
-    """Make sure that the trainer's limit, where it is a share, leaves something of a split."""
-    share = getattr(trainer, f"limit_{split}_batches")
-    if (
-        isinstance(share, float)
-        and share > 0 < num_images
-        and not num_within(share, num_images, batch_size)
-    ):
-        raise ValueError(f"trainer.limit_{split}_batches {share} is less than one batch of {split}")
+def check_limit(limit: float, split: str, num_images: int, batch_size: int) -> None:
+    """Make sure that a Trainer's limit, if it is a share of the batches, leaves some of a split.
+
+    Args:
+        limit: A number of batches (int), or a share of them (float).
+        split: The name of the split.
+        num_images: In the split.
+        batch_size: Images of a batch, over all devices.
+
+    Raises:
+        ValueError: It leaves none.
+    """
+    is_share = isinstance(limit, float) and limit > 0
+    if is_share and num_images > 0 and num_within(limit, num_images, batch_size) == 0:
+        raise ValueError(f"trainer.limit_{split}_batches {limit} is less than one batch of {split}")
 
 
 def num_within(limit: float | None, num_images: int, batch_size: int) -> int:
@@ -187,85 +174,35 @@ def batches_within(limit: float | None, num_batches: int) -> int:
     return min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
 
 
-def position(trainer: "pl.Trainer | None") -> tuple[int, int]:
-    """Return (epoch, batch) that training goes on with: (0, 0) for a new run, else what the checkpoint says.
+@dataclass(frozen=True)
+class FitLimits:
+    """How long a fit reads the training images, as numbers.
 
-    Lightning neither tells a loader that a run was resumed nor skips the batches that it has seen.
+    Attributes:
+        max_epochs: Of the whole run, resumed or not; None or -1 for no limit.
+        max_steps: Optimizer steps of the whole run; -1 for no limit.
+        batches_per_step: Most batches whose gradients a step accumulates.
+        limit_train_batches: Of an epoch: a number of batches (int), or a share of them (float).
     """
-    if trainer is None:
-        return 0, 0
-    epochs: Any = trainer.fit_loop.epoch_progress.current
-    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-    is_inside_epoch = epochs.started > epochs.processed
-    # `processed`, not `completed`: that one still lags where a checkpoint is written.
-    return epochs.processed, batches.processed if is_inside_epoch else 0
 
+    max_epochs: int | None
+    max_steps: int = -1
+    batches_per_step: int = 1
+    limit_train_batches: int | float | None = 1.0
 
-def num_reads(trainer: "pl.Trainer", num_images: int, batch_size: int) -> float:
-    """Return how often a fit reads a training picture, all together."""
-    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
-    reads = epochs * num_within(trainer.limit_train_batches, num_images, batch_size)
-    if trainer.max_steps != -1:
-        reads = min(reads, trainer.max_steps * most_accumulated(trainer) * batch_size)
-    return reads
+    @property
+    def num_epochs(self) -> float:
+        """Epochs of the run, infinitely many without a limit."""
+        return math.inf if self.max_epochs in (None, -1) else self.max_epochs
 
+    def num_reads(self, num_images: int, batch_size: int) -> float:
+        """Return how many training images the fit reads in all its epochs.
 
-def total_steps(trainer: "pl.Trainer", num_batches: int, interval: str = "step") -> int:
-    """Return the optimizer steps of a whole run, resumed or not; or its epochs, begun ones too.
-
-    Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
-
-    Args:
-        trainer: Its limits end the run.
-        num_batches: Batches of an epoch, over all devices, without limits.
-        interval: `step` or `epoch`.
-    """
-    batches = batches_within(limit := trainer.limit_train_batches, num_batches)
-    max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
-    if batches == 0:
-        raise ValueError(f"nothing to train: trainer.limit_train_batches is {limit}")
-    steps_of = partial(steps_in, trainer.accumulate_grad_batches, trainer.callbacks, batches)  # type: ignore[attr-defined]
-    in_epochs = steps_of(range(max_epochs)) if max_epochs >= 0 else -1
-    if trainer.max_steps < 0 and in_epochs < 0:
-        hint = "give one, or a scheduler that needs no length, or --model.scheduler null"
-        raise ValueError(
-            f"the scheduler needs total_steps in a run without trainer.max_epochs and max_steps: {hint}"
-        )
-    steps = min(steps for steps in (in_epochs, trainer.max_steps) if steps >= 0)
-    if steps == 0:
-        raise ValueError(
-            f"nothing to train: trainer.max_epochs is {max_epochs}, trainer.max_steps {trainer.max_steps}"
-        )
-    if interval == "step":
-        return steps
-    epochs = 0
-    while steps > 0:
-        steps -= steps_of(range(epochs, epochs + 1))
-        epochs += 1
-    return epochs
-
-
-def steps_in(accumulated: int, callbacks: Any, num_batches: int, epochs: range) -> int:
-    """Return the optimizer steps of some epochs, counted from 0, of so many batches each.
-
-    A step has the gradients of so many accumulated batches, unless one of the callbacks says a number for each epoch.
-    """
-    changing = _changing(callbacks)
-    if changing is None:
-        return math.ceil(num_batches / accumulated) * len(epochs)
-    return sum(
-        math.ceil(num_batches / changing.get_accumulate_grad_batches(epoch)) for epoch in epochs
-    )
-
-
-def most_accumulated(trainer: "pl.Trainer") -> int:
-    """Return how many batches a step has at most."""
-    changing = _changing(getattr(trainer, "callbacks", None))
-    return max(changing.scheduling.values()) if changing else trainer.accumulate_grad_batches
-
-
-def _changing(callbacks: Any) -> Any:
-    from pytorch_lightning.callbacks import GradientAccumulationScheduler
-
-    listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    return next((c for c in listed if isinstance(c, GradientAccumulationScheduler)), None)
+        Args:
+            num_images: In the training split.
+            batch_size: Images of a batch, over all devices.
+        """
+        reads = self.num_epochs * num_within(self.limit_train_batches, num_images, batch_size)
+        if self.max_steps != -1:
+            reads = min(reads, self.max_steps * self.batches_per_step * batch_size)
+        return reads

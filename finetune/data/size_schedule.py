@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import albumentations as A
-import pytorch_lightning as pl
 
 from finetune.system.messages import WrongUsage
 
@@ -56,10 +55,13 @@ class ScheduledTransform:
 
 
 def scheduled(
-    transforms: Mapping[int, A.Compose], sizes: Sequence[int], trainer: pl.Trainer | None
+    transforms: Mapping[int, A.Compose],
+    sizes: Sequence[int],
+    max_epochs: int | None,
+    is_try: bool = False,
 ) -> ScheduledTransform | None:
-    """Return what the pictures of each epoch of a run go through; None where there are no sizes. See `schedule_of`."""
-    schedule = schedule_of(sizes, trainer)
+    """Return the transforms of the images by epoch, None without sizes. See `schedule_of`."""
+    schedule = schedule_of(sizes, max_epochs, is_try)
     return None if schedule is None else ScheduledTransform(transforms, schedule)
 
 
@@ -95,15 +97,21 @@ def parse_sizes(given: Sequence[int] | str | None, image_size: int) -> tuple[int
     return sizes
 
 
-def schedule_of(sizes: Sequence[int], trainer: pl.Trainer | None) -> SizeSchedule | None:
-    """Return the schedule of a run; None where there are no sizes, and in a try by `fast_dev_run`, too short for them.
+def schedule_of(
+    sizes: Sequence[int], max_epochs: int | None, is_try: bool = False
+) -> SizeSchedule | None:
+    """Return the schedule of a run; None without sizes, and in a try, which is too short for them.
+
+    Args:
+        sizes: Sides in pixels.
+        max_epochs: `trainer.max_epochs`.
+        is_try: Whether `trainer.fast_dev_run` ends the run after a few batches.
 
     Raises:
         WrongUsage: The run has no number of epochs, or fewer than sizes.
     """
-    if not sizes or getattr(trainer, "fast_dev_run", False):
+    if not sizes or is_try:
         return None
-    max_epochs = getattr(trainer, "max_epochs", None)
     if max_epochs is None or max_epochs < 0:
         raise WrongUsage(
             "image_size_schedule goes by the share of the epochs that are done: give trainer.max_epochs"

@@ -2,15 +2,13 @@
 
 import copy
 import itertools
-import math
 from collections.abc import Iterator
 from typing import Any
 
-import pytorch_lightning as pl
 from torch.utils.data import Sampler
 
 from finetune.data.loader import Loader
-from finetune.data.samplers import TrainBatches, batches_within
+from finetune.data.samplers import FitLimits, TrainBatches, batches_within
 
 
 class EveryEpoch(Sampler[list[tuple[int, int]]]):
@@ -50,16 +48,16 @@ class TrainLoader(Loader):
 
     Args:
         batches: Those of an epoch.
-        trainer: Says how many epochs there are, and how long; without one none is read ahead.
+        limits: How many epochs there are, and how long; without them no epoch is read ahead.
     """
 
     def __init__(
-        self, dataset: Any, batches: TrainBatches, trainer: pl.Trainer | None, **options: Any
+        self, dataset: Any, batches: TrainBatches, limits: FitLimits | None, **options: Any
     ) -> None:
         every = EveryEpoch(batches, len(batches), 0)
-        if trainer is not None:
-            every.num_batches = batches_within(trainer.limit_train_batches, len(batches))
-            every.num_epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+        if limits is not None:
+            every.num_batches = batches_within(limits.limit_train_batches, len(batches))
+            every.num_epochs = limits.num_epochs
         super().__init__(dataset, batch_sampler=every, persistent_workers=True, **options)
         self._is_read: tuple[int, int] | None = None  # epoch and batch of what comes next
 

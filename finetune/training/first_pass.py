@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from finetune.data.data_settings import is_without
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.samplers import batches_within, check_limit, most_accumulated
+from finetune.data.samplers import batches_within, check_limit
 from finetune.data.size_schedule import schedule_of
 from finetune.models.backbones import OWN
 from finetune.models.stages import batch_norms
 from finetune.models.timm_backbones import describe, is_timm
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
+from finetune.training.run_limits import most_accumulated
 
 
 def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]:
@@ -109,11 +110,12 @@ def check_fit(
         raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
     for name in ("train", "val", *(["test"] if is_tested else ())) if command == "fit" else ():
         if name in data.splits:  # said before training, not behind it
-            check_limit(trainer, name, len(data.splits[name].labels), data.batch_size)
+            limit = getattr(trainer, f"limit_{name}_batches")
+            check_limit(limit, name, len(data.splits[name].labels), data.batch_size)
     num_values = check_first_pass(model, data.eval_image_size)
     if command != "fit":
         return
-    schedule = schedule_of(data.sizes, trainer)
+    schedule = schedule_of(data.sizes, trainer.max_epochs, bool(trainer.fast_dev_run))
     sizes = sorted({data.image_size} if schedule is None else schedule.sizes)
     num_values, *_ = [
         num_values if size == data.eval_image_size else check_first_pass(model, size)

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from finetune import lightning_private
-from finetune.data.samplers import total_steps
 from finetune.system.messages import WrongUsage
+from finetune.training.run_limits import total_steps
 
 # Attribute of an optimizer: the scheduler's steps in the whole run. It is not in the optimizer's state.
 _RUN_STEPS = "finetune_run_steps"

@@ -184,9 +184,9 @@ def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> s
     length = [
         f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0
     ]
-    length += (
-        [f"image_size {schedule.told()}"] if (schedule := schedule_of(data.sizes, trainer)) else []
-    )
+    schedule = schedule_of(data.sizes, trainer.max_epochs, bool(trainer.fast_dev_run))  # type: ignore[attr-defined]
+    if schedule is not None:
+        length.append(f"image_size {schedule.told()}")
     batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"
     return f"training: {', '.join([*how, batches, *length])}"
 

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from finetune.data.samplers import position
+from finetune.data.datamodule import position
 from finetune.data.size_schedule import schedule_of
 from finetune.system.progress import duration
 
@@ -196,7 +196,8 @@ class PicturesBar(ProgressBar):
 
 def _epochs_left(trainer: pl.Trainer) -> float:
     """Return how many epochs are to come, as many times the last one as they have more pixels."""
-    schedule = schedule_of(getattr(trainer.datamodule, "sizes", ()), trainer)  # type: ignore[attr-defined]
+    sizes = getattr(trainer.datamodule, "sizes", ())  # type: ignore[attr-defined]
+    schedule = schedule_of(sizes, trainer.max_epochs, bool(trainer.fast_dev_run))  # type: ignore[attr-defined]
     epochs = range(trainer.current_epoch, trainer.max_epochs or 0)
     if schedule is None:
         return len(epochs)

@@ -4,7 +4,8 @@ import math
 from functools import partial
 from typing import Any
 
-from finetune.data.samplers import batches_within, steps_in
+from finetune.data.samplers import batches_within
+from finetune.training.run_limits import steps_in
 
 _SEEN = 8_000  # pictures at least, each counted as often as it is seen: 250 steps of 32
 _ENOUGH = 15  # epochs

@@ -221,6 +221,7 @@ def test_a_limit_leaves_the_same_images_on_any_number_of_devices(colours, split,
         seen, steps = [], set()
         for rank in range(world_size):
             data = on_device(images, rank, world_size, **{f"limit_{split}_batches": limit})
+            data.setup({"val": "validate"}.get(split, split))
             loader = getattr(data, f"{split}_dataloader")()
             left = _parse_num_batches(
                 stage, len(loader), getattr(data.trainer, f"limit_{split}_batches")
@@ -241,7 +242,17 @@ def test_a_limit_below_one_batch_is_told(colours):
     with pytest.raises(
         ValueError, match=r"trainer\.limit_test_batches 0\.2 is less than one batch of test"
     ):
-        on_device(small(colours, batch_size=8), 0, 2, limit_test_batches=0.2).test_dataloader()
+        on_device(small(colours, batch_size=8), 0, 2, limit_test_batches=0.2).setup("test")
+
+
+def test_setup_counts_the_limits_of_its_own_stage_alone(colours):
+    """A split of another stage may still lose images, as test does after a fit."""
+    limits = {"limit_val_batches": 0.5, "limit_test_batches": 0.5}
+    data = on_device(small(colours, batch_size=8, val_fraction=0.5), 0, 2, **limits)
+    data.setup("fit")
+    num_batches = -(-len(data.splits["val"].labels) // 8)
+    assert data.trainer.limit_val_batches == num_batches // 2
+    assert data.trainer.limit_test_batches == 0.5
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

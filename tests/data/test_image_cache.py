@@ -34,8 +34,8 @@ from finetune.data.datasets.folders import scan
 from finetune.data.decode import DecodeError, decode, stored_size
 from finetune.data.image_cache import CachedReader, cache_dir, cached_readers, pays
 from finetune.data.readers import FileReader, PathList
-from finetune.data.samplers import num_reads
 from finetune.data.transforms import eval_transform
+from finetune.training.run_limits import fit_limits
 
 
 @pytest.fixture(autouse=True)
@@ -334,7 +334,7 @@ def test_a_damaged_cache_is_noticed_and_made_anew(root, how, caplog):
 def test_a_cache_pays_from_the_second_epoch_on(monkeypatch, options, num, worth):
     monkeypatch.setattr(image_cache, "_MIN_SAVED", 1000)
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
-    assert pays(num_reads(trainer, num, batch_size=10), num) == worth
+    assert pays(fit_limits(trainer).num_reads(num, batch_size=10), num) == worth
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,9 @@ def test_what_reads_once_builds_nothing_and_uses_what_there_is(root, stage, epoc
 
 def test_predictions_have_no_cache(root):
     data = ImageFolderData(predict=str(root / "test"), image_size=24)
-    data.trainer = SimpleNamespace(max_epochs=3, lightning_module=None)
+    data.trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False
+    )
     data.setup("predict")
     data.pictures("predict")
     assert not cache_dir().exists()

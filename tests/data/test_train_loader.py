@@ -3,14 +3,13 @@
 import multiprocessing
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from finetune.data.loader import end_workers, start_worker
-from finetune.data.samplers import TrainBatches
+from finetune.data.samplers import FitLimits, TrainBatches
 from finetune.data.train_loader import EveryEpoch, TrainLoader
 
 NUM, SIZE = 10, 4
@@ -36,12 +35,12 @@ def made():
     """What makes a loader of three epochs; its processes end with the test."""
 
     def make(**options: Any) -> TrainLoader:
-        trainer = SimpleNamespace(**{"max_epochs": 3, "limit_train_batches": 1.0, **options})
+        limits = FitLimits(**{"max_epochs": 3, **options})
         batches = TrainBatches(NUM, SIZE, 7, 0, 1)
         return TrainLoader(
             Told(),
             batches,
-            trainer,
+            limits,
             num_workers=2,
             collate_fn=list,
             worker_init_fn=start_worker,

@@ -151,7 +151,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a resumed run goes on where it was",
-        "data/samplers.py",
+        "data/datamodule.py",
         "return epochs.processed, batches.processed if is_inside_epoch else 0",
         "return epochs.processed, 0",
         "tests/data/test_datamodule.py tests/integration/test_interrupted.py",
