@@ -22,7 +22,15 @@ from finetune.data.data_settings import (
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
 from finetune.data.image_cache import CacheOfSplits
-from finetune.data.loader import BATCHES_AHEAD, BatchesAhead, Loader, end_workers, loader_options
+from finetune.data.loader import (
+    BATCHES_AHEAD,
+    BatchesAhead,
+    Devices,
+    Loader,
+    end_workers,
+    is_pinned,
+    loader_options,
+)
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import (
     EvalBatches,
@@ -257,7 +265,8 @@ class ImageDataModule(pl.LightningDataModule):
                 left, math.ceil(self.batch_size / world_size), rank, world_size, key
             )
         dataset = self.pictures(split, train)
-        ahead = self._ahead(self.trainer, split, train, "val" in self.splits)
+        is_validated = "val" in self.splits and getattr(trainer, "limit_val_batches", 0) != 0
+        ahead = self._ahead(split, train, is_validated, is_pinned(self._devices()))
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
         if train and options["num_workers"]:
             return TrainLoader(dataset, batches, self._fit_limits(), **options)
@@ -309,6 +318,12 @@ class ImageDataModule(pl.LightningDataModule):
             limit_train_batches=trainer.limit_train_batches,
         )
 
+    def _devices(self) -> Devices | None:
+        """Return the devices of the Trainer on this machine, None without a Trainer."""
+        if self.trainer is None:
+            return None
+        return Devices(self.trainer.strategy.root_device.type, self.trainer.num_devices)
+
     def _transforms_by_epoch(self) -> ScheduledTransform | None:
         max_epochs = getattr(self.trainer, "max_epochs", None)
         is_try = bool(getattr(self.trainer, "fast_dev_run", False))
@@ -324,7 +339,7 @@ class ImageDataModule(pl.LightningDataModule):
         batch_bytes = 3 * num_at_once * max(self.collate.sizes) ** 2
         return {
             "collate_fn": self.collate,
-            **loader_options(self.trainer, self.num_workers, batch_bytes, num_ahead),
+            **loader_options(self._devices(), self.num_workers, batch_bytes, num_ahead),
         }
 
     def transfer_batch_to_device(

@@ -8,13 +8,13 @@ import shutil
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
@@ -36,30 +36,42 @@ _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
 _ended: WeakSet[Any] = WeakSet()
 
 
-def automatic_workers(trainer: pl.Trainer | None, num_devices: int | None = None) -> int:
-    """Return how many processes should read pictures for each device of this machine.
+@dataclass(frozen=True)
+class Devices:
+    """The devices of this machine that a fit computes on.
 
-    Args:
-        trainer: Of the devices; without one, as for one GPU.
-        num_devices: Of this machine, where the trainer has not all of them.
+    Attributes:
+        kind: Such as `cpu` or `cuda`.
+        num: Their number.
     """
+
+    kind: str
+    num: int
+
+
+def num_sharing(devices: Devices | None) -> int:
+    """Return how many devices share the cores of this process.
+
+    srun gives each task cores of its own. Other launchers give all devices of the machine the same cores.
+    """
+    return 1 if devices is None or "SLURM_STEP_ID" in os.environ else devices.num
+
+
+def automatic_workers(devices: Devices | None) -> int:
+    """Return how many processes should read images for each device of this machine; None is one GPU."""
     cores = num_cores()
-    # srun gives each task cores of its own; what other starters give is for all devices of the machine.
-    sharing = (
-        num_devices or trainer.num_devices if trainer and "SLURM_STEP_ID" not in os.environ else 1
-    )
-    if trainer and trainer.strategy.root_device.type == "cpu":
+    sharing = num_sharing(devices)
+    if devices is not None and devices.kind == "cpu":
         return min(1, cores // (2 * sharing))  # the network needs the cores more than decoding does
     return max(1, min(8, cores // sharing))
 
 
-def bounded_workers(num_workers: int, trainer: pl.Trainer | None) -> int:
+def bounded_workers(num_workers: int, devices: Devices | None) -> int:
     """Return how many of the wanted processes a device may start: all devices together 4 for each core.
 
     More only wait for one another, and thousands stop a machine. Their number changes no result.
     """
-    sharing = trainer.num_devices if trainer and "SLURM_STEP_ID" not in os.environ else 1
-    most = max(1, MOST_WORKERS_PER_CORE * num_cores() // sharing)
+    most = max(1, MOST_WORKERS_PER_CORE * num_cores() // num_sharing(devices))
     if num_workers > most and is_first_process():
         _tell_bound(num_workers, most)
     return min(num_workers, most)
@@ -100,7 +112,7 @@ def check_shared_memory(
 
 
 def loader_options(
-    trainer: pl.Trainer | None,
+    devices: Devices | None,
     num_workers: int | str,
     batch_bytes: int,
     num_ahead: int = BATCHES_AHEAD,
@@ -108,22 +120,22 @@ def loader_options(
     """Return a loader's options for reading batches of at most so many bytes on this device.
 
     Args:
-        trainer: Of all devices, if any.
+        devices: Those of the Trainer, if any.
         num_workers: A number, which `bounded_workers` bounds, or `auto` for what suits the machine.
         batch_bytes, num_ahead: See `check_shared_memory`.
     """
     num = (
-        bounded_workers(num_workers, trainer)
+        bounded_workers(num_workers, devices)
         if isinstance(num_workers, int)
-        else automatic_workers(trainer)
+        else automatic_workers(devices)
     )
-    check_shared_memory(num, batch_bytes, trainer.num_devices if trainer else 1, num_ahead)
-    return {"num_workers": num, "pin_memory": is_pinned(trainer), "worker_init_fn": start_worker}
+    check_shared_memory(num, batch_bytes, 1 if devices is None else devices.num, num_ahead)
+    return {"num_workers": num, "pin_memory": is_pinned(devices), "worker_init_fn": start_worker}
 
 
-def is_pinned(trainer: pl.Trainer | None) -> bool:
+def is_pinned(devices: Devices | None) -> bool:
     """Return whether batches are on their way to a GPU, which copies them sooner from pinned memory."""
-    return trainer is not None and trainer.strategy.root_device.type == "cuda"
+    return devices is not None and devices.kind == "cuda"
 
 
 class BatchesAhead:
@@ -136,27 +148,21 @@ class BatchesAhead:
     def __init__(self) -> None:
         self._is_fed = False
 
-    def __call__(
-        self, trainer: pl.Trainer | None, split: str, is_train: bool, has_val: bool
-    ) -> int:
+    def __call__(self, split: str, is_train: bool, is_validated: bool, is_pinned: bool) -> int:
         """Return the number for a loader that is about to be made; 0 where it is reckoned with.
 
         Args:
-            trainer: Of the fit; pinned batches are out of the shared memory at once.
             split: Its name.
             is_train: Whether training reads it.
-            has_val: Whether there is something to validate.
+            is_validated: Whether the fit validates.
+            is_pinned: Whether batches are pinned; those leave the shared memory at once.
         """
         if self._is_fed and split in ("train", "val"):
             return 0
         self._is_fed |= is_train
-        is_beside = (
-            is_train
-            and has_val
-            and getattr(trainer, "limit_val_batches", 0) != 0
-            and not is_pinned(trainer)
-        )
-        return BATCHES_AHEAD + _ASKED_FOR * is_beside
+        if is_train and is_validated and not is_pinned:
+            return BATCHES_AHEAD + _ASKED_FOR
+        return BATCHES_AHEAD
 
 
 class Loader(DataLoader):

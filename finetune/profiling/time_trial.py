@@ -16,7 +16,7 @@ from pytorch_lightning.accelerators import CUDAAccelerator
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import DecodeError
-from finetune.data.loader import automatic_workers, end_workers
+from finetune.data.loader import Devices, automatic_workers, end_workers
 from finetune.data.readers import FileReader
 from finetune.data.samplers import ESTIMATE, some_of
 from finetune.distributed.launch import count
@@ -105,7 +105,8 @@ def trial(
         # A last batch of one picture, as a device's share alone may leave, is none for batch norm.
         data.batch_size = min(data.batch_size, max(2, math.ceil(data.batch_size / num_devices)))
         if data.num_workers == "auto":
-            data.num_workers = automatic_workers(fit, num_devices)
+            devices = Devices(fit.strategy.root_device.type, num_devices)
+            data.num_workers = automatic_workers(devices)
         num = len(data.splits["train"].labels)
         fit.limit_train_batches = max(1, num // data.batch_size) if num_devices > 1 else 1.0
         try:

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from finetune.data.data_settings import is_without
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samplers import batches_within, check_limit
-from finetune.data.size_schedule import schedule_of
 from finetune.models.backbones import OWN
 from finetune.models.stages import batch_norms
 from finetune.models.timm_backbones import describe, is_timm
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
-from finetune.training.run_limits import most_accumulated
+from finetune.training.run_limits import most_accumulated, size_schedule
 
 
 def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]:
@@ -115,7 +114,7 @@ def check_fit(
     num_values = check_first_pass(model, data.eval_image_size)
     if command != "fit":
         return
-    schedule = schedule_of(data.sizes, trainer.max_epochs, bool(trainer.fast_dev_run))
+    schedule = size_schedule(trainer, data.sizes)
     sizes = sorted({data.image_size} if schedule is None else schedule.sizes)
     num_values, *_ = [
         num_values if size == data.eval_image_size else check_first_pass(model, size)

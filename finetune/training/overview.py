@@ -14,13 +14,13 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import stored_size
 from finetune.data.depth import warn_of_dark_samples
 from finetune.data.samplers import batches_within, num_within
-from finetune.data.size_schedule import schedule_of
 from finetune.data.splits import SET_APART
 from finetune.data.transforms import cropped_area
 from finetune.models.ensemble import told
 from finetune.system.messages import as_wrong_usage, counted
 from finetune.training.classifier import Classifier
 from finetune.training.param_groups import param_groups, scale_learning_rates
+from finetune.training.run_limits import size_schedule
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> s
     length = [
         f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0
     ]
-    schedule = schedule_of(data.sizes, trainer.max_epochs, bool(trainer.fast_dev_run))  # type: ignore[attr-defined]
+    schedule = size_schedule(trainer, data.sizes)
     if schedule is not None:
         length.append(f"image_size {schedule.told()}")
     batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"

@@ -16,8 +16,8 @@ from rich.progress import (
 )
 
 from finetune.data.datamodule import position
-from finetune.data.size_schedule import schedule_of
 from finetune.system.progress import duration
+from finetune.training.run_limits import size_schedule
 
 _EVERY = 0.2  # seconds: how often a notebook's bar is drawn anew, and the loss is asked for
 _SOON = 10.0  # seconds: what takes no longer is over before anybody plans by it
@@ -197,7 +197,7 @@ class PicturesBar(ProgressBar):
 def _epochs_left(trainer: pl.Trainer) -> float:
     """Return how many epochs are to come, as many times the last one as they have more pixels."""
     sizes = getattr(trainer.datamodule, "sizes", ())  # type: ignore[attr-defined]
-    schedule = schedule_of(sizes, trainer.max_epochs, bool(trainer.fast_dev_run))  # type: ignore[attr-defined]
+    schedule = size_schedule(trainer, sizes)
     epochs = range(trainer.current_epoch, trainer.max_epochs or 0)
     if schedule is None:
         return len(epochs)

@@ -1,12 +1,14 @@
 """How many batches, optimizer steps and epochs the limits of a Trainer leave of a fit."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
 
 from finetune.data.samplers import FitLimits, batches_within
+from finetune.data.size_schedule import SizeSchedule, schedule_of
 
 
 def fit_limits(trainer: pl.Trainer) -> FitLimits:
@@ -17,6 +19,12 @@ def fit_limits(trainer: pl.Trainer) -> FitLimits:
         batches_per_step=most_accumulated(trainer),
         limit_train_batches=trainer.limit_train_batches,
     )
+
+
+def size_schedule(trainer: pl.Trainer, sizes: Sequence[int]) -> SizeSchedule | None:
+    """Return which of some sizes the images of an epoch have; None for all epochs the same. See `schedule_of`."""
+    is_try = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+    return schedule_of(sizes, trainer.max_epochs, is_try)
 
 
 def total_steps(trainer: pl.Trainer, num_batches: int, interval: str = "step") -> int:

@@ -18,13 +18,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from data_files import small
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from finetune.data import loader
 from finetune.data.loader import (
     BatchesAhead,
+    Devices,
     Loader,
     automatic_workers,
     check_shared_memory,
@@ -37,12 +40,6 @@ from finetune.distributed.signals import Interrupted, SignalFlag
 FORK = multiprocessing.get_context("fork")
 
 
-def trainer(device: str, num_devices: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        num_devices=num_devices, strategy=SimpleNamespace(root_device=torch.device(device))
-    )
-
-
 @pytest.mark.parametrize(
     ("cores", "alone", "on_a_cpu", "beside_4_gpus"), [(1, 1, 0, 1), (2, 2, 1, 1), (64, 8, 1, 8)]
 )
@@ -52,16 +49,16 @@ def test_automatic_workers_leave_cores_to_the_network(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     assert automatic_workers(None) == alone
-    assert automatic_workers(trainer("cpu", 1)) == on_a_cpu
-    assert automatic_workers(trainer("cuda", 4)) == beside_4_gpus
+    assert automatic_workers(Devices("cpu", 1)) == on_a_cpu
+    assert automatic_workers(Devices("cuda", 4)) == beside_4_gpus
 
 
 def test_cores_that_srun_gave_a_task_are_not_shared_again(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    assert automatic_workers(trainer("cuda", 4)) == 2
+    assert automatic_workers(Devices("cuda", 4)) == 2
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    assert automatic_workers(trainer("cuda", 4)) == 8
+    assert automatic_workers(Devices("cuda", 4)) == 8
 
 
 @pytest.mark.parametrize(
@@ -75,7 +72,7 @@ def test_no_more_workers_are_started_than_the_cores_can_use(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     for _ in range(2):  # several loaders tell it once
-        assert loader_options(trainer("cuda", num_devices), wanted, 1)["num_workers"] == started
+        assert loader_options(Devices("cuda", num_devices), wanted, 1)["num_workers"] == started
     told = f"data.num_workers {wanted}: only {started} are started for each device, 4 for each of {cores} cores"
     assert caplog.messages == ([told] if wanted > started else [])
 
@@ -99,13 +96,13 @@ def test_all_devices_of_a_machine_share_its_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(loader, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
     batch = 64 * 3 * 224 * 224  # 55 MB on their way with two workers
-    assert loader_options(trainer("cuda", 1), 2, batch)["num_workers"] == 2
+    assert loader_options(Devices("cuda", 1), 2, batch)["num_workers"] == 2
     told = "64 MB free, 4 workers of all devices need up to 110 MB"
     with pytest.raises(ValueError, match=told):
-        loader_options(trainer("cuda", 2), 2, batch)
+        loader_options(Devices("cuda", 2), 2, batch)
     monkeypatch.setenv("SLURM_STEP_ID", "0")  # srun gives each task cores of its own, but no memory
     with pytest.raises(ValueError, match=told):
-        loader_options(trainer("cuda", 2), 2, batch)
+        loader_options(Devices("cuda", 2), 2, batch)
 
 
 def worked(start, pipe) -> None:
@@ -250,17 +247,30 @@ def test_a_worker_that_is_left_while_it_hands_over_a_batch_says_nothing(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("device", "limit", "has_val", "expected"),
-    [("cpu", 1.0, True, 5), ("cpu", 0, True, 3), ("cpu", 1.0, False, 3), ("cuda", 1.0, True, 3)],
+    ("is_validated", "is_pinned", "expected"),
+    [(True, False, 5), (False, False, 3), (True, True, 3)],
 )
-def test_training_is_reckoned_with_first_and_for_validation_too(device, limit, has_val, expected):
-    ahead, fit = BatchesAhead(), trainer(device, 1)
-    fit.limit_val_batches = limit
-    assert ahead(fit, "val", False, has_val) == 3  # a sanity check, before training has begun
-    assert ahead(fit, "train", True, has_val) == expected
+def test_training_is_reckoned_with_first_and_for_validation_too(is_validated, is_pinned, expected):
+    ahead = BatchesAhead()
+    fit = (is_validated, is_pinned)
+    assert ahead("val", False, *fit) == 3  # a sanity check, before training has begun
+    assert ahead("train", True, *fit) == expected
     # later, or loaded anew
-    assert ahead(fit, "val", False, has_val) == ahead(fit, "train", True, has_val) == 0
-    assert ahead(fit, "test", False, has_val) == 3
+    assert ahead("val", False, *fit) == ahead("train", True, *fit) == 0
+    assert ahead("test", False, *fit) == 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "val_fraction", "is_validated"), [(1.0, 0.1, True), (0, 0.1, False), (1.0, 0, False)]
+)
+def test_the_data_module_says_whether_a_fit_validates(colours, limit, val_fraction, is_validated):
+    data = small(colours, val_fraction=val_fraction)
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    data.trainer = pl.Trainer(limit_val_batches=limit, **options)
+    asked = []
+    data._ahead = lambda *numbers: asked.append(numbers)
+    data.train_dataloader()
+    assert asked == [("train", True, is_validated, False)]
 
 
 def test_labels_come_in_the_message_and_pictures_in_shared_memory():

@@ -307,9 +307,7 @@ def test_what_is_made_before_the_first_step_and_kept_is_not_of_its_start(made, a
 
 @pytest.mark.parametrize(("given", "num"), [("auto", 4), (3, 3)])
 def test_a_device_has_its_share_of_the_workers(made, monkeypatch, given, num):
-    monkeypatch.setattr(
-        time_trial, "automatic_workers", lambda trainer, num_devices: 8 // num_devices
-    )
+    monkeypatch.setattr(time_trial, "automatic_workers", lambda devices: 8 // devices.num)
     model, data = made(num_workers=given)
 
     def asked() -> None:
