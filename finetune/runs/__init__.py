@@ -1,9 +1,9 @@
 """What a run leaves on disk, file by file, and how it goes on from there.
 
 A run is a `folder` with its config.yaml; `run_checkpoint` takes it for its best checkpoint. In it `metrics_csv`
-writes metrics.csv and steps.csv; `model_checkpoint` says when last.ckpt and best.ckpt are written,
-`deferred_checkpoints` which wait for a while, `divergence` that a step is none to write, `best_epoch` which is the
-best, `checkpoint_io` how they are written, and reads them, `exported_files` what `finetune export` made of them;
+writes metrics.csv and steps.csv; `model_checkpoint` says when last.ckpt and best.ckpt are written, and that a step
+which diverged is not, `deferred_checkpoints` which wait for a while, `best_epoch` which is the best, `checkpoint_io`
+how they are written, and reads them, `exported_files` what `finetune export` made of them;
 `results` writes test.json or val.json, and skipped.txt, `predictions` predictions.csv and test_predictions.csv
 (`parquet` another kind of file), `clock` seconds.json. `newest_run` finds the run to go on in, `resume` goes on in it,
 one process at a time (`run_lock`), and tells what has changed since (`changes`); `side_files` sets damaged files aside

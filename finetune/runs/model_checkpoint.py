@@ -1,6 +1,7 @@
 """When checkpoints are written: always such that training can go on from them."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Checkpoint
 
 from finetune import lightning_private
@@ -16,7 +18,6 @@ from finetune.data.samplers import num_within
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.best_epoch import highest_of, lowest_kept
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints
-from finetune.runs.divergence import check_finite, check_weights
 from finetune.runs.folder import Run
 from finetune.runs.interpolation_record import FILE as KEPT_WEIGHTS
 from finetune.runs.lightning_callbacks import Rates, enter_epoch, keep_patience, limits
@@ -279,6 +280,39 @@ def _write_ahead(trainer: pl.Trainer, is_epoch_end: bool = False) -> None:
 
 def _files(trainer: pl.Trainer) -> list[MetricsCSV]:
     return [logger for logger in trainer.loggers if isinstance(logger, MetricsCSV)]
+
+
+def check_finite(trainer: pl.Trainer, *names: str) -> None:
+    """Make sure that what was logged under some names are numbers.
+
+    Raises:
+        ValueError: One is infinite or none.
+    """
+    for name in names:
+        value = float(trainer.callback_metrics.get(name, 0.0))
+        if not math.isfinite(value):
+            raise _diverged(trainer, f"{name} is {value}")
+
+
+def check_weights(trainer: pl.Trainer) -> None:
+    """Refuse, on all devices, what a step of finite loss may have made of the weights of any of them.
+
+    Raises:
+        ValueError: Some that learn are infinite or none.
+    """
+    learning = (p.detach() for p in trainer.lightning_module.parameters() if p.requires_grad)
+    found = [parameter.isfinite().all() for parameter in learning]
+    is_finite = not found or bool(torch.stack(found).all())  # a GPU is asked once
+    if not trainer.strategy.reduce_boolean_decision(is_finite, all=True):
+        raise _diverged(trainer, "some weights are no finite numbers")
+
+
+def _diverged(trainer: pl.Trainer, text: str) -> ValueError:
+    rates = ", ".join(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
+    return ValueError(
+        f"{text} in epoch {trainer.current_epoch + 1}: training has diverged; a lower "
+        f"--model.optimizer.init_args.lr may help (the rates now: {rates}). No checkpoint has that step"
+    )
 
 
 def check_interval(every_n_steps: int | None) -> None:

@@ -180,7 +180,7 @@ def check_finite_rows(
 def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
     """Return probabilities (B, K) of a batch, after a check in `validate`, `test` and `predict` that all are finite.
 
-    In `fit` the loss is checked instead (`finetune.runs.divergence`).
+    In `fit` the loss is checked instead (`finetune.runs.model_checkpoint`).
 
     Raises:
         NotFinite: Some are not.
