@@ -84,7 +84,7 @@ def process_group_timeout(strategy: Any) -> timedelta | None:
 def disable_buffer_broadcast(strategy: "DDPStrategy") -> None:
     """Let each rank keep its own buffers.
 
-    These are arguments of DistributedDataParallel. A strategy object that the user made has taken its own already.
+    A strategy takes the arguments of DistributedDataParallel only when it is made, which may be before this.
     """
     strategy._ddp_kwargs["broadcast_buffers"] = False
 

@@ -75,9 +75,9 @@ def _replace(
     interpolation, weights, calibration = settle(
         trainer,
         model,
-        start["state_dict"],
-        best["state_dict"],
-        data.loader("val", is_limited=True, is_alone=True),
+        start=start["state_dict"],
+        end=best["state_dict"],
+        batches=data.loader("val", is_limited=True, is_alone=True),
         shares=ENDS if _has_trained_statistics(model) else SHARES,
         aim=model.calibrator.aim,
     )

@@ -188,7 +188,14 @@ class Aim:
             waiting = seconds_of_each(costs.checkpoint, costs.size, costs.copying, epoch)
             written = costs.checkpoint + costs.copying  # before a best inside the next epoch
             between += waiting + min(1.0, inside) * (max(waiting, written) - waiting)
-            found = plan(self.seconds - others, costs.batch, between, num, batch_size, MOST_EPOCHS)
+            found = plan(
+                self.seconds - others,
+                batch=costs.batch,
+                between=between,
+                num_images=num,
+                batch_size=batch_size,
+                most=MOST_EPOCHS,
+            )
             batches = (found and found.batches) or num_batches
         again = partial(self._length, pictures=pictures)
         return Length(costs, found, num, num_batches, others, pictures.cache_limit_gb, again)

@@ -77,6 +77,7 @@ def _is_clearly_lower(losses: NDArray[np.float64], others: NDArray[np.float64]) 
 def settle(
     trainer: pl.Trainer,
     model: Any,
+    *,
     start: Mapping[str, Tensor],
     end: Mapping[str, Tensor],
     batches: Iterable[Mapping[str, Any]],

@@ -23,7 +23,13 @@ class Plan(NamedTuple):
 
 
 def plan(
-    seconds: float, batch: float, between: float, num_images: int, batch_size: int, most: int
+    seconds: float,
+    *,
+    batch: float,
+    between: float,
+    num_images: int,
+    batch_size: int,
+    most: int,
 ) -> Plan | None:
     """Return the longest fit that `seconds` hold; None where that is not even a batch.
 

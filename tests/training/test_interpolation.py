@@ -70,6 +70,12 @@ def test_weights_that_give_no_numbers_are_not_chosen():
     )
     for start, end, expected in ((right, wrong, 0.0), (wrong, right, 1.0)):
         interpolation, weights, _ = settle(
-            trainer, Model(2, 2), start, end, [batch], (0.0, 0.75, 1.0), None
+            trainer,
+            Model(2, 2),
+            start=start,
+            end=end,
+            batches=[batch],
+            shares=(0.0, 0.75, 1.0),
+            aim=None,
         )
         assert interpolation.share == expected and weights["weight"].isfinite().all()
