@@ -14,6 +14,12 @@ _OF_A_WORKER = "Caught .* in (DataLoader worker|pin memory thread)"
 _LONGEST_REASON = 200  # of torch's, which may name thousands of keys
 # what NCCL says where another process has ended
 _LEFT = "remote|clos|abort|timeout|timed out|premature"
+# how messages of Lightning begin that a user can cause
+_OF_LIGHTNING = (
+    "Early stopping conditioned on metric",
+    "`devices` selected with",
+    "Found more than one stateful",
+)
 
 
 def raised(error: BaseException) -> BaseException:
@@ -40,22 +46,34 @@ def exit_code(error: BaseException) -> int:
 
 def one_line(error: BaseException) -> str | None:
     """Return what to tell a user, or None for an error that is ours and deserves a traceback."""
-    # imports torch: who has not got it can't have raised it
+    # Not imported: it cannot have raised the error. The import would bring torch.
     signals = sys.modules.get("finetune.distributed.signals")
     if isinstance(error, getattr(signals, "Interrupted", ())):
         return str(error)
     error = raised(error)
     text = str(error)
+    line = _out_of_memory(error, text) or _unusable_gpu(text) or _unfit_weights(text)
+    if line:
+        return line
+    if re.search(_OF_A_WORKER, text):
+        return _joined(text.strip().splitlines()[-1].partition(": ")[2], error)
+    return _nondeterministic(text) or _lost_process(error, text) or _message(error, text)
+
+
+def _out_of_memory(error: BaseException, text: str) -> str | None:
+    """Return a line if a process or a GPU had too little memory."""
     if is_of_killed_worker(error):
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
-    if (
-        isinstance(error, MemoryError)
-        or "ArrayMemoryError" in text
-        or "DefaultCPUAllocator" in text
-    ):
+    of_numpy_or_torch = "ArrayMemoryError" in text or "DefaultCPUAllocator" in text
+    if isinstance(error, MemoryError) or of_numpy_or_torch:
         return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
     if type(error).__name__ == "OutOfMemoryError" or _is_of_gpu_memory(text):
         return "out of GPU memory: a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
+    return None
+
+
+def _unusable_gpu(text: str) -> str | None:
+    """Return a line if torch cannot use this GPU, or there is no such GPU."""
     if "NVIDIA driver on your system is too old" in text or "no kernel image is available" in text:
         reason = text.strip().partition("\n")[0].partition(". ")[0]
         return f"torch can't use this GPU: {reason}; --trainer.accelerator cpu does without it"
@@ -63,42 +81,55 @@ def one_line(error: BaseException) -> str | None:
         r"You requested gpu: \[(.*?)\]\s+But your machine only has: \[(.*)\]", text
     ):
         return f"--devices: GPUs {gpus[1]} are asked for, and here are only {gpus[2]}; auto takes all there are"
-    if text.startswith("Error(s) in loading state_dict"):  # torch's, with a line for each key
-        reason = " ".join(text.partition("\n")[2].partition("\n")[0].split())[
-            :_LONGEST_REASON
-        ].rstrip(".,: ")
-        return f"the weights in the checkpoint do not fit the network that it names, it is damaged: {reason}"
-    if re.search(_OF_A_WORKER, text):
-        text = text.strip().splitlines()[-1].partition(": ")[2]
-    elif " does not have a deterministic implementation" in text:
-        operation = text.partition(" ")[0]
-        return f"{operation} has no deterministic form here: leave --trainer.deterministic out, or give warn"
-    elif "connectFullMesh" in text:
-        rank, address = os.environ.get("RANK", "0"), text.rpartition("remote=")[2]
+    return None
+
+
+def _unfit_weights(text: str) -> str | None:
+    """Return a line if weights do not fit a network: torch's message has a line for each key."""
+    if not text.startswith("Error(s) in loading state_dict"):
+        return None
+    first = " ".join(text.partition("\n")[2].partition("\n")[0].split())
+    reason = first[:_LONGEST_REASON].rstrip(".,: ")
+    return f"the weights in the checkpoint do not fit the network that it names, it is damaged: {reason}"
+
+
+def _nondeterministic(text: str) -> str | None:
+    if " does not have a deterministic implementation" not in text:
+        return None
+    operation = text.partition(" ")[0]
+    return f"{operation} has no deterministic form here: leave --trainer.deterministic out, or give warn"
+
+
+def _lost_process(error: BaseException, text: str) -> str | None:
+    """Return a line if processes of several devices could not communicate."""
+    kind = type(error).__name__
+    if "connectFullMesh" in text:
+        rank = os.environ.get("RANK", "0")
+        address = text.rpartition("remote=")[2]
         reached = "it ended, or GLOO_SOCKET_IFNAME must name the network between them"
         return f"process {rank} can't reach another one at {address}: {reached}"
-    elif type(error).__name__ == "DistBackendError" and not re.search(_LEFT, text, re.IGNORECASE):
+    if kind == "DistBackendError" and not re.search(_LEFT, text, re.IGNORECASE):
         cause = text.partition("Last error:")[2] or (text.splitlines() or ["?"])[-1]
         return f"the GPUs can't speak to each other: {' '.join(cause.split())}"
-    elif type(error).__name__ == "DistBackendError" or _is_left_alone(error):
-        return f"process {os.environ.get('RANK') or os.environ.get('LOCAL_RANK', '0')} ended, since another one did"
-    elif (
-        type(error).__name__ == "DistNetworkError"
-    ):  # the port is taken, or the first process does not answer
-        text = text.partition("\n")[0]
-    elif (
-        not isinstance(error, (ValueError, OSError))
-        and type(error).__name__ != "MisconfigurationException"
-    ):
-        words = (
-            "Early stopping conditioned on metric",
-            "`devices` selected with",
-            "Found more than one stateful",
-        )
-        told = text.startswith(words)  # by Lightning
-        return " ".join(text.split()) if told else None
-    elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
+    if kind == "DistBackendError" or _is_left_alone(error):
+        rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK", "0")
+        return f"process {rank} ended, since another one did"
+    if kind == "DistNetworkError":  # the port is in use, or rank 0 does not answer
+        return _joined(text.partition("\n")[0], error)
+    return None
+
+
+def _message(error: BaseException, text: str) -> str | None:
+    """Return the message of an error that a user can cause; None for any other."""
+    kind = type(error).__name__
+    if not isinstance(error, (ValueError, OSError)) and kind != "MisconfigurationException":
+        return " ".join(text.split()) if text.startswith(_OF_LIGHTNING) else None
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"
+    return _joined(text, error)
+
+
+def _joined(text: str, error: BaseException) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
