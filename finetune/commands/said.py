@@ -1,0 +1,121 @@
+"""Who said a value: the settings that configs and flags give, in one spelling, without the defaults.
+
+`--data.image_size 32`, `--data.init_args.image_size=32`, `--data '{init_args: {image_size: 32}}'` and
+`--data FILE.yaml` all give `data.image_size`. The command line is read before any class is imported: a checkpoint's
+data class must not be imported before it is known whether the user named it. The parser could not say this either,
+since it adds the class path of the default, and reads a flag only if the class that it belongs to is known.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from finetune.commands.given_arguments import Given, taken_apart
+
+# Settings that may be given as a table: text, or the path of a file.
+_TABLES = frozenset({"", "data", "model", "trainer", "model.optimizer", "trainer.logger"})
+_CLASSES = frozenset({"data", "model.optimizer"})  # a name alone is that of a class
+
+
+class Config(NamedTuple):
+    """The settings of one `--config`.
+
+    Attributes:
+        source: Its path, or its text.
+        settings: Values by full name.
+    """
+
+    source: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Said:
+    """The settings of a command line, by full names without `init_args`.
+
+    Attributes:
+        flags: Those of the flags, of which the last one counts. A value is text unless it is part of a table.
+        configs: Those of the configs, in their order. They are not merged: a learning rate belongs to the optimizer of
+            its own config.
+    """
+
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    configs: tuple[Config, ...] = ()
+
+    def has_flag(self, name: str) -> bool:
+        """Return whether a flag gives a setting, or a part of it."""
+        return any(key == name or key.startswith(f"{name}.") for key in self.flags)
+
+
+def read_said(arguments: Sequence[str]) -> Said:
+    """Return the settings that a command line gives.
+
+    Args:
+        arguments: The command, then its arguments in full spelling, with the paths of configs.
+    """
+    given = taken_apart(arguments[1:])
+    configs = tuple(
+        Config(value, _settings("", value, ""))
+        for name, value in given.flags
+        if name == "config" and value
+    )
+    return Said(flag_settings(given), configs)
+
+
+def flag_settings(given: Given) -> dict[str, Any]:
+    """Return the settings that the flags of a command line give, by full names."""
+    settings: dict[str, Any] = {}
+    for name, value in given.flags:
+        if name != "config":
+            settings |= _settings(_plain(name), value, "")
+    return settings
+
+
+def _plain(name: str) -> str:
+    """Return a name without `init_args`, nor the `+` that extends a list."""
+    return ".".join(part for part in name.rstrip("+").split(".") if part != "init_args")
+
+
+def _settings(name: str, value: Any, folder: str) -> dict[str, Any]:
+    """Return the settings in a value, by full names.
+
+    Args:
+        name: Where the value belongs; "" for a config.
+        value: Text, or what YAML holds.
+        folder: The folder that paths in it are relative to.
+    """
+    if name not in _TABLES:
+        return {name: value}
+    if isinstance(value, str):
+        value, folder = _read_table(value, folder)
+    settings: dict[str, Any] = {}
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            full = _plain(f"{name}.{key}" if name else str(key))
+            settings |= _settings(full, inner, folder)
+    elif name in _CLASSES and isinstance(value, str):
+        settings[f"{name}.class_path"] = value
+    elif name:  # else it is a config, which the parser refuses
+        settings[name] = value
+    return settings
+
+
+def _read_table(text: str, folder: str) -> tuple[Any, str]:
+    """Return the table in a text, or in the file that it names, and the folder of the paths in it.
+
+    A text without a table is returned as it is.
+    """
+    import yaml  # only if there is a table: this is also called before a mistyped flag is reported
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    path = os.path.join(folder, text)
+    try:
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8") as file:
+                content = yaml.load(file, loader)
+            return (content if isinstance(content, dict) else {}), os.path.dirname(path)
+        content = yaml.load(text, loader)
+    except (OSError, ValueError, yaml.YAMLError):  # the parser reports it
+        return {}, folder
+    return (content if isinstance(content, dict) else text), folder

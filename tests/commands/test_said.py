@@ -1,0 +1,224 @@
+"""Who said a value: the settings of configs and flags, in every spelling, held against the real parser."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_lines import ParseOnly
+from jsonargparse import ArgumentParser
+
+from finetune.commands import default_rates, preparation, said
+from finetune.commands.parser import is_given, last_value
+from finetune.commands.said import Said, read_said
+
+VALUES: dict[str, Any] = {
+    "data.class_path": "finetune.Hotdog",
+    "data.root": "photos",
+    "data.image_size": 32,
+    "data.batch_size": 8,
+    "model.members": 2,
+    "model.backbone": "resnet18",
+    "model.optimizer.class_path": "torch.optim.Adam",
+    "model.optimizer.lr": 0.25,
+    "model.optimizer.weight_decay": 0.5,
+    "trainer.max_epochs": 3,
+    "trainer.devices": 1,
+    "patience": 4,
+}
+CLASSES = {"data.class_path", "model.optimizer.class_path"}
+NUM_LINES = 150
+
+# run_lightning would silence it; here it is an error.
+pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+
+
+class Writer:
+    """Writes settings in random spellings.
+
+    Attributes:
+        flags: The names that flags give.
+        configs: The names that each config gives.
+        arguments: The command line.
+    """
+
+    def __init__(self, seed: int, folder: Path, is_plain: bool = False) -> None:
+        self.random = random.Random(seed)
+        self.is_plain = is_plain
+        self.folder = folder
+        self.configs = [self._names() for _ in range(self.random.randrange(4))]
+        self.flags = {"data.root", *self._names()}  # the parser requires data
+        self.arguments = ["fit"]
+        for names in self.configs:
+            self.arguments += self._flag("config", self._config(names))
+        parts = list(self._flags(self.flags))
+        self.random.shuffle(parts)
+        self.arguments += [word for part in parts for word in part]
+
+    def _names(self) -> set[str]:
+        return {name for name in VALUES if self.random.random() < 0.3}
+
+    def _flag(self, name: str, value: Any) -> list[str]:
+        text = value if isinstance(value, str) else json.dumps(value)
+        return [f"--{name}={text}"] if self.random.random() < 0.5 else [f"--{name}", text]
+
+    def _flags(self, names: set[str]) -> Iterator[list[str]]:
+        tables: dict[str, set[str]] = {"data": set(), "model.optimizer": set(), "model": set()}
+        tables["trainer"] = set()
+        for name in sorted(names):
+            group = next((group for group in tables if name.startswith(f"{group}.")), "")
+            if group and self.random.random() < 0.4:
+                tables[group].add(name)
+                continue
+            key = name
+            if group in ("data", "model.optimizer") and self.random.random() < 0.5:
+                if name in CLASSES and not self.is_plain:
+                    key = group  # the name of the class alone
+                elif name in CLASSES:
+                    key = name
+                else:
+                    key = name.replace(f"{group}.", f"{group}.init_args.")
+            yield self._flag(key, VALUES[name])
+        for group, inside in tables.items():
+            if not inside:
+                continue
+            if group == "model":
+                inside |= tables["model.optimizer"] if self.random.random() < 0.5 else set()
+            is_of_class = group in ("data", "model.optimizer") and not inside & CLASSES
+            if is_of_class and self.random.random() < 0.5:
+                yield self._flag(f"{group}.init_args", self._values(group, inside))
+            else:
+                yield self._flag(group, self._table(group, inside, self.folder))
+
+    def _values(self, group: str, names: set[str]) -> dict[str, Any]:
+        return {name.removeprefix(f"{group}."): VALUES[name] for name in sorted(names)}
+
+    def _table(self, group: str, names: set[str], folder: Path) -> Any:
+        """Return a group of settings as a table, or the path of a file with it, relative to a folder."""
+        table: dict[str, Any] = {}
+        inner = {name for name in names if name.startswith("model.optimizer.")}
+        if group == "model" and inner:
+            table["optimizer"] = self._table("model.optimizer", inner, folder / "tables")
+            names = names - inner
+        for name in sorted(names):
+            key = name.removeprefix(f"{group}.")
+            if group in ("data", "model.optimizer") and name not in CLASSES:
+                table.setdefault("init_args", {})[key] = VALUES[name]
+            else:
+                table[key] = VALUES[name]
+        is_inside = self.is_plain and group == "model.optimizer"
+        has_files = "optimizer" in table and not self.is_plain
+        if is_inside or (self.random.random() < 0.5 and not has_files):
+            return table
+        path = folder / "tables" / f"{self.random.randrange(10**9)}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(table))
+        is_relative = folder != self.folder and not self.is_plain
+        return str(path.relative_to(folder) if is_relative else path)
+
+    def _config(self, names: set[str]) -> str:
+        content: dict[str, Any] = {}
+        place = self.folder / "configs"
+        place.mkdir(exist_ok=True)
+        for group in ("data", "model", "trainer"):
+            inside = {name for name in names if name.startswith(f"{group}.")}
+            if inside and not self.is_plain and self.random.random() < 0.2:  # dotted keys
+                content |= {name: VALUES[name] for name in inside}
+            elif inside:
+                content[group] = self._table(group, inside, place)
+        content |= {name: VALUES[name] for name in names if "." not in name}
+        path = place / f"{self.random.randrange(10**9)}.yaml"
+        path.write_text(yaml.safe_dump(content or {"patience": 4}))
+        if not content:
+            names.add("patience")
+        return str(path)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> list[Writer]:
+    return [Writer(seed, tmp_path) for seed in range(NUM_LINES)]
+
+
+@pytest.fixture
+def parser(monkeypatch: pytest.MonkeyPatch) -> ArgumentParser:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    return ParseOnly(["fit", "--data.root", "."]).parser
+
+
+def wrong(lines: list[Writer]) -> list[list[str]]:
+    """Return the command lines that are not read as they were written."""
+    found = []
+    for line in lines:
+        given = read_said(line.arguments)
+        configs = [set(config.settings) for config in given.configs]
+        if set(given.flags) != line.flags or configs != line.configs:
+            found.append(line.arguments)
+    return found
+
+
+def test_every_spelling_is_read_as_it_was_written(lines):
+    assert not wrong(lines)
+
+
+@pytest.mark.parametrize("broken", ["_plain", "_read_table"])
+def test_control_a_reader_that_lacks_a_spelling_is_noticed(lines, monkeypatch, broken):
+    instead = {"_plain": lambda name: name, "_read_table": lambda text, folder: (text, folder)}
+    monkeypatch.setattr(said, broken, instead[broken])
+    assert len(wrong(lines)) > NUM_LINES / 4
+
+
+def test_the_parser_reads_the_same(lines, parser):
+    for line in lines:
+        found = parser.parse_args(line.arguments, defaults=False)["fit"].as_flat()
+        names = {name.replace(".init_args", "") for name in vars(found)}
+        names = {name for name in names if "__path__" not in name and name != "config"}
+        written = line.flags.union(*line.configs)
+        # It adds the class of the default, which nobody named.
+        assert names - CLASSES == written - CLASSES and written <= names, line.arguments
+
+
+def test_the_scanners_read_the_same(tmp_path):
+    """As far as they know the spelling: no relative files, dotted keys or repeated tables."""
+    for seed in range(NUM_LINES):
+        line = Writer(seed, tmp_path, is_plain=True)
+        arguments = line.arguments
+        given = read_said(arguments)
+        optimizer = {
+            "model.optimizer.class_path",
+            "model.optimizer.lr",
+            "model.optimizer.weight_decay",
+        }
+        for name in VALUES.keys() - CLASSES - optimizer - {"patience"}:
+            group, _, rest = name.partition(".")
+            assert is_given(arguments, rest, group) == given.has_flag(name), (name, arguments)
+        assert (last_value(arguments, "--patience") is None) == ("patience" not in given.flags)
+        assert _rate_is_for(given) == default_rates._rate_is_for(arguments), arguments
+        names = {
+            name.removeprefix("model.optimizer.")
+            for settings in [given.flags, *(config.settings for config in given.configs)]
+            for name in settings
+            if name in optimizer
+        }
+        assert default_rates._arguments_said(arguments) & {"lr", "weight_decay"} == names - {
+            "class_path"
+        }
+        of_network = [given.flags]
+        for config in given.configs:
+            if config.settings.get("model.backbone") == "resnet18":
+                of_network.append(config.settings)
+        is_size = any("data.image_size" in settings for settings in of_network)
+        assert preparation._said(arguments, "resnet18") == ({"image_size"} if is_size else set())
+
+
+def _rate_is_for(given: Said) -> str | None:
+    if "model.optimizer.lr" in given.flags:
+        return default_rates._COMMAND_LINE
+    name, rate_is_for = "AdamW", None
+    for config in given.configs:
+        name = str(config.settings.get("model.optimizer.class_path", name)).rpartition(".")[2]
+        if "model.optimizer.lr" in config.settings:
+            rate_is_for = name
+    return rate_is_for
