@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.minutes import check_minutes
-from finetune.commands.parser import settings_in
 from finetune.commands.plain_meanings import network_name
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import data_module
+from finetune.commands.said import Said
 from finetune.commands.short_words import both
 from finetune.data.data_settings import is_without
 from finetune.data.decode import DecodeError
@@ -71,14 +71,14 @@ class Choice(NamedTuple):
     record: dict[str, Any] | None = None
 
 
-def settle_backbone(config: Any, arguments: Sequence[str]) -> Choice:
+def settle_backbone(config: Any, said: Said) -> Choice:
     """Choose the network of a fit if its config leaves that to the data.
 
     The choice is written to the config as if it were given, so that a repeated or resumed run does not rank again.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
-        arguments: The command line, configs before flags, their paths resolved.
+        said: The settings that configs and flags give.
 
     Raises:
         WrongUsage: The candidates are invalid, or another option does not go with a choice among networks.
@@ -87,7 +87,7 @@ def settle_backbone(config: Any, arguments: Sequence[str]) -> Choice:
     options = config["fit"]
     if not is_choice(options.model.backbone):
         return Choice([])
-    _check_configs(arguments)
+    _check_configs(said)
     record = None
     messages = []
     if options.ckpt_path is not None:
@@ -103,14 +103,14 @@ def settle_backbone(config: Any, arguments: Sequence[str]) -> Choice:
             )
         chosen = Candidate(*json.loads(os.environ[_CHOICE]))
     else:
-        _check_options(options, arguments)
-        chosen, record, messages = _chosen(config, arguments)
+        _check_options(options, said)
+        chosen, record, messages = _chosen(config, said)
         os.environ[_CHOICE] = json.dumps(chosen)
     _put(config, chosen)
-    return Choice([*messages, settle_preparation(config, arguments)], record)
+    return Choice([*messages, settle_preparation(config, said)], record)
 
 
-def _chosen(config: Any, arguments: Sequence[str]) -> tuple[Candidate, dict[str, Any], list[str]]:
+def _chosen(config: Any, said: Said) -> tuple[Candidate, dict[str, Any], list[str]]:
     """Rank the candidates; return the best one, the ranking for about.json, and what to log."""
     options = config["fit"]
     candidates = sorted(
@@ -130,7 +130,7 @@ def _chosen(config: Any, arguments: Sequence[str]) -> tuple[Candidate, dict[str,
     reachable: dict[str, bool] = {}
     by_name = dict(zip(names(candidates), candidates, strict=True))
     networks = {
-        name: partial(_load, name, candidate, config, arguments, split, reachable)
+        name: partial(_load, name, candidate, config, said, split, reachable)
         for name, candidate in by_name.items()
     }
     seed = options.get("seed_everything")
@@ -200,7 +200,7 @@ def _load(
     name: str,
     candidate: Candidate,
     config: Any,
-    arguments: Sequence[str],
+    said: Said,
     split: Split,
     reachable: dict[str, bool],
 ) -> FeaturesOf:
@@ -210,7 +210,7 @@ def _load(
         name: What the candidate is called in messages.
         candidate: The network.
         config: As parsed; not changed.
-        arguments: The command line.
+        said: The settings that configs and flags give.
         split: The training images.
         reachable: Which servers have answered; completed in place.
 
@@ -221,7 +221,7 @@ def _load(
     own = config.clone()
     _put(own, candidate)
     try:
-        settle_preparation(own, arguments)
+        settle_preparation(own, said)
         settings = own["fit"].data.init_args.as_dict()
         prepare = preparation(settings)
         network = Features(candidate.backbone, weights, settings["image_size"])
@@ -364,24 +364,18 @@ def _needs_download(candidate: Candidate) -> bool:
     return is_published(candidate) and cached_file(candidate) is None
 
 
-def _check_configs(arguments: Sequence[str]) -> None:
+def _check_configs(said: Said) -> None:
     """Refuse a config that names one network."""
-    for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, has_value, value = flag.partition("=")
-        if name != "--config":
-            continue
-        file = value if has_value else following
-        model = settings_in(file).get("model") or {}
-        model = settings_in(model) if isinstance(model, str) else model
-        named = model.get("backbone")
+    for source, settings in said.configs:
+        named = settings.get("model.backbone")
         if named is not None and not is_choice(named):
-            where = file if Path(file).is_file() else "the config"
+            where = source if Path(source).is_file() else "the config"
             raise WrongUsage(
                 f"{_option()} and the backbone {named} of {where} both choose the network: leave one out"
             )
 
 
-def _check_options(options: Any, arguments: Sequence[str]) -> None:
+def _check_options(options: Any, said: Said) -> None:
     """Refuse options that do not go with a choice among networks, before anything is computed."""
     if options.model.freeze not in (None, "backbone"):
         raise WrongUsage(
@@ -393,7 +387,7 @@ def _check_options(options: Any, arguments: Sequence[str]) -> None:
             f"{_option()} ranks networks on one machine, in one process: name a network to several"
         )
     if options.minutes is not None:
-        check_minutes(options.minutes, options, arguments)
+        check_minutes(options.minutes, options, said)
 
 
 def _put(config: Any, candidate: Candidate) -> None:

@@ -11,13 +11,16 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser
 
+from finetune.commands.given_arguments import put_together, taken_apart
 from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
-from finetune.commands.parser import last_value
 from finetune.models.candidates import is_choice
 from finetune.profiling.recorder import Measured, Recorder
 from finetune.profiling.summary import advice, scaling, text
 from finetune.system.files import check_target, replace_text
 from finetune.system.messages import WrongUsage
+
+# Flags of the whole comparison: the process for one number of devices gets its own.
+_OF_COMPARISON = ("devices", "output")
 
 
 class BenchmarkCLI(FinetuneCLI):
@@ -105,19 +108,21 @@ class BenchmarkCLI(FinetuneCLI):
 
 def benchmark(arguments: Sequence[str]) -> None:
     """Measure the fit that `arguments` describe."""
-    devices = last_value(arguments, "--devices")
-    output = last_value(arguments, "--output")
-    rest = list(arguments)
+    given = taken_apart(arguments)
+    devices = given.last("devices")
+    output = given.last("output")
     if output is not None:
         check_target(output, "--output")
         Path(output).parent.mkdir(parents=True, exist_ok=True)
-    if devices is None or {"-h", "--help"} & set(rest):
-        run_lightning(["benchmark", *rest], BenchmarkCLI)
+    if devices is None or given.asks_for_help():
+        run_lightning(["benchmark", *arguments], BenchmarkCLI)
         return
     numbers = [int(number) if number.strip().isdigit() else 0 for number in devices.split(",")]
     if not all(numbers):
         raise WrongUsage(f"--devices takes numbers such as 1,2, not {devices!r}")
-    results = [_in_process(number, _without(rest, ("--devices", "--output"))) for number in numbers]
+    given.flags = [(name, value) for name, value in given.flags if name not in _OF_COMPARISON]
+    rest = put_together("benchmark", given)[1:]
+    results = [_in_process(number, rest) for number in numbers]
     _tell({**results[0], "scaling": scaling(results)}, output)
 
 
@@ -137,16 +142,6 @@ def _in_process(devices: int, arguments: Sequence[str]) -> dict[str, Any]:
         if code:
             sys.exit(code)  # it has said why
         return json.loads(output.read_text("utf-8"))
-
-
-def _without(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
-    kept, remaining = [], iter(arguments)
-    for argument in remaining:
-        if argument in flags:
-            next(remaining, None)
-        elif argument.partition("=")[0] not in flags:
-            kept.append(argument)
-    return kept
 
 
 def _tell(result: dict[str, Any], output: str | None) -> None:

@@ -16,6 +16,7 @@ from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.given_arguments import Given, put_together, taken_apart
 from finetune.commands.known_flags import check_flags
 from finetune.commands.plain_meanings import replace_shorthands
+from finetune.commands.said import flag_settings
 from finetune.commands.short_words import both, in_full
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
@@ -51,7 +52,7 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
     check_flags(command, given)
     is_needed = not given.has("resume")  # which may go on with another
     given.flags = [_flag_in_full(command, name, value, is_needed) for name, value in given.flags]
-    if any(name in ("h", "help") or name.endswith(".help") for name, _ in given.flags):
+    if given.asks_for_help():
         given.positionals = []  # `--help all`
     else:
         given.positionals = [os.path.expanduser(text) for text in given.positionals]
@@ -122,9 +123,8 @@ def _take_folder(command: str, given: Given) -> None:
         _take_run(given)
     is_told = given.has("config", "data", "data.class_path")
     if not given.positionals:
-        if not is_told and not given.has(
-            "data.root", "data.init_args", "data.init_args.root", "print_config", "resume"
-        ):
+        has_root = "data.root" in flag_settings(given)
+        if not is_told and not has_root and not given.has("print_config", "resume"):
             hint = f"finetune {command} FOLDER, or one of those shipped: --config hotdog.yaml"
             raise WrongUsage(f"no data: give the folder of your pictures: {hint}")
         return
@@ -278,7 +278,7 @@ def _nearest(path: str) -> str:
 
 
 def _put(command: str, given: Given, name: str, value: str) -> None:
-    said = given.last(name) or given.last(name.replace("data.", "data.init_args.", 1))
+    said = flag_settings(given).get(name)
     if said is not None and said != value:
         raise WrongUsage(f"{both(command, name)} is given twice: {value!r} and {said!r}")
     if said is None:

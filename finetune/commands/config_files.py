@@ -1,8 +1,8 @@
 """Configs by name: a file here, else one that is shipped with the package."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from finetune.commands.given_arguments import Given
 from finetune.system.messages import NotFound, WrongUsage, did_you_mean
 
 
@@ -47,21 +47,16 @@ def _check_text(path: Path) -> None:
         raise WrongUsage(f"the config {path} is empty")
 
 
-def resolve(arguments: Sequence[str]) -> list[str]:
-    """Return `arguments` with the path of each config that --config (-c) names, before all other options.
+def put_configs_first(given: Given) -> None:
+    """Move the configs of a command line before all other flags, each by its path.
 
-    The first argument is the command. Later options win, so flags win over configs wherever they stand.
+    Later options win, so flags win over configs wherever they are typed.
     """
-    command = list(arguments[:1])
-    rest = []
-    named = []
-    remaining = iter(arguments[1:])
-    for argument in remaining:
-        flag, equals, value = argument.partition("=")
-        if flag not in ("-c", "--config"):
-            rest.append(argument)
-        elif equals or (value := next(remaining, "")):
-            named += ["--config", find(value)]
+    configs: list[tuple[str, str | None]] = []
+    others: list[tuple[str, str | None]] = []
+    for name, value in given.flags:
+        if name == "config" and value is not None:
+            configs.append((name, find(value)))
         else:
-            rest.append(argument)  # without a value: the parser says so
-    return [*command, *named, *rest]
+            others.append((name, value))  # the parser reports a --config without a value
+    given.flags = configs + others

@@ -1,17 +1,15 @@
 """The settings of an optimizer that nobody gave: they depend on the optimizer, and on how the head starts."""
 
 import inspect
-from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-import yaml
-
-from finetune.commands.parser import settings_in
+from finetune.commands.said import Said
 from finetune.models.heads import resolved_head_init
 from finetune.system.messages import WrongUsage
 
 _COMMAND_LINE = "the command line"
+_OPTIMIZER = "model.optimizer"
 
 # Rates to start from. Those of Adam and its kin are steps in the weights themselves, not multiples of a gradient: at
 # SGD's rate the first steps throw a pretrained network away. Of others none is usual for fine-tuning.
@@ -34,14 +32,14 @@ CLIP_NORM = 1.0  # of the gradient of all parameters together
 _DEFAULT = "AdamW"  # of `Classifier`
 
 
-def settle_rate(config: Any, arguments: Sequence[str]) -> str:
+def settle_rate(config: Any, said: Said) -> str:
     """Give a fit's optimizer its usual rate if its rate is meant for another case; return the message.
 
     Its other arguments get their usual values if nobody gave them: the parser leaves those of the default optimizer.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
-        arguments: The command line, configs before flags, their paths resolved.
+        said: The settings that configs and flags give.
 
     Raises:
         WrongUsage: No rate is usual for it, and none is given.
@@ -52,8 +50,8 @@ def settle_rate(config: Any, arguments: Sequence[str]) -> str:
     optimizer = model.optimizer
     name = optimizer.class_path.rpartition(".")[2]
     if name != _DEFAULT:
-        _settle_other_arguments(optimizer, name, arguments)
-    rate_is_for = _rate_is_for(arguments)
+        _settle_other_arguments(optimizer, name, said)
+    rate_is_for = _rate_is_for(said)
     if rate_is_for in (name, _COMMAND_LINE) or "lr" not in optimizer.init_args:
         return ""
     flag = "--model.optimizer.lr"
@@ -69,11 +67,11 @@ def settle_rate(config: Any, arguments: Sequence[str]) -> str:
     return f"learning rate {usual[name]:g}, as is usual for {name}; {before}; {flag} sets another"
 
 
-def _settle_other_arguments(optimizer: Any, name: str, arguments: Sequence[str]) -> None:
+def _settle_other_arguments(optimizer: Any, name: str, said: Said) -> None:
     """Give all arguments of an optimizer but its rate their usual values, except those that configs and flags give."""
     module, _, class_name = optimizer.class_path.rpartition(".")
     parameters = inspect.signature(getattr(import_module(module), class_name)).parameters
-    given = _arguments_said(arguments)
+    given = _arguments_said(said)
     for argument in optimizer.init_args.as_dict().keys() & parameters.keys() - given - {"lr"}:
         value = _SGD.get(argument) if name == "SGD" else None
         optimizer.init_args[argument] = parameters[argument].default if value is None else value
@@ -81,11 +79,12 @@ def _settle_other_arguments(optimizer: Any, name: str, arguments: Sequence[str])
         optimizer.init_args.nesterov = False  # which needs momentum
 
 
-def _arguments_said(arguments: Sequence[str]) -> set[str]:
+def _arguments_said(said: Said) -> set[str]:
     """Return the names of the optimizer's arguments that configs and flags give."""
-    return {
-        name for _, said in _said(arguments) for name in {**said, **(said.get("init_args") or {})}
-    }
+    prefix = f"{_OPTIMIZER}."
+    given = [said.flags, *(config.settings for config in said.configs)]
+    names = (name for settings in given for name in settings)
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
 def settle_clipping(options: Any) -> None:
@@ -110,33 +109,14 @@ def settle_clipping(options: Any) -> None:
         options.trainer.gradient_clip_val = CLIP_NORM
 
 
-def _rate_is_for(arguments: Sequence[str]) -> str | None:
+def _rate_is_for(said: Said) -> str | None:
     """Return the name of the optimizer that the last rate was given with, `_COMMAND_LINE`, or None for no rate."""
-    name, rate_is_for = _DEFAULT, None
-    for is_flag, said in _said(arguments):
-        name = str(said.get("class_path", name)).rpartition(".")[2]
-        if "lr" in {**said, **(said.get("init_args") or {})}:
-            rate_is_for = _COMMAND_LINE if is_flag else name
+    if f"{_OPTIMIZER}.lr" in said.flags:
+        return _COMMAND_LINE
+    name = _DEFAULT
+    rate_is_for = None
+    for config in said.configs:
+        name = str(config.settings.get(f"{_OPTIMIZER}.class_path", name)).rpartition(".")[2]
+        if f"{_OPTIMIZER}.lr" in config.settings:
+            rate_is_for = name
     return rate_is_for
-
-
-def _said(arguments: Sequence[str]) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """Yield what configs and flags say of the optimizer, in their order, and whether it is a flag that does."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        flag, has_value, value = argument.partition("=")
-        value = value if has_value else following
-        if flag == "--config":
-            model = settings_in(value).get("model") or {}
-            said: Any = (settings_in(model) if isinstance(model, str) else model).get("optimizer")
-        elif flag == "--model":
-            said = settings_in(value).get("optimizer")
-        elif flag == "--model.optimizer":
-            said = settings_in(value) or value
-        elif flag in ("--model.optimizer.class_path", "--model.optimizer.init_args"):
-            said = {flag.rpartition(".")[2]: yaml.safe_load(value)}
-        elif flag.startswith("--model.optimizer."):
-            said = {flag.rpartition(".")[2]: value}
-        else:
-            continue
-        if said:
-            yield flag != "--config", {"class_path": said} if isinstance(said, str) else said

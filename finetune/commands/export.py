@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 import finetune
+from finetune.commands.said import Said
 from finetune.commands.trust import data_settings
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import decode
@@ -190,7 +191,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     # Training's transforms, perhaps of a module that only the user could trust, have no part in it.
     known = checkpoint["datamodule_hyper_parameters"]
     given = {name: value for name, value in known.items() if name != "augmentations"}
-    settings = data_settings({**checkpoint, "datamodule_hyper_parameters": given}, [])
+    settings = data_settings({**checkpoint, "datamodule_hyper_parameters": given}, Said())
     kind = getattr(finetune, class_path.rpartition(".")[2])
     place = root or settings["init_args"].get("root") or kind.default_root
     if not place or not Path(place).exists():

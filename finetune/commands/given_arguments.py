@@ -39,6 +39,9 @@ class Given:
     def has(self, *names: str) -> bool:
         return any(name in names for name, _ in self.flags)
 
+    def asks_for_help(self) -> bool:
+        return any(name in ("h", "help") or name.endswith(".help") for name, _ in self.flags)
+
 
 def taken_apart(arguments: Sequence[str]) -> Given:
     """Return the arguments that follow a command."""

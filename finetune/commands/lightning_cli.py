@@ -17,18 +17,21 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.enums import LightningEnum
 
-from finetune.commands import config_files, logger_names
 from finetune.commands.backbone_choice import settle_backbone
 from finetune.commands.command_line import with_pictures
+from finetune.commands.config_files import put_configs_first
 from finetune.commands.default_rates import settle_clipping, settle_rate
 from finetune.commands.early_values import check_values
 from finetune.commands.error_lines import raised
 from finetune.commands.fit import fit
+from finetune.commands.given_arguments import put_together, taken_apart
 from finetune.commands.lightning_flags import add_flags
+from finetune.commands.logger_names import name_ours
 from finetune.commands.minutes import settle_minutes
-from finetune.commands.parser import OneLineErrorParser, last_value
+from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import Plan, apply_plan, plan_fit
+from finetune.commands.said import Said, read_said
 from finetune.commands.short_words import both, with_options
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
@@ -94,7 +97,7 @@ class FinetuneCLI(LightningCLI):
             parser_class=self.kind_of_parser,
             seed_everything_default=0,
             trainer_defaults=DEFAULTS,
-            args=logger_names.in_arguments(config_files.resolve(with_pictures(arguments))),
+            args=_for_parser(arguments),
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -126,8 +129,10 @@ class FinetuneCLI(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        subcommand, ckpt_path = args[0], last_value(args, "--ckpt_path")
-        asks_for_help = any(a in ("-h", "--help") or re.match(r"--[\w.]+\.help\b", a) for a in args)
+        subcommand = args[0]
+        said = read_said(args)
+        ckpt_path = said.flags.get("ckpt_path")
+        asks_for_help = taken_apart(args[1:]).asks_for_help()
         if subcommand != "fit" and not asks_for_help:
             if ckpt_path is None:
                 parser.error(
@@ -135,13 +140,14 @@ class FinetuneCLI(LightningCLI):
                 )
             self.checkpoint = read_checkpoint(ckpt_path)
             self._subcommand_parsers[subcommand].set_defaults(
-                {"data": data_settings(self.checkpoint, args)}
+                {"data": data_settings(self.checkpoint, said)}
             )
         plan = Plan(args)
         if subcommand == "fit" and self.may_resume and not asks_for_help:
             plan = plan_fit(parser, args)
             args = plan.arguments
-        self.given = args
+            said = read_said(args)
+        self.said = said
         super().parse_arguments(parser, args)
         if (
             subcommand != "predict"
@@ -154,7 +160,7 @@ class FinetuneCLI(LightningCLI):
         # the checkpoint names the data set
         if plan.run is not None and not (plan.run / "config.yaml").exists():
             known = read_checkpoint(last_checkpoint(plan.run))
-        check_root(self.config[subcommand], known, args)
+        check_root(subcommand, self.config[subcommand], known, said)
         if type(seed := self.config[subcommand].get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
         if subcommand == "fit" and self.config["fit"].model.freeze == "backbone":
@@ -162,12 +168,12 @@ class FinetuneCLI(LightningCLI):
         if subcommand == "fit":
             self.changes = apply_plan(plan, self._parser("fit"), self.config["fit"])
         keeps_its_own = plan.run is not None and (plan.run / "config.yaml").exists()
-        rate = "" if keeps_its_own else settle_rate(self.config, args)
+        rate = "" if keeps_its_own else settle_rate(self.config, said)
         if subcommand == "fit" and not keeps_its_own:
             settle_clipping(self.config["fit"])
         if subcommand == "fit":
             check_values(self.config["fit"])
-        self.told = [rate, settle_preparation(self.config, args), plan.message]
+        self.told = [rate, settle_preparation(self.config, said), plan.message]
 
     def _parse_ckpt_path(self) -> None:
         # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.
@@ -184,8 +190,8 @@ class FinetuneCLI(LightningCLI):
         learned_with |= {name: data[name] for name in PREPARATION if name in data}
         if "eval_image_size" in config.data.init_args:  # not every class has it
             learned_with["eval_image_size"] = preparation(data)["image_size"]
-        told = _put(config.model, settings, Classifier, "model", self.given)
-        told += _put(config.data.init_args, learned_with, ImageDataModule, "data", self.given)
+        told = _put(config.model, settings, Classifier, "model", self.said)
+        told += _put(config.data.init_args, learned_with, ImageDataModule, "data", self.said)
         if told and is_first_process():
             log.info("the checkpoint decides: %s", ", ".join(told))
 
@@ -217,11 +223,11 @@ class FinetuneCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         if self.subcommand == "fit":
-            choice = settle_backbone(self.config, self.given)
+            choice = settle_backbone(self.config, self.said)
             self.told += choice.messages
             self.ranking = choice.record
             ranked = self.ranking["seconds"] if self.ranking else 0.0
-            told = settle_minutes(self.config["fit"], self.given, self.began, self._made, ranked)
+            told = settle_minutes(self.config["fit"], self.said, self.began, self._made, ranked)
             self.told.append(told)
         super().instantiate_classes()
         if self.checkpoint is not None:
@@ -279,9 +285,15 @@ class FinetuneCLI(LightningCLI):
         )
 
 
-def _put(
-    place: Any, settings: dict[str, Any], kind: type, group: str, args: Sequence[str]
-) -> list[str]:
+def _for_parser(arguments: Sequence[str]) -> list[str]:
+    """Return a command line as the parser takes it: configs first, by path, and our loggers by class path."""
+    given = taken_apart(with_pictures(arguments)[1:])
+    put_configs_first(given)
+    name_ours(given)
+    return put_together(arguments[0], given)
+
+
+def _put(place: Any, settings: dict[str, Any], kind: type, group: str, said: Said) -> list[str]:
     """Put settings of a checkpoint in the place of those that were given, and return in words which differ.
 
     Raises:
@@ -290,11 +302,7 @@ def _put(
     told, parameters = [], inspect.signature(kind).parameters
     for name, value in settings.items():
         given = place.get(name)
-        is_flag = any(
-            last_value(args, flag) is not None
-            for flag in (f"--{group}.{name}", f"--{group}.init_args.{name}")
-        )
-        if given != value and is_flag:
+        if given != value and said.has_flag(f"{group}.{name}"):
             raise WrongUsage(
                 f"--{group}.{name} {given}: the checkpoint decides that it is {value}; leave it out"
             )

@@ -1,13 +1,13 @@
 """Loggers by name: Lightning's TensorBoardLogger, WandbLogger and so on mean ours, which know the run's folder."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
 from finetune.commands.flow_yaml import flow_yaml
-from finetune.commands.given_arguments import LOGGERS
+from finetune.commands.given_arguments import LOGGERS, Given
+from finetune.commands.said import flag_settings
 from finetune.system.messages import WrongUsage, did_you_mean
 
 _OURS = tuple(LOGGERS.values())
@@ -16,34 +16,25 @@ _BARE = re.compile("[A-Za-z]+")
 _NO_NAMES = ("true", "false", "null", "none", "yes", "no", "on", "off")
 _NAME = re.compile(rf"(?:pytorch_lightning\.loggers\.(?:\w+\.)?)?({'|'.join(_OURS)})")
 _CSV = re.compile(r"(?:pytorch_lightning\.loggers\.(?:csv_logs\.)?)?CSVLogger")
-_FLAG = re.compile(r"--trainer\.logger(?:\.class_path|\.help)?\+?")
+_OPTION = re.compile(r"trainer\.logger(?:\.class_path|\.help)?\+?")
 
 
-def in_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with our loggers' class paths where it names one.
+def name_ours(given: Given) -> None:
+    """Replace the names of our loggers on a command line by their class paths.
 
     Raises:
-        WrongUsage: It names Lightning's CSVLogger, and no place.
+        WrongUsage: A name is that of no logger, or of Lightning's CSVLogger without a folder.
     """
-    named = list(arguments)
-    for i, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if not _FLAG.fullmatch(flag):
+    for i, (name, value) in enumerate(given.flags):
+        if value is None or not _OPTION.fullmatch(name):
             continue
-        if not equals and i + 1 < len(arguments):
-            value = arguments[i + 1]
-            named[i + 1] = _in_text(value)
-        elif equals:
-            named[i] = f"{flag}={_in_text(value)}"
+        flag = f"--{name}"
         _check(flag, value)
-        if (
-            _CSV.fullmatch(value)
-            and "help" not in flag
-            and not any("save_dir" in other for other in arguments)
-        ):
+        given.flags[i] = name, _in_text(value)
+        is_csv = _CSV.fullmatch(value) and not name.endswith(".help")
+        if is_csv and "trainer.logger.save_dir" not in flag_settings(given):
             told = "a run's metrics.csv and steps.csv have all that is logged: leave it out, or say where by"
             raise WrongUsage(f"{flag} {value}: {told} --trainer.logger.save_dir FOLDER")
-    return named
 
 
 def in_config(content: Any) -> Any:

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 import yaml
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from finetune.commands.parser import is_given
+from finetune.commands.said import Said
 from finetune.commands.short_words import both
 from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
@@ -40,16 +40,14 @@ _NEARLY = 0.9
 _SIZES = (224, 192, 160, 128)
 
 
-def settle_minutes(
-    config: Any, arguments: Sequence[str], began: float, make: Make, alone: float = 0.0
-) -> str:
+def settle_minutes(config: Any, said: Said, began: float, make: Make, alone: float = 0.0) -> str:
     """Choose the length of a fit that is given minutes, and return in words what was chosen.
 
     What is chosen stands in the config as if it had been given, so that the run can be repeated: the minutes do not.
 
     Args:
         config: Of `fit`, as parsed; changed in place.
-        arguments: The command line: a limit in it is not overruled, but refused.
+        said: The settings that flags give: a limit among them is not overruled, but refused.
         began: `time.monotonic` when the command began.
         make: Gives the pictures and a network as the config has them.
         alone: Seconds since `began` that the processes of other devices do not spend, too.
@@ -63,9 +61,9 @@ def settle_minutes(
     minutes, config.minutes = config.minutes, None
     if minutes is None:
         return ""
-    check_minutes(minutes, config, arguments)
+    check_minutes(minutes, config, said)
     check_allowed(config.trainer)
-    if chosen := _chosen_before(config, arguments):
+    if chosen := _chosen_before(config, said):
         _put(config, chosen)
         return ""
     if config.trainer.precision is None:
@@ -79,12 +77,12 @@ def settle_minutes(
         )
     aim = Aim(60 * minutes, began, config, alone)
     found, data = aim.tried(make), config.data.init_args
-    if not found.is_enough() and _may_shrink(config, arguments) and (sizes := _smaller(make)):
+    if not found.is_enough() and _may_shrink(config, said) and (sizes := _smaller(make)):
         data.image_size = next(
             (s for s in sizes if found.at(s / data.image_size).is_enough()), sizes[-1]
         )
         found = aim.tried(make)
-    if _may_be_several(config, arguments):
+    if _may_be_several(config, said):
         config.model.members, found = _members(aim, make, found, config)
     if found.plan is None:
         smaller_ones = " or ".join(
@@ -145,7 +143,7 @@ def _is_of_memory(error: Exception) -> bool:
     )
 
 
-def check_minutes(minutes: float, config: Any, arguments: Sequence[str]) -> None:
+def check_minutes(minutes: float, config: Any, said: Said) -> None:
     """Make sure that a fit can be given minutes.
 
     Raises:
@@ -154,10 +152,10 @@ def check_minutes(minutes: float, config: Any, arguments: Sequence[str]) -> None
     if not 0 < minutes < math.inf:
         raise WrongUsage(f"--minutes must be a number and more than 0, got {minutes}")
     if config.resume:  # the limits of the run that goes on are no others
-        given = [name for name in _LIMITS if is_given(arguments, name, "trainer")]
+        given = [name for name in _LIMITS if said.has_flag(f"trainer.{name}")]
     else:
         given = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
-    given += [name for name in _CHOSEN if is_given(arguments, name, "trainer")]
+    given += [name for name in _CHOSEN if said.has_flag(f"trainer.{name}")]
     if given:
         flag = both("fit", f"trainer.{given[0]}")
         raise WrongUsage(f"--minutes and {flag} both say how long to train: leave one out")
@@ -195,7 +193,7 @@ def _check_least(minutes: float, trainer: Any, chosen: Mapping[str, int]) -> Non
             )
 
 
-def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | None:
+def _chosen_before(config: Any, said: Said) -> dict[str, Any] | None:
     """Return what this run's first process has chosen, or the run that this one goes on with."""
     if not is_first_process():
         if _CHOICE not in os.environ:
@@ -232,7 +230,7 @@ def _chosen_before(config: Any, arguments: Sequence[str]) -> dict[str, Any] | No
     )
     groups = {"image_size": "data", "members": "model"}
     return chosen | {
-        name: value for name, value in now.items() if is_given(arguments, name, groups[name])
+        name: value for name, value in now.items() if said.has_flag(f"{groups[name]}.{name}")
     }
 
 
@@ -247,21 +245,21 @@ def _put(config: Any, chosen: Mapping[str, Any]) -> None:
     config.resume = chosen.get("resume", config.resume)
 
 
-def _may_be_several(config: Any, arguments: Sequence[str]) -> bool:
+def _may_be_several(config: Any, said: Said) -> bool:
     """Return whether several networks are worth a try: nobody chose their number, and they would differ by their heads.
 
     From pretrained weights one network starts from a fitted head, which several could not: theirs are random.
     """
     model = config.model
-    if is_given(arguments, "members", "model") or model.members != 1 or model.freeze is not None:
+    if said.has_flag("model.members") or model.members != 1 or model.freeze is not None:
         return False
     return resolved_head_init(model.head_init, model.weights, model.members) == "xavier"
 
 
-def _may_shrink(config: Any, arguments: Sequence[str]) -> bool:
+def _may_shrink(config: Any, said: Said) -> bool:
     """Return whether nobody has said a size; networks of timm's have their own."""
     return (
-        not is_given(arguments, "image_size", "data")
+        not said.has_flag("data.image_size")
         and config.data.init_args.image_size == _SIZES[0]
         and not is_timm(config.model.backbone)
     )

@@ -5,7 +5,6 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -125,37 +124,3 @@ def valid_keys(parser: ArgumentParser) -> list[str]:
         for subparser in choices.values():
             keys += valid_keys(subparser)
     return sorted({key for key in keys if " " not in key})  # links have names with an arrow
-
-
-def last_value(args: Sequence[str], name: str) -> str | None:
-    """Return what the command line gives for a flag, None where it is not there."""
-    value = None  # of several the last counts, as for the parser
-    for i, argument in enumerate(args):
-        if argument.startswith(f"{name}="):
-            value = argument.partition("=")[2]
-        elif argument == name and i + 1 < len(args):
-            value = args[i + 1]
-    return value
-
-
-def is_given(args: Sequence[str], name: str, group: str) -> bool:
-    """Return whether the command line itself, not a config, has a setting of `data`, `model` or `trainer`."""
-    flags = (f"--{group}", f"--{group}.init_args")
-    tables = [settings_in(value) for flag in flags if (value := last_value(args, flag)) is not None]
-    tables += [table.get("init_args") or {} for table in tables]
-    return any(last_value(args, f"{flag}.{name}") is not None for flag in flags) or any(
-        name in t for t in tables
-    )
-
-
-def settings_in(value: str) -> dict[str, Any]:
-    """Return what a file, or the text itself, holds; nothing where that is no table."""
-    try:
-        is_file = Path(value).is_file()
-    except (OSError, ValueError):  # too long for a name, or no name at all
-        is_file = False
-    try:
-        content = yaml.safe_load(Path(value).read_text("utf-8") if is_file else value)
-    except yaml.YAMLError:  # which the parser tells
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -12,32 +12,31 @@ from jsonargparse import ArgumentParser
 
 import finetune
 from finetune import REMOVED, public_paths
-from finetune.commands.parser import last_value, settings_in
+from finetune.commands.said import Said
 from finetune.commands.short_words import both
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.checkpoint_values import class_paths
 from finetune.training.checkpoint_settings import plain
 
-_FLAG = "--trust_modules"
+_FLAG = "trust_modules"
 _OURS = "finetune"
 _TRANSFORMS = "albumentations"
 _FOLDERS = "finetune.ImageFolderData"
-_ROOT = ("--data.root", "--data.init_args.root")
 _OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
 
 
 def add_trust_flag(parser: ArgumentParser) -> None:
     """Add the flag by which a user lets a checkpoint name a module."""
     text = "Modules, separated by commas, that the checkpoint may import for its data class and transforms."
-    parser.add_argument(_FLAG, type=str | None, default=None, help=text)
+    parser.add_argument(f"--{_FLAG}", type=str | None, default=None, help=text)
 
 
-def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[str, Any]:
+def data_settings(checkpoint: Mapping[str, Any], said: Said) -> dict[str, Any]:
     """Return class path and arguments of the data module that a checkpoint comes from, which are safe to import.
 
     Args:
         checkpoint: As `read_checkpoint` gives it.
-        args: The command line: what it names is the user's own choice.
+        said: The settings of the command line: a class that its flags name is the user's own choice.
 
     Raises:
         ValueError: It names a module that is neither ours nor the user's.
@@ -46,11 +45,9 @@ def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[st
     # which a data class of the user's own, or an earlier version, saved
     for name in (*_OF_THE_MACHINE, *REMOVED):
         settings.pop(name, None)
-    text = last_value(args, "--data") or ""  # a class, or a file or text with one
-    own = last_value(args, "--data.class_path") or (settings_in(text) or {"class_path": text}).get(
-        "class_path", ""
-    )
-    modules = [name for name in [*(last_value(args, _FLAG) or "").split(","), _module(own)] if name]
+    trusted = str(said.flags.get(_FLAG) or "").split(",")
+    trusted.append(_module(str(said.flags.get("data.class_path"))))
+    modules = [name for name in trusted if name]
     class_path = public_paths(checkpoint["finetune"].get("data_class"))
     if _module(class_path) != _OURS:
         _check(class_path, modules)
@@ -59,13 +56,14 @@ def data_settings(checkpoint: Mapping[str, Any], args: Sequence[str]) -> dict[st
     return {"class_path": class_path, "init_args": settings}
 
 
-def check_root(config: Any, checkpoint: Mapping[str, Any] | None, args: Sequence[str]) -> None:
+def check_root(command: str, config: Any, checkpoint: Mapping[str, Any] | None, said: Said) -> None:
     """Make sure that the data set of a checkpoint is there: a checkpoint decides neither what to fetch nor where to.
 
     Args:
-        config: As parsed, of the subcommand.
+        command: The command.
+        config: Its options, as parsed.
         checkpoint: As `read_checkpoint` gives it; None where there is none to trust.
-        args: The command line, with the command. A data class that it names is the user's own choice.
+        said: The settings of the command line. A data class that its flags name is the user's own choice.
 
     Raises:
         ValueError: The data set is not in its folder.
@@ -73,15 +71,14 @@ def check_root(config: Any, checkpoint: Mapping[str, Any] | None, args: Sequence
     if checkpoint is None or config.data.init_args.get("predict") is not None:
         return
     module, _, name = config.data.class_path.rpartition(".")
-    if module != _OURS or any(last_value(args, flag) for flag in ("--data", "--data.class_path")):
+    if module != _OURS or "data.class_path" in said.flags:
         return
     kind: type[ImageDataModule] = getattr(finetune, name)
-    given = next((value for flag in _ROOT if (value := last_value(args, flag))), None)
     root = config.data.init_args.get("root") or kind.default_root
     if root is None or kind.is_in(Path(root)):
         return
-    if given is None and not Path(root).exists():
-        hint = f"give the folder where they are now: {both(args[0], 'data.root')}"
+    if "data.root" not in said.flags and not Path(root).exists():
+        hint = f"give the folder where they are now: {both(command, 'data.root')}"
         raise ValueError(f"the pictures of the checkpoint's run are not in {root} any more: {hint}")
     set_of = config.data.class_path
     raise ValueError(
@@ -93,7 +90,7 @@ def check_root(config: Any, checkpoint: Mapping[str, Any] | None, args: Sequence
 def _check(class_path: Any, modules: Sequence[str]) -> None:
     module = _module(class_path) or _TRANSFORMS  # as `build_transform` has it
     if not any(module == trusted or module.startswith(f"{trusted}.") for trusted in modules):
-        hint = f"{_FLAG} {module.partition('.')[0]} lets it, if you know that module"
+        hint = f"--{_FLAG} {module.partition('.')[0]} lets it, if you know that module"
         raise ValueError(f"the checkpoint would import {class_path}, which is not ours: {hint}")
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from finetune.commands import config_files
-from finetune.commands.config_files import find, resolve, shipped
+from finetune.commands.config_files import find, put_configs_first, shipped
+from finetune.commands.given_arguments import put_together, taken_apart
 from finetune.system.messages import WrongUsage
 
 
@@ -69,25 +70,21 @@ def test_not_found_names_the_nearest(package, name, hint):
 
 @pytest.mark.parametrize("flag", ["--config", "-c"])
 def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
+    def moved(*arguments: str) -> list[str]:
+        given = taken_apart(arguments)
+        put_configs_first(given)
+        return put_together("fit", given)[1:]
+
     path = str(package / "configs/sample.yaml")
     for named in ([flag, "sample.yaml"], [f"{flag}=sample"]):
-        for arguments in (["fit", *named, "--data.root", "x"], ["fit", "--data.root", "x", *named]):
-            given = list(arguments)
-            assert (
-                resolve(arguments) == ["fit", "--config", path, "--data.root", "x"]
-                and arguments == given
-            )
-    assert resolve(["fit", flag, "sample", flag, "hotdog"])[2::2] == [
-        path,
-        str(package / "configs/hotdog.yaml"),
-    ]
-    assert resolve(["fit", flag]) == ["fit", flag]  # the parser will say what is missing
-    assert resolve(["fit", "--x.config", "sample", "--resume"]) == [
-        "fit",
-        "--x.config",
-        "sample",
-        "--resume",
-    ]
+        first = ["--config", path, "--data.root", "x"]
+        assert moved(*named, "--data.root", "x") == first
+        assert moved("--data.root", "x", *named) == first
+    second = str(package / "configs/hotdog.yaml")
+    assert moved(flag, "sample", flag, "hotdog") == ["--config", path, "--config", second]
+    assert moved(flag) == ["--config"]  # the parser reports that its value is missing
+    others = ["--x.config", "sample", "--resume"]
+    assert moved(*others) == others
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,15 @@ import yaml
 from command_lines import parse
 
 from finetune.api.command_words import command_line
-from finetune.commands.logger_names import in_arguments, in_config
+from finetune.commands.given_arguments import put_together, taken_apart
+from finetune.commands.logger_names import in_config, name_ours
 from finetune.system.messages import WrongUsage
+
+
+def named(arguments: list[str]) -> list[str]:
+    given = taken_apart(arguments)
+    name_ours(given)
+    return put_together("fit", given)[1:]
 
 
 @pytest.mark.parametrize(
@@ -16,9 +23,15 @@ from finetune.system.messages import WrongUsage
     [
         (["--trainer.logger", "WandbLogger"], ["--trainer.logger", "finetune.WandbLogger"]),
         (["--trainer.logger", "wandb"], ["--trainer.logger", "finetune.WandbLogger"]),
-        (["--trainer.logger=tensorboardlogger"], ["--trainer.logger=finetune.TensorBoardLogger"]),
-        (["--trainer.logger=MLFlowLogger"], ["--trainer.logger=finetune.MLFlowLogger"]),
-        (["--trainer.logger+=TensorBoardLogger"], ["--trainer.logger+=finetune.TensorBoardLogger"]),
+        (
+            ["--trainer.logger=tensorboardlogger"],
+            ["--trainer.logger", "finetune.TensorBoardLogger"],
+        ),
+        (["--trainer.logger=MLFlowLogger"], ["--trainer.logger", "finetune.MLFlowLogger"]),
+        (
+            ["--trainer.logger+=TensorBoardLogger"],
+            ["--trainer.logger+", "finetune.TensorBoardLogger"],
+        ),
         (
             ["--trainer.logger.help", "WandbLogger"],
             ["--trainer.logger.help", "finetune.WandbLogger"],
@@ -59,7 +72,7 @@ from finetune.system.messages import WrongUsage
     ],
 )
 def test_names_on_the_command_line(given, meant):
-    assert in_arguments(["fit", *given]) == ["fit", *meant]
+    assert named(given) == meant
 
 
 def test_names_in_a_config():
@@ -122,9 +135,10 @@ def test_lightnings_csv_logger_needs_a_place():
     with pytest.raises(
         WrongUsage, match=r"CSVLogger: a run's metrics.csv and steps.csv have .*save_dir FOLDER$"
     ):
-        in_arguments(["fit", "--trainer.logger", "CSVLogger"])
-    placed = ["fit", "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "here"]
-    assert in_arguments(placed) == placed
+        named(["--trainer.logger", "CSVLogger"])
+    for place in ("--trainer.logger.save_dir", "--trainer.logger.init_args.save_dir"):
+        placed = ["--trainer.logger", "CSVLogger", place, "here"]
+        assert named(placed) == placed
 
 
 @pytest.mark.parametrize(
@@ -146,4 +160,4 @@ def test_lightnings_csv_logger_needs_a_place():
 )
 def test_names_that_there_are_not(value, told):
     with pytest.raises(WrongUsage, match=told):
-        in_arguments(["fit", "--trainer.logger", value])
+        named(["--trainer.logger", value])

@@ -15,6 +15,7 @@ from jsonargparse import Namespace
 
 from finetune.commands import minutes
 from finetune.commands.minutes import settle_minutes
+from finetune.commands.said import read_said
 from finetune.profiling import fit_length
 from finetune.profiling.stopwatch import Costs
 from finetune.system.messages import WrongUsage
@@ -235,7 +236,7 @@ def settle(monkeypatch, tried):
             limit = {"cache_limit_gb": data.init_args.cache_limit_gb, "num_workers": 0}
             return SimpleNamespace(batch_size=32, splits=splits, **sizes, **limit), model
 
-        told = settle_minutes(config, arguments, time.monotonic(), make)
+        told = settle_minutes(config, read_said(["fit", *arguments]), time.monotonic(), make)
         return config, told
 
     monkeypatch.setattr(minutes, "check_first_pass", lambda *_: {})  # what there is has no network

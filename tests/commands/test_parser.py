@@ -7,7 +7,7 @@ import pytest
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from finetune.commands.lightning_cli import FinetuneCLI
-from finetune.commands.parser import OneLineErrorParser, explain, is_given, settings_in, valid_keys
+from finetune.commands.parser import OneLineErrorParser, explain, valid_keys
 
 
 class Model:
@@ -214,23 +214,3 @@ def test_a_value_of_a_function_s_argument_that_does_not_fit(capsys, value, expec
         lambda: auto_cli(command, args=value, parser_class=OneLineErrorParser, as_positional=False),
     )
     assert line == f"finetune: error: {value[0][2:]}: {value[1]} is not valid; expected {expected}"
-
-
-def test_a_long_text_is_no_name_of_a_file():
-    text = "".join(f"name_{i}: {i}\n" for i in range(100))
-    assert settings_in(text)["name_99"] == 99
-
-
-@pytest.mark.parametrize(
-    ("arguments", "answer"),
-    [
-        (["--data.size", "3"], True),
-        (["--data.init_args.size=3"], True),
-        (["--data", "{init_args: {size: 3}}"], True),
-        (["--data.init_args={size: 3}"], True),
-        (["--data", "{class_path: finetune.Hotdog}", "--model.size", "3"], False),
-        (["--config", "{data: {size: 3}}"], False),  # a config's
-    ],
-)
-def test_what_the_command_line_itself_gives(arguments, answer):
-    assert is_given(arguments, "size", "data") == answer

@@ -11,8 +11,7 @@ import yaml
 from command_lines import ParseOnly
 from jsonargparse import ArgumentParser
 
-from finetune.commands import default_rates, preparation, said
-from finetune.commands.parser import is_given, last_value
+from finetune.commands import said
 from finetune.commands.said import Said, read_said
 
 VALUES: dict[str, Any] = {
@@ -180,45 +179,57 @@ def test_the_parser_reads_the_same(lines, parser):
         assert names - CLASSES == written - CLASSES and written <= names, line.arguments
 
 
-def test_the_scanners_read_the_same(tmp_path):
-    """As far as they know the spelling: no relative files, dotted keys or repeated tables."""
-    for seed in range(NUM_LINES):
-        line = Writer(seed, tmp_path, is_plain=True)
-        arguments = line.arguments
-        given = read_said(arguments)
-        optimizer = {
-            "model.optimizer.class_path",
-            "model.optimizer.lr",
-            "model.optimizer.weight_decay",
-        }
-        for name in VALUES.keys() - CLASSES - optimizer - {"patience"}:
-            group, _, rest = name.partition(".")
-            assert is_given(arguments, rest, group) == given.has_flag(name), (name, arguments)
-        assert (last_value(arguments, "--patience") is None) == ("patience" not in given.flags)
-        assert _rate_is_for(given) == default_rates._rate_is_for(arguments), arguments
-        names = {
-            name.removeprefix("model.optimizer.")
-            for settings in [given.flags, *(config.settings for config in given.configs)]
-            for name in settings
-            if name in optimizer
-        }
-        assert default_rates._arguments_said(arguments) & {"lr", "weight_decay"} == names - {
-            "class_path"
-        }
-        of_network = [given.flags]
-        for config in given.configs:
-            if config.settings.get("model.backbone") == "resnet18":
-                of_network.append(config.settings)
-        is_size = any("data.image_size" in settings for settings in of_network)
-        assert preparation._said(arguments, "resnet18") == ({"image_size"} if is_size else set())
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["--data.size", "3"], True),
+        (["--data.init_args.size=3"], True),
+        (["--data", "{init_args: {size: 3}}"], True),
+        (["--data={size: 3}", "--data", "finetune.Hotdog"], True),
+        (["--data.init_args={size: 3}"], True),
+        (["--data.size.least", "3"], True),  # a part of it
+        (["--data.size+", "3"], True),
+        (["--data.sizes", "3"], False),
+        (["--data", "{class_path: finetune.Hotdog}", "--model.size", "3"], False),
+        (["--config", "{data: {size: 3}}"], False),  # a config's
+    ],
+)
+def test_a_flag_gives_a_setting(arguments, answer):
+    assert read_said(["fit", *arguments]).has_flag("data.size") == answer
 
 
-def _rate_is_for(given: Said) -> str | None:
-    if "model.optimizer.lr" in given.flags:
-        return default_rates._COMMAND_LINE
-    name, rate_is_for = "AdamW", None
-    for config in given.configs:
-        name = str(config.settings.get("model.optimizer.class_path", name)).rpartition(".")[2]
-        if "model.optimizer.lr" in config.settings:
-            rate_is_for = name
-    return rate_is_for
+def test_a_class_is_named_only_where_its_name_is_written():
+    """A checkpoint may bring its own data class only if the user has named it."""
+    for unnamed in (["--data.root", "x"], ["--data", "{init_args: {root: x}}"]):
+        assert read_said(["test", *unnamed]).flags == {"data.root": "x"}
+    for named in (["--data", "my.Data"], ["--data.class_path=my.Data"]):
+        assert read_said(["test", *named]).flags == {"data.class_path": "my.Data"}
+
+
+def test_configs_are_not_merged(tmp_path):
+    """Else a rate would belong to the optimizer of another config."""
+    (tmp_path / "adam.yaml").write_text("model: {optimizer: Adam}")
+    text = "model:\n  optimizer:\n    init_args:\n      lr: 0.5\n"
+    given = read_said(["fit", "--config", str(tmp_path / "adam.yaml"), "--config", text])
+    assert [config.source for config in given.configs] == [str(tmp_path / "adam.yaml"), text]
+    assert [dict(config.settings) for config in given.configs] == [
+        {"model.optimizer.class_path": "Adam"},
+        {"model.optimizer.lr": 0.5},
+    ]
+
+
+def test_a_long_text_is_no_name_of_a_file():
+    text = "".join(f"name_{i}: {i}\n" for i in range(1000))
+    assert read_said(["fit", "--data", text]).flags["data.name_999"] == 999
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"a: \xff", b"[1, 2]", b"text"])
+def test_a_file_without_settings_is_left_to_the_parser(tmp_path, content):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    assert read_said(["fit", "--config", str(path)]).configs[0].settings == {}
+    assert read_said(["fit", "--data", str(path), "--model", "{"]).flags == {}
+
+
+def test_without_arguments_nothing_was_said():
+    assert read_said(["fit"]) == Said()

@@ -20,6 +20,7 @@ from finetune import Classifier, load
 from finetune.cli import main
 from finetune.commands import export
 from finetune.commands.lightning_cli import run_lightning
+from finetune.commands.said import read_said
 from finetune.commands.trust import data_settings
 from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.demo.sample_data import SampleData
@@ -202,10 +203,13 @@ def test_a_class_path_on_the_command_line_is_the_users_own_however_it_is_given(f
     (tmp_path / "data.yaml").write_text("class_path: mine.Data\n")
     (tmp_path / "other.yaml").write_text("init_args: {batch_size: 4}\n")
     for given in ("mine.Data", '{"class_path": "mine.Data"}', str(tmp_path / "data.yaml")):
-        assert data_settings(checkpoint, ["--data", given])["class_path"] == "mine.Data"
+        assert (
+            data_settings(checkpoint, read_said(["test", "--data", given]))["class_path"]
+            == "mine.Data"
+        )
     for given in ("yours.Data", str(tmp_path / "other.yaml")):
         with pytest.raises(ValueError, match="would import mine"):
-            data_settings(checkpoint, ["--data", given])
+            data_settings(checkpoint, read_said(["test", "--data", given]))
 
 
 @pytest.mark.parametrize("command", ["test", "validate"])
