@@ -226,7 +226,8 @@ PAGES["export"] = (
 PAGES["serve"] = (
     "CKPT [options]",
     f"""Answers requests about pictures until Ctrl-C, with the answers of `finetune predict`: a page to drop pictures
-on, and an API for programs, described at /openapi.json. {_CKPT}""",
+on, and an API for programs, described at /openapi.json.
+{_CKPT}""",
     (
         "finetune serve runs/fit/version_0",
         "finetune serve best.onnx --port 9000",
