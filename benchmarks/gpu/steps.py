@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from finetune import Classifier
+from finetune.models.image_classifier import normalize
 from finetune.training.precision import allow_tf32
 
 NUM_CHUNKS = 5  # timed one after another, after a warm-up
@@ -103,8 +104,10 @@ class ContiguousClassifier(Classifier):
         super().__init__(*args, **kwargs)
         self.network.to(memory_format=torch.contiguous_format)
 
-    def normalized(self, images: Tensor) -> Tensor:
-        return ((images.to(self.mean.dtype) - self.mean) / self.std).contiguous()
+    def forward(self, images: Tensor) -> Tensor:
+        model = self.image_classifier
+        inputs = normalize(images, model.mean, model.std).contiguous()
+        return model.network(inputs).to(model.mean.dtype)
 
 
 def set_float32(precision: str) -> None:

@@ -100,8 +100,7 @@ def export(
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     data = _data(checkpoint, root, predictor.class_names) if quantize else None
     pictures, what = _pictures(verify_on)
-    model, temperature = predictor.model, predictor.calibration.temperature
-    module = EndToEnd(model.network, model.mean, model.std, temperature).eval()
+    module = EndToEnd(predictor.model, predictor.calibration.temperature).eval()
     print(
         f"writing {predictor.network_name} as {target.name}, which takes some seconds",
         file=sys.stderr,

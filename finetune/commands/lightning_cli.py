@@ -231,7 +231,7 @@ class FinetuneCLI(LightningCLI):
             self.told.append(told)
         super().instantiate_classes()
         if self.checkpoint is not None:
-            put_exported(self.model, self.checkpoint)
+            put_exported(self.model.image_classifier, self.checkpoint)
 
     def _made(self) -> tuple[ImageDataModule, Classifier]:
         """Return pictures and a network of the settings as they are now."""

@@ -20,12 +20,12 @@ from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_first_process
 from finetune.models.heads import resolved_head_init
+from finetune.models.size_check import check_first_pass
 from finetune.models.timm_backbones import is_timm
 from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Length, Make
 from finetune.profiling.precision_trial import fit_precision
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
-from finetune.training.first_pass import check_first_pass
 from finetune.training.precision import automatic_precision
 
 log = logging.getLogger(__name__)
@@ -272,6 +272,6 @@ def _smaller(make: Make) -> list[int]:
     taken = []
     for size in _SIZES[1:]:
         with suppress(ValueError):
-            check_first_pass(model, size)
+            check_first_pass(model.image_classifier, model.backbone, size)
             taken.append(size)
     return taken

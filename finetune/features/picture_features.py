@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from finetune.data.decode import decode
 from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, eval_transform
-from finetune.models.backbones import build, normalization
 from finetune.models.fx import fuse_batch_norm
+from finetune.models.image_classifier import ImageClassifier, build_image_classifier
 from finetune.models.stages import head_name
 from finetune.models.weights import start
 from finetune.system.machine import num_cores
@@ -31,23 +31,19 @@ class Features(nn.Module):
         image_size: Side of the pictures in pixels, where the network holds a position of each patch.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, backbone: str, weights: str, image_size: int | None = None) -> None:
         super().__init__()
-        network = build(backbone, 2, image_size)
-        for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
-            self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
-        start(network, weights, backbone, (self.mean, self.std), image_size)
+        model = build_image_classifier(backbone, 2, image_size)
+        start(model.network, weights, backbone, (model.mean, model.std), image_size)
+        network = model.network
         network.set_submodule(head_name(network), nn.Identity())
-        self.network = fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)
+        fused = fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)
+        self.model = ImageClassifier(fused, model.mean, model.std)
         self.eval()
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
-        x = (images.to(self.mean.dtype) - self.mean) / self.std
-        return self.network(x.contiguous(memory_format=torch.channels_last)).flatten(1)
+        return self.model(images).flatten(1)
 
 
 def picture_features(

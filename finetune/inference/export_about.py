@@ -6,7 +6,6 @@ from typing import Any
 from finetune.data.transforms import CROP_SHARE, resized_side
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
-from finetune.models.ensemble import members
 from finetune.runs.exported_files import InputSize, begun_with, licence_of
 
 
@@ -38,8 +37,8 @@ def about(
     whole = ["N", *(("H", "W") if is_any else (size, size)), 3, "uint8 RGB"]
     return {
         "format": format,
-        "backbone": predictor.model.backbone,
-        "members": len(members(predictor.model.network)),
+        "backbone": predictor.backbone,
+        "members": predictor.num_members,
         "class_names": predictor.class_names,
         "input": {"images": whole if is_whole else ["N", 3, size, size, "float32, normalised"]},
         "output": {

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from finetune.models.image_classifier import ImageClassifier
 from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.system.messages import install
-from finetune.training.classifier import Classifier
 
 PREPARED = "prepared"  # what a file that takes pictures of any size makes of them, for its network
 
@@ -91,7 +91,8 @@ def open_session(path: str, content: bytes | None = None) -> Any:
         ) from error
 
 
-def put_exported(model: Classifier, checkpoint: Mapping[str, Any]) -> None:
-    """Let a classifier compute with the file that its checkpoint was read from, if that holds the network itself."""
+def put_exported(model: ImageClassifier, checkpoint: Mapping[str, Any]) -> None:
+    """Replace the network by the .onnx file that a checkpoint was read from, if it was read from one."""
     if isinstance(checkpoint, ExportedCheckpoint) and checkpoint.is_onnx:
-        model.network = OnnxNetwork(str(checkpoint.path), len(model.class_names))
+        num_classes = len(checkpoint["hyper_parameters"]["class_names"])
+        model.network = OnnxNetwork(str(checkpoint.path), num_classes)

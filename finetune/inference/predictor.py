@@ -13,13 +13,13 @@ from finetune.data.transforms import eval_transform, preparation
 from finetune.inference.class_activation import class_activation
 from finetune.inference.onnx_network import OnnxNetwork, put_exported
 from finetune.models.ensemble import told
+from finetune.models.image_classifier import build_image_classifier
+from finetune.models.size_check import check_first_pass
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.system.messages import WrongUsage
 from finetune.training.calibration import check_finite_rows, read_calibration
 from finetune.training.checkpoint_settings import model_settings
-from finetune.training.classifier import Classifier
 from finetune.training.compile import in_bf16
-from finetune.training.first_pass import check_first_pass
 from finetune.training.precision import automatic_precision
 
 _TRUE = {
@@ -42,7 +42,7 @@ class Predictor:
 
     Attributes:
         path: The checkpoint, or the file.
-        model: The classifier, in evaluation.
+        model: The image classifier, in eval mode.
         device: Where it is.
         precision: What it computes in.
         image_size: Side in pixels of what the network sees.
@@ -51,6 +51,8 @@ class Predictor:
             decides about the last bits.
         calibration: How its logits are read.
         class_names: What each column of the probabilities is called.
+        backbone: The name of its network.
+        num_members: Number of networks.
         network_name: The backbone, of an ensemble with how many there are.
         versions: Of what made the checkpoint, by name.
 
@@ -83,8 +85,19 @@ class Predictor:
             raise WrongUsage(
                 f"precision {self.precision!r}: valid are {', '.join((*_TRUE, *_MIXED))}"
             )
-        # Lightning's way may import what it names
-        self.model = Classifier(**model_settings(checkpoint)).eval()
+        settings = model_settings(checkpoint)
+        self.class_names: list[str] = settings["class_names"]
+        self.backbone: str = settings["backbone"]
+        self.num_members: int = settings.get("members", 1)
+        self.network_name = told(self.backbone, self.num_members)
+        self.model = build_image_classifier(
+            self.backbone,
+            len(self.class_names),
+            settings.get("network_size"),
+            members=self.num_members,
+        ).eval()
+        # A copy of the network that a program trains further has the same frozen stages.
+        self.model.freeze(settings.get("freeze"))
         # before there are weights: float64 would be rounded to float32
         self.model.to(_TRUE.get(self.precision))
         put_exported(self.model, checkpoint)
@@ -95,18 +108,16 @@ class Predictor:
                 )
             self.precision = "32-true" if self.precision in _MIXED else self.precision
         try:
-            self.model.load_state_dict(checkpoint["state_dict"])
+            self.model.load_checkpoint_state(checkpoint["state_dict"])
         except RuntimeError as error:  # with all names that are too many or too few
             raise ValueError(
-                f"{str(ckpt_path)!r} does not hold the weights of {self.model.backbone}"
+                f"{str(ckpt_path)!r} does not hold the weights of {self.backbone}"
             ) from error
-        check_first_pass(self.model, self.image_size)
+        check_first_pass(self.model, self.backbone, self.image_size)
         self.model.to(self.device)
         if self.precision == "bf16-mixed":
-            self.model.evaluate = in_bf16(self.model.network).forward
+            self.model.eval_forward = in_bf16(self.model.network).forward
         self.calibration = read_calibration(checkpoint)
-        self.class_names: list[str] = self.model.class_names
-        self.network_name = told(self.model.backbone, self.model.hparams["members"])
         self.versions = {
             "finetune": checkpoint["finetune"]["version"],
             "torch": checkpoint["finetune"]["torch"],

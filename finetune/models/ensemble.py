@@ -1,7 +1,6 @@
 """Networks of one kind that answer together: each learns by itself from the same pictures, with a head of its own."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -63,17 +62,6 @@ def check(num: int, head_init: str) -> None:
         raise WrongUsage(
             f"model.members begin with other heads, which model.head_init {head_init} makes alike"
         )
-
-
-def several(num: int, head_init: str, make: Callable[[], nn.Module]) -> nn.Module:
-    """Return the network that `make` gives, or an ensemble of so many, in channels_last order.
-
-    Raises:
-        WrongUsage: There can't be one of so many, or not with heads that begin so.
-    """
-    check(num, head_init)
-    network = make() if num == 1 else Ensemble([make() for _ in range(num)])
-    return network.to(memory_format=torch.channels_last)
 
 
 def told(backbone: str, num: int) -> str:

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import count, is_launched, num_machines
 from finetune.models.ensemble import members
+from finetune.models.size_check import check_first_pass
 from finetune.system.cache_dir import MARK, PRECISIONS, cache_dir
 from finetune.system.files import one_at_a_time, replacing
 from finetune.system.machine import processor
 from finetune.training.classifier import Classifier
-from finetune.training.first_pass import check_first_pass
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def _key(model: Classifier, image_size: int) -> str:
 
 
 def _tried(model: Classifier, image_size: int) -> str:
-    check_first_pass(model, image_size)
+    check_first_pass(model.image_classifier, model.backbone, image_size)
     ratio = time_ratio(model, image_size)
     chosen = BF16 if ratio >= _MIN_GAIN else FLOAT32
     times = f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"

@@ -110,7 +110,7 @@ class StepParts:
     def __init__(self, model: Classifier, batch: dict[str, Any]) -> None:
         self.model, self.device = model, model.device
         images, self.labels = batch["image"], batch["label"]
-        self.inputs: Tensor = model.normalized(images)
+        self.inputs: Tensor = model.image_classifier.normalized(images)
         self.optimizer = _idle_optimizer(model)
 
     def forward(self) -> Tensor:
@@ -118,7 +118,8 @@ class StepParts:
         with self.model.trainer.precision_plugin.forward_context():
             logits = self.model.network(self.inputs)
         each = logits[None] if logits.ndim == 2 else logits  # of an ensemble's members
-        losses = [F.cross_entropy(own.to(self.model.mean.dtype), self.labels) for own in each]
+        dtype = self.model.image_classifier.mean.dtype
+        losses = [F.cross_entropy(own.to(dtype), self.labels) for own in each]
         return torch.stack(losses).sum()
 
     def update(self) -> None:

@@ -49,7 +49,7 @@ class Addresses:
         p = self.service.predictor
         known = {
             "class_names": p.class_names,
-            "backbone": p.model.backbone,
+            "backbone": p.backbone,
             "image_size": p.image_size,
         }
         aim, choice = p.calibration.aim, p.calibration.choice

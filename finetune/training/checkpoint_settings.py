@@ -1,14 +1,11 @@
-"""A classifier's arguments out of a checkpoint, perhaps a stranger's: plain values, and no class to import."""
+"""The arguments of a `Classifier` from an untrusted checkpoint: plain values, and no class to import."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from finetune.models import ensemble
+from finetune.models.checkpoint_sections import HYPER_PARAMETERS
 from finetune.models.checkpoint_values import class_paths
-from finetune.training.classifier import Classifier
-
-_NOT_KEPT = {"optimizer", "scheduler", "compile"}  # in config.yaml, as `Classifier` has it
 
 
 def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,7 +15,7 @@ def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: It holds others, or values that no run of ours has written.
     """
     settings = plain(checkpoint["hyper_parameters"], "hyper_parameters")
-    for name in settings.keys() - (inspect.signature(Classifier).parameters.keys() - _NOT_KEPT):
+    for name in settings.keys() - HYPER_PARAMETERS.keys():
         raise ValueError(
             f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters have {name!r}"
         )

@@ -1,12 +1,12 @@
 """The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -17,12 +17,12 @@ from finetune.distributed.collectives import all_sum
 from finetune.distributed.empty_shares import own_buffers, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import ensemble, stages
-from finetune.models.backbones import build, normalization
 from finetune.models.heads import resolved_head_init
+from finetune.models.image_classifier import build_image_classifier
 from finetune.models.weights import class_list, read_weights, source_head, start
 from finetune.runs.checkpoint_io import check_model, check_size, origin
 from finetune.system.messages import as_wrong_usage
-from finetune.training import param_groups
+from finetune.training import checkpoint_keys, param_groups
 from finetune.training.calibration import Calibration, Calibrator, checked, read_calibration
 from finetune.training.clipping import ClipsEach
 from finetune.training.compile import Compile, FuseBatchNorm
@@ -71,8 +71,6 @@ class Classifier(ClipsEach):
     """
 
     # Shapes: B pictures of this device's share, h and w pixels, K classes.
-    mean: Tensor
-    std: Tensor
     class_weight: Tensor
 
     def __init__(
@@ -124,25 +122,22 @@ class Classifier(ClipsEach):
         self.decay_norm_and_bias = decay_norm_and_bias
         self.label_smoothing = label_smoothing
         self.is_compiled = compile
-        # the network in a form that only evaluates
-        self.evaluate: Callable[[Tensor], Tensor] | None = None
         num_classes = len(self.class_names)
         self.is_solved = freeze == "backbone"  # only the head is fitted, which needs no optimizer
         self.automatic_optimization = not self.is_solved
         # on the validation images, of a head fitted before training
         self.start_accuracy: float | None = None
         self.trains_from_fitted_head = self.head_init == "probe" and not self.is_solved
-        self.network = ensemble.several(
-            members, self.head_init, lambda: build(backbone, num_classes, network_size)
+        self.image_classifier = build_image_classifier(
+            backbone, num_classes, network_size, members=members, head_init=self.head_init
         )
+        checkpoint_keys.omit_name(self, "image_classifier")
         # Decided before DDP wraps: it would never average what is unfrozen later.
-        self.frozen = stages.freeze(self.network, freeze)
+        self.frozen = self.image_classifier.freeze(freeze)
         self.always_eval = [
             *self.frozen,
             *(stages.batch_norms(self.network) if self.has_fixed_statistics else ()),
         ]
-        for name, value in zip(("mean", "std"), normalization(backbone), strict=True):
-            self.register_buffer(name, 255 * torch.tensor(value).view(3, 1, 1))
         self.register_buffer("class_weight", torch.ones(num_classes))
         self.val_metrics, self.test_metrics = (
             SplitMetrics(num_classes, "val"),
@@ -153,15 +148,19 @@ class Classifier(ClipsEach):
         self.interpolation: Interpolation | None = None  # of the weights as they are
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, K) of pictures (B, 3, h, w) uint8 RGB; of members that train (M, B, K)."""
-        network = self.network if self.training else self.evaluate or self.network
-        return network(self.normalized(images)).to(self.mean.dtype)
+        """Return logits (B, K) of images (B, 3, h, w) uint8 RGB; of members that train (M, B, K)."""
+        return self.image_classifier(images)
 
-    def normalized(self, images: Tensor) -> Tensor:
-        """Return what the network sees of pictures (B, 3, h, w) uint8 RGB."""
-        return ((images.to(self.mean.dtype) - self.mean) / self.std).contiguous(
-            memory_format=torch.channels_last
-        )
+    @property
+    def network(self) -> nn.Module:
+        """The network, or `Ensemble` of networks; assign another to `image_classifier.network`."""
+        return self.image_classifier.network
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        with_versions = checkpoint_keys.with_versions(state_dict, "image_classifier")
+        return super().load_state_dict(with_versions, strict=strict, assign=assign)
 
     def train(self, mode: bool = True) -> "Classifier":
         super().train(mode)
@@ -189,7 +188,11 @@ class Classifier(ClipsEach):
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())
         pretrained = start(
-            self.network, self.weights, self.backbone, (self.mean, self.std), self.network_size
+            self.network,
+            self.weights,
+            self.backbone,
+            (self.image_classifier.mean, self.image_classifier.std),
+            self.network_size,
         )
         if self.head_init == "source":
             source_head(

@@ -5,10 +5,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import GradClipAlgorithmType
-from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from finetune.models.ensemble import members
+from finetune.models.image_classifier import ImageClassifier
 
 
 class ClipsEach(pl.LightningModule):
@@ -17,7 +16,7 @@ class ClipsEach(pl.LightningModule):
     Lightning takes the norm over all that an optimizer updates, by which a member's step would depend on the others'.
     """
 
-    network: nn.Module
+    image_classifier: ImageClassifier
 
     def configure_gradient_clipping(
         self,
@@ -26,7 +25,7 @@ class ClipsEach(pl.LightningModule):
         gradient_clip_algorithm: Any = None,
     ) -> None:
         networks, is_norm = (
-            members(self.network),
+            self.image_classifier.members,
             gradient_clip_algorithm != GradClipAlgorithmType.VALUE,
         )
         has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None

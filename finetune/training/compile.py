@@ -4,31 +4,25 @@ import copy
 import logging
 import os
 import shutil
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from finetune.distributed.sync_batch_norm import SharedBatchNorm, plain_copy
 from finetune.models.fx import fuse_batch_norm
+from finetune.models.image_classifier import ImageClassifier
 
 log = logging.getLogger(__name__)
 
 _WORTH_TELLING = 0.5  # seconds
 
 
-class HasNetwork(Protocol):
-    """What these callbacks know of a module.
+class HasImageClassifier(Protocol):
+    """What these callbacks know of a module."""
 
-    Attributes:
-        network: All of it, in training and where nothing else is set.
-        evaluate: Instead of the network where nothing trains; None for the network itself.
-    """
-
-    network: nn.Module
-    evaluate: Callable[[Tensor], Tensor] | None
+    image_classifier: ImageClassifier
 
 
 class Compile(pl.Callback):
@@ -52,15 +46,16 @@ class Compile(pl.Callback):
         # That it finds CUDA's tools but no GPU is no news.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
-    def _compile(self, trainer: pl.Trainer, pl_module: HasNetwork) -> None:
-        is_done = pl_module.network._compiled_call_impl is not None  # by the fit before this test
+    def _compile(self, trainer: pl.Trainer, pl_module: HasImageClassifier) -> None:
+        network = pl_module.image_classifier.network
+        is_done = network._compiled_call_impl is not None  # by the fit before this test
         if is_done or (trainer.state.fn == "fit" and not trainer.training):
             return
-        for module in pl_module.network.modules():
+        for module in network.modules():
             # its devices talk: nothing to compile, but each piece of it anew
             if isinstance(module, SharedBatchNorm):
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
-        pl_module.network.compile()
+        network.compile()
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = _compile  # type: ignore[assignment]
 
@@ -79,15 +74,16 @@ class FuseBatchNorm(pl.Callback):
     bf16 rounds more than folding does; in float32 the network stays as it is, and results are those of training's code.
     """
 
-    def _fold(self, trainer: pl.Trainer, pl_module: HasNetwork) -> None:
+    def _fold(self, trainer: pl.Trainer, pl_module: HasImageClassifier) -> None:
         if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed":
             # not the module: a checkpoint would hold it
-            pl_module.evaluate = in_bf16(pl_module.network).forward
+            model = pl_module.image_classifier
+            model.eval_forward = in_bf16(model.network).forward
 
     on_validation_start = on_test_start = on_predict_start = _fold  # type: ignore[assignment]
 
-    def _leave(self, trainer: pl.Trainer, pl_module: HasNetwork, *_: Any) -> None:
-        pl_module.evaluate = None
+    def _leave(self, trainer: pl.Trainer, pl_module: HasImageClassifier, *_: Any) -> None:
+        pl_module.image_classifier.eval_forward = None
 
     on_validation_end = on_test_end = on_predict_end = on_exception = _leave  # type: ignore[assignment]
 

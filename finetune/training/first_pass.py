@@ -1,65 +1,18 @@
-"""A network's first forward pass, on one blank picture before all else: what can't work is told before work is done."""
+"""Checks before training: what cannot work fails before any work is done."""
 
 import math
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from finetune.data.data_settings import is_without
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samplers import batches_within, check_limit
-from finetune.models.backbones import OWN
-from finetune.models.stages import batch_norms
-from finetune.models.timm_backbones import describe, is_timm
+from finetune.models.size_check import check_first_pass
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
 from finetune.training.run_limits import most_accumulated, size_schedule
-
-
-def check_first_pass(model: Classifier, image_size: int) -> dict[nn.Module, int]:
-    """Let the network, as it is in evaluation, see a picture; nothing of it changes.
-
-    Args:
-        model: On the CPU.
-        image_size: Side of the picture in pixels.
-
-    Returns:
-        For each batch norm that trains how many values of a channel one picture gives it.
-
-    Raises:
-        ValueError: The network can't take pictures of this size.
-    """
-    network, num_values = model.network, dict[nn.Module, int]()
-
-    def count(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        num_values[norm] = inputs[0].numel() // inputs[0].size(1)
-
-    resting = {id(inner) for part in model.always_eval for inner in part.modules()}
-    trained = [norm for norm in batch_norms(network) if id(norm) not in resting]
-    handles = [norm.register_forward_pre_hook(count) for norm in trained]
-    modes = [(module, module.training) for module in network.modules()]
-    try:
-        with torch.no_grad():
-            network.eval()(torch.zeros(1, 3, image_size, image_size, dtype=model.mean.dtype))
-    except Exception as error:  # a network may say in any way that a picture is too small
-        reason = " ".join(str(error).split()) or type(error).__name__
-        hint = "" if model.backbone in OWN else "; most networks take --data.image_size 224"
-        if is_timm(model.backbone):
-            hint = (
-                f"; that of its weights is --data.image_size {describe(model.backbone).image_size}"
-            )
-        size = f"{image_size}x{image_size} pixels"
-        raise ValueError(
-            f"{model.backbone} can't take pictures of {size}: {reason}{hint}"
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes:
-            module.training = mode
-    return num_values
 
 
 def _check_solved(data: Any) -> None:
@@ -111,13 +64,13 @@ def check_fit(
         if name in data.splits:  # said before training, not behind it
             limit = getattr(trainer, f"limit_{name}_batches")
             check_limit(limit, name, len(data.splits[name].labels), data.batch_size)
-    num_values = check_first_pass(model, data.eval_image_size)
+    num_values = _trained_values(model, data.eval_image_size)
     if command != "fit":
         return
     schedule = size_schedule(trainer, data.sizes)
     sizes = sorted({data.image_size} if schedule is None else schedule.sizes)
     num_values, *_ = [
-        num_values if size == data.eval_image_size else check_first_pass(model, size)
+        num_values if size == data.eval_image_size else _trained_values(model, size)
         for size in sizes
     ]
     if 1 not in num_values.values():
@@ -134,3 +87,10 @@ def check_fit(
             f"norm of {model.backbone} can't train on one at {sizes[0]} pixels: take another --data.batch_size, "
             "a larger --data.image_size, or --model.freeze_batch_norm true"
         )
+
+
+def _trained_values(model: Classifier, image_size: int) -> dict[nn.Module, int]:
+    """Return for each batch norm that trains how many values of a channel it gets from one image."""
+    num_values = check_first_pass(model.image_classifier, model.backbone, image_size)
+    fixed = {inner for part in model.always_eval for inner in part.modules()}
+    return {norm: num for norm, num in num_values.items() if norm not in fixed}

@@ -232,7 +232,11 @@ def settle(monkeypatch, tried):
                 "image_size": (size := data.init_args.image_size),
                 "eval_image_size": eval_image_size or size,
             }
-            model = SimpleNamespace(hparams={"members": config.model.members})
+            model = SimpleNamespace(
+                hparams={"members": config.model.members},
+                backbone=config.model.backbone,
+                image_classifier=None,
+            )
             limit = {"cache_limit_gb": data.init_args.cache_limit_gb, "num_workers": 0}
             return SimpleNamespace(batch_size=32, splits=splits, **sizes, **limit), model
 
@@ -275,7 +279,7 @@ def test_a_size_that_somebody_chose_stays(settle, tried, arguments, options):
 
 
 def test_a_network_of_one_size_keeps_it(settle, tried, monkeypatch):
-    def one_size(model, size):
+    def one_size(model, backbone, size):
         raise ValueError("Expected 224")
 
     monkeypatch.setattr(minutes, "check_first_pass", one_size)

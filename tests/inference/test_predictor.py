@@ -71,6 +71,17 @@ def test_a_vit_for_pictures_of_another_size_comes_of_its_checkpoint_alone(
     assert network.encoder.pos_embedding.equal(model.network.encoder.pos_embedding)
 
 
+def test_what_training_froze_is_frozen(colours, tmp_path):
+    pictures = data(colours)
+    for freeze in (None, "layer2"):
+        model = Classifier(pictures.class_names, "resnet18", None, freeze=freeze)
+        fit(model, pictures, max_steps=1).save_checkpoint(tmp_path / "some.ckpt")
+        network = Predictor(tmp_path / "some.ckpt").model.network
+        trains = {name: p.requires_grad for name, p in network.named_parameters()}
+        assert trains == {name: p.requires_grad for name, p in model.network.named_parameters()}
+        assert trains["layer2.0.conv1.weight"] == (freeze is None) and trains["fc.weight"]
+
+
 def test_a_stranger_s_file_is_refused_in_a_line(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="other.ckpt"):
@@ -130,9 +141,7 @@ def damaged(small, tmp_path_factory) -> Path:
 def exported(path: Path, kind: str) -> Path:
     """What `finetune export` would write of a checkpoint if it did not compare both."""
     predictor, target = Predictor(path), path.with_suffix(f".{kind}")
-    module = EndToEnd(
-        predictor.model.network, predictor.model.mean, predictor.model.std, 1.0
-    ).eval()
+    module = EndToEnd(predictor.model, 1.0).eval()
     WRITERS[kind][1](module, predictor.image_size, packed(read_checkpoint(path)), target)
     return target
 

@@ -16,15 +16,14 @@ from finetune.inference.export_check import opened
 from finetune.inference.exporters import write_onnx
 from finetune.inference.quantize import Loss, compare, in_batches, quantize, readable
 from finetune.models.ensemble import Ensemble
+from finetune.models.image_classifier import ImageClassifier
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def floats(predictor, tmp_path):
-    module = EndToEnd(
-        predictor.model.network, predictor.model.mean, predictor.model.std, 1.0
-    ).eval()
+    module = EndToEnd(predictor.model, 1.0).eval()
     write_onnx(module, 32, "about", tmp_path / "floats.onnx")
     return tmp_path / "floats.onnx"
 
@@ -87,7 +86,9 @@ class Joined(nn.Module):
 def test_what_members_say_is_joined_in_float(tmp_path):
     torch.manual_seed(0)
     network = Ensemble([Joined(), Joined()])
-    module = EndToEnd(network, torch.zeros(3, 1, 1), torch.full((3, 1, 1), 255.0), 0.5).eval()
+    module = EndToEnd(
+        ImageClassifier(network, torch.zeros(3, 1, 1), torch.full((3, 1, 1), 255.0)), 0.5
+    ).eval()
     write_onnx(module, 8, "about", tmp_path / "floats.onnx")
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
     quantize(tmp_path / "floats.onnx", tmp_path / "ints.onnx", iter([images]))

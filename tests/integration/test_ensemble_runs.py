@@ -151,7 +151,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(*_: Any) -> None:
         raise AssertionError("a network was made of it")
 
-    monkeypatch.setattr("finetune.training.classifier.build", make)
+    monkeypatch.setattr("finetune.models.image_classifier.build", make)
 
 
 @pytest.mark.parametrize("num", HOSTILE)

@@ -79,7 +79,7 @@ def test_a_probe_sees_what_timm_gives_its_classifier_and_changes_that_alone(
     theirs.load_state_dict(model.network.state_dict())
     images = torch.cat([batch["image"] for batch in pictures.loader("train")])
     with torch.no_grad():
-        x = model.normalized(images)
+        x = model.image_classifier.normalized(images)
         features = theirs.eval().forward_head(theirs.forward_features(x), pre_logits=True)
     # float32; the head of mobilenetv4 has a layer before its classifier, which pre_logits has too
     torch.testing.assert_close(torch.from_numpy(seen[0]).float(), features, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from finetune.models.ensemble import MOST, Ensemble, check, members, several, together
+from finetune.models.ensemble import MOST, Ensemble, check, members, together
 from finetune.system.messages import WrongUsage
 from finetune.training.compile import in_bf16
 
@@ -27,7 +27,7 @@ def make() -> nn.Module:
 
 def of(num: int, make: Callable[[], nn.Module] = make) -> nn.Module:
     torch.manual_seed(0)
-    network = several(num, "xavier", make)
+    network = make() if num == 1 else Ensemble([make() for _ in range(num)])
     with torch.no_grad():
         for member in members(network):
             member[-1].weight.mul_(20)  # or all would say nearly the same

@@ -139,7 +139,7 @@ def weights_after(
 ) -> dict[str, Tensor]:
     """Train and return the trainable weights of this process."""
     pl.seed_everything(1, verbose=False)
-    with patch("finetune.training.classifier.build", build):
+    with patch("finetune.models.image_classifier.build", build):
         model = Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options})
     before = weights_of(model)
     trainer(precision=precision, max_steps=steps, max_epochs=-1, limit_val_batches=0).fit(
@@ -230,7 +230,7 @@ def averaged_means(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
     """The usual way: each device's own mean, whatever its share."""
     if len(batch["label"]) == 0:
         return sum((p * 0).sum() for p in model.parameters())  # type: ignore[return-value]
-    weight = model.class_weight.to(model.mean.dtype)
+    weight = model.class_weight.to(model.image_classifier.mean.dtype)
     return F.cross_entropy(
         model(batch["image"]), batch["label"], weight, label_smoothing=model.label_smoothing
     )
@@ -257,7 +257,7 @@ def evaluated(
     }
     data = ImageFolderData(str(root), **more)
     pl.seed_everything(3, verbose=False)
-    with patch("finetune.training.classifier.build", small_network):
+    with patch("finetune.models.image_classifier.build", small_network):
         model = Classifier(data.class_names, weights=None)
     test = trainer(callbacks=[*callbacks], **options())
     test.test(model, datamodule=data, verbose=False)
@@ -276,7 +276,7 @@ def calibrated(root: Path) -> dict[str, Any]:
     """What a fit finds on seven validation pictures, of which batches of four give the devices uneven shares."""
     data = ImageFolderData(str(root), val_fraction=0.3, batch_size=4, image_size=32, num_workers=0)
     pl.seed_everything(1, verbose=False)
-    with patch("finetune.training.classifier.build", small_network):
+    with patch("finetune.models.image_classifier.build", small_network):
         model = Classifier(
             data.class_names, weights=None, optimizer=lambda p: torch.optim.SGD(p, lr=0.3)
         )
@@ -316,7 +316,7 @@ def padded(root: Path) -> float:
         str(root), image_size=32, num_workers=0, class_names=["blue", "green", "red"]
     )
     loader = data.loader("test")
-    with patch("finetune.training.classifier.build", small_network):
+    with patch("finetune.models.image_classifier.build", small_network):
         model = Classifier(data.class_names, weights=None)
     plain = DataLoader(loader.dataset, batch_size=4, collate_fn=loader.collate_fn)
     trainer(use_distributed_sampler=True).test(model, plain, verbose=False)

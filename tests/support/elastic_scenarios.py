@@ -127,7 +127,7 @@ def trained(
         options.pop("accumulate_grad_batches", 1),
     )
     pl.seed_everything(1, verbose=False)
-    with patch("finetune.training.classifier.build", options.pop("build")), control():
+    with patch("finetune.models.image_classifier.build", options.pop("build")), control():
         model = Classifier(data.class_names, weights=None, **options)
         callbacks: list[pl.Callback] = (
             [SaveAt(out / f"{name}.ckpt", at)] if at and not ckpt_path else []

@@ -12,8 +12,9 @@ from torch import nn
 
 from finetune import Classifier
 from finetune.cli import main
+from finetune.models.size_check import check_first_pass
 from finetune.system.messages import WrongUsage
-from finetune.training.first_pass import check_first_pass, check_fit
+from finetune.training.first_pass import check_fit
 
 NAMES = ["blue", "green", "red"]
 
@@ -68,7 +69,7 @@ def test_the_first_pass_changes_nothing(backbone):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     generator = torch.random.get_rng_state()
-    check_first_pass(model, 32)
+    check_first_pass(model.image_classifier, backbone, 32)
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), generator)
@@ -174,9 +175,9 @@ def test_a_network_that_fails_in_its_own_way_is_named():
             raise KeyError
 
     model = Classifier(NAMES, backbone="small_cnn", weights=None)
-    model.network = Failing()  # type: ignore[assignment]
+    model.image_classifier.network = Failing()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="small_cnn can't take pictures of 28x28 pixels: KeyError"):
-        check_first_pass(model, 28)
+        check_first_pass(model.image_classifier, model.backbone, 28)
 
 
 @pytest.mark.parametrize("name", ["max_epochs", "max_steps", "limit_train_batches"])

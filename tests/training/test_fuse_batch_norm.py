@@ -101,7 +101,7 @@ def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
     trainer.state.fn = fn
     fold = FuseBatchNorm()
     fold.on_predict_start(trainer, model)
-    assert (model.evaluate is not None) == is_folded
+    assert (model.image_classifier.eval_forward is not None) == is_folded
     images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
     with trainer.precision_plugin.forward_context():
         logits = model(images)
@@ -109,7 +109,9 @@ def test_only_what_evaluates_in_bf16_is_folded(fn, precision, is_folded):
         nn.init.constant_(model.network.fc.bias, 9.0)
         assert torch.equal(model(images), logits) == is_folded  # it is the copy that computes
         fold.on_exception(trainer, model, KeyboardInterrupt())  # the same as at its end
-        assert model.evaluate is None and not torch.equal(model(images), logits)
+        assert model.image_classifier.eval_forward is None and not torch.equal(
+            model(images), logits
+        )
 
 
 @pytest.mark.slow
@@ -128,9 +130,9 @@ def test_weights_rounded_beforehand_are_those_that_autocast_rounds(backbone):
     nn.init.normal_(head(model.network).weight)  # torchvision's own is zero for ViT
     images = torch.randint(256, (2, 3, side, side), dtype=torch.uint8)
     with torch.autocast("cpu", torch.bfloat16):
-        model.evaluate = fuse_batch_norm(model.network).forward
+        model.image_classifier.eval_forward = fuse_batch_norm(model.network).forward
         expected = model(images)
-        model.evaluate = in_bf16(model.network).forward
+        model.image_classifier.eval_forward = in_bf16(model.network).forward
         assert torch.equal(model(images), expected)
     assert head(model.network).weight.dtype == torch.float32 and expected.abs().max() > 1e-5
 
@@ -171,15 +173,17 @@ def test_predictions_are_those_of_the_network_up_to_bf16(cli, colours, monkeypat
 @torch.no_grad()
 def test_what_was_shared_by_devices_is_folded_as_on_one():
     model = Classifier(["cat", "dog"], "resnet18_small", weights=None).eval()
-    model.network = learned("resnet18")
+    model.image_classifier.network = learned("resnet18")
     images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
     with torch.autocast("cpu", torch.bfloat16):
-        model.evaluate = in_bf16(model.network).forward
+        model.image_classifier.eval_forward = in_bf16(model.network).forward
         expected = model(images)
         share_statistics(model.network)
-        model.evaluate = in_bf16(model.network).forward
+        model.image_classifier.eval_forward = in_bf16(model.network).forward
         assert torch.equal(model(images), expected)
         # it was a copy
         assert any(type(module) is SharedBatchNorm for module in model.network.modules())
-        model.evaluate = fuse_batch_norm(model.network).forward  # control: that folds nothing
+        model.image_classifier.eval_forward = fuse_batch_norm(
+            model.network
+        ).forward  # control: that folds nothing
         assert not torch.equal(model(images), expected)

@@ -21,7 +21,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 def classifier(**options: Any) -> Classifier:
     torch.manual_seed(0)
-    with patch("finetune.training.classifier.build", small_normalised):
+    with patch("finetune.models.image_classifier.build", small_normalised):
         return Classifier(
             ["blue", "green", "red"], weights=None, optimizer=sgd, head_lr_multiplier=10, **options
         )
@@ -128,7 +128,7 @@ def test_it_is_told_by_how_often():
 )
 def test_what_can_not_be_is_refused_before_a_network_is_made(options):
     with (
-        patch("finetune.training.classifier.build", side_effect=AssertionError),
+        patch("finetune.models.image_classifier.build", side_effect=AssertionError),
         pytest.raises(WrongUsage),
     ):
         Classifier(["a", "b"], weights=None, **options)
