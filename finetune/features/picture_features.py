@@ -13,7 +13,7 @@ from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, eval
 from finetune.models.fx import fuse_batch_norm
 from finetune.models.image_classifier import ImageClassifier, build_image_classifier
 from finetune.models.stages import head_name
-from finetune.models.weights import start
+from finetune.models.weights import load_pretrained
 from finetune.system.machine import num_cores
 
 # Shapes: B pictures at once, D features.
@@ -34,7 +34,7 @@ class Features(nn.Module):
     def __init__(self, backbone: str, weights: str, image_size: int | None = None) -> None:
         super().__init__()
         model = build_image_classifier(backbone, 2, image_size)
-        start(model.network, weights, backbone, (model.mean, model.std), image_size)
+        load_pretrained(model, weights, backbone, image_size)
         network = model.network
         network.set_submodule(head_name(network), nn.Identity())
         fused = fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from finetune.models.ensemble import members
 from finetune.models.stages import head
 
 # Shapes: B pictures, C channels, u x v places of the last maps, K classes.
@@ -26,17 +25,8 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
         classes: The class to look for in each picture, B.
 
     Returns:
-        (B, u, v) in [0, 1], where 1 is the place that spoke most for it, 0 one that did not or spoke against it; of an
-        ensemble the mean of its members' maps, by the same measure.
+        (B, u, v) in [0, 1], where 1 is the place that spoke most for it, 0 one that did not or spoke against it.
     """
-    if len(networks := members(network)) > 1:
-        each = [class_activation(one, x, classes) for one in networks]
-        found = [maps for maps in each if maps is not None]
-        return (
-            _to_one(torch.from_numpy(np.mean(found, axis=0))).numpy()
-            if len(found) == len(each)
-            else None
-        )
     maps: list[Tensor] = []
     inputs: list[Tensor] = []
     pools = [module for module in network.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
@@ -60,6 +50,22 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
     weight = linear.weight.detach()[list(classes)]
     spoken = torch.einsum("bc,bcuv->buv", weight.float(), maps[0].float())  # numpy has no bf16
     return _to_one(spoken.clamp_min(0)).cpu().numpy()
+
+
+def mean_activation(
+    networks: Sequence[nn.Module], x: Tensor, classes: Sequence[int]
+) -> np.ndarray | None:
+    """Return the mean of the maps of several networks, scaled likewise; None if one of them has none.
+
+    Arguments: see `class_activation`.
+    """
+    maps = [class_activation(network, x, classes) for network in networks]
+    existing = [of_network for of_network in maps if of_network is not None]
+    if len(existing) < len(maps):
+        return None
+    if len(existing) == 1:
+        return existing[0]
+    return _to_one(torch.from_numpy(np.mean(existing, axis=0))).numpy()
 
 
 def _to_one(spoken: Tensor) -> Tensor:

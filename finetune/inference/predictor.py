@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from finetune.data.transforms import eval_transform, preparation
-from finetune.inference.class_activation import class_activation
+from finetune.inference.class_activation import mean_activation
 from finetune.inference.onnx_network import OnnxNetwork, put_exported
 from finetune.models.ensemble import told
 from finetune.models.image_classifier import build_image_classifier
@@ -186,12 +186,12 @@ class Predictor:
         return self.calibration.decide(torch.from_numpy(probabilities)).numpy()
 
     def activation(self, images: np.ndarray, classes: Sequence[int]) -> np.ndarray | None:
-        """Return where the network saw a class in each prepared picture (N, h, w, 3); see `class_activation`."""
+        """Return where the network saw a class in each prepared picture (N, h, w, 3); see `mean_activation`."""
         if isinstance(self.model.network, OnnxNetwork):
             return None  # only its answer can be had
         with torch.no_grad():
             x = self.model.normalized(self._pixels(images))
-        return class_activation(self.model.network, x, classes)
+        return mean_activation(self.model.members, x, classes)
 
     def _pixels(self, images: np.ndarray) -> Tensor:
         return torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2)

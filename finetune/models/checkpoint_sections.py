@@ -139,7 +139,7 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
     }
 )
 
-# What `runs.checkpoint_io.origin` and `Classifier.on_save_checkpoint` write, and, of an exported file, `packed`.
+# What `runs.checkpoint_facts.origin` and `Classifier.on_save_checkpoint` write, and, of an exported file, `packed`.
 FINETUNE = MappingProxyType(
     {
         "version": Rule("text", is_text, True),

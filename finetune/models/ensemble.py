@@ -45,11 +45,6 @@ def _mean(logits: Tensor, num: int) -> Tensor:
     return logits.log_softmax(2).logsumexp(0) - math.log(num)
 
 
-def members(network: nn.Module) -> list[nn.Module]:
-    """Return the members of an ensemble, and of any other network itself."""
-    return [*network.members] if isinstance(network, Ensemble) else [network]
-
-
 def check(num: int, head_init: str) -> None:
     """Make sure that there can be an ensemble of so many.
 

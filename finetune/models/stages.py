@@ -10,7 +10,6 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from finetune.models.ensemble import members
 from finetune.system.messages import WrongUsage
 
 # Modules that only hold a row of stages, in torchvision's naming; the last two in that of those networks of timm's that
@@ -138,7 +137,7 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
     """Take the gradients from the stages up to a named one, with what lies beside them (`stage_parameters`).
 
     Args:
-        network: Its parameters' `requires_grad` is set; the head's never is. Of an ensemble each member.
+        network: Its parameters' `requires_grad` is set; the head's never is.
         last: Name of the last frozen stage, or of several together (`features`); `backbone` for all; None for nothing.
 
     Returns:
@@ -146,8 +145,6 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
     """
     if last is None:
         return []
-    if len(networks := members(network)) > 1:
-        return [stage for one in networks for stage in freeze(one, last)]
     parts = stages(network)
     named = [
         i

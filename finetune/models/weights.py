@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchvision import models
 
 from finetune.models.backbones import OWN, vit_size
-from finetune.models.ensemble import members
+from finetune.models.image_classifier import ImageClassifier
 from finetune.models.misfits import advice
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import is_timm
@@ -141,28 +141,24 @@ def load_weights(network: nn.Module, pretrained: Pretrained, backbone: str | Non
     network.load_state_dict(own)
 
 
-def start(
-    network: nn.Module,
-    weights: str | None,
-    backbone: str,
-    normalization: tuple[Tensor, Tensor],
-    image_size: int | None = None,
-) -> Pretrained | None:
-    """Put pretrained weights into a network, and the normalisation that they state into buffers; None for none."""
-    if weights is None:
-        return None
+def load_pretrained(
+    model: ImageClassifier, weights: str, backbone: str, image_size: int | None = None
+) -> Pretrained:
+    """Load pretrained weights into each network of an image classifier, and their normalization if they state one.
+
+    Args:
+        model: Its heads stay as they are.
+        weights: As for `read_weights`; so are the next two.
+        backbone: The name of the network.
+        image_size: Side of the images in pixels, for networks that hold a position of each patch.
+    """
     pretrained = read_weights(weights, backbone, image_size)
     if pretrained.averaged:
         log.info("%s: taking the averaged weights, %s", pretrained.origin, pretrained.averaged)
-    for member in members(network):
-        load_weights(member, pretrained, backbone)
-    pretrained.write_normalization(*normalization)
+    for network in model.members:
+        load_weights(network, pretrained, backbone)
+    pretrained.write_normalization(model.mean, model.std)
     return pretrained
-
-
-def class_list(path: str | None) -> list[str] | None:
-    """Return the lines of a text file of class names; None without one."""
-    return Path(path).read_text("utf-8").splitlines() if path else None
 
 
 def source_head(

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import count, is_launched, num_machines
-from finetune.models.ensemble import members
 from finetune.models.size_check import check_first_pass
 from finetune.system.cache_dir import MARK, PRECISIONS, cache_dir
 from finetune.system.files import one_at_a_time, replacing
@@ -130,7 +129,7 @@ def time_ratio(model: Classifier, image_size: int) -> float:
 
     The steps take turns, on one thread, by the processor's time: other programs on the machine hardly matter.
     """
-    network = copy.deepcopy(members(model.network)[0]).cpu().float().train()
+    network = copy.deepcopy(model.image_classifier.members[0]).cpu().float().train()
     network.to(memory_format=torch.channels_last)
     shape = (_NUM_IMAGES, 3, image_size, image_size)
     with _one_thread(), torch.random.fork_rng(devices=[]):

@@ -1,11 +1,11 @@
 """The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
 
-import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -13,30 +13,36 @@ from torch.optim.lr_scheduler import LRScheduler
 from finetune import lightning_private
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed
-from finetune.distributed.collectives import all_sum
 from finetune.distributed.empty_shares import own_buffers, zero_loss
+from finetune.distributed.global_loss import GlobalLoss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import ensemble, stages
 from finetune.models.heads import resolved_head_init
 from finetune.models.image_classifier import build_image_classifier
-from finetune.models.weights import class_list, read_weights, source_head, start
-from finetune.runs.checkpoint_io import check_model, check_size, origin
+from finetune.runs.checkpoint_facts import check_fits, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import checkpoint_keys, param_groups
 from finetune.training.calibration import Calibration, Calibrator, checked, read_calibration
-from finetune.training.clipping import ClipsEach
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
+from finetune.training.initial_weights import (
+    InitialWeights,
+    accuracy_of_head,
+    balanced_weights,
+    fit_head,
+    log_fitted_head,
+)
 from finetune.training.interpolation import Interpolation
-from finetune.training.loss import Target, balanced_weights, loss_sum, target_of
+from finetune.training.loss import Target, loss_sum, target_of
 from finetune.training.lr_schedulers import StepOnPlateau, WarmupCosine, scheduler_config
 from finetune.training.metrics import SplitMetrics, TrainMetrics, reset_metrics
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:  # scipy takes a second to import
+    from finetune.features.linear_probe import FittedHead
 
 
-class Classifier(ClipsEach):
+class Classifier(pl.LightningModule):
     """An image classifier: uint8 RGB pictures in, logits out; normalisation is inside.
 
     Args:
@@ -112,6 +118,15 @@ class Classifier(ClipsEach):
         self.source_classes = source_classes
         self.class_mapping = class_mapping
         self.network_size = network_size
+        self.initial_weights = InitialWeights(
+            weights=weights,
+            backbone=backbone,
+            network_size=network_size,
+            head_init=self.head_init,
+            class_names=self.class_names,
+            class_mapping=class_mapping,
+            source_classes=source_classes,
+        )
         param_groups.check_rates(head_lr_multiplier, layer_decay, label_smoothing)
         self.head_lr_multiplier = head_lr_multiplier
         self.layer_decay = layer_decay
@@ -169,13 +184,8 @@ class Classifier(ClipsEach):
         return self
 
     def prepare_data(self) -> None:
-        if (
-            self.trainer.state.fn == "fit"
-            and self.trainer.ckpt_path is None
-            and self.weights is not None
-        ):
-            # downloads once on each machine
-            read_weights(self.weights, self.backbone, self.network_size)
+        if self.trainer.state.fn == "fit" and self.trainer.ckpt_path is None:
+            self.initial_weights.download()
 
     def setup(self, stage: str) -> None:
         own_buffers(self.trainer)
@@ -187,21 +197,7 @@ class Classifier(ClipsEach):
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # weights and head come from the checkpoint
         torch.manual_seed(run_seed())
-        pretrained = start(
-            self.network,
-            self.weights,
-            self.backbone,
-            (self.image_classifier.mean, self.image_classifier.std),
-            self.network_size,
-        )
-        if self.head_init == "source":
-            source_head(
-                self.network,
-                pretrained,
-                self.class_names,
-                self.class_mapping,
-                class_list(self.source_classes),
-            )
+        self.initial_weights.load_into(self.image_classifier)
         if self.class_weights == "balanced":
             self.class_weight.copy_(
                 balanced_weights(self._data.splits["train"].labels, len(self.class_names))
@@ -216,38 +212,19 @@ class Classifier(ClipsEach):
             self._fit_head()
 
     def _fit_head(self) -> None:
-        # scipy takes a second to import
-        from finetune.features.linear_probe import accuracy_of, probe_head
-
-        evaluated = self.eval()
-        fitted = probe_head(
-            self.trainer,
-            self.network,
-            evaluated,
-            self._data,
-            self.class_weight,
-            self.label_smoothing,
-        )
-        on_val = ""
-        is_validated = "val" in self._data.splits and self.trainer.limit_val_batches != 0
-        if self.trains_from_fitted_head and is_validated:
-            self.start_accuracy = accuracy_of(
-                self.trainer, self.network, evaluated, self._data, fitted.probe
-            )
-            if self.start_accuracy is not None:
-                on_val = f", val/accuracy {self.start_accuracy:.4f}"
+        self.eval()
+        fitted = fit_head(self.trainer, self, self._data)
+        if self.trains_from_fitted_head:
+            self.start_accuracy = accuracy_of_head(self.trainer, self, self._data, fitted)
         self.train()
         if not self.trainer.is_global_zero:
             return
-        if not self.is_solved:
-            log.info(
-                "the head begins as the logistic regression on its features: %s%s",
-                fitted.told(),
-                on_val,
-            )
-            return
-        words = "the backbone is frozen, so the head is solved exactly, as the logistic regression on its features: %s"
-        log.info(f"{words}. Epochs, learning rate and augmentation have no effect", fitted.told())
+        log_fitted_head(fitted, self.start_accuracy, self.is_solved)
+        if self.is_solved:
+            self._measure_solved_head(fitted)
+
+    def _measure_solved_head(self, fitted: "FittedHead") -> None:
+        """Let the metrics of training be those of the solved head on the training images."""
         target = Target(fitted.labels)
         class_weight = self.class_weight.double().cpu()
         summed = loss_sum(fitted.logits, target, class_weight, self.label_smoothing)
@@ -265,23 +242,24 @@ class Classifier(ClipsEach):
             return None
         self.calibration = Calibration()  # both were of the weights before this step
         self.interpolation = None
-        images, target = batch["image"], target_of(batch)
-        total_weight = all_sum(weight := target.weight(self.class_weight), self.trainer.world_size)
-        if len(images) == 0 and total_weight == 0:
-            # all pictures are bad: the same on every device, and no loss to log
+        images = batch["image"]
+        target = target_of(batch)
+        weight = target.weight(self.class_weight)
+        global_loss = GlobalLoss.of_ranks(weight, self.trainer.world_size)
+        if len(images) == 0 and global_loss.total_weight == 0:
+            # no image of the global batch can be decoded: there is no loss to log on any rank
             return zero_loss(self)
         if len(images) == 0 and not stages.batch_norms(self.network):
             loss = zero_loss(self)
-        else:  # batch norm waits for every device, too
+        else:  # batch norm waits for every rank, too
             logits = self(images)
             summed = loss_sum(logits, target, self.class_weight, self.label_smoothing)
-            # A mean over the global batch: DDP averages the devices' gradients, each gives its sum times their number.
-            loss = summed * (self.trainer.world_size / total_weight)
+            loss = global_loss.loss(summed)
         if len(images):
             self.train_metrics.update(
                 ensemble.together(logits.detach()), target.labels, summed, weight
             )
-        self.log("train/loss", all_sum(loss, self.trainer.world_size) / self.trainer.world_size)
+        self.log("train/loss", global_loss.mean(loss))
         return loss * self.hparams["members"]  # it is their mean, and each learns as it would alone
 
     def on_train_epoch_end(self) -> None:
@@ -334,14 +312,22 @@ class Classifier(ClipsEach):
         values, self.confusion_matrix = metrics.take(self.class_names, self.calibration)
         self.log_dict({f"{split}/{name}": value for name, value in values.items()})
 
+    def param_groups(self) -> list[dict]:
+        """Return the groups of the optimizer, of all members together."""
+        return param_groups.merged(
+            [
+                param_groups.param_groups(
+                    network, self.head_lr_multiplier, self.layer_decay, self.decay_norm_and_bias
+                )
+                for network in self.image_classifier.members
+            ]
+        )
+
     @as_wrong_usage("model.optimizer or model.scheduler")
     def configure_optimizers(self) -> Any:
         if self.is_solved:
             return []
-        rates = self.head_lr_multiplier, self.layer_decay
-        optimizer = self.optimizer(
-            param_groups.param_groups(self.network, *rates, self.decay_norm_and_bias)
-        )
+        optimizer = self.optimizer(self.param_groups())
         shares = param_groups.scale_learning_rates(fuse(optimizer))
         if self.scheduler is None:
             return optimizer
@@ -350,6 +336,28 @@ class Classifier(ClipsEach):
                 self.scheduler, optimizer, self.trainer, shares, self.scheduler_interval
             )
         ]
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: Any = None,
+        gradient_clip_algorithm: Any = None,
+    ) -> None:
+        """Clip the gradients of each network by their own norm, so that a member takes the step it would take alone.
+
+        Lightning takes the norm of all that an optimizer updates.
+        """
+        networks = self.image_classifier.members
+        is_by_norm = gradient_clip_algorithm != GradClipAlgorithmType.VALUE
+        has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        # Lightning refuses to clip then.
+        unscales_itself = has_scaler and getattr(optimizer, "_step_supports_amp_scaling", False)
+        clips = (gradient_clip_val or 0) > 0
+        if len(networks) == 1 or not is_by_norm or not clips or unscales_itself:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        for network in networks:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The metrics of the epoch so far: a checkpoint may lie inside it.
@@ -360,8 +368,7 @@ class Classifier(ClipsEach):
         checkpoint["finetune"] = {**origin(self.trainer), **kept}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        check_model(checkpoint, self.hparams)
-        check_size(checkpoint, self.network_size, self.network)
+        check_fits(checkpoint, self.hparams, self.network)
         self.calibration = read_calibration(checkpoint)
         plain = checkpoint["finetune"].get("interpolation")
         self.interpolation = None if plain is None else Interpolation.from_plain(plain)

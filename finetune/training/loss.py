@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -69,9 +68,3 @@ def loss_sum(
 def _precise(tensor: Tensor) -> Tensor:
     """Return a tensor in float32 if it is less precise: in bf16 a sum of 257 ones is 256."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def balanced_weights(labels: np.ndarray, num_classes: int) -> Tensor:
-    """Return a weight for each class (num_classes,), inverse to its frequency in labels (N,), 1 on their average."""
-    counts = torch.bincount(torch.from_numpy(labels), minlength=num_classes)
-    return counts.sum() / (num_classes * counts.clamp_min(1))

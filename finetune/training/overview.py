@@ -19,7 +19,7 @@ from finetune.data.transforms import cropped_area
 from finetune.models.ensemble import told
 from finetune.system.messages import as_wrong_usage, counted
 from finetune.training.classifier import Classifier
-from finetune.training.param_groups import param_groups, scale_learning_rates
+from finetune.training.param_groups import scale_learning_rates
 from finetune.training.run_limits import size_schedule
 
 log = logging.getLogger(__name__)
@@ -156,11 +156,9 @@ def _network(model: Classifier, ckpt_path: object) -> str:
         return f"{text}the head is solved exactly"
     if ckpt_path:
         return f"{text}rates of the checkpoint"
-    groups = param_groups(
-        model.network, model.head_lr_multiplier, model.layer_decay, model.decay_norm_and_bias
-    )
     with as_wrong_usage("model.optimizer"):
-        optimizer = model.optimizer(groups)  # as in training; this one is thrown away
+        # as in training; this one is thrown away
+        optimizer = model.optimizer(model.param_groups())
     scale_learning_rates(optimizer)
     rates = {
         group["name"].removesuffix("_no_decay"): f"{group['lr']:.3g}"

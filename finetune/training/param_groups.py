@@ -1,11 +1,11 @@
 """How fast what learns learns: named optimizer groups, settled once."""
 
 import math
+from collections.abc import Sequence
 
 from torch import nn
 from torch.optim import Optimizer
 
-from finetune.models.ensemble import members
 from finetune.models.stages import depths, head, stage_parameters
 from finetune.system.messages import WrongUsage
 
@@ -49,10 +49,9 @@ def param_groups(
 ) -> list[dict]:
     """Name the groups of an optimizer, stem first; every trainable parameter is in exactly one, frozen ones in none.
 
-    Nothing is modified. An ensemble's groups are those of its members together. Without layer decay they are `backbone`
-    and `head`. With it each stage is one: the head
-    has depth 0, the last stage depth 1, and so on to the stem (`depths`); a stage of depth d learns at `layer_decay **
-    d` times the rate.
+    Nothing is modified. Without layer decay they are `backbone` and `head`. With it each stage is one: the head has
+    depth 0, the last stage depth 1, and so on to the stem (`depths`); a stage of depth d learns at `layer_decay ** d`
+    times the rate.
 
     Args:
         network: Frozen as it will be.
@@ -67,17 +66,6 @@ def param_groups(
     Source: layer-wise decay of BEiT (arXiv:2106.08254), counted as its `LayerDecayValueAssigner` does.
     """
     check_rates(head_lr_multiplier, layer_decay)
-    if len(networks := members(network)) > 1:
-        each = [
-            param_groups(one, head_lr_multiplier, layer_decay, decay_norm_and_bias)
-            for one in networks
-        ]
-        together = (
-            [p for group in groups for p in group["params"]] for groups in zip(*each, strict=True)
-        )
-        return [
-            {**group, "params": params} for group, params in zip(each[0], together, strict=True)
-        ]
     parts = stage_parameters(network)
     multipliers = {name: layer_decay**depth for name, depth in depths(network).items()}
     if layer_decay == 1:
@@ -103,6 +91,15 @@ def param_groups(
             }
             groups.append({**rest, "weight_decay": 0.0})
     return groups
+
+
+def merged(groups_of_networks: Sequence[list[dict]]) -> list[dict]:
+    """Return the groups of one optimizer for several networks of one kind, from the groups of each."""
+    result = []
+    for groups in zip(*groups_of_networks, strict=True):
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        result.append({**groups[0], "params": parameters})
+    return result
 
 
 def scale_learning_rates(optimizer: Optimizer) -> list[float]:

@@ -23,7 +23,7 @@ from finetune import Classifier
 from finetune.api import loaded_model
 from finetune.api.loaded_model import LoadedModel, Prediction, check_not_forked, load
 from finetune.data.decode import decode
-from finetune.models.ensemble import members, together
+from finetune.models.ensemble import together
 from finetune.models.stages import head
 
 
@@ -320,7 +320,7 @@ def test_a_copy_of_its_network_trains_and_predictions_stay(model_of_any_kind, co
 def test_embeddings_are_what_the_head_sees(model_of_any_kind, colours):
     model, paths = model_of_any_kind, sorted((colours / "test").rglob("*.png"))[::4]
     found = model.embed(paths)
-    networks = members(model.network.network)
+    networks = model.network.members
     width = sum(head(network).in_features for network in networks)
     assert found.shape == (len(paths), width) and found.dtype == np.float32
     # The head on them gives the network's logits: of an ensemble, each member's on its part.

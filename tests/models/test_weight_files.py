@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from finetune.models.backbones import build
+from finetune.models.image_classifier import build_image_classifier
 from finetune.models.weight_files import read_file
-from finetune.models.weights import start
+from finetune.models.weights import load_pretrained
 
 KINDS = {
     "plain.pt": lambda state: state,
@@ -156,9 +157,9 @@ def test_checkpoints_of_other_trainers_are_read_and_their_averaged_weights_prefe
     assert read.state.keys() == expected.keys()
     assert all(read.state[key].equal(value) for key, value in expected.items())
     assert not read.state["features.0.0.weight"].equal(net.state_dict()["features.0.0.weight"])
-    buffers = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
+    model = build_image_classifier(SMALL, 3)
     with caplog.at_level(logging.INFO, logger="finetune"):
-        start(build(SMALL, 3), str(tmp_path / "theirs.pth.tar"), SMALL, buffers)
+        load_pretrained(model, str(tmp_path / "theirs.pth.tar"), SMALL)
     told = f"{tmp_path}/theirs.pth.tar: taking the averaged weights, {read.averaged}"
     assert caplog.messages == [told] and read.averaged in ("model_ema", "state_dict_ema")
 

@@ -13,9 +13,10 @@ from torchvision.transforms._presets import ImageClassification
 
 from finetune.models.backbones import build
 from finetune.models.ensemble import Ensemble
+from finetune.models.image_classifier import ImageClassifier
 from finetune.models.stages import head
 from finetune.models.weight_files import Pretrained
-from finetune.models.weights import load_weights, read_weights, source_head, start
+from finetune.models.weights import load_pretrained, load_weights, read_weights, source_head
 from finetune.system.messages import WrongUsage
 
 
@@ -174,9 +175,9 @@ def test_our_own_checkpoint_brings_its_normalisation(tmp_path):
         tmp_path / "our.ckpt",
     )
     read = read_weights(str(tmp_path / "our.ckpt"), SMALL)
-    buffers = torch.zeros(3, 1, 1), torch.zeros(3, 1, 1)
-    start(network(SMALL), str(tmp_path / "our.ckpt"), SMALL, buffers)
-    assert buffers[0].equal(mean) and buffers[1].equal(std) and "mean" not in read.state
+    model = ImageClassifier(network(SMALL), torch.zeros(3, 1, 1), torch.zeros(3, 1, 1))
+    load_pretrained(model, str(tmp_path / "our.ckpt"), SMALL)
+    assert model.mean.equal(mean) and model.std.equal(std) and "mean" not in read.state
     for name, value in ("mean", torch.zeros(4)), ("std", torch.zeros(())):
         torch.save(
             {"state_dict": {**state, name: value}, "hyper_parameters": {}}, tmp_path / "odd.ckpt"

@@ -6,7 +6,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from finetune.models.ensemble import members
 from finetune.profiling import precision_trial
 from finetune.profiling.precision_trial import (
     faster_precision,
@@ -149,7 +148,7 @@ def test_a_trial_changes_neither_the_network_nor_the_random_numbers(settings):
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == num_threads
-    assert len(members(model.network)) == settings.get("members", 1)
+    assert len(model.image_classifier.members) == settings.get("members", 1)
 
 
 @pytest.mark.slow

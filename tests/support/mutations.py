@@ -102,9 +102,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the loss is a mean over the global batch",
-        "training/classifier.py",
-        "loss = summed * (self.trainer.world_size / total_weight)",
-        "loss = summed / weight",
+        "distributed/global_loss.py",
+        "return loss_sum * (self.world_size / self.total_weight)",
+        "return loss_sum / self.weight",
         "tests/integration/test_ddp.py -k balanced",
     ),
     Mutation(
@@ -270,10 +270,10 @@ MUTATIONS = [
     ),
     Mutation(
         "classes are balanced by their frequency",
-        "training/loss.py",
+        "training/initial_weights.py",
         "return counts.sum() / (num_classes * counts.clamp_min(1))",
         "return torch.ones(num_classes)",
-        "tests/training/test_loss.py tests/training/test_classifier.py",
+        "tests/training/test_initial_weights.py tests/training/test_classifier.py",
     ),
     Mutation(
         "a threshold decides",
@@ -383,15 +383,15 @@ MUTATIONS = [
     Mutation(
         "our own checkpoint brings its normalisation",
         "models/weights.py",
-        "    pretrained.write_normalization(*normalization)\n",
+        "    pretrained.write_normalization(model.mean, model.std)\n",
         "",
         "tests/models/test_weights.py tests/training/test_classifier.py -k normalisation",
     ),
     Mutation(
         "a head begins with the rows of the source classifier",
-        "training/classifier.py",
-        'if self.head_init == "source":',
-        "if False:",
+        "training/initial_weights.py",
+        'if self.head_init != "source":',
+        "if True:",
         "tests/training/test_classifier.py -k source_head",
     ),
     Mutation(

@@ -12,8 +12,6 @@ from small_fits import data, fit
 from test_members import classifier, copy
 
 from finetune import Classifier
-from finetune.models.ensemble import members
-from finetune.training.clipping import ClipsEach
 
 NORM = 0.5  # that of the first gradients is 4
 
@@ -33,7 +31,7 @@ def trained(model: Classifier, root: Any, **clipping: Any) -> dict[str, torch.Te
 def by_the_norm_of_all() -> Any:
     """Control: as Lightning clips."""
     own = pl.LightningModule.configure_gradient_clipping
-    return patch.object(ClipsEach, "configure_gradient_clipping", own)
+    return patch.object(Classifier, "configure_gradient_clipping", own)
 
 
 @pytest.mark.slow
@@ -46,10 +44,10 @@ def test_a_member_is_clipped_as_it_would_be_alone(colours, algorithm, is_right):
         "gradient_clip_algorithm": algorithm,
     }
     together = classifier(members=2)
-    begun = [copy(member) for member in members(together.network)]
+    begun = [copy(member) for member in together.image_classifier.members]
     with nullcontext() if is_right else by_the_norm_of_all():
         trained(together, colours, **clipping)
-    for member, before in zip(members(together.network), begun, strict=True):
+    for member, before in zip(together.image_classifier.members, begun, strict=True):
         alone, free = classifier(), classifier()
         alone.network.load_state_dict(before)
         free.network.load_state_dict(before)

@@ -1,11 +1,10 @@
 """The loss against torch's own, of one class a picture and of mixed targets, and weights that make classes equal."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from finetune.training.loss import Target, balanced_weights, loss_sum, target_of
+from finetune.training.loss import Target, loss_sum, target_of
 
 WEIGHT = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 LABELS, PARTNERS = torch.tensor([0, 1, 2, 2, 1, 0, 0]), torch.tensor([1, 1, 0, 2, 0, 2, 1])
@@ -69,14 +68,6 @@ def test_a_batch_says_whether_it_is_mixed_and_may_be_empty():
         Target(LABELS[:0]).weight(WEIGHT) == 0
         and Target(LABELS[:0], PARTNERS[:0], SHARE[:0]).weight(WEIGHT) == 0
     )
-
-
-def test_balanced_weights_are_inverse_to_frequency_and_one_on_average():
-    labels = np.array([0, 0, 0, 1])
-    weights = balanced_weights(labels, 3)
-    # a class without pictures counts as if it had one
-    assert weights.tolist() == pytest.approx([4 / 9, 4 / 3, 4 / 3])
-    assert float(balanced_weights(np.array([0, 0, 0, 1]), 2)[labels].mean()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

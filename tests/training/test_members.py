@@ -11,7 +11,7 @@ from scenario_results import distance
 from small_fits import data, fit
 
 from finetune import Classifier
-from finetune.models.ensemble import members, told
+from finetune.models.ensemble import told
 from finetune.system.messages import WrongUsage
 
 
@@ -56,7 +56,7 @@ def of_the_mean() -> Any:
     return patch.object(
         Classifier,
         "training_step",
-        lambda self, *given: step(self, *given) / len(members(self.network)),
+        lambda self, *given: step(self, *given) / len(self.image_classifier.members),
     )
 
 
@@ -64,12 +64,12 @@ def of_the_mean() -> Any:
 @pytest.mark.parametrize("is_right", [True, False])
 def test_each_learns_as_it_would_alone(colours, options, is_right):
     together = classifier(members=2, **options)
-    begun = [copy(member) for member in members(together.network)]
+    begun = [copy(member) for member in together.image_classifier.members]
     assert distance(*begun) > 0.1  # two heads, and here two of everything
     with nullcontext() if is_right else of_the_mean():
         loss = trained(together, colours)
     losses = []
-    for member, before in zip(members(together.network), begun, strict=True):
+    for member, before in zip(together.image_classifier.members, begun, strict=True):
         alone = classifier(**options)
         alone.network.load_state_dict(before)
         losses.append(trained(alone, colours))
@@ -85,12 +85,12 @@ def test_each_learns_as_it_would_alone(colours, options, is_right):
 def test_mixed_pictures_are_the_same_for_each(colours):
     mixed = {"mixup": 0.4, "cutmix": 1.0}
     together = classifier(members=2)
-    begun = copy(members(together.network)[1])
+    begun = copy(together.image_classifier.members[1])
     trained(together, colours, **mixed)
     alone = classifier()
     alone.network.load_state_dict(begun)
     trained(alone, colours, **mixed)
-    assert distance(copy(members(together.network)[1]), copy(alone.network)) < 1e-12
+    assert distance(copy(together.image_classifier.members[1]), copy(alone.network)) < 1e-12
 
 
 def test_one_member_is_the_network_that_it_ever_was(colours):

@@ -13,7 +13,7 @@ from torch import nn
 from finetune.models.backbones import build
 from finetune.models.ensemble import Ensemble
 from finetune.models.stages import freeze, head_name, stages
-from finetune.training.param_groups import param_groups, scale_learning_rates
+from finetune.training.param_groups import merged, param_groups, scale_learning_rates
 
 OPTIONS = list(itertools.product([1.0, 0.75], [True, False]))  # layer_decay, decay_norm_and_bias
 
@@ -178,7 +178,7 @@ def test_an_ensemble_s_groups_are_those_of_its_members_together(backbone):
     network = Ensemble(members)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     for options in OPTIONS:
-        groups = param_groups(network, 10.0, *options)
+        groups = merged([param_groups(member, 10.0, *options) for member in members])
         grouped = [names[id(p)] for group in groups for p in group["params"]]
         assert len(grouped) == len(set(grouped)) and set(grouped) == trainable(network) != set(
             names.values()

@@ -1,0 +1,118 @@
+"""The weights that a fit starts from: pretrained weights, the head, and the weights of classes in the loss."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from finetune.data.datamodule import ImageDataModule
+from finetune.models.heads import HeadInit
+from finetune.models.image_classifier import ImageClassifier
+from finetune.models.weights import load_pretrained, read_weights, source_head
+
+if TYPE_CHECKING:  # scipy takes a second to import
+    from finetune.features.linear_probe import FittedHead
+
+log = logging.getLogger(__name__)
+
+_SOLVED = (
+    "the backbone is frozen, so the head is solved exactly, as the logistic regression on its features: %s. "
+    "Epochs, learning rate and augmentation have no effect"
+)
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """Where the weights of an image classifier come from, before a head is fitted.
+
+    Attributes:
+        weights: As `--model.weights` takes it; None for random weights.
+        backbone: The name of the network.
+        network_size: Side of the images in pixels, for networks that hold a position of each patch.
+        head_init: How the head starts; `source` copies rows of the source classifier.
+        class_names: The classes, in the order of the head's rows.
+        class_mapping: For `source`: class to source class, or to several.
+        source_classes: For `source`: text file with the names of the source classes.
+    """
+
+    weights: str | None
+    backbone: str
+    network_size: int | None
+    head_init: HeadInit
+    class_names: Sequence[str]
+    class_mapping: Mapping[str, str | list[str]] | None = None
+    source_classes: str | None = None
+
+    def download(self) -> None:
+        """Download the weights to this machine, if they are published ones."""
+        if self.weights is not None:
+            read_weights(self.weights, self.backbone, self.network_size)
+
+    def load_into(self, model: ImageClassifier) -> None:
+        """Load the weights, and copy the rows of the source classifier's head if the head starts from them."""
+        pretrained = None
+        if self.weights is not None:
+            pretrained = load_pretrained(model, self.weights, self.backbone, self.network_size)
+        if self.head_init != "source":
+            return
+        source_classes = None
+        if self.source_classes:
+            source_classes = Path(self.source_classes).read_text("utf-8").splitlines()
+        source_head(
+            model.network,
+            pretrained,
+            list(self.class_names),
+            dict(self.class_mapping or {}),
+            source_classes,
+        )
+
+
+def balanced_weights(labels: np.ndarray, num_classes: int) -> Tensor:
+    """Return a weight for each class (num_classes,), inverse to its frequency in labels (N,), 1 on their average."""
+    counts = torch.bincount(torch.from_numpy(labels), minlength=num_classes)
+    return counts.sum() / (num_classes * counts.clamp_min(1))
+
+
+def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedHead":
+    """Fit the head of a network on the features of the training images, on all ranks together.
+
+    Args:
+        trainer: Its devices and precision are used.
+        model: A `Classifier` in eval mode; its head changes.
+        data: The images.
+    """
+    from finetune.features.linear_probe import probe_head
+
+    return probe_head(
+        trainer, model.network, model, data, model.class_weight, model.label_smoothing
+    )
+
+
+def accuracy_of_head(
+    trainer: pl.Trainer, model: Any, data: ImageDataModule, fitted: "FittedHead"
+) -> float | None:
+    """Return the accuracy of a fitted head on the validation images; None if there are none to validate on.
+
+    Arguments: see `fit_head`.
+    """
+    from finetune.features.linear_probe import accuracy_of
+
+    if "val" not in data.splits or trainer.limit_val_batches == 0:
+        return None
+    return accuracy_of(trainer, model.network, model, data, fitted.probe)
+
+
+def log_fitted_head(fitted: "FittedHead", val_accuracy: float | None, is_solved: bool) -> None:
+    """Log how the head was fitted; `is_solved` if nothing trains after that."""
+    if is_solved:
+        log.info(_SOLVED, fitted.told())
+        return
+    on_val = "" if val_accuracy is None else f", val/accuracy {val_accuracy:.4f}"
+    message = "the head begins as the logistic regression on its features: %s%s"
+    log.info(message, fitted.told(), on_val)

@@ -1,0 +1,14 @@
+"""Where a fit starts; with a head from the features in tests/features/test_linear_probe.py."""
+
+import numpy as np
+import pytest
+
+from finetune.training.initial_weights import balanced_weights
+
+
+def test_balanced_weights_are_inverse_to_frequency_and_one_on_average():
+    labels = np.array([0, 0, 0, 1])
+    weights = balanced_weights(labels, 3)
+    # a class without pictures counts as if it had one
+    assert weights.tolist() == pytest.approx([4 / 9, 4 / 3, 4 / 3])
+    assert float(balanced_weights(np.array([0, 0, 0, 1]), 2)[labels].mean()) == pytest.approx(1)
