@@ -7,18 +7,28 @@ four small sets stands in docs/benchmarks.md, under "Which epoch is kept".
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+MONITOR = "val/accuracy"
 
-def lowest_kept(highest: float, num_images: int) -> float:
-    """Return the lowest accuracy that can't be told from the highest.
+
+def standard_error(accuracy: float, num_images: int) -> float:
+    """Return the standard error of an accuracy measured on so many images; 0 if their number is 0, unknown."""
+    return math.sqrt(accuracy * (1 - accuracy) / num_images) if num_images else 0.0
+
+
+def lowest_kept(
+    highest: float, num_images: int, error_of: Callable[[float, int], float] = standard_error
+) -> float:
+    """Return the lowest value of the monitored metric that is within a standard error of the highest.
 
     Args:
-        highest: The highest validation accuracy so far.
-        num_images: In the validation split; 0 where that is not known.
+        highest: The highest value so far.
+        num_images: Number of validation images; 0 if it is unknown.
+        error_of: Returns the standard error of a value on so many images.
     """
-    return highest - math.sqrt(highest * (1 - highest) / num_images) if num_images else highest
+    return highest - error_of(highest, num_images)
 
 
 def kept_epoch(accuracies: Sequence[float], num_images: int) -> int:

@@ -49,7 +49,7 @@ class Checkpoints(Checkpoint):
         check_interval(every_n_steps)
         self.run, self.every_n_steps = run, every_n_steps
         self.signal, self._deferred = SignalFlag(), DeferredCheckpoints()
-        self.highest: float | None = None  # val/accuracy
+        self.highest: float | None = None  # of the monitored metric
         self._is_due = self._is_best = False
         # of a run that a callback has stopped, not a signal
         self.limits: dict[str, Any] | None = None
@@ -130,18 +130,18 @@ class Checkpoints(Checkpoint):
             self._save(trainer, "last")
             raise Interrupted(signum)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         metrics = trainer.callback_metrics
         check_finite(trainer, "train/loss", "val/loss")
-        accuracy = float(metrics["val/accuracy"])
-        self.highest = accuracy if self.highest is None else max(accuracy, self.highest)
+        value = float(metrics[pl_module.task.monitor])
+        self.highest = value if self.highest is None else max(value, self.highest)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         num_images = num_within(
             trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size
         )
-        is_best = accuracy >= lowest_kept(self.highest, num_images)
+        is_best = value >= lowest_kept(self.highest, num_images, pl_module.task.standard_error)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._is_best = is_best  # written once for both, as the epoch ends
             return

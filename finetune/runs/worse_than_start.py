@@ -1,7 +1,6 @@
 """Training that makes a network worse than the fitted head it started from: reported at once, with the likely cause."""
 
 import logging
-import math
 from typing import Any
 
 import pytorch_lightning as pl
@@ -39,8 +38,8 @@ class WorseThanStart(pl.Callback):
         num_images = num_within(
             trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size
         )
-        error = math.sqrt(self.accuracy * (1 - self.accuracy) / max(1, num_images))
-        accuracy = float(trainer.callback_metrics["val/accuracy"])
+        error = pl_module.task.standard_error(self.accuracy, max(1, num_images))
+        accuracy = float(trainer.callback_metrics[pl_module.task.monitor])
         is_worse = accuracy < self.accuracy - _STANDARD_ERRORS * error
         self.num_worse = self.num_worse + 1 if is_worse else 0
         if self.num_worse == _IN_A_ROW and trainer.is_global_zero:

@@ -16,27 +16,26 @@ from finetune.data.samplers import run_seed
 from finetune.distributed.empty_shares import own_buffers, zero_loss
 from finetune.distributed.global_loss import GlobalLoss
 from finetune.distributed.sync_batch_norm import share_statistics
-from finetune.models import ensemble, stages
+from finetune.models import stages
 from finetune.models.heads import resolved_head_init
 from finetune.models.image_classifier import build_image_classifier
 from finetune.runs.checkpoint_facts import check_fits, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import checkpoint_keys, param_groups
-from finetune.training.calibration import Calibration, Calibrator, checked, read_calibration
+from finetune.training.calibration import Calibration, checked, read_calibration
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
 from finetune.training.initial_weights import (
     InitialWeights,
     accuracy_of_head,
-    balanced_weights,
     fit_head,
     log_fitted_head,
 )
 from finetune.training.interpolation import Interpolation
-from finetune.training.loss import Target, loss_sum, target_of
 from finetune.training.lr_schedulers import StepOnPlateau, WarmupCosine, scheduler_config
-from finetune.training.metrics import SplitMetrics, TrainMetrics, reset_metrics
+from finetune.training.metrics import SplitMetrics, reset_metrics
+from finetune.training.task import SingleLabel
 
 if TYPE_CHECKING:  # scipy takes a second to import
     from finetune.features.linear_probe import FittedHead
@@ -136,6 +135,7 @@ class Classifier(pl.LightningModule):
         self.scheduler_interval = scheduler_interval
         self.decay_norm_and_bias = decay_norm_and_bias
         self.label_smoothing = label_smoothing
+        self.task = SingleLabel(tuple(class_names), label_smoothing)
         self.is_compiled = compile
         num_classes = len(self.class_names)
         self.is_solved = freeze == "backbone"  # only the head is fitted, which needs no optimizer
@@ -154,11 +154,10 @@ class Classifier(pl.LightningModule):
             *(stages.batch_norms(self.network) if self.has_fixed_statistics else ()),
         ]
         self.register_buffer("class_weight", torch.ones(num_classes))
-        self.val_metrics, self.test_metrics = (
-            SplitMetrics(num_classes, "val"),
-            SplitMetrics(num_classes, "test"),
-        )
-        self.train_metrics, self.calibrator = TrainMetrics(num_classes), Calibrator()
+        self.val_metrics = self.task.split_metrics("val")
+        self.test_metrics = self.task.split_metrics("test")
+        self.train_metrics = self.task.train_metrics()
+        self.calibrator = self.task.calibrator()
         self.calibration = Calibration()  # of the weights as they are
         self.interpolation: Interpolation | None = None  # of the weights as they are
 
@@ -199,9 +198,7 @@ class Classifier(pl.LightningModule):
         torch.manual_seed(run_seed())
         self.initial_weights.load_into(self.image_classifier)
         if self.class_weights == "balanced":
-            self.class_weight.copy_(
-                balanced_weights(self._data.splits["train"].labels, len(self.class_names))
-            )
+            self.class_weight.copy_(self.task.class_weights(self._data.splits["train"].labels))
 
     def configure_callbacks(self) -> list[pl.Callback]:
         return [Compile() if self.is_compiled else FuseBatchNorm(), Noise(), StepOnPlateau()]
@@ -225,9 +222,9 @@ class Classifier(pl.LightningModule):
 
     def _measure_solved_head(self, fitted: "FittedHead") -> None:
         """Let the metrics of training be those of the solved head on the training images."""
-        target = Target(fitted.labels)
+        target = self.task.target({"label": fitted.labels})
         class_weight = self.class_weight.double().cpu()
-        summed = loss_sum(fitted.logits, target, class_weight, self.label_smoothing)
+        summed = self.task.loss_sum(fitted.logits, target, class_weight)
         self.train_metrics.update(
             fitted.logits.to(self.device),
             fitted.labels.to(self.device),
@@ -243,7 +240,7 @@ class Classifier(pl.LightningModule):
         self.calibration = Calibration()  # both were of the weights before this step
         self.interpolation = None
         images = batch["image"]
-        target = target_of(batch)
+        target = self.task.target(batch)
         weight = target.weight(self.class_weight)
         global_loss = GlobalLoss.of_ranks(weight, self.trainer.world_size)
         if len(images) == 0 and global_loss.total_weight == 0:
@@ -253,11 +250,11 @@ class Classifier(pl.LightningModule):
             loss = zero_loss(self)
         else:  # batch norm waits for every rank, too
             logits = self(images)
-            summed = loss_sum(logits, target, self.class_weight, self.label_smoothing)
+            summed = self.task.loss_sum(logits, target, self.class_weight)
             loss = global_loss.loss(summed)
         if len(images):
             self.train_metrics.update(
-                ensemble.together(logits.detach()), target.labels, summed, weight
+                self.task.combined(logits.detach()), target.labels, summed, weight
             )
         self.log("train/loss", global_loss.mean(loss))
         return loss * self.hparams["members"]  # it is their mean, and each learns as it would alone
@@ -285,17 +282,18 @@ class Classifier(pl.LightningModule):
             else torch.empty(0, len(self.class_names), device=self.device)
         )
         if metrics is not None and len(labels := batch["label"]):
-            summed = loss_sum(logits, Target(labels), self.class_weight, self.label_smoothing)
-            metrics.update(
-                logits, labels, summed, Target(labels).weight(self.class_weight), self.calibration
-            )
+            target = self.task.target(batch)
+            summed = self.task.loss_sum(logits, target, self.class_weight)
+            weight = target.weight(self.class_weight)
+            metrics.update(logits, labels, summed, weight, self.calibration)
             if self.trainer.state.fn == "fit":
                 self.calibrator.update(logits, labels)
-        p = checked(self.calibration.probabilities(logits), batch["index"], self.trainer)
+        p = self.task.probabilities(logits, self.calibration)
+        p = checked(p, batch["index"], self.trainer)
         return {
             "index": batch["index"],
             "probabilities": p,
-            "class": self.calibration.decide(p),
+            "class": self.task.decide(p, self.calibration),
             "bad": batch["bad"],
         }
 

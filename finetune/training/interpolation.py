@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finetune.runs.interpolation_record import InterpolatedWeights, Interpolation
-from finetune.training.calibration import Calibration, fit_calibration
+from finetune.training.calibration import Calibration
 from finetune.training.threshold import Aim
 
 SHARES = (0.0, 0.75, 1.0)  # of the way from the start to the end
@@ -112,12 +112,11 @@ def settle(
             raise ValueError(
                 "there is no validation image on which to choose between the start and the end of the fit"
             )
-        calibration = fit_calibration(logits, labels, aim)
+        calibration = model.task.fit_calibration(logits, labels, aim)
         # weights that give NaN are wrong
-        probabilities = calibration.probabilities(logits).nan_to_num(nan=0.0)
-        log_probabilities = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
-        loss = -log_probabilities.gather(1, labels[:, None]).squeeze(1)  # (N,)
-        is_right = logits.argmax(dim=1) == labels
+        probabilities = model.task.probabilities(logits, calibration).nan_to_num(nan=0.0)
+        loss = model.task.losses(probabilities, labels)  # (N,)
+        is_right = model.task.is_right(logits, labels)
         losses.append(loss.numpy())
         candidates.append(
             InterpolatedWeights(share, float(loss.mean()), float(is_right.double().mean()))

@@ -14,6 +14,7 @@ from finetune.runs import deferred_checkpoints
 from finetune.runs.folder import Run
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.model_checkpoint import Checkpoints
+from finetune.training.task import SingleLabel
 
 
 def validated(callback: Checkpoints, *accuracies: float) -> list[bool]:
@@ -35,7 +36,7 @@ def validated(callback: Checkpoints, *accuracies: float) -> list[bool]:
                 epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(is_last_batch=True))
             ),
         )
-        callback.on_validation_end(trainer, None)
+        callback.on_validation_end(trainer, SimpleNamespace(task=SingleLabel(("a", "b"))))
         kept.append(callback._is_best)
     return kept
 

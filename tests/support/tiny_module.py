@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from finetune.training.calibration import Calibration
 from finetune.training.progress_bar import PicturesBar
+from finetune.training.task import SingleLabel
 
 # Lightning's advice about what is meant here.
 QUIET = [
@@ -27,6 +28,7 @@ class Tiny(pl.LightningModule):
     confusion_matrix = ((3, 1), (0, 4))
     calibration = Calibration()
     interpolation = None
+    task = SingleLabel(("a", "b"))
 
     def __init__(self) -> None:
         super().__init__()

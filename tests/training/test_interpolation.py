@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from finetune.training.interpolation import choose, interpolate, settle
+from finetune.training.task import SingleLabel
 
 
 def test_the_ends_are_exact_and_between_them_the_way_is_straight():
@@ -56,6 +57,7 @@ def test_of_two_candidates_the_end_is_kept_unless_the_start_is_clearly_better():
 def test_weights_that_give_no_numbers_are_not_chosen():
     class Model(torch.nn.Linear):
         class_names = ("a", "b")
+        task = SingleLabel(class_names)
 
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(40, 2, generator=generator)
