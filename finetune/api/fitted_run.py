@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from finetune.commands.report import kept_reader
 from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet, words
 from finetune.data.samplers import SHEET, some_of
 from finetune.inference.lens import lens
@@ -91,7 +90,7 @@ class FittedRun:
         answers = self.record.answers
         if answers is None or not answers.paths or not self.best.is_file():
             return "", ""
-        look = lens(Predictor(self.best), kept_reader(self.record))
+        look = lens(Predictor(self.best))
         chosen = np.sort(some_of(len(answers.paths), _NUM_SHOWN, SHEET, 0)).tolist()
         seen = [
             (i, picture)

@@ -220,14 +220,14 @@ def _test(
 def _report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
     """Write the run's page: what fails here takes nothing from the run."""
     # with matplotlib, which takes half a second
-    from finetune.commands.report import page_of, reader
+    from finetune.commands.report import page_of
     from finetune.runs.data_check import data_check
     from finetune.training.augmented_sheet import write_augmented
 
     assert run.path is not None
     try:
         write_augmented(data, run.file("augmented.webp"))
-        page = page_of(record, reader(data.splits.get("test")), check=data_check(record))
+        page = page_of(record, check=data_check(record))
         print(f"report in {page}", flush=True)
     except Exception as error:  # of whatever draws or reads: the run itself is whole
         log.warning(

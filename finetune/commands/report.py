@@ -1,12 +1,9 @@
 """`finetune report`: what came out of a run, or of several side by side, on one page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from finetune.commands.parser import OneLineErrorParser
-from finetune.data.splits import Split
 from finetune.inference.lens import lens
 from finetune.inference.predictor import Predictor
 from finetune.runs.comparison import write_comparison
@@ -49,50 +46,17 @@ def report(arguments: Sequence[str]) -> None:
     check_target(target, "--output" if output else "the page")
     target.parent.mkdir(parents=True, exist_ok=True)
     if len(records) == 1:
-        page_of(records[0], kept_reader(records[0]), target, check)
+        page_of(records[0], target, check)
         print(headline(records[0]))
     else:
         checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
-        look = lens(Predictor(checkpoint), kept_reader(records[0])) if checkpoint else None
+        look = lens(Predictor(checkpoint)) if checkpoint else None
         print(write_comparison(records, look, target))
     print(f"report in {target}")
 
 
-def reader(split: Split | None) -> Callable[[str], np.ndarray] | None:
-    """Return what gives the picture of a path, for a split whose paths are no files."""
-    if split is None or not len(split.paths) or Path(split.paths[0]).is_file():
-        return None
-    index = {path: i for i, path in enumerate(split.paths)}
-    return lambda path: split.read(index[path])
-
-
-def kept_reader(record: RunRecord) -> Callable[[str], np.ndarray] | None:
-    """Return `reader` of a run's test pictures where they are no files, but still lie where the run has read them."""
-    answers, kind = record.answers, str(record.setting("data", "class_path"))
-    if answers is None or not (kind.startswith("finetune.") and kind.endswith(".FashionMNIST")):
-        # the data classes of others, which a config may name, are not imported for a page
-        return None
-    from finetune.data.datasets.fashion_mnist import test_split
-
-    try:
-        split = test_split(Path(record.about.get("folder", ""), record.about.get("root", "")))
-        index = {path: i for i, path in enumerate(split.paths)}
-        labels = split.labels[[index[path] for path in answers.paths]]
-    except (
-        AssertionError,
-        KeyError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # gone, cut off, or another set
-        return None
-    return reader(split) if np.array_equal(labels, answers.labels) else None
-
-
 def page_of(
     record: RunRecord,
-    read: Callable[[str], np.ndarray] | None = None,
     target: Path | None = None,
     check: DataCheck | None = None,
 ) -> Path:
@@ -100,7 +64,6 @@ def page_of(
 
     Args:
         record: What its folder holds.
-        read: Gives the picture of a path, where paths are no files.
         target: The page; None is report.html in the folder.
         check: What `finetune check` said of its data.
     """
@@ -108,7 +71,7 @@ def page_of(
     if checkpoint is None:
         return write_report(record, None, {}, target=target, check=check)
     predictor = Predictor(checkpoint)
-    look = lens(predictor, read) if record.answers else None
+    look = lens(predictor) if record.answers else None
     return write_report(record, look, predictor.versions, target=target, check=check)
 
 

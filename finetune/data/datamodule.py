@@ -165,6 +165,7 @@ class ImageDataModule(pl.LightningDataModule):
             Collate(image_size, self.eval_image_size, *sizes),
         )
         self.splits: dict[str, Split] = {}
+        self.folder = Path()  # of the images
         self._cache = CacheOfSplits()
         self._transfer = DeviceCopy()
         self._ahead = BatchesAhead()
@@ -177,11 +178,15 @@ class ImageDataModule(pl.LightningDataModule):
         if predict is not None:
             self.splits["predict"] = unlabelled(predict, on_bad_image == "skip", is_first_process())
         else:
-            self.obtain(folder := folder_of(self.root))
-            self.scan(folder, val_fraction, test_fraction, split_seed)
+            self.folder = self.obtain(folder_of(self.root))
+            self.scan(self.folder, val_fraction, test_fraction, split_seed)
 
-    def obtain(self, root: Path) -> None:
-        """Make or fetch the data set where it is missing; of several processes one does it, and the others wait."""
+    def obtain(self, root: Path) -> Path:
+        """Return the folder of the images, after making or downloading the data set if it is missing.
+
+        Of several processes one does it, and the others wait.
+        """
+        return root
 
     @classmethod
     def is_in(cls, root: Path) -> bool:

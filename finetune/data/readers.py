@@ -1,4 +1,4 @@
-"""How picture i is read, from a file of many or from an array; and which pictures `--data.predict` means."""
+"""How picture i of a list of files is read; and which pictures `--data.predict` means."""
 
 import glob
 import os
@@ -48,16 +48,6 @@ class FileReader:
 
     def __call__(self, index: int) -> np.ndarray:
         return decode(self.paths[index], shorter_side=self.shorter_side)
-
-
-class GreyReader:
-    """Gives picture i of an array (N, H, W) uint8 as RGB."""
-
-    def __init__(self, pixels: np.ndarray) -> None:
-        self.pixels = pixels
-
-    def __call__(self, index: int) -> np.ndarray:
-        return np.repeat(self.pixels[index][:, :, None], 3, axis=2)
 
 
 def files_to_predict(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from finetune.data.contents import UNKNOWN, file_digests
-from finetune.data.seen_record import Seen, file_sizes, unpacked
+from finetune.data.seen_record import Seen, file_sizes, recorded
 from finetune.data.splits import SET_APART, Split, hashes
 from finetune.system.messages import counted, shown
 
@@ -38,7 +38,7 @@ def continue_record(data: Any, checkpoint: Mapping[str, Any], is_told: bool = Tr
         checkpoint: The checkpoint.
         is_told: Whether this process warns of images that the checkpoint was not trained on.
     """
-    known = checkpoint["finetune"].get("seen")
+    known = recorded(checkpoint)
     if not known and is_told:
         log.warning(
             "the checkpoint, of an older version, does not say what it was trained on: not checked"
@@ -48,7 +48,7 @@ def continue_record(data: Any, checkpoint: Mapping[str, Any], is_told: bool = Tr
             "the training pictures are not those that this run began with: it will end differently"
         )
     if known:
-        data.seen_before = unpacked(known)
+        data.seen_before = known
 
 
 def exclude_seen(
@@ -72,7 +72,7 @@ def exclude_seen(
         leave_out_copies(data, split, checkpoint, is_told)
     if is_told and split in data.splits and not data.is_fitted:
         log.info(describe(split, data.splits[split], data.root))
-        if not checkpoint["finetune"].get("seen"):
+        if recorded(checkpoint) is None:
             log.warning(
                 "the checkpoint, of an older version, does not say what it has seen of them: not checked"
             )
@@ -88,11 +88,11 @@ def keep_unseen(data: Any, split: str, checkpoint: Mapping[str, Any], is_told: b
         ValueError: It is, and images of the split were trained on, but not by a change of the folder alone: all of them
             were, the split has a folder of its own, or training used other settings of the split.
     """
-    known = checkpoint["finetune"].get("seen")
-    if not _is_trained_on(data, checkpoint, unpacked(known) if known else None, is_told):
+    known = recorded(checkpoint)
+    if not _is_trained_on(data, checkpoint, known, is_told):
         return False
     if known and split in data.splits:
-        _leave_out_seen(data, split, checkpoint, unpacked(known), is_told)
+        _leave_out_seen(data, split, checkpoint, known, is_told)
     return True
 
 
@@ -174,10 +174,9 @@ def leave_out_copies(
     Raises:
         ValueError: All images of the split are such copies.
     """
-    known = checkpoint["finetune"].get("seen")
-    if not known or "digests" not in known or split not in data.splits:
+    seen = recorded(checkpoint)
+    if seen is None or seen.digests is None or split not in data.splits:
         return
-    seen = unpacked(known)
     is_copy = _are_among(_digests(data.splits[split], seen), seen, _num_seen(seen, split))
     if not is_copy.any():
         return

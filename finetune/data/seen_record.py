@@ -19,7 +19,7 @@ class Seen:
 
     Attributes:
         names: `hashes` of their names (`Split.names`), (N,) uint64.
-        sizes: Bytes of each file modulo 2**31, (N,) int32; 0 where it is no file.
+        sizes: Bytes of each file modulo 2**31, (N,) int32; 0 where it could not be read.
         num_train: The first so many were trained on; on the others training was validated.
         digests: `file_digests` of them, (N,) uint64; None before a fit has begun, and in earlier versions' checkpoints.
     """
@@ -52,6 +52,18 @@ def unpacked(seen: Mapping[str, Any]) -> Seen:
     return Seen(
         seen["names"].numpy().view(np.uint64), seen["sizes"].numpy(), seen["num_train"], digests
     )
+
+
+def recorded(checkpoint: Mapping[str, Any]) -> Seen | None:
+    """Return the record in a checkpoint; None if it has none that can be compared with files.
+
+    That is so in old checkpoints, and in those of Fashion-MNIST of earlier versions, whose images were no files: their
+    sizes are all 0.
+    """
+    packed = checkpoint["finetune"].get("seen")
+    if not packed or not packed["sizes"].any():
+        return None
+    return unpacked(packed)
 
 
 def seen_by(train: Split, val: Split | None, skip: bool = False) -> Seen:

@@ -25,7 +25,7 @@ class Split:
     Attributes:
         read: Gives picture i as (H, W, 3) uint8 RGB.
         labels: Class index of each, (N,) int64.
-        paths: Path of each, or what else to call it.
+        paths: Path of each.
         origin: Where they come from, in words.
         folder: What all paths begin with.
         tag: What stands for the folder in their names, which are the same wherever it lies.

@@ -11,10 +11,11 @@ class SampleData(ImageFolderData):
 
     default_root = "data/sample/target"
 
-    def obtain(self, root: Path) -> None:
+    def obtain(self, root: Path) -> Path:
         if not root.exists():
             if root.name not in ("source", "target"):
                 raise ValueError(
                     f"--data.root {root}: the sample's folder is called source or target"
                 )
             write_sample(root.parent, "source" if root.name == "source" else "target")
+        return root

@@ -1,6 +1,6 @@
 """Looking at pictures through a checkpoint's eyes: as its network sees them, and where it saw a class."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
@@ -14,18 +14,13 @@ from finetune.runs.highlights import Lens
 _AT_ONCE = 16
 
 
-def lens(predictor: Predictor, read: Callable[[str], np.ndarray] | None = None) -> Lens:
-    """Return how to look at pictures.
-
-    Args:
-        predictor: Whose eyes.
-        read: Gives the picture of a path, where paths are no files.
-    """
+def lens(predictor: Predictor) -> Lens:
+    """Return how a model sees images, and where in them its evidence lies."""
 
     def see(path: str, side: int) -> np.ndarray | None:
         try:
-            picture = read(path) if read else decode(path, shorter_side=2 * side)
-        except (OSError, DecodeError, KeyError):
+            picture = decode(path, shorter_side=2 * side)
+        except (OSError, DecodeError):
             return None
         return predictor.prepare(picture, side)
 
@@ -33,9 +28,7 @@ def lens(predictor: Predictor, read: Callable[[str], np.ndarray] | None = None) 
         found: list[np.ndarray] = []
         for start in range(0, len(paths), _AT_ONCE):
             some = slice(start, start + _AT_ONCE)
-            pictures = [
-                predictor.prepare(read(path) if read else decode(path)) for path in paths[some]
-            ]
+            pictures = [predictor.prepare(decode(path)) for path in paths[some]]
             maps = predictor.activation(np.stack(pictures), classes[some])
             if maps is None:
                 return None

@@ -97,11 +97,7 @@ def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:
         return "The test pictures are not shown: the checkpoint that saw them is no longer there."
     if not pictures:
         return ""
-    root = run.about.get("root", "its folder")
-    return (
-        f"The test pictures can't be shown: {run.answers.paths[0]} and others are not there any more, or never were "
-        f"files of their own: those of Fashion-MNIST are shown while the set lies in {root}."
-    )
+    return f"The test pictures can't be shown: {run.answers.paths[0]} and others are not there any more."
 
 
 def headline(run: RunRecord) -> str:

@@ -236,7 +236,7 @@ def test_a_run_of_another_kind_of_data_fetches_nothing_into_this_folder(
     config["data"] = {"class_path": "finetune.FashionMNIST", "init_args": {"root": "fashion"}}
     (run_to_go_on / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
     fetched = []
-    monkeypatch.setattr("finetune.data.datasets.fashion_mnist.obtain", fetched.append)
+    monkeypatch.setattr("finetune.data.datasets.fashion_mnist.write_images", fetched.append)
     cli("fit", other, *QUICKEST, *UNTESTED, "--resume")
     assert not fetched and run_to_go_on.with_name("version_1").exists()
 
@@ -305,7 +305,7 @@ def test_a_run_without_its_config_fetches_and_imports_nothing(
     checkpoint["finetune"]["data_class"] = "finetune.FashionMNIST"
     torch.save(checkpoint, last)
     fetched = []
-    monkeypatch.setattr("finetune.data.datasets.fashion_mnist.obtain", fetched.append)
+    monkeypatch.setattr("finetune.data.datasets.fashion_mnist.write_images", fetched.append)
     with pytest.raises(
         ValueError, match="does not hold the data set of the checkpoint, finetune.FashionMNIST"
     ):

@@ -1,12 +1,17 @@
 """Fashion-MNIST from its files to a batch, its labels and its validation split."""
 
+import threading
+from itertools import count
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from data_files import clothes, real_data
 
+from finetune.data.datasets import fashion_mnist_files
 from finetune.data.datasets.fashion_mnist import FashionMNIST
-from finetune.data.splits import stratified
+from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, write_images
 from finetune.system.messages import WrongUsage
 
 
@@ -15,40 +20,87 @@ def test_fashion_mnist_from_its_packed_files(packed, tmp_path):
     for name, content in packed.items():
         (root / name).write_bytes(content)
     data = FashionMNIST(str(root), val_fraction=0.25, image_size=32, num_workers=0)
-    assert (
-        data.class_names[:3] == ["T-shirt or top", "Trouser", "Pullover"]
-        and len(data.class_names) == 10
-    )
-    labels = arrays["train-labels-idx1-ubyte"]
-    # numbered within each class
-    names = [f"{label}/{(labels[:i] == label).sum()}" for i, label in enumerate(labels)]
-    rest, val = stratified(names, labels, (0.25,), 0)
-    # 1.5 of each 6 pictures
-    assert len(rest) + len(val) == 60 and set(np.bincount(labels[val])) <= {1, 2}
-    images = {
-        "train": arrays["train-images-idx3-ubyte"][rest],
-        "val": arrays["train-images-idx3-ubyte"][val],
-    }
-    images["test"] = arrays["t10k-images-idx3-ubyte"]
-    for split, expected in images.items():
-        part = data.splits[split]
-        assert len(part.labels) == len(part.paths) == len(expected)
-        for i, picture in enumerate(expected):
-            np.testing.assert_array_equal(part.read(i), np.stack([picture] * 3, axis=-1))
-    assert data.splits["val"].labels.tolist() == labels[val].tolist()
-    assert (
-        list(data.splits["val"].paths) == [f"train/{i}" for i in val]
-        and data.splits["test"].paths[3] == "test/3"
-    )
+    assert data.class_names == list(CLASS_NAMES)
+    folder = root / "FashionMNIST/images"
+    expected: dict[str, np.ndarray] = {}
+    labels_of: dict[str, int] = {}
+    for split, name in (("train", "train"), ("test", "t10k")):
+        counters = [count() for _ in CLASS_NAMES]
+        labels = arrays[f"{name}-labels-idx1-ubyte"].tolist()
+        for label, image in zip(labels, arrays[f"{name}-images-idx3-ubyte"], strict=True):
+            path = f"{folder}/{split}/{CLASS_NAMES[label]}/{next(counters[label]):04d}.png"
+            expected[path] = image
+            labels_of[path] = label
+    seen: list[str] = []
+    for part in data.splits.values():
+        for i, path in enumerate(part.paths):
+            np.testing.assert_array_equal(
+                part.read(i), np.stack([expected[path].astype(np.uint8)] * 3, axis=-1)
+            )
+            assert part.labels[i] == labels_of[path]
+            seen.append(path)
+    assert sorted(seen) == sorted(expected)
+    # numbered within each class, so each is split evenly: 1.5 of each 6 images
+    assert set(np.bincount(data.splits["val"].labels)) <= {1, 2}
+    assert len(data.splits["test"].labels) == 20
     (batch,) = data.test_dataloader()
     assert batch["image"].shape == (20, 3, 32, 32) and torch.equal(
         batch["image"][:, 0], batch["image"][:, 2]
     )
-    assert (
-        data.fingerprint
-        != FashionMNIST(str(root), val_fraction=0.25, split_seed=1).fingerprint
-        != ""
+    other = FashionMNIST(str(root), val_fraction=0.25, split_seed=1)
+    assert data.fingerprint != other.fingerprint != ""
+
+
+def test_images_are_written_once_and_need_no_other_file(packed, tmp_path, monkeypatch):
+    for name, content in packed.items():
+        (tmp_path / name).write_bytes(content)
+    before = FashionMNIST(str(tmp_path))
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")}
+    assert len(times) == 80
+    for path in [*tmp_path.rglob("*-ubyte"), *tmp_path.rglob("*.gz")]:
+        path.unlink()
+    monkeypatch.setattr("finetune.data.datasets.fashion_mnist_files.obtain", None)
+    assert FashionMNIST.is_in(tmp_path)
+    again = FashionMNIST(str(tmp_path))
+    assert again.fingerprint == before.fingerprint
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")} == times
+
+
+@pytest.mark.parametrize("num_written", [0, 1, 70])
+def test_images_are_all_there_or_none(packed, tmp_path, monkeypatch, num_written):
+    for name, content in packed.items():
+        (tmp_path / name).write_bytes(content)
+    written: list[Path] = []
+    write_bytes = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if len(written) == num_written:
+            raise OSError(28, "No space left on device")
+        written.append(path)
+        return write_bytes(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_images(tmp_path)
+    assert not list(tmp_path.rglob("*.png")) and not list(tmp_path.rglob(".images*"))
+    # the control: with enough space
+    assert len(list(write_images(tmp_path).rglob("*.png"))) == 80
+
+
+def test_of_several_processes_one_writes_the_images(packed, tmp_path, monkeypatch):
+    for name, content in packed.items():
+        (tmp_path / name).write_bytes(content)
+    write, calls = fashion_mnist_files._write_split, []
+    monkeypatch.setattr(
+        fashion_mnist_files, "_write_split", lambda *how: (calls.append(how[1]), write(*how))
     )
+    threads = [threading.Thread(target=write_images, args=[tmp_path]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == ["train", "test"]
 
 
 def test_class_folders_to_leave_out_are_refused(tmp_path):
@@ -72,6 +124,10 @@ def test_the_real_fashion_mnist(tmp_path):
     assert (counts["train"] + counts["val"]).tolist() == [6000] * 10 and counts[
         "test"
     ].tolist() == [1000] * 10
-    # The published mean of the 60,000 training pictures, over the two parts.
-    pixels = np.concatenate([data.splits[split].read.pixels for split in ("train", "val")])
-    assert pixels.mean() / 255 == pytest.approx(0.2860, abs=5e-5)
+    # The published mean of the 60,000 training images, over the two parts.
+    total = sum(
+        float(part.read(i).mean())
+        for part in (data.splits["train"], data.splits["val"])
+        for i in range(len(part.paths))
+    )
+    assert total / 60_000 / 255 == pytest.approx(0.2860, abs=5e-5)

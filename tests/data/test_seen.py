@@ -13,10 +13,8 @@ import pytest
 import torch
 from colours import QUICKEST
 
-from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.readers import GreyReader
-from finetune.data.seen import continue_record, describe, exclude_seen
+from finetune.data.seen import continue_record, exclude_seen
 from finetune.data.seen_record import with_digests
 from finetune.data.splits import Split
 
@@ -342,35 +340,22 @@ def test_the_fingerprint_sees_other_data_and_not_another_place(tmp_path):
     assert seen.fingerprint(np.array([0, 0, 1])) == here != seen.fingerprint(np.array([0, 1, 1]))
 
 
-def test_arrays_are_known_by_their_place(tmp_path):
-    """Fashion-MNIST, whose pictures are no files, with another seed."""
-
-    class Drawn(FashionMNIST):
-        def obtain(self, root: Path) -> None:
-            pass
-
-        def scan(self, root: Path, *how: float) -> None:
-            pixels = np.zeros((60, 4, 4), np.uint8), np.arange(60) % 10
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(
-                    "finetune.data.datasets.fashion_mnist.read", lambda root, split: pixels
-                )
-                super().scan(root, *how)
-
-    fitted = Drawn(str(tmp_path), val_fraction=0.3)
+def test_a_record_without_files_says_nothing(tmp_path, lines):
+    """Fashion-MNIST of earlier versions, whose images were no files."""
+    fitted = data(plain(tmp_path / "a"))
     checkpoint = checkpoint_of(fitted)
-    assert (
-        describe("test", fitted.splits["test"], fitted.root)
-        == f"60 test pictures of {tmp_path} (its test pictures)"
-    )
-    assert isinstance(fitted.splits["val"], Split) and isinstance(
-        fitted.splits["val"].read, GreyReader
-    )
-    assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3), "validate")
-    with pytest.raises(ValueError, match="has seen .* train/"):
-        held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3, split_seed=1), "validate")
-    # the test pictures are others
-    assert held(checkpoint, Drawn(str(tmp_path), val_fraction=0.3, split_seed=1))
+    record = earlier(checkpoint)["finetune"]["seen"]
+    record["names"] = record["names"] + 1
+    sizes = record["sizes"]
+    record["sizes"] = torch.zeros_like(sizes)
+    other = data(tmp_path / "a", split_seed=1)
+    assert held(checkpoint, other, "validate")
+    assert "does not say what it has seen of them: not checked" in lines.messages[-1]
+    # the control: the same images with sizes, none of which has its name
+    record["sizes"] = sizes
+    assert held(checkpoint, data(tmp_path / "a", split_seed=1), "validate")
+    assert "may be training pictures under other names" in lines.text
+    assert "not checked" not in lines.messages[-1]
 
 
 def copies(split: Split, root: Path, name: str = "{}.png") -> Path:

@@ -51,9 +51,3 @@ def test_few_at_once_are_the_same_as_one_by_one(picture, monkeypatch):
     whole = lens(Eyes()).overlay([picture] * 5, [0] * 5, 40)
     monkeypatch.setattr(module, "_AT_ONCE", 2)
     np.testing.assert_array_equal(lens(Eyes()).overlay([picture] * 5, [0] * 5, 40), whole)
-
-
-def test_pictures_that_are_no_files():
-    pixels = {"test/0": np.full((20, 20, 3), 7, np.uint8)}
-    look = lens(Eyes(), pixels.__getitem__)
-    assert (look.see("test/0", 16) == 7).all() and look.see("test/1", 16) is None

@@ -73,7 +73,7 @@ def first_look(
     """Look at what a fit is about to read.
 
     Args:
-        splits: Of a data module; of pictures that are no files only the classes are looked at.
+        splits: Of a data module.
         class_names: Of their labels.
         root: The folder of the data set.
     """

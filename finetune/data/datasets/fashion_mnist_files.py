@@ -1,5 +1,8 @@
-"""Fashion-MNIST's files to arrays: 60,000 and 10,000 grey pictures of clothes, 28x28 (arXiv:1708.07747)."""
+"""Fashion-MNIST's files as arrays and as PNGs: 60,000 and 10,000 grey images of clothes, 28x28 (arXiv:1708.07747)."""
 
+import logging
+import tempfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -9,10 +12,13 @@ import numpy as np
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import reason as told_in_a_line
 
+log = logging.getLogger(__name__)
+
 CLASS_NAMES = (
     *("T-shirt or top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
+_SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
 # What torchvision raises at files that are cut off, beside the RuntimeError that it has for missing ones.
 _DAMAGED = AssertionError, KeyError, TypeError, ValueError
 
@@ -49,11 +55,11 @@ def obtain(root: Path) -> None:
 
 
 def is_beneath(root: Path) -> bool:
-    """Return whether the files lie beneath `root`, packed or not, so that `obtain` downloads nothing."""
+    """Return whether the files lie beneath `root`, packed or not, so that nothing is downloaded."""
     from torchvision.datasets import FashionMNIST as Source
     from torchvision.datasets.utils import check_md5
 
-    if _is_whole(root):
+    if _image_folder(root).is_dir() or _is_whole(root):
         return True
     for packed, md5 in Source.resources:
         path = next(root.rglob(packed), None)
@@ -63,6 +69,51 @@ def is_beneath(root: Path) -> bool:
         if path is None and next(root.rglob(packed.removesuffix(".gz")), None) is None:
             return False
     return True
+
+
+def write_images(root: Path) -> Path:
+    """Return the folder with the set as `train/CLASS/NUMBER.png` and `test/...`, written there the first time.
+
+    The numbers count the images of a class, in the order of the files that `obtain` makes ready. The folder is complete
+    or absent; of several processes one writes it, and the others wait. Once it is there, the other files of the set are
+    no longer needed.
+
+    Raises:
+        OSError: The set cannot be obtained, or the images cannot be written.
+    """
+    folder = _image_folder(root)
+    if folder.is_dir():
+        return folder
+    obtain(root)
+    with one_at_a_time(folder):
+        if not folder.is_dir():
+            log.info("writing Fashion-MNIST once as PNG files into %s", folder)
+            with tempfile.TemporaryDirectory(
+                prefix=f".{folder.name}-", dir=folder.parent
+            ) as temporary:
+                content = Path(temporary, folder.name)
+                for split in _SPLITS:
+                    _write_split(root, split, content)
+                content.rename(folder)
+    return folder
+
+
+def _write_split(root: Path, split: Literal["train", "test"], content: Path) -> None:
+    import cv2
+
+    for name in CLASS_NAMES:
+        (content / split / name).mkdir(parents=True)
+    pixels, labels = read(root, split)
+    num_written: Counter[int] = Counter()
+    for image, label in zip(pixels, labels.tolist(), strict=True):
+        _, encoded = cv2.imencode(".png", image)
+        name = f"{num_written[label]:04d}.png"
+        (content / split / CLASS_NAMES[label] / name).write_bytes(encoded.tobytes())
+        num_written[label] += 1
+
+
+def _image_folder(root: Path) -> Path:
+    return root / "FashionMNIST/images"
 
 
 def read(root: Path, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:

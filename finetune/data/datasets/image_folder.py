@@ -71,7 +71,7 @@ class ImageFolderData(ImageDataModule):
         if split in self.splits and self.splits[split].origin != SET_APART:
             return
         files = scan(
-            Path(self.root or ""),
+            self.folder,
             self.class_names,
             self.on_bad_image == "skip",
             False,
@@ -92,6 +92,7 @@ class Hotdog(ImageFolderData):
     url = "http://d2l-data.s3-accelerate.amazonaws.com/hotdog.zip"
     sha1 = "fba480ffa8aa7e0febbb511d181409f899b9baa5"
 
-    def obtain(self, root: Path) -> None:
+    def obtain(self, root: Path) -> Path:
         if not root.exists():
             fetch_archive(self.url, self.sha1, root)
+        return root
