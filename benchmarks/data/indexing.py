@@ -42,7 +42,7 @@ def measure(root: str) -> dict[str, float]:
     before, began = _resident(), time.perf_counter()
     data = ImageFolderData(root, val_fraction=0)
     scanned, after = time.perf_counter(), _resident()
-    paths = [path for split in data.splits.values() for path in split.read.paths]
+    paths = [path for split in data.splits.values() for path in split.paths]
     digested = time.perf_counter()
     files_digest(paths, root)
     return {

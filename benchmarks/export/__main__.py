@@ -95,11 +95,11 @@ def measure(best: Path, hotdog: Path, num_pictures: int | None) -> dict:
         sizes = {name: round(path.stat().st_size / 1e6, 2) for name, path in files.items()}
         about = json.loads(Path(folder, "int8.onnx.json").read_text("utf-8"))
     split = ImageFolderData(str(hotdog), val_fraction=0, num_workers=0).splits["test"]
-    chosen = np.random.default_rng(0).permutation(len(split.labels))[:num_pictures]
+    chosen = np.random.default_rng(0).permutation(len(split))[:num_pictures]
     pictures = [split.read(int(i)) for i in chosen]
     images, labels = (
         np.stack([predictor.prepare(picture) for picture in pictures]),
-        split.labels[chosen],
+        split.targets.labels[chosen],
     )
     batches = [images[i : i + BATCH] for i in range(0, len(images), BATCH)]
     said = {

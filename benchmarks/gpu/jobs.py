@@ -21,7 +21,6 @@ from benchmarks.common.documents import ROOT
 from benchmarks.gpu.steps import NUM_CHUNKS, Setup
 from finetune import ImageFolderData
 from finetune.data.datasets.folders import scan
-from finetune.data.image_cache import CachedReader
 from finetune.data.loader import check_shared_memory
 from finetune.data.samplers import TrainBatches
 
@@ -69,11 +68,11 @@ class Road:
         data.setup("fit")
         pictures = data.pictures("train", train=True)
         ready = time.perf_counter() - began
-        if self.cached and not isinstance(data.splits["train"].read, CachedReader):
+        if self.cached and data.splits["train"].cached is None:
             raise RuntimeError(
                 f"no cache: it takes at most half of what is free beneath {setup.folder}"
             )
-        batches = TrainBatches(len(data.splits["train"].labels), self.batch_size, 0, 0, 1)
+        batches = TrainBatches(len(data.splits["train"]), self.batch_size, 0, 0, 1)
         loader = DataLoader(
             pictures,
             batch_sampler=Endless(batches),

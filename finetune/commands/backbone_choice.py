@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +25,7 @@ from finetune.commands.said import Said
 from finetune.commands.short_words import both
 from finetune.data.data_settings import is_without
 from finetune.data.decode import DecodeError
-from finetune.data.readers import FileReader
-from finetune.data.splits import Split
+from finetune.data.samples import Samples
 from finetune.data.transforms import eval_transform, preparation
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_first_process
@@ -136,7 +136,11 @@ def _chosen(config: Any, said: Said) -> tuple[Candidate, dict[str, Any], list[st
     seed = options.get("seed_everything")
     with isolate_rng():  # the fit begins with random numbers of its own
         ranking = rank(
-            networks, split.labels, len(data.class_names), budget, seed if type(seed) is int else 0
+            networks,
+            split.targets.labels,
+            len(data.class_names),
+            budget,
+            seed if type(seed) is int else 0,
         )
     gc.collect()
     if torch.cuda.is_available():
@@ -145,7 +149,7 @@ def _chosen(config: Any, said: Said) -> tuple[Candidate, dict[str, Any], list[st
         hint = "give files or folders that are here: --weights A,B"
         raise OSError(f"{_option()}: no network can be used: {_reasons(ranking.unusable)}; {hint}")
     chosen = by_name[ranking.standings[0].name]
-    record = _record(ranking, chosen, len(split.labels), time.monotonic() - began, budget)
+    record = _record(ranking, chosen, len(split), time.monotonic() - began, budget)
     return chosen, record, list(told(record))
 
 
@@ -201,7 +205,7 @@ def _load(
     candidate: Candidate,
     config: Any,
     said: Said,
-    split: Split,
+    split: Samples,
     reachable: dict[str, bool],
 ) -> FeaturesOf:
     """Return what computes a candidate's features of training images, prepared as the fit would for it.
@@ -257,10 +261,10 @@ def _load(
     return features
 
 
-def _reader(split: Split, size: int) -> Callable[[int], np.ndarray]:
+def _reader(split: Samples, size: int) -> Callable[[int], np.ndarray]:
     """Return what reads the images; a JPEG much larger than needed is decoded at a fraction of its size."""
-    if isinstance(split.read, FileReader) and split.read.shorter_side is None:
-        return FileReader(split.read.paths, shorter_side=2 * size)
+    if split.cached is None and split.shorter_side is None:
+        return replace(split, shorter_side=2 * size).read
     return split.read
 
 

@@ -224,8 +224,8 @@ def _quantized(
 
     train, test = data.splits["train"], data.splits["test"]
     target = source.with_name(f"int8.{source.name}")
-    some = some_of(len(train.labels), _NUM_CALIBRATED, ESTIMATE)
-    tested = np.sort(some_of(len(test.labels), _MOST_TESTED, ESTIMATE))
+    some = some_of(len(train), _NUM_CALIBRATED, ESTIMATE)
+    tested = np.sort(some_of(len(test), _MOST_TESTED, ESTIMATE))
     if data.on_bad_image == "skip":
         some, tested = readable(train, some), readable(test, tested)
     quantize(source, target, in_batches(predictor, train, some, "adjusting int8"))

@@ -48,12 +48,12 @@ def _first_validation(trainer: Trainer, num_batches: int) -> int:
 def check_has_both_classes(trainer: Trainer, data: ImageDataModule) -> None:
     """Make sure that a threshold can be chosen."""
     check_validated(trainer, data, "--threshold is chosen on validation pictures")
-    labels = data.splits["val"].labels
-    num = num_within(trainer.limit_val_batches, len(labels), data.batch_size)
-    counts = np.bincount(labels[spread(np.arange(num), num, len(labels))], minlength=2)
+    targets = data.splits["val"].targets
+    num = num_within(trainer.limit_val_batches, len(targets), data.batch_size)
+    counts = targets.take(spread(np.arange(num), num, len(targets))).counts()
     if not counts.all():
         name = data.class_names[int(counts.argmin())]
-        left = f" in the {num} that trainer.limit_val_batches leaves" if num < len(labels) else ""
+        left = f" in the {num} that trainer.limit_val_batches leaves" if num < len(targets) else ""
         raise ValueError(
             f"--threshold needs validation pictures of both classes, there is none of {name}{left}"
         )

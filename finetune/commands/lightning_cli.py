@@ -200,7 +200,7 @@ class FinetuneCLI(LightningCLI):
         config, options = self._get(self.config_init, "trainer"), self.config[self.subcommand]
         self.run = Run(config["default_root_dir"], self.subcommand)
         if self.subcommand == "fit" and "train" in self.datamodule.splits:
-            num_images = len(self.datamodule.splits["train"].labels)
+            num_images = len(self.datamodule.splits["train"])
             self.told.append(settle_length(config, num_images, self.datamodule.batch_size))
             options.trainer.max_epochs = config["max_epochs"]  # for config.yaml
         completed = complete(

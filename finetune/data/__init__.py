@@ -1,9 +1,10 @@
 """From a file to a batch on the device.
 
-First which pictures there are: the package `datasets`, for which `walk` finds files and `splits` sets some apart;
+First which images there are: a split is a table of `samples` with their `targets`. The package `datasets` makes these
+tables, for which `walk` finds files and `splits` sets some apart; `readers` find the images to predict;
 `seen_record` records which were trained on, by name and by their `contents`, and `seen` leaves these out of a test.
-Then one picture: `readers` give picture i, by `decode` and `resize` within `limits`; `completeness` refuses short
-files, `samples` become bytes. `image_cache` keeps decoded ones in a `memmap`;
+Then one image: `samples` read image i, by `decode` and `resize` within `limits`; `completeness` refuses short
+files, `bit_depths` become bytes. `image_cache` keeps decoded ones in a `memmap`;
 `transforms` augment it and bring it to size, which `size_schedule` may change by epoch, one of them is
 `trivial_augment`, and by `mixing` two become one. Then batches: `samplers` give the order and each device's share,
 `dataset` joins all this, `loader` reads in processes of its own, which `worker_start` starts, `train_loader` the next

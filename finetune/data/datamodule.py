@@ -32,6 +32,7 @@ from finetune.data.loader import (
     loader_options,
 )
 from finetune.data.mixing import Mixing
+from finetune.data.readers import unlabelled
 from finetune.data.samplers import (
     EvalBatches,
     FitLimits,
@@ -41,9 +42,9 @@ from finetune.data.samplers import (
     run_seed,
     spread,
 )
+from finetune.data.samples import Samples
 from finetune.data.seen_record import Seen, joined
 from finetune.data.size_schedule import ScheduledTransform, parse_sizes, scheduled
-from finetune.data.splits import Split, unlabelled
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.signals import is_first_process
@@ -164,7 +165,7 @@ class ImageDataModule(pl.LightningDataModule):
             Mixing(mixup, cutmix),
             Collate(image_size, self.eval_image_size, *sizes),
         )
-        self.splits: dict[str, Split] = {}
+        self.splits: dict[str, Samples] = {}
         self.folder = Path()  # of the images
         self._cache = CacheOfSplits()
         self._transfer = DeviceCopy()
@@ -218,7 +219,7 @@ class ImageDataModule(pl.LightningDataModule):
         """
         name = f"limit_{split}_batches"
         limit = getattr(self.trainer, name)
-        num_images = len(self.splits[split].labels)
+        num_images = len(self.splits[split])
         check_limit(limit, split, num_images, self.batch_size)
         if isinstance(limit, float) and limit != 1.0:
             num = num_within(limit, num_images, self.batch_size)
@@ -250,7 +251,7 @@ class ImageDataModule(pl.LightningDataModule):
         rank, world_size = (
             (0, 1) if trainer is None or is_alone else (trainer.global_rank, trainer.world_size)
         )
-        num = len(self.splits[split].labels)
+        num = len(self.splits[split])
         if train:
             is_same, place = getattr(self.trainer, "overfit_batches", 0) > 0, position(self.trainer)
             batches: Any = TrainBatches(
@@ -298,11 +299,11 @@ class ImageDataModule(pl.LightningDataModule):
         transform = self.train_transforms[self.image_size] if train else self.eval_transform
         by_epoch = self._transforms_by_epoch() if train else None
         options = run_seed(), on_bad_image, self.mixing, by_epoch
-        return ImageDataset(given.read, given.labels, transform, *options)
+        return ImageDataset(given.read, given.targets, transform, *options)
 
     def _num_reads(self, reads: float | None) -> float:
         """Return how many training images are read, given how often each is; None for the Trainer's command."""
-        num = len(self.splits["train"].labels) if "train" in self.splits else 0
+        num = len(self.splits["train"]) if "train" in self.splits else 0
         if reads is not None:
             return reads * num
         limits = self._fit_limits() if self.trainer and self.trainer.state.fn == "fit" else None
@@ -337,7 +338,7 @@ class ImageDataModule(pl.LightningDataModule):
     @property
     def num_batches(self) -> int:
         """Batches of an epoch of training, over all devices."""
-        return math.ceil(len(self.splits["train"].labels) / self.batch_size)
+        return math.ceil(len(self.splits["train"]) / self.batch_size)
 
     def worker_options(self, num_at_once: int, num_ahead: int = BATCHES_AHEAD) -> dict[str, Any]:
         """Return a loader's options for reading this many pictures at once, on this device."""

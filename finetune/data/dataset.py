@@ -1,7 +1,7 @@
 """What one index gives, and how several become a batch."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import albumentations as A
@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from finetune.data.decode import DecodeError
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import augmentation_seed
+from finetune.data.targets import ClassIndex
 from finetune.data.transforms import set_random_seed
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     Args:
         read: Gives picture i as (H, W, 3) uint8 RGB; raises `DecodeError`.
-        labels: Class index of each picture, (N,) int64; -1 where unknown.
+        targets: What each image shows, N.
         transform: To (h, w, 3) uint8.
         seed: Seed of the random transforms.
         on_bad_image: What a picture that can't be decoded does: end the run, or be left out.
@@ -40,7 +41,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
     def __init__(
         self,
         read: Callable[[int], np.ndarray],
-        labels: np.ndarray,
+        targets: ClassIndex,
         transform: A.Compose,
         seed: int = 0,
         on_bad_image: Literal["error", "skip"] = "error",
@@ -48,14 +49,14 @@ class ImageDataset(Dataset[dict[str, Any]]):
         by_epoch: Callable[[int], A.Compose] | None = None,
     ) -> None:
         self.read = read
-        self.labels = labels
+        self.targets = targets
         self.transform = transform
         self.seed = seed
         self.on_bad_image, self.mixing = on_bad_image, mixing
         self.by_epoch = by_epoch
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (None, key)
@@ -71,7 +72,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return {**item, "image": image, "partner_label": partner["label"], "share": share}
 
     def _alone(self, epoch: int | None, index: int) -> dict[str, Any]:
-        item = {"index": index, "label": int(self.labels[index]), "image": None, "error": ""}
+        item = {"index": index, "label": self.targets[index], "image": None, "error": ""}
         try:
             picture = self.read(index)
         except DecodeError as error:
@@ -123,16 +124,13 @@ class Collate:
             image[:] = item["image"]
         mixed: dict[str, Tensor] = {}
         if good and "share" in good[0]:
-            mixed["partner_label"] = _int64(item["partner_label"] for item in good)
+            partners = ClassIndex.collate(item["partner_label"] for item in good)
+            mixed["partner_label"] = torch.from_numpy(partners)
             mixed["share"] = torch.tensor([item["share"] for item in good], dtype=torch.float32)
         return {
             "image": torch.from_numpy(images).permute(0, 3, 1, 2),
-            "label": _int64(item["label"] for item in good),
-            "index": _int64(item["index"] for item in good),
+            "label": torch.from_numpy(ClassIndex.collate(item["label"] for item in good)),
+            "index": torch.tensor([item["index"] for item in good], dtype=torch.int64),
             "bad": [(item["index"], item["error"]) for item in items if item["image"] is None],
             **mixed,
         }
-
-
-def _int64(values: Iterable[int]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int64)

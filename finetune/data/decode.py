@@ -29,15 +29,15 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from finetune.data.completeness import check_coefficients, load
-from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
-from finetune.data.samples import (
+from finetune.data.bit_depths import (
     bytes_of_samples,
     rows_at_once,
     scale_transparency,
     stored_mode,
     use_native_order,
 )
+from finetune.data.completeness import check_coefficients, load
+from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}

@@ -31,9 +31,8 @@ from rich.progress import track
 import finetune
 from finetune.data.decode import DecodeError, decode, stored_size
 from finetune.data.memmap import MemmapImages, TooLarge, opened, write_memmap
-from finetune.data.readers import FileReader
 from finetune.data.samplers import ESTIMATE, some_of
-from finetune.data.splits import Split
+from finetune.data.samples import CachedImages, Samples
 from finetune.distributed.signals import is_first_process
 from finetune.system.cache_dir import PICTURES, cache_dir, files_digest, mark_used, room
 from finetune.system.files import one_at_a_time, unfinished
@@ -44,25 +43,6 @@ log = logging.getLogger(__name__)
 
 _MIN_SAVED = 1000  # pictures not decoded again: about a second of one core
 _NUM_SAMPLED = 200  # headers that the estimate of the size looks at
-
-
-class CachedReader:
-    """Gives picture i of a split from a cache; what could not be decoded then is tried again, for its error.
-
-    Args:
-        files: How to read picture i without a cache.
-        packed: The cache.
-        positions: Where in it the pictures of the split are, (num_images,).
-    """
-
-    def __init__(self, files: FileReader, packed: MemmapImages, positions: np.ndarray) -> None:
-        self.files = files
-        self.packed = packed
-        self.positions = positions
-
-    def __call__(self, index: int) -> np.ndarray:
-        picture = self.packed[self.positions[index]]
-        return self.files(index) if picture is None else picture
 
 
 def pays(num_reads: float, num_images: int) -> bool:
@@ -78,20 +58,20 @@ class CacheOfSplits:
 
     def take(
         self,
-        splits: Mapping[str, Split],
+        splits: Mapping[str, Samples],
         root: str,
         limit_gb: float,
         reads: float,
-    ) -> dict[str, Split]:
+    ) -> dict[str, Samples]:
         """Return the splits that a cache gives from now on, none where there is none or they are so already.
 
         Args:
             splits: As they are.
             root: Folder of the data set.
-            limit_gb: See `cached_readers`.
+            limit_gb: See `from_cache`.
             reads: How many images of train will be read, each counted as often as it is read.
         """
-        num = len(splits["train"].labels) if "train" in splits else 0
+        num = len(splits["train"]) if "train" in splits else 0
         build = num > 0 and pays(reads, num)
         if self._build is not None and self._build >= build:
             return {}
@@ -100,38 +80,28 @@ class CacheOfSplits:
 
 
 def from_cache(
-    splits: Mapping[str, Split], root: str | Path, limit_gb: float, build: bool
-) -> dict[str, Split]:
-    """Return train and val, of splits that are read from files, as read from a cache; see `cached_readers`."""
-    files = {
-        s: p.read
-        for s, p in splits.items()
-        if s in ("train", "val") and isinstance(p.read, FileReader)
-    }
-    return {
-        s: replace(splits[s], read=read)
-        for s, read in cached_readers(files, root, limit_gb, build).items()
-    }
-
-
-def cached_readers(
-    splits: Mapping[str, FileReader], root: str | Path, limit_gb: float, build: bool
-) -> dict[str, CachedReader]:
-    """Return readers of the same pictures from a cache, none where there is no cache.
+    splits: Mapping[str, Samples], root: str | Path, limit_gb: float, build: bool
+) -> dict[str, Samples]:
+    """Return train and val as read from a cache, those that are read from files so far; none if there is no cache.
 
     Of several processes on a machine one builds it, and the others wait. Where it can't be had (a full disk, a folder
     that may not be written to, a data set above the limit), a line says why.
 
     Args:
-        splits: How each split is read without a cache, all with the same settings.
+        splits: By name; train and val have one `shorter_side`.
         root: Folder of the data set.
         limit_gb: Most gigabytes (10^9 bytes) that the cache may take, 0 for no cache. None takes more than half of what
             is free on its disk.
         build: Make it if there is none.
     """
+    splits = {
+        split: samples
+        for split, samples in splits.items()
+        if split in ("train", "val") and samples.cached is None
+    }
     if limit_gb <= 0 or not splits:
         return {}
-    paths = [path for files in splits.values() for path in files.paths]
+    paths = [path for samples in splits.values() for path in samples.paths]
     # however the pictures are split, it is one cache
     order = sorted(range(len(paths)), key=paths.__getitem__)
     positions = np.empty(len(paths), np.int64)
@@ -150,10 +120,10 @@ def cached_readers(
     if packed is None:
         return {}
     mark_used(path)
-    parts = np.split(positions, np.cumsum([len(files.paths) for files in splits.values()])[:-1])
+    parts = np.split(positions, np.cumsum([len(samples) for samples in splits.values()])[:-1])
     return {
-        s: CachedReader(files, packed, part)
-        for (s, files), part in zip(splits.items(), parts, strict=True)
+        split: replace(samples, cached=CachedImages(packed, rows))
+        for (split, samples), rows in zip(splits.items(), parts, strict=True)
     }
 
 

@@ -1,53 +1,23 @@
-"""How picture i of a list of files is read; and which pictures `--data.predict` means."""
+"""Which images `--data.predict` means."""
 
 import glob
 import os
 import tarfile
 import zipfile
-from array import array
-from collections.abc import Iterable, Sequence
-from typing import overload
+from collections.abc import Sequence
 
 import numpy as np
 
-from finetune.data.decode import IMAGE_SUFFIXES, decode, stored_size
+from finetune.data.decode import IMAGE_SUFFIXES, stored_size
+from finetune.data.samples import PathList, Samples
+from finetune.data.targets import ClassIndex
 from finetune.data.walk import Beside, find_pictures
 
 
-class PathList(Sequence[str]):
-    """Many paths in two arrays: 8 bytes a path more than its letters, and nothing that forked workers would copy."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        letters, ends = bytearray(), array("q", [0])
-        for path in paths:
-            letters += os.fsencode(path)
-            ends.append(len(letters))
-        self._letters = np.frombuffer(bytes(letters), np.uint8)
-        self._ends = np.frombuffer(ends.tobytes(), np.int64)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[str]: ...
-    def __getitem__(self, i: int | slice) -> str | list[str]:
-        if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
-        if not 0 <= i < len(self):
-            raise IndexError(i)
-        return os.fsdecode(self._letters[self._ends[i] : self._ends[i + 1]].tobytes())
-
-
-class FileReader:
-    """Reads picture i of a list of files, made smaller if its shorter side is longer than `shorter_side` pixels."""
-
-    def __init__(self, paths: PathList, shorter_side: int | None = None) -> None:
-        self.paths, self.shorter_side = paths, shorter_side
-
-    def __call__(self, index: int) -> np.ndarray:
-        return decode(self.paths[index], shorter_side=self.shorter_side)
+def unlabelled(pictures: str | Sequence[str], skip: bool, is_told: bool) -> Samples:
+    """Return the images that `files_to_predict` finds, of unknown classes."""
+    paths = files_to_predict(pictures, skip, is_told)
+    return Samples(paths, ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0))
 
 
 def files_to_predict(

@@ -1,156 +1,121 @@
-"""How samples of other depths than 8 bits become bytes: by what the file states of them."""
+"""The images of one split as a table."""
 
-import io
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-from PIL.ImageFile import ImageFile
-from PIL.PngImagePlugin import PngImageFile
-from PIL.TiffImagePlugin import TiffImageFile
 
-# pixels converted at once: the conversions of large images would hold several copies of them
-_AT_ONCE = 2**24
-
-# Full scales of 32-bit samples, whose files do not state one: fractions, 8, 16 and 32 bits.
-_FULL_SCALES = (1, 2**8 - 1, 2**16 - 1, 2**32 - 1)
-# full scales that a TIFF of 16-bit samples may state
-_MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}
-
-# Tags of a TIFF.
-_BITS_PER_SAMPLE = 258
-_PHOTOMETRIC = 262
-_MAX_SAMPLE_VALUE = 281
-_SAMPLE_FORMAT = 339
-_UNSIGNED, _SIGNED = 1, 2  # sample formats
-_WHITE_IS_ZERO = 0
+from finetune.data.decode import decode
+from finetune.data.memmap import MemmapImages
+from finetune.data.splits import hashes
+from finetune.data.targets import ClassIndex
 
 
-def rows_at_once(image: Image.Image) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the end of each part of an image that is converted at once."""
-    num_rows = max(1, _AT_ONCE // image.width)
-    for top in range(0, image.height, num_rows):
-        yield top, min(top + num_rows, image.height)
+class PathList(Sequence[str]):
+    """Many paths in two arrays: 8 bytes a path more than its letters, and nothing that forked workers would copy."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        letters, ends = bytearray(), array("q", [0])
+        for path in paths:
+            letters += os.fsencode(path)
+            ends.append(len(letters))
+        self._letters = np.frombuffer(bytes(letters), np.uint8)
+        self._ends = np.frombuffer(ends.tobytes(), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        return os.fsdecode(self._letters[self._ends[i] : self._ends[i + 1]].tobytes())
 
 
-def bytes_of_samples(
-    image: Image.Image, tags: Any
-) -> Callable[[NDArray], NDArray[np.uint8]] | None:
-    """Return how signed samples and those of 12 to 32 bits become bytes; None for others.
+@dataclass(frozen=True)
+class CachedImages:
+    """The decoded images of a split in a cache.
 
-    Pillow's own conversion would clip them at 0 and 255.
-
-    Raises:
-        ValueError: Signed samples of 32 bits are below zero, so they have no scale that fits.
+    Attributes:
+        images: The images of the cache; None where one could not be decoded.
+        rows: Place in the cache of each image of the split, (N,).
     """
-    bits = _first(tags.get(_BITS_PER_SAMPLE), 16)
-    sample_format = _first(tags.get(_SAMPLE_FORMAT), _UNSIGNED)
-    if sample_format == _SIGNED and image.mode == "L":
-        # Pillow has read them as unsigned ones
-        return lambda values: np.bitwise_xor(values, 128, dtype=np.uint8)
-    if sample_format == _SIGNED and bits == 16:
-        return lambda values: (values + 2**15 >> 8).astype(np.uint8)
-    is_16_bit = image.mode.startswith("I;16")
-    if not is_16_bit and image.mode not in ("I", "F"):
-        return None
-    # Pillow holds them as signed ones
-    is_wrapped = image.mode == "I" and bits == 32 and sample_format == _UNSIGNED
-    largest = 0.0
-    if not is_16_bit or _MAX_SAMPLE_VALUE in tags:
-        for top, bottom in rows_at_once(image):
-            values = np.asarray(image.crop((0, top, image.width, bottom)))
-            if is_wrapped:
-                values = values.astype(np.uint32)
-            if image.mode == "I" and values.min() < 0:
-                raise ValueError(
-                    "its samples of 32 bits are signed, and some are below zero: save it as unsigned ones"
-                )
-            largest = max(largest, float(_finite(values).max()))
-    # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
-    full = next((full for full in _FULL_SCALES if largest <= 2 * full), largest)
-    stated = _first(tags.get(_MAX_SAMPLE_VALUE), 0)
-    depth = stated.bit_length() if stated in _MAX_SAMPLES and largest <= stated else bits
 
-    def to_bytes(values: NDArray) -> NDArray[np.uint8]:
-        if is_16_bit:
-            grey = (values >> (depth - 8)).astype(np.uint8)
-        else:
-            numbers = _finite(values.astype(np.uint32) if is_wrapped else values)
-            grey = (numbers.clip(0, full) / full * 255).round().astype(np.uint8)
-        return 255 - grey if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else grey
+    images: MemmapImages
+    rows: np.ndarray
 
-    return to_bytes
+    def __getitem__(self, index: int) -> np.ndarray | None:
+        return self.images[self.rows[index]]
+
+    def take(self, rows: np.ndarray) -> "CachedImages":
+        """Return the images at `rows`, in that order."""
+        return CachedImages(self.images, self.rows[rows])
 
 
-def _finite(values: NDArray) -> NDArray[np.float32]:
-    return np.nan_to_num(values.astype(np.float32), nan=0, posinf=0, neginf=0)
+@dataclass(frozen=True)
+class Samples:
+    """The images of one split, N.
 
-
-def _first(values: Any, default: int) -> int:
-    """Return the first of a TIFF tag's values, one for each sample of a pixel."""
-    value = values[0] if isinstance(values, tuple) and values else values
-    return value if isinstance(value, int) else default
-
-
-def use_native_order(image: ImageFile) -> None:
-    """Make Pillow read signed and 32-bit samples of a compressed big-endian TIFF as libtiff returns them.
-
-    libtiff returns samples in the byte order of the machine. Pillow 12.3 knows that only of unsigned ones of 16 bits.
+    Attributes:
+        paths: Path of each.
+        targets: What each shows.
+        origin: Where they come from, in words.
+        folder: What all paths begin with; "" if they have nothing in common.
+        tag: What stands for the folder in their names.
+        shorter_side: Shorter side, in pixels, to which larger images are resized when they are decoded; None for none.
+        cached: The decoded images, if a cache has them.
     """
-    if isinstance(image, TiffImageFile) and image.use_load_libtiff:
-        codec, extents, offset, arguments = image.tile[0]
-        assert isinstance(arguments, tuple)
-        if arguments[0] in ("I;16BS", "I;32BS", "F;32BF"):
-            arguments = (arguments[0].replace("B", "N"), *arguments[1:])
-            image.tile = [type(image.tile[0])(codec, extents, offset, arguments)]
 
+    paths: Sequence[str]
+    targets: ClassIndex
+    origin: str = ""
+    folder: str = ""
+    tag: str = ""
+    shorter_side: int | None = None
+    cached: CachedImages | None = None
 
-def stored_mode(image: ImageFile) -> str:
-    """Return how a PNG stores its pixels, in Pillow's words; its header alone must have been read."""
-    return str(image.tile[0].args) if isinstance(image, PngImageFile) else ""
+    def __len__(self) -> int:
+        return len(self.paths)
 
-
-def scale_transparency(image: Image.Image, stored: str, file: BinaryIO) -> None:
-    """Bring the transparent colour of a loaded PNG (tRNS) to the scale of its pixels.
-
-    A PNG states that colour at its own depth. Pillow scales 2 and 4 bits up to 8, and keeps the upper byte of 16-bit
-    colours, but leaves the transparent colour as it is. `decode` compares grey of 16 bits.
-    """
-    colour = image.info.get("transparency")
-    if colour is None:
-        return
-    if stored in ("L;2", "L;4"):
-        full = 2 ** int(stored[2:]) - 1
-        image.info["transparency"] = (colour & full) * 255 // full
-    elif stored == "L":
-        # "the least significant bits are used", says the specification
-        image.info["transparency"] = colour & 255
-    elif stored == "RGB":
-        image.info["transparency"] = tuple(value & 255 for value in colour)
-    elif stored == "RGB;16B":
-        _compare_16_bits(image, colour, file)
-        del image.info["transparency"]
-
-
-def _compare_16_bits(image: Image.Image, colour: tuple[int, int, int], file: BinaryIO) -> None:
-    """Add an alpha channel to an image of 16-bit colours, loaded as upper bytes: 0 where a pixel is `colour`."""
-    file.seek(0)
-    lower = PngImageFile(io.BytesIO(file.read()))
-    codec, extents, offset, _ = lower.tile[0]
-    # the other byte of each sample
-    lower.tile = [type(lower.tile[0])(codec, extents, offset, "RGB;16L")]
-    lower.load()
-    alpha = Image.new("L", image.size)
-    for top, bottom in rows_at_once(image):
-        box = (0, top, image.width, bottom)
-        upper_is_equal = (np.asarray(image.crop(box)) == [value >> 8 for value in colour]).all(
-            axis=2
+    def take(self, rows: np.ndarray) -> "Samples":
+        """Return the images at `rows`, in that order."""
+        return replace(
+            self,
+            paths=PathList(self.paths[row] for row in rows.tolist()),
+            targets=self.targets.take(rows),
+            cached=None if self.cached is None else self.cached.take(rows),
         )
-        lower_is_equal = (np.asarray(lower.crop(box)) == [value & 255 for value in colour]).all(
-            axis=2
-        )
-        visible = np.where(upper_is_equal & lower_is_equal, 0, 255).astype(np.uint8)
-        alpha.paste(Image.fromarray(visible), (0, top))
-    image.putalpha(alpha)
+
+    def names(self) -> Iterator[str]:
+        """Yield the name of each image, which is the same wherever the folder lies.
+
+        That is `CLASS/FILE` of images to train on, `val/CLASS/FILE` and `test/CLASS/FILE` of those in folders of these
+        splits.
+        """
+        prefix = os.path.join(self.folder, "")
+        return (self.tag + path.removeprefix(prefix) for path in self.paths)
+
+    def hashes(self) -> np.ndarray:
+        """Return what identifies each image, (N,) uint64."""
+        return hashes(self.names())
+
+    def read(self, index: int) -> np.ndarray:
+        """Return image `index`, (H, W, 3) uint8 RGB.
+
+        An image that could not be decoded for the cache is tried again, for its error.
+
+        Raises:
+            DecodeError: It cannot be decoded.
+        """
+        image = None if self.cached is None else self.cached[index]
+        if image is None:
+            return decode(self.paths[index], shorter_side=self.shorter_side)
+        return image

@@ -8,14 +8,14 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from finetune.data.contents import UNKNOWN, file_digests
+from finetune.data.samples import Samples
 from finetune.data.seen_record import Seen, file_sizes, recorded
-from finetune.data.splits import SET_APART, Split, hashes
+from finetune.data.splits import SET_APART, hashes
 from finetune.system.messages import counted, shown
 
 log = logging.getLogger(__name__)
@@ -24,9 +24,9 @@ _DRAWN_BY = ("split_seed", "val_fraction", "test_fraction")
 _MOST_COMPARED = 1000  # images of a folder, to decide whether it is the one trained on
 
 
-def describe(name: str, split: Split, root: str | None) -> str:
+def describe(name: str, split: Samples, root: str | None) -> str:
     """Return how many pictures a split holds and where they come from, in words."""
-    num = len(split.labels)
+    num = len(split)
     return f"{num} {name} picture{'s' * (num != 1)} of {root} ({split.origin})"
 
 
@@ -149,9 +149,7 @@ def _is_trained_on(
     is_same = 2 * num_equal > num and 2 * num_copies >= num_compared
     # else a few copies under their old names would make a folder of new images the same
     if known.digests is not None:
-        is_same &= 2 * num >= min(
-            len(known.names), sum(len(split.labels) for split in data.splits.values())
-        )
+        is_same &= 2 * num >= min(len(known.names), sum(map(len, data.splits.values())))
     if is_there and not is_same and is_told:
         log.warning(
             "%s holds few of the pictures that this checkpoint was trained on: taken for new ones",
@@ -210,7 +208,7 @@ def _num_seen(known: Seen, split: str) -> int:
     return known.num_train if split == "val" else len(known.names)
 
 
-def _digests(given: Split, known: Seen) -> np.ndarray:
+def _digests(given: Samples, known: Seen) -> np.ndarray:
     """Return digests (N,) uint64 of a split's images; only those with a size in the record are read."""
     sizes = file_sizes(given.paths, True)
     return file_digests(given.paths, np.flatnonzero((sizes > 0) & np.isin(sizes, known.sizes)))
@@ -228,9 +226,7 @@ def _are_among(
 def _counted(data: Any, split: str, is_seen: np.ndarray) -> tuple[str, str]:
     """Return how many pictures of a split were seen, in words, and the path of the first."""
     given = data.splits[split]
-    count = (
-        f"{np.count_nonzero(is_seen)} of the {len(given.labels)} {split} pictures of {data.root}"
-    )
+    count = f"{np.count_nonzero(is_seen)} of the {len(given)} {split} pictures of {data.root}"
     return count, shown(given.paths[int(np.argmax(is_seen))])
 
 
@@ -302,12 +298,4 @@ def _leave_out_seen(
 
 
 def _keep(data: Any, split: str, is_kept: np.ndarray) -> None:
-    given, kept = data.splits[split], np.flatnonzero(is_kept)
-    paths = type(given.paths)(given.paths[int(i)] for i in kept)
-    data.splits[split] = replace(
-        given, read=partial(_read, given.read, kept), labels=given.labels[kept], paths=paths
-    )
-
-
-def _read(read: Any, indices: np.ndarray, index: int) -> np.ndarray:
-    return read(int(indices[index]))
+    data.splits[split] = data.splits[split].take(np.flatnonzero(is_kept))

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from finetune.data.contents import UNKNOWN, file_digests
-from finetune.data.splits import Split
+from finetune.data.samples import Samples
+from finetune.data.targets import ClassIndex
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Seen:
     """Pictures by name, size and content, those of training first: 20 bytes each, 2 MB of a checkpoint for 100,000.
 
     Attributes:
-        names: `hashes` of their names (`Split.names`), (N,) uint64.
+        names: `hashes` of their names (`Samples.names`), (N,) uint64.
         sizes: Bytes of each file modulo 2**31, (N,) int32; 0 where it could not be read.
         num_train: The first so many were trained on; on the others training was validated.
         digests: `file_digests` of them, (N,) uint64; None before a fit has begun, and in earlier versions' checkpoints.
@@ -39,10 +40,10 @@ class Seen:
             packed["digests"] = torch.from_numpy(self.digests.view(np.int64))
         return {**packed, "num_train": self.num_train}
 
-    def fingerprint(self, labels: np.ndarray) -> str:
-        """Return a hash of names, sizes and labels of the training images: it differs if the training data differ."""
+    def fingerprint(self, targets: ClassIndex) -> str:
+        """Return a hash of names, sizes and targets of the training images: it differs if the training data differ."""
         digest = hashlib.sha256(self.names[: self.num_train].tobytes())
-        digest.update(self.sizes[: self.num_train].tobytes() + labels.tobytes())
+        digest.update(self.sizes[: self.num_train].tobytes() + targets.fingerprint())
         return digest.hexdigest()
 
 
@@ -66,7 +67,7 @@ def recorded(checkpoint: Mapping[str, Any]) -> Seen | None:
     return unpacked(packed)
 
 
-def seen_by(train: Split, val: Split | None, skip: bool = False) -> Seen:
+def seen_by(train: Samples, val: Samples | None, skip: bool = False) -> Seen:
     """Return the record of a run with these splits.
 
     Args:
@@ -74,15 +75,15 @@ def seen_by(train: Split, val: Split | None, skip: bool = False) -> Seen:
         val: The images to validate on.
         skip: Give a file that cannot be read the size 0, without an error: reading its image will report it.
     """
-    splits = [train, val] if val else [train]
+    splits = [train] if val is None else [train, val]
     names = np.concatenate([split.hashes() for split in splits])
     sizes = np.concatenate([file_sizes(split.paths, skip) for split in splits])
-    return Seen(names, sizes, len(train.labels))
+    return Seen(names, sizes, len(train))
 
 
-def with_digests(seen: Seen, train: Split, val: Split | None) -> Seen:
+def with_digests(seen: Seen, train: Samples, val: Samples | None) -> Seen:
     """Return the record of a run with these splits, with digests; this reads 12 kB of each file."""
-    paths = [train.paths, val.paths if val else []]
+    paths = [train.paths, [] if val is None else val.paths]
     sizes = np.split(seen.sizes, [seen.num_train])
     parts = [
         file_digests(part, np.flatnonzero(size)) for part, size in zip(paths, sizes, strict=True)

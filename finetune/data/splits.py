@@ -1,14 +1,11 @@
 """Which pictures are set apart for validation and testing: each by its own name, so that no other picture moves it."""
 
-import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
 
-from finetune.data.readers import FileReader, files_to_predict
 from finetune.system.file_names import composed
 
 SET_APART = "set apart from training"
@@ -16,42 +13,6 @@ SET_APART = "set apart from training"
 _KIND = b"finetune split"  # at most 16 bytes: no other use of a seed gets these hashes
 # 2**64 over the golden ratio: multiples of it fall evenly into [0, 2**64) (Knuth, Art of Computer Programming, 6.4).
 _GOLDEN = 0x9E3779B97F4A7C15
-
-
-@dataclass(frozen=True)
-class Split:
-    """Pictures of one split.
-
-    Attributes:
-        read: Gives picture i as (H, W, 3) uint8 RGB.
-        labels: Class index of each, (N,) int64.
-        paths: Path of each.
-        origin: Where they come from, in words.
-        folder: What all paths begin with.
-        tag: What stands for the folder in their names, which are the same wherever it lies.
-    """
-
-    read: Callable[[int], np.ndarray]
-    labels: np.ndarray
-    paths: Sequence[str]
-    origin: str = ""
-    folder: str = ""
-    tag: str = ""
-
-    def names(self) -> Iterator[str]:
-        """Yield what each picture is called: `CLASS/FILE` of what may be trained on, `val/CLASS/FILE`, `test/...`."""
-        prefix = os.path.join(self.folder, "")
-        return (self.tag + path.removeprefix(prefix) for path in self.paths)
-
-    def hashes(self) -> np.ndarray:
-        """Return what identifies each picture, (N,) uint64."""
-        return hashes(self.names())
-
-
-def unlabelled(pictures: str | Sequence[str], skip: bool, is_told: bool) -> Split:
-    """Return pictures whose classes nobody knows; see `files_to_predict`."""
-    paths = files_to_predict(pictures, skip, is_told)
-    return Split(FileReader(paths), np.full(len(paths), -1, np.int64), paths)
 
 
 def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
@@ -86,7 +47,7 @@ def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
 
 
 def stratified(
-    names: Iterable[str], labels: np.ndarray, fractions: Sequence[float], seed: int
+    names: Iterable[str], strata: np.ndarray, fractions: Sequence[float], seed: int
 ) -> list[np.ndarray]:
     """Split pictures at random, each class in the same proportions, each picture by its own name.
 
@@ -100,7 +61,7 @@ def stratified(
 
     Args:
         names: What to call each picture; N of them.
-        labels: Class index of each, (N,).
+        strata: Class index of each, (N,), or the index of another group to split in the same proportions.
         fractions: Share of each part but the first, which gets the rest.
         seed: Seed of the choice.
 
@@ -112,8 +73,8 @@ def stratified(
     # 0 for the rest, which follows all others
     parts = (np.searchsorted(edges, places, side="right") + 1) % num_parts
     wanted = [0, *(part for part, fraction in enumerate(fractions, 1) if fraction > 0)]
-    order = np.argsort(labels, kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+    order = np.argsort(strata, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(strata[order])) + 1):
         due = wanted[: len(members)]
         for part in due:
             counts = np.bincount(parts[members], minlength=num_parts)

@@ -76,6 +76,6 @@ def _fit(root: str, name: str, seed: int, config: str, *options: str) -> tuple[R
         ]
     )
     seconds = time.perf_counter() - before
-    rate = len(fitted.datamodule.splits["train"].labels) * fitted.trainer.current_epoch / seconds
+    rate = len(fitted.datamodule.splits["train"]) * fitted.trainer.current_epoch / seconds
     accuracy = float(fitted.trainer.callback_metrics["test/accuracy"])
     return fitted.run, f"{accuracy:.4f}", f"{seconds:.0f}", f"{rate:.0f}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from finetune.data.decode import DecodeError
-from finetune.data.splits import Split
+from finetune.data.samples import Samples
 from finetune.inference.export_check import opened, timed
 from finetune.inference.onnx_network import forbid_telemetry
 from finetune.inference.predictor import Predictor
@@ -116,7 +116,7 @@ def _behind_products(nodes: list[Any]) -> list[str]:
     return names
 
 
-def readable(split: Split, chosen: np.ndarray) -> np.ndarray:
+def readable(split: Samples, chosen: np.ndarray) -> np.ndarray:
     """Return those of the chosen pictures of a split that can be decoded.
 
     Raises:
@@ -137,7 +137,7 @@ def readable(split: Split, chosen: np.ndarray) -> np.ndarray:
 
 
 def in_batches(
-    predictor: Predictor, split: Split, chosen: np.ndarray, what: str
+    predictor: Predictor, split: Samples, chosen: np.ndarray, what: str
 ) -> Iterator[np.ndarray]:
     """Yield the chosen pictures of a split as the network sees them, (n, h, w, 3) uint8."""
     starts = range(0, len(chosen), _AT_ONCE)
@@ -148,7 +148,7 @@ def in_batches(
 
 
 def compare(
-    predictor: Predictor, source: Path, target: Path, split: Split, chosen: np.ndarray
+    predictor: Predictor, source: Path, target: Path, split: Samples, chosen: np.ndarray
 ) -> Loss:
     """Measure both files on the chosen pictures of a split."""
     said: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
@@ -158,7 +158,7 @@ def compare(
         for run, answers in zip(runs, said, strict=True):
             answers.append(predictor.decide(run(images).astype(np.float64), names))
     floats, ints = (np.concatenate(answers) for answers in said)
-    labels = split.labels[chosen]
+    labels = split.targets.labels[chosen]
     accuracy = float((floats == labels).mean()), float((ints == labels).mean())
     return Loss(len(chosen), accuracy, int((floats != ints).sum()), timed(*runs, images))
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.readers import FileReader
 from finetune.data.samplers import num_within
 from finetune.profiling.stopwatch import Costs
 from finetune.profiling.time_trial import num_devices_of, starting, trial
@@ -148,8 +147,8 @@ class Aim:
                 _MOST_TRIED * self.seconds,
                 self.began + self.seconds,
             )
-        sizes = {str(split): len(data.splits[split].labels) for split in data.splits}
-        is_decoded = "val" in sizes and isinstance(data.splits["val"].read, FileReader)
+        sizes = {str(split): len(data.splits[split]) for split in data.splits}
+        is_decoded = "val" in sizes and data.splits["val"].cached is None
         pictures = _Pictures(
             sizes, batch_size, int(data.num_workers), data.cache_limit_gb, is_decoded
         )

@@ -75,7 +75,7 @@ class Recorder(pl.Callback):
         # there is nothing to save; Lightning's own handlers would wait for other devices
         install_stop_at_once()
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        self._batch_size = min(data.batch_size, len(data.splits["train"].labels))
+        self._batch_size = min(data.batch_size, len(data.splits["train"]))
         # What its processes have read ahead while something else was measured is not to be measured.
         self._warm_up = max(_WARM_UP, 2 * data.worker_options(1)["num_workers"] + 2)
         if trainer.world_size == 1:
@@ -194,4 +194,4 @@ class Recorder(pl.Callback):
 
 def _kept(data: Any) -> str:
     """Return what of the training pictures lies ready."""
-    return "pictures" if hasattr(data.splits["train"].read, "packed") else "nothing"
+    return "pictures" if data.splits["train"].cached is not None else "nothing"

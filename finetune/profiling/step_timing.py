@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,19 +47,20 @@ def reading(data: ImageDataModule, num: int, repeats: int) -> dict[str, list[flo
     can't be decoded is left out.
     """
     pictures = data.pictures("train", train=True)
-    from_files = getattr(pictures.read, "files", pictures.read)
+    samples = data.splits["train"]
+    files = replace(samples, cached=None)
     parts: dict[str, list[float]] = {"decode": [], "cache": [], "augment": []}
     for repeat in range(repeats):
         seconds = dict.fromkeys(parts, 0.0)
         for i in (j % len(pictures) for j in range(repeat * num, (repeat + 1) * num)):
             clock = time.perf_counter()
             try:
-                picture = from_files(i)
+                picture = files.read(i)
             except DecodeError:
                 continue
             clock = _add(seconds, "decode", clock)
-            if from_files is not pictures.read:
-                pictures.read(i).sum()
+            if samples.cached is not None:
+                samples.read(i).sum()
                 clock = _add(seconds, "cache", clock)
             set_random_seed(pictures.transform, augmentation_seed(pictures.seed, repeat, i))
             pictures.transform(image=picture)

@@ -17,7 +17,6 @@ from pytorch_lightning.accelerators import CUDAAccelerator
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import DecodeError
 from finetune.data.loader import Devices, automatic_workers, end_workers
-from finetune.data.readers import FileReader
 from finetune.data.samplers import ESTIMATE, some_of
 from finetune.distributed.launch import count
 from finetune.profiling import step_timing
@@ -98,7 +97,7 @@ def trial(
                     * data.batch_size
                     * num_devices
                 )
-                data.cache_limit_gb *= seen >= 2 * len(data.splits["train"].labels)
+                data.cache_limit_gb *= seen >= 2 * len(data.splits["train"])
             return load()
 
         data.train_dataloader = stopwatch.paused(train_dataloader)  # type: ignore[method-assign]
@@ -107,7 +106,7 @@ def trial(
         if data.num_workers == "auto":
             devices = Devices(fit.strategy.root_device.type, num_devices)
             data.num_workers = automatic_workers(devices)
-        num = len(data.splits["train"].labels)
+        num = len(data.splits["train"])
         fit.limit_train_batches = max(1, num // data.batch_size) if num_devices > 1 else 1.0
         try:
             fit.fit(model, datamodule=data)
@@ -122,7 +121,7 @@ def trial(
 def decoding(data: ImageDataModule) -> float:
     """Return about how many seconds all cores take to decode train and val once; 0 where that was done before."""
     pictures = data.pictures("train", reads=1)
-    if not isinstance(pictures.read, FileReader):
+    if data.splits["train"].cached is not None:
         return 0.0
     # Others each time: those of a trial before are in memory.
     some, began = (
@@ -135,7 +134,7 @@ def decoding(data: ImageDataModule) -> float:
     each = (time.perf_counter() - began) / len(some)
     return (
         each
-        * sum(len(data.splits[split].labels) for split in ("train", "val") if split in data.splits)
+        * sum(len(data.splits[split]) for split in ("train", "val") if split in data.splits)
         / num_cores()
     )
 

@@ -17,7 +17,7 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 from torch import Tensor
 
-from finetune.data.splits import Split
+from finetune.data.samples import Samples
 from finetune.runs.folder import Run
 from finetune.runs.parquet import check_pyarrow, write_parquet
 from finetune.system.files import (
@@ -110,7 +110,7 @@ class PredictionWriter(pl.Callback):
                 f"--abstain_below would predict {UNSURE}, which is one of the classes: leave it out"
             )
         if trainer.is_global_zero:
-            num = len(trainer.datamodule.splits["predict"].paths)  # type: ignore[attr-defined]
+            num = len(trainer.datamodule.splits["predict"])  # type: ignore[attr-defined]
             log.info("predicting %d picture%s", num, "s" * (num != 1))
         self._begin(trainer, names)
 
@@ -203,7 +203,7 @@ class PredictionWriter(pl.Callback):
             raise OSError(f"{told}; the rows so far are kept in {parts}") from error
 
     def _rows(
-        self, outputs: dict[str, Any], given: Split, names: Sequence[str]
+        self, outputs: dict[str, Any], given: Samples, names: Sequence[str]
     ) -> Iterator[dict[str, Any]]:
         probabilities: Tensor = outputs["probabilities"].cpu()
         order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
@@ -213,7 +213,7 @@ class PredictionWriter(pl.Callback):
         for index in sorted([*good, *errors]):
             row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": given.paths[index]}
             if self.split == "test":
-                row["label"] = names[given.labels[index]]
+                row["label"] = names[given.targets[index]]
             if index in errors:
                 yield row | {"error": errors[index]}
                 continue

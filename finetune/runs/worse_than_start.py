@@ -36,7 +36,7 @@ class WorseThanStart(pl.Callback):
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         num_images = num_within(
-            trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size
+            trainer.limit_val_batches, len(data.splits["val"]), data.batch_size
         )
         error = pl_module.task.standard_error(self.accuracy, max(1, num_images))
         accuracy = float(trainer.callback_metrics[pl_module.task.monitor])

@@ -18,7 +18,7 @@ _GAP = 4
 
 def write_augmented(data: ImageDataModule, target: Path) -> None:
     """Write a sheet with a training picture in each row: first as in evaluation, then of the first epochs in turn."""
-    num = len(data.splits["train"].labels)
+    num = len(data.splits["train"])
     training, evaluation = (
         data.pictures("train", train=True, reads=1),
         data.pictures("train", reads=1),

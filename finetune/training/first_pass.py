@@ -63,7 +63,7 @@ def check_fit(
     for name in ("train", "val", *(["test"] if is_tested else ())) if command == "fit" else ():
         if name in data.splits:  # said before training, not behind it
             limit = getattr(trainer, f"limit_{name}_batches")
-            check_limit(limit, name, len(data.splits[name].labels), data.batch_size)
+            check_limit(limit, name, len(data.splits[name]), data.batch_size)
     num_values = _trained_values(model, data.eval_image_size)
     if command != "fit":
         return
@@ -75,7 +75,7 @@ def check_fit(
     ]
     if 1 not in num_values.values():
         return
-    num = len(data.splits["train"].labels)
+    num = len(data.splits["train"])
     num_batches = math.ceil(num / data.batch_size)
     is_reached = num_batches == batches_within(trainer.limit_train_batches, num_batches)
     is_reached &= trainer.max_steps == -1 or num_batches <= trainer.max_steps * most_accumulated(

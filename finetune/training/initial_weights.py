@@ -73,10 +73,10 @@ class InitialWeights:
         )
 
 
-def balanced_weights(labels: np.ndarray, num_classes: int) -> Tensor:
-    """Return a weight for each class (num_classes,), inverse to its frequency in labels (N,), 1 on their average."""
-    counts = torch.bincount(torch.from_numpy(labels), minlength=num_classes)
-    return counts.sum() / (num_classes * counts.clamp_min(1))
+def balanced_weights(num_images: np.ndarray) -> Tensor:
+    """Return a weight for each class (K,), inverse to its number of images (K,), 1 on average over the images."""
+    counts = torch.from_numpy(num_images)
+    return counts.sum() / (len(counts) * counts.clamp_min(1))
 
 
 def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedHead":

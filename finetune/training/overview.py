@@ -87,7 +87,7 @@ def doubts(data: ImageDataModule) -> Iterator[str]:
         # else it is told
         if lacking and split in data.splits and data.splits[split].origin == SET_APART:
             yield f"{split} has no pictures of {_some(lacking)}: its results say nothing about them"
-    if "test" in data.splits and (num := len(data.splits["test"].labels)) < _FEW_TO_TEST:
+    if "test" in data.splits and (num := len(data.splits["test"])) < _FEW_TO_TEST:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
         yield f"test has {num} pictures only: the standard error of an accuracy is up to {error:.0f} points"
 
@@ -95,7 +95,7 @@ def doubts(data: ImageDataModule) -> Iterator[str]:
 def few_to_choose(trainer: pl.Trainer, data: ImageDataModule) -> Iterator[str]:
     """Yield a line where the kept epoch and the temperature are chosen on few validation pictures."""
     if "val" in data.splits:
-        num = num_within(trainer.limit_val_batches, len(data.splits["val"].labels), data.batch_size)
+        num = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
         if 0 < num < _FEW_TO_CHOOSE:
             yield (
                 f"val has {counted(num, 'picture')} only: the choice of the epoch that is kept and the temperature of "
@@ -130,7 +130,7 @@ def _pictures(data: ImageDataModule) -> str:
             origin = data.splits[split].origin
             origin += f", split_seed {data.hparams['split_seed']}" if origin == SET_APART else ""
             splits.append(
-                f"{split} {len(data.splits[split].labels):,}" + (f" ({origin})" if origin else "")
+                f"{split} {len(data.splits[split]):,}" + (f" ({origin})" if origin else "")
             )
         else:
             splits.append(f"{split} none")
@@ -190,14 +190,9 @@ def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> s
 
 
 def _counts(data: ImageDataModule, split: str) -> dict[str, int]:
-    labels = data.splits[split].labels if split in data.splits else np.array([], np.int64)
-    return dict(
-        zip(
-            data.class_names,
-            np.bincount(labels, minlength=len(data.class_names)).tolist(),
-            strict=True,
-        )
-    )
+    if split not in data.splits:
+        return dict.fromkeys(data.class_names, 0)
+    return dict(zip(data.class_names, data.splits[split].targets.counts().tolist(), strict=True))
 
 
 def _some(names: list[str]) -> str:

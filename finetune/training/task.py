@@ -60,9 +60,9 @@ class SingleLabel:
         log_probabilities = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
         return -log_probabilities.gather(1, labels[:, None]).squeeze(1)
 
-    def class_weights(self, labels: np.ndarray) -> Tensor:
-        """Return the weight of each class (K,) that makes all count the same in training, from the labels (N,)."""
-        return balanced_weights(labels, len(self.class_names))
+    def class_weights(self, num_images: np.ndarray) -> Tensor:
+        """Return the weight of each class (K,) that makes all count the same, from their numbers of images (K,)."""
+        return balanced_weights(num_images)
 
     def combined(self, logits: Tensor) -> Tensor:
         """Return the logits (B, K) of an ensemble from those of its members (M, B, K); others as they are."""

@@ -2,13 +2,13 @@
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
 from finetune.data import image_cache
 from finetune.data.datasets.folders import scan
-from finetune.data.image_cache import cached_readers
-from finetune.data.readers import FileReader
+from finetune.data.image_cache import from_cache
 from finetune.system.cache_dir import MARK
 
 
@@ -19,9 +19,10 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FINETUNE_CACHE", str(folder))
     cli("cache")
     assert f"no caches in {folder}" in " ".join(capsys.readouterr().out.split())
-    paths = scan(colours)[1]["test"].paths
+    samples = scan(colours)[1]["test"]
     for shorter_side in (None, 30):
-        cached_readers({"train": FileReader(paths, shorter_side)}, colours, 1, build=True)
+        reduced = replace(samples, shorter_side=shorter_side)
+        from_cache({"train": reduced}, colours, 1, build=True)
     first, second = (path.stem for path in sorted(folder.glob("*.pictures")))
     (folder / "other.txt").write_text("not ours")
     (folder / ".x.pictures.1234.tmp").write_bytes(MARK + b"half a cache")

@@ -20,7 +20,7 @@ NAMES = ["blue", "green", "red"]
 def answers(pictures: ImageDataModule, wrong: dict[int, float]) -> Answers:
     """All test pictures, said right with 0.5, but these, said to be of the next class, with these confidences."""
     split = pictures.splits["test"]
-    labels = np.array(split.labels)
+    labels = np.array(split.targets.labels)
     predicted, confidence = labels.copy(), np.full(len(labels), 0.5)
     for i, value in wrong.items():
         predicted[i], confidence[i] = (labels[i] + 1) % 3, value

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import yaml
 from colours import QUICKEST
+from data_files import nowhere
 from jsonargparse import Namespace
 
 from finetune.commands import minutes
@@ -44,7 +46,7 @@ def tried(monkeypatch):
 
     def trial(model, data, trainer, *seconds):
         sizes.append(data.image_size)
-        if len(data.splits["train"].labels) > MANY * 224 / data.image_size:
+        if len(data.splits["train"]) > MANY * 224 / data.image_size:
             data.cache_limit_gb = 0.0
         share = (data.image_size / 224) ** 2 * model.hparams["members"]
         larger = (data.eval_image_size / data.image_size) ** 2
@@ -225,8 +227,8 @@ def settle(monkeypatch, tried):
 
         def make():
             splits = {
-                "train": SimpleNamespace(labels=range(num)),
-                "test": SimpleNamespace(labels=range(100)),
+                "train": replace(nowhere(num), cached=object()),
+                "test": nowhere(100),
             }
             sizes = {
                 "image_size": (size := data.init_args.image_size),

@@ -50,7 +50,7 @@ def on_device(
 
 def test_no_validation_is_wanted_or_given(colours):
     data = small(colours, val_fraction=0)
-    assert "val" not in data.splits and len(data.splits["train"].labels) == 60
+    assert "val" not in data.splits and len(data.splits["train"]) == 60
     assert data.val_dataloader() == []
 
 
@@ -139,7 +139,7 @@ def test_devices_joined_evaluate_every_picture_once_in_order(colours, world_size
         np.testing.assert_array_equal(images[i].permute(1, 2, 0).numpy(), expected)
     assert (
         torch.cat([b["label"] for batches in shares for b in batches]).tolist()
-        == test.labels.tolist()
+        == test.targets.labels.tolist()
     )
 
 
@@ -210,7 +210,7 @@ def test_a_limit_leaves_the_same_images_on_any_number_of_devices(colours, split,
     # 30 or a few more
     given = {"val": {"val_fraction": 0.5}, "predict": {"predict": str(colours / "test")}}
     images = small(colours, batch_size=8, **given.get(split, {}))
-    labels = images.splits[split].labels
+    labels = images.splits[split].targets.labels
     whole = len(labels)
     expected = list(range(whole if num == 30 else num))
     if num < 30 and split != "predict":
@@ -250,7 +250,7 @@ def test_setup_counts_the_limits_of_its_own_stage_alone(colours):
     limits = {"limit_val_batches": 0.5, "limit_test_batches": 0.5}
     data = on_device(small(colours, batch_size=8, val_fraction=0.5), 0, 2, **limits)
     data.setup("fit")
-    num_batches = -(-len(data.splits["val"].labels) // 8)
+    num_batches = -(-len(data.splits["val"]) // 8)
     assert data.trainer.limit_val_batches == num_batches // 2
     assert data.trainer.limit_test_batches == 0.5
 
@@ -302,7 +302,7 @@ def test_validation_has_its_processes_before_training_fills_the_memory(colours):
     pictures = ImageFolderData(
         str(colours), image_size=24, num_workers=1, val_fraction=0.3, batch_size=4
     )
-    num, loader = len(pictures.splits["val"].labels), pictures.loader("val")
+    num, loader = len(pictures.splits["val"]), pictures.loader("val")
     before = {child.pid for child in multiprocessing.active_children()}
     assert len(before) == 1
     with pytest.raises(queue.Empty):  # and they don't fill /dev/shm, which training's batches need

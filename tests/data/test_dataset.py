@@ -10,7 +10,8 @@ import torch
 
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.decode import DecodeError
-from finetune.data.readers import FileReader, PathList
+from finetune.data.samples import PathList, Samples
+from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform, train_transform
 
 
@@ -21,7 +22,7 @@ def gradient(height: int = 40, width: int = 60) -> np.ndarray:
 
 def pictures(transform: A.Compose, num: int = 3, seed: int = 0) -> ImageDataset:
     return ImageDataset(
-        lambda i: np.roll(gradient(), i, axis=1), np.arange(num) % 2, transform, seed
+        lambda i: np.roll(gradient(), i, axis=1), ClassIndex(np.arange(num) % 2, 2), transform, seed
     )
 
 
@@ -37,7 +38,9 @@ def test_training_pixels_depend_on_seed_epoch_and_index_alone():
 
 
 def test_pictures_that_are_alike_are_not_transformed_alike():
-    data = ImageDataset(lambda i: gradient(), np.zeros(50, int), train_transform(32), 0)
+    data = ImageDataset(
+        lambda i: gradient(), ClassIndex(np.zeros(50, int), 1), train_transform(32), 0
+    )
     first = data[0, 0]["image"]
     assert not any(np.array_equal(data[0, i]["image"], first) for i in range(1, 50))
 
@@ -62,17 +65,17 @@ def test_a_picture_that_cannot_be_decoded_ends_the_run_or_is_left_out(tmp_path, 
     good, bad = str(tmp_path / "good.png"), str(tmp_path / "bad.png")
     cv2.imwrite(good, gradient())
     Path(bad).write_bytes(b"\x89PNG but no more")
-    reader, labels = FileReader(PathList([good, bad])), np.array([0, 1])
+    samples = Samples(PathList([good, bad]), ClassIndex(np.array([0, 1]), 2))
     with pytest.raises(DecodeError, match="bad.png"):
-        ImageDataset(reader, labels, eval_transform(32))[key]
-    item = ImageDataset(reader, labels, eval_transform(32), on_bad_image="skip")[key]
+        ImageDataset(samples.read, samples.targets, eval_transform(32))[key]
+    item = ImageDataset(samples.read, samples.targets, eval_transform(32), on_bad_image="skip")[key]
     assert (
         item["image"] is None
         and item["index"] == 1
         and item["label"] == 1
         and "bad.png" in item["error"]
     )
-    batch = Collate(32)([ImageDataset(reader, labels, eval_transform(32))[0], item])
+    batch = Collate(32)([ImageDataset(samples.read, samples.targets, eval_transform(32))[0], item])
     assert batch["index"].tolist() == [0] and batch["bad"] == [(1, item["error"])]
 
 
@@ -81,7 +84,9 @@ def test_other_errors_than_a_bad_picture_are_not_skipped():
         raise KeyError("a mistake of ours")
 
     with pytest.raises(KeyError):
-        ImageDataset(read, np.zeros(1, np.int64), eval_transform(32), on_bad_image="skip")[0]
+        ImageDataset(
+            read, ClassIndex(np.zeros(1, np.int64), 1), eval_transform(32), on_bad_image="skip"
+        )[0]
 
 
 def test_a_batch_holds_the_pixels_in_channels_last_order():

@@ -17,7 +17,7 @@ from pictures import encode, in_memory
 from PIL import Image
 from short_files import png, png_chunk
 
-from finetune.data import completeness, samples
+from finetune.data import bit_depths, completeness
 from finetune.data import decode as module
 from finetune.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, DecodeError, decode, rgb_pixels
 
@@ -463,7 +463,7 @@ def test_strips_change_no_pixel(kind, monkeypatch):
     content = kind_of(kind, 50)
     whole = decode(content)
     assert whole.std() > 5
-    monkeypatch.setattr(samples, "_AT_ONCE", 50 * 7)  # the last is smaller
+    monkeypatch.setattr(bit_depths, "_AT_ONCE", 50 * 7)  # the last is smaller
     np.testing.assert_array_equal(decode(content), whole)
 
 
@@ -478,7 +478,7 @@ def test_a_large_picture_takes_little_more_memory_than_its_pixels(kind, most, mo
     side, more = 2500, 2**24
     content = kind_of(kind, side)
     for strip, fits in ((2**18, True), (side**2, False)):  # the second is the control
-        monkeypatch.setattr(samples, "_AT_ONCE", strip)
+        monkeypatch.setattr(bit_depths, "_AT_ONCE", strip)
         assert in_memory(most * side**2 + more, lambda: decode(content)) == fits
 
 
@@ -510,7 +510,7 @@ def second_look_fits(kind: str) -> bool:
     else:
         colour = png_chunk(b"tRNS", struct.pack(">HHH", 0, 0, 0))
         content = png(stored(pixels * np.uint16(256), 16), 16, 2, colour, size=(side, side))
-    with patch.object(samples, "_AT_ONCE", 2**18), patch.object(completeness, "_AT_ONCE", 2**18):
+    with patch.object(bit_depths, "_AT_ONCE", 2**18), patch.object(completeness, "_AT_ONCE", 2**18):
         return in_memory(most * side**2 + more, lambda: decode(content))
 
 

@@ -37,12 +37,12 @@ def test_fashion_mnist_from_its_packed_files(packed, tmp_path):
             np.testing.assert_array_equal(
                 part.read(i), np.stack([expected[path].astype(np.uint8)] * 3, axis=-1)
             )
-            assert part.labels[i] == labels_of[path]
+            assert part.targets[i] == labels_of[path]
             seen.append(path)
     assert sorted(seen) == sorted(expected)
     # numbered within each class, so each is split evenly: 1.5 of each 6 images
-    assert set(np.bincount(data.splits["val"].labels)) <= {1, 2}
-    assert len(data.splits["test"].labels) == 20
+    assert set(data.splits["val"].targets.counts()) <= {1, 2}
+    assert len(data.splits["test"]) == 20
     (batch,) = data.test_dataloader()
     assert batch["image"].shape == (20, 3, 32, 32) and torch.equal(
         batch["image"][:, 0], batch["image"][:, 2]
@@ -119,7 +119,7 @@ def test_the_real_fashion_mnist(tmp_path):
     for packed in (real_data("fashion-mnist") / "FashionMNIST/raw").glob("*.gz"):
         (raw / packed.name).symlink_to(packed)
     data = FashionMNIST(str(tmp_path), val_fraction=0.1, image_size=28)
-    counts = {split: np.bincount(part.labels) for split, part in data.splits.items()}
+    counts = {split: part.targets.counts() for split, part in data.splits.items()}
     assert np.abs(counts["val"] - 600).max() <= 6  # one for each power of four
     assert (counts["train"] + counts["val"]).tolist() == [6000] * 10 and counts[
         "test"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from finetune.data.datasets import folders
-from finetune.data.datasets.folders import Files, find_pictures, scan
+from finetune.data.datasets.folders import find_pictures, scan
 from finetune.data.datasets.listing import list_pictures
-from finetune.data.readers import PathList
+from finetune.data.samples import Samples
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
 
@@ -29,9 +29,9 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def listed(root: Path, files: Files) -> dict[str, int]:
+def listed(root: Path, files: Samples) -> dict[str, int]:
     paths = [Path(path).relative_to(root).as_posix() for path in files.paths]
-    return dict(zip(paths, files.labels.tolist(), strict=True))
+    return dict(zip(paths, files.targets.labels.tolist(), strict=True))
 
 
 NFC, NFD = "café", "cafe\u0301"
@@ -101,7 +101,7 @@ def test_splits_by_the_names_of_their_folders(tmp_path, train, val, test):
             f"{folder}/cat/{folder}.png": 0,
             f"{folder}/dog/{folder}.png": 1,
         }
-    assert files["train"].labels.dtype == np.int64
+    assert files["train"].targets.labels.dtype == np.int64
 
 
 def test_a_class_may_be_called_as_a_split_is(tmp_path):
@@ -111,7 +111,7 @@ def test_a_class_may_be_called_as_a_split_is(tmp_path):
     assert (
         names == ["Test", "bus", "car", "train"]
         and list(files) == ["all"]
-        and len(files["all"].labels) == 4
+        and len(files["all"]) == 4
     )
 
 
@@ -217,13 +217,13 @@ def test_known_classes_need_not_all_have_pictures(tmp_path, caplog, train):
     )
     names, files = scan(tmp_path, ["cat", "dog"])
     split = "train" if train else "all"
-    assert names == ["cat", "dog"] and files[split].empty == ("dog",)
+    assert names == ["cat", "dog"] and files[split].targets.counts()[1] == 0
     assert listed(tmp_path, files[split]) == {f"{train}cat/1.png": 0}
     folder = tmp_path / train
     assert caplog.messages == [
         f"{folder} has no pictures of the class 'dog': its results say nothing about it"
     ]
-    assert not train or (len(files["test"].labels) == 2 and files["test"].empty == ())
+    assert not train or (len(files["test"]) == 2 and files["test"].targets.counts().all())
     with pytest.raises(ValueError, match="has no pictures of the class 'dog'; supported are"):
         scan(tmp_path)
 
@@ -436,12 +436,6 @@ def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_fo
     assert str(caught.value) == f"the class folder {folder!r} {reason}"
 
 
-def test_taken_pictures_keep_their_order_and_label():
-    files = Files(PathList(f"{i}.png" for i in range(6)), np.array([0, 0, 1, 1, 2, 2]))
-    taken = files.take(np.array([4, 0, 3]))
-    assert list(taken.paths) == ["0.png", "3.png", "4.png"] and taken.labels.tolist() == [0, 1, 2]
-
-
 def test_a_folder_beside_the_splits_that_can_not_be_read_is_none_of_the_data(tmp_path, monkeypatch):
     """As lost+found is, where the data have a disk of their own."""
     make(tmp_path, *TRAIN, "lost+found/1.png")
@@ -475,7 +469,7 @@ def test_runs_that_were_begun_among_the_class_folders_are_no_class(tmp_path, fol
     run = f"{folder}/version_0"
     make(tmp_path / "data", "cat/1.png", "dog/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
     names, files = scan(tmp_path / "data")
-    assert names == ["cat", "dog"] and len(files["all"].labels) == 2
+    assert names == ["cat", "dog"] and len(files["all"]) == 2
     assert scan(tmp_path / "data", ["cat", "dog"])[0] == names
     # The control: a class that has images stays one, whatever else it holds.
     make(
@@ -496,7 +490,7 @@ def test_a_class_or_split_that_is_called_as_a_command_stays_one(tmp_path, name):
         tmp_path / "a", "cat/1.png", f"{name}/1.png", f"{run}/config.yaml", f"{run}/augmented.webp"
     )
     names, files = scan(tmp_path / "a")
-    assert names == ["cat", name] and len(files["all"].labels) == 2
+    assert names == ["cat", name] and len(files["all"]) == 2
     make(
         tmp_path / "b",
         *TRAIN,
@@ -506,7 +500,7 @@ def test_a_class_or_split_that_is_called_as_a_command_stays_one(tmp_path, name):
         f"{run}/augmented.webp",
     )
     names, files = scan(tmp_path / "b")
-    assert names == ["cat", "dog"] and len(files["test"].labels) == 2
+    assert names == ["cat", "dog"] and len(files["test"]) == 2
 
 
 def test_classes_that_are_links_beside_runs_are_classes(tmp_path):
@@ -553,10 +547,10 @@ def test_folders_are_left_out_where_they_are_asked_to(tmp_path):
     with pytest.raises(ValueError, match=f"no pictures of the class 'results'.*; {hint}"):
         scan(tmp_path, exclude=["old"])
     names, files = scan(tmp_path, exclude=["results", "old"])
-    assert names == ["cat", "dog"] and len(files["train"].labels) == len(files["val"].labels) == 2
+    assert names == ["cat", "dog"] and len(files["train"]) == len(files["val"]) == 2
     make(tmp_path, "val/results/1.png")
     # as a checkpoint knows them
-    assert len(scan(tmp_path, names, exclude=["results", "old"])[1]["val"].labels) == 2
+    assert len(scan(tmp_path, names, exclude=["results", "old"])[1]["val"]) == 2
     with pytest.raises(
         ValueError, match=r"class 'results' unknown to training.*--data.exclude results$"
     ):

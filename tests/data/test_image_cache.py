@@ -13,6 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,8 +33,9 @@ from finetune.data import image_cache
 from finetune.data.dataset import ImageDataset
 from finetune.data.datasets.folders import scan
 from finetune.data.decode import DecodeError, decode, stored_size
-from finetune.data.image_cache import CachedReader, cache_dir, cached_readers, pays
-from finetune.data.readers import FileReader, PathList
+from finetune.data.image_cache import cache_dir, from_cache, pays
+from finetune.data.samples import PathList, Samples
+from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform
 from finetune.training.run_limits import fit_limits
 
@@ -98,7 +100,7 @@ def data_module(root: Path, cached: bool, epochs: int = 3, **options) -> ImageFo
 
 
 def is_cached(data: ImageFolderData) -> dict[str, bool]:
-    return {split: isinstance(part.read, CachedReader) for split, part in data.splits.items()}
+    return {split: part.cached is not None for split, part in data.splits.items()}
 
 
 def batches(data: ImageFolderData) -> list[dict]:
@@ -117,8 +119,8 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
         assert batch["bad"] == reference["bad"]
 
 
-def files_of(root: Path) -> dict[str, FileReader]:
-    return {"train": FileReader(scan(root)[1]["train"].paths)}
+def files_of(root: Path) -> dict[str, Samples]:
+    return {"train": scan(root)[1]["train"]}
 
 
 def caches() -> list[Path]:
@@ -202,7 +204,7 @@ def test_a_picture_that_could_not_be_decoded_gives_the_same_error(root):
         messages.append(str(caught.value))
     assert messages[0] == messages[1] and str(root / "train/dog/05.png") in messages[0]
     item = ImageDataset(
-        readers["cached"].read, readers["cached"].labels, eval_transform(24), 0, "skip"
+        readers["cached"].read, readers["cached"].targets, eval_transform(24), 0, "skip"
     )[bad]
     assert item["image"] is None and item["error"] == messages[0]
 
@@ -220,7 +222,7 @@ def test_a_transform_that_writes_into_its_input_changes_neither_the_cache_nor_th
     transform = A.Compose([Blacken(p=1), A.RandomResizedCrop((24, 24))])
     for key in [(0, 0), (0, 0), (1, 3)]:  # again: what was written must not be seen
         cached, plain = (
-            ImageDataset(part.read, part.labels, transform)[key]["image"]
+            ImageDataset(part.read, part.targets, transform)[key]["image"]
             for part in readers.values()
         )
         np.testing.assert_array_equal(cached, plain)
@@ -235,7 +237,7 @@ def test_an_error_of_a_transform_is_still_its_error(root):
 
     part = data_module(root, cached=True).splits["train"]
     with pytest.raises(KeyError, match="a mistake"):
-        ImageDataset(part.read, part.labels, A.Compose([Fails(p=1)]))[0]
+        ImageDataset(part.read, part.targets, A.Compose([Fails(p=1)]))[0]
 
 
 # Which cache
@@ -243,7 +245,7 @@ def test_an_error_of_a_transform_is_still_its_error(root):
 
 def test_a_file_that_changed_means_another_cache(root, caplog):
     def number() -> int:
-        cached_readers(files_of(root), root, 1, build=True)
+        from_cache(files_of(root), root, 1, build=True)
         return len(caches())
 
     path = root / "train/cat/01.png"
@@ -265,27 +267,25 @@ def test_a_file_that_changed_means_another_cache(root, caplog):
 
 
 def test_other_settings_and_places_mean_another_cache(root, tmp_path, monkeypatch):
-    paths = files_of(root)["train"].paths
-    for number, files in enumerate(
-        [FileReader(paths), FileReader(paths, 30), FileReader(paths, 31)], start=1
-    ):
-        assert cached_readers({"train": files}, root, 1, build=True)
+    train = files_of(root)["train"]
+    for number, shorter_side in enumerate([None, 30, 31], start=1):
+        reduced = replace(train, shorter_side=shorter_side)
+        assert from_cache({"train": reduced}, root, 1, build=True)
         assert len(caches()) == number
     shutil.copytree(root, tmp_path / "copy")  # with the same times
-    assert not cached_readers(files_of(tmp_path / "copy"), tmp_path / "copy", 1, build=False)
-    train = {"train": FileReader(paths)}
+    assert not from_cache(files_of(tmp_path / "copy"), tmp_path / "copy", 1, build=False)
     for decoder in image_cache.PIL, image_cache.simplejpeg, finetune:
         with monkeypatch.context() as patched:
             patched.setattr(decoder, "__version__", "another")
-            assert not cached_readers(train, root, 1, build=False)
-    assert cached_readers(train, root, 1, build=False)  # the control: all as it was
+            assert not from_cache({"train": train}, root, 1, build=False)
+    assert from_cache({"train": train}, root, 1, build=False)  # the control: all as it was
 
 
 def test_the_folder_may_be_named_in_any_way(root, monkeypatch):
     monkeypatch.chdir(root)
-    cached_readers(files_of(root), root, 1, build=True)
+    from_cache(files_of(root), root, 1, build=True)
     for name in (".", "./", "../data", "./../data", f"{root}/", f"{root.parent}//data"):
-        assert cached_readers(files_of(Path(name)), name, 1, build=False)
+        assert from_cache(files_of(Path(name)), name, 1, build=False)
 
 
 def damage(path: Path, how: str) -> None:
@@ -299,13 +299,13 @@ def damage(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["half", "index", "empty"])
 def test_a_damaged_cache_is_noticed_and_made_anew(root, how, caplog):
-    cached_readers(files_of(root), root, 1, build=True)
+    from_cache(files_of(root), root, 1, build=True)
     (path,) = caches()
     whole = path.read_bytes()
     damage(path, how)
     lines(caplog)
-    assert not cached_readers(files_of(root), root, 1, build=False)
-    assert cached_readers(files_of(root), root, 1, build=True)
+    assert not from_cache(files_of(root), root, 1, build=False)
+    assert from_cache(files_of(root), root, 1, build=True)
     assert path.read_bytes() == whole
     assert "damaged" in lines(caplog)[0]
 
@@ -345,7 +345,7 @@ def test_what_reads_once_builds_nothing_and_uses_what_there_is(root, stage, epoc
     data.cache_limit_gb = 1
     ask(data, stage)
     assert caches() == [] and not any(is_cached(data).values())
-    cached_readers({s: data.splits[s].read for s in ("train", "val")}, root, 1, build=True)
+    from_cache(data.splits, root, 1, build=True)
     ask(data, stage)
     assert is_cached(data) == {"train": True, "val": True, "test": False}
 
@@ -399,7 +399,7 @@ def test_a_data_set_above_the_limit_stays_undecoded(root, limit, caplog, monkeyp
     if limit == "free disk":
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
     limit_gb = 0.0001 if limit == "cache_limit_gb" else 1
-    assert cached_readers(files_of(root), root, limit_gb, build=True) == {}
+    assert from_cache(files_of(root), root, limit_gb, build=True) == {}
     (line,) = lines(caplog)
     assert str(root) in line and limit in line and "0.0001 GB" in line and "\n" not in line
     assert not cache_dir().exists()
@@ -407,7 +407,7 @@ def test_a_data_set_above_the_limit_stays_undecoded(root, limit, caplog, monkeyp
 
 def test_the_limit_holds_while_writing_too(root, caplog, monkeypatch):
     monkeypatch.setattr(image_cache, "_estimate", lambda *_: 0.0)
-    assert cached_readers(files_of(root), root, 0.0001, build=True) == {}
+    assert from_cache(files_of(root), root, 0.0001, build=True) == {}
     assert "more than" in lines(caplog)[0] and not cache_dir().exists()
 
 
@@ -424,13 +424,13 @@ def test_the_estimate_is_about_right(root, shorter_side):
 
 def test_a_folder_that_may_not_be_written_to(root, folder, caplog):
     folder.write_text("a file")
-    assert cached_readers(files_of(root), root, 1, build=True) == {}
+    assert from_cache(files_of(root), root, 1, build=True) == {}
     (line,) = lines(caplog)
     assert "no cache" in line and str(folder) in line and folder.read_text() == "a file"
 
 
 def test_a_limit_of_zero_means_none(root):
-    assert cached_readers(files_of(root), root, 0, build=True) == {} and not cache_dir().exists()
+    assert from_cache(files_of(root), root, 0, build=True) == {} and not cache_dir().exists()
 
 
 # Several processes
@@ -466,18 +466,18 @@ def test_who_waited_makes_what_another_was_stopped_at(root, monkeypatch, caplog,
         patched.setattr(image_cache, "decode", end)
         if how == "killed":
             process = multiprocessing.get_context("fork").Process(
-                target=cached_readers, args=(files_of(root), root, 1, True)
+                target=from_cache, args=(files_of(root), root, 1, True)
             )
             process.start()
             process.join(60)
             assert process.exitcode == 9
         else:
             with pytest.raises(KeyboardInterrupt) if how == "stopped" else nullcontext():
-                cached_readers(files_of(root), root, 1, build=True)
+                from_cache(files_of(root), root, 1, build=True)
     lines(caplog)
     # as who waited for that one
     monkeypatch.setattr(image_cache, "one_at_a_time", lambda path: nullcontext(True))
-    readers = cached_readers(files_of(root), root, 1, build=True)
+    readers = from_cache(files_of(root), root, 1, build=True)
     (line,) = lines(caplog)
     if how == "failed":
         assert not readers and line.endswith(
@@ -489,12 +489,12 @@ def test_who_waited_makes_what_another_was_stopped_at(root, monkeypatch, caplog,
 
 
 def test_workers_share_one_copy(root):
-    reader = data_module(root, cached=True).splits["train"].read
-    content = pickle.dumps(reader)  # for a spawned worker
-    assert len(content) < 5000 < reader.packed.path.stat().st_size
-    np.testing.assert_array_equal(pickle.loads(content)(0), reader(0))
+    samples = data_module(root, cached=True).splits["train"]
+    content = pickle.dumps(samples)  # for a spawned worker
+    assert len(content) < 5000 < samples.cached.images.path.stat().st_size
+    np.testing.assert_array_equal(pickle.loads(content).read(0), samples.read(0))
     # the file itself, not what was read of it
-    assert str(reader.packed.path) in Path("/proc/self/maps").read_text()
+    assert str(samples.cached.images.path) in Path("/proc/self/maps").read_text()
 
 
 def test_the_index_of_a_data_set_takes_at_most_200_bytes_a_picture(tmp_path, monkeypatch):
@@ -506,19 +506,19 @@ def test_the_index_of_a_data_set_takes_at_most_200_bytes_a_picture(tmp_path, mon
     tracemalloc.start()
     # As long as those of ImageNet.
     paths = PathList(f"/data/imagenet/train/n01440764/n01440764_{i:05d}.JPEG" for i in range(num))
-    labels = np.zeros(num, np.int64)
-    readers = cached_readers({"train": FileReader(paths)}, "/data/imagenet", 1, build=True)
-    assert len(readers["train"].packed) == num == len(labels)
+    train = Samples(paths, ClassIndex(np.zeros(num, np.int64), 1))
+    cached = from_cache({"train": train}, "/data/imagenet", 1, build=True)
+    assert len(cached["train"].cached.images) == num == len(train)
     num_bytes = tracemalloc.get_traced_memory()[0] / num
     tracemalloc.stop()
     assert 60 < num_bytes < 100  # beside 16 of the mapped file; measured: 75
 
 
 def test_use_is_remembered(root):
-    cached_readers(files_of(root), root, 1, build=True)
+    from_cache(files_of(root), root, 1, build=True)
     (path,) = caches()
     os.utime(path, (0, 0))
-    cached_readers(files_of(root), root, 1, build=False)
+    from_cache(files_of(root), root, 1, build=False)
     assert time.time() - path.stat().st_mtime < 100
 
 

@@ -23,7 +23,7 @@ def test_a_validation_split_is_a_part_of_train(colours):
         "val",
         "test",
     }
-    counts = {split: np.bincount(s.labels) for split, s in data.splits.items()}
+    counts = {split: s.targets.counts() for split, s in data.splits.items()}
     assert (counts["train"] + counts["val"]).tolist() == [20] * 3 and counts["test"].tolist() == [
         10
     ] * 3
@@ -31,7 +31,7 @@ def test_a_validation_split_is_a_part_of_train(colours):
     both = paths(data, "train") + paths(data, "val")
     assert len(set(both)) == 60 and all(path.startswith("train/") for path in both)
     for split, part in data.splits.items():
-        assert [data.class_names[label] for label in part.labels] == [
+        assert [data.class_names[label] for label in part.targets.labels] == [
             p.split("/")[1] for p in paths(data, split)
         ]
 
@@ -44,9 +44,7 @@ def test_the_validation_split_depends_on_its_own_seed_alone(colours, monkeypatch
 
 def test_class_folders_alone_are_split_in_three(colours):
     data = small(colours / "train", val_fraction=0.1, test_fraction=0.3)
-    counts = np.array(
-        [np.bincount(data.splits[split].labels) for split in ("train", "val", "test")]
-    )
+    counts = np.array([data.splits[split].targets.counts() for split in ("train", "val", "test")])
     assert counts.sum(axis=0).tolist() == [20] * 3 and np.abs(counts - [[12], [2], [6]]).max() <= 1
     assert len({path for split in data.splits for path in paths(data, split)}) == 60
 
@@ -55,7 +53,7 @@ def test_a_validation_folder_is_taken_as_it_is(colours, tmp_path):
     for name, source in ("train", "train"), ("valid", "test"):
         (tmp_path / name).symlink_to(colours / source)
     data = small(tmp_path)
-    assert len(data.splits["train"].labels) == 60 and len(data.splits["val"].labels) == 30
+    assert len(data.splits["train"]) == 60 and len(data.splits["val"]) == 30
     assert "test" not in data.splits
     with pytest.raises(ValueError, match="no test split: put pictures in .*/test/CLASS"):
         data.test_dataloader()
@@ -121,8 +119,8 @@ def test_a_missing_hotdog_folder_is_fetched(colours, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     monkeypatch.setattr("finetune.data.datasets.image_folder.fetch_archive", fetch)
-    assert len(Hotdog().splits["test"].labels) == 30
-    assert len(Hotdog().splits["test"].labels) == 30  # now it is there
+    assert len(Hotdog().splits["test"]) == 30
+    assert len(Hotdog().splits["test"]) == 30  # now it is there
     assert Path("data/hotdog").is_symlink()
     ((url, sha1),) = asked
     # the book's
@@ -134,7 +132,7 @@ def test_the_real_hotdog_folder(caplog):
     with caplog.at_level(logging.WARNING):
         data = Hotdog(str(real_data("hotdog")), val_fraction=0.1, image_size=64, num_workers=0)
     assert data.class_names == ["hotdog", "not-hotdog"] and not caplog.records
-    counts = {split: np.bincount(part.labels).tolist() for split, part in data.splits.items()}
+    counts = {split: part.targets.counts().tolist() for split, part in data.splits.items()}
     assert counts["test"] == [400, 400] and np.abs(np.subtract(counts["train"], 900)).max() <= 2
     assert np.add(counts["train"], counts["val"]).tolist() == [1000, 1000]
     batch = next(iter(data.train_dataloader()))
@@ -152,6 +150,19 @@ def test_class_folders_are_left_out_and_a_checkpoint_knows_it(tmp_path, exclude)
     assert found.class_names == ["blue", "green", "red"] and found.hparams["exclude"] == exclude
 
 
+@pytest.mark.parametrize("filled", [(), ("green", "red")])
+def test_given_classes_without_an_image_are_refused_in_training(tmp_path, filled):
+    draw_colours(tmp_path, train=3)
+    for path in (tmp_path / "train").rglob("*.png"):
+        if path.parent.name not in filled:
+            path.unlink()
+    names = ["blue", "green", "red"]
+    data = small(tmp_path, class_names=names)
+    lacking = ", ".join(name for name in names if name not in filled)
+    with pytest.raises(ValueError, match=f"no pictures to train on of {lacking}: add some"):
+        data.check_taught()
+
+
 def test_a_copy_with_decomposed_names_is_the_same_data(tmp_path):
     names = [
         f"{stem} {number}" for stem in ("pomme", "pêche", "zèbre", "épi") for number in range(12)
@@ -167,7 +178,7 @@ def test_a_copy_with_decomposed_names_is_the_same_data(tmp_path):
                     np.full((4, 4, 3), i, np.uint8),
                 )
         data = found[form] = ImageFolderData(str(tmp_path / form))
-        assert data.class_names == ["fête", "ouvert"] and len(data.splits["val"].labels) > 0
+        assert data.class_names == ["fête", "ouvert"] and len(data.splits["val"]) > 0
     before, after = found.values()
     assert before.fingerprint == after.fingerprint
     for split, part in before.splits.items():

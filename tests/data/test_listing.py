@@ -52,7 +52,7 @@ def test_of_a_sound_set_it_is_what_a_fit_finds(tmp_path, names):
     for s, split in enumerate(listing.splits):
         of_split = np.flatnonzero(listing.split_of == s)
         assert [listing.paths[i] for i in of_split] == list(files[split].paths)
-        assert listing.class_of[of_split].tolist() == list(files[split].labels)
+        assert listing.class_of[of_split].tolist() == list(files[split].targets.labels)
     assert listing.counts().sum() == len(listing.paths) == sum(len(f.paths) for f in files.values())
 
 

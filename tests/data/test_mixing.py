@@ -14,6 +14,7 @@ from finetune import ImageFolderData
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.decode import DecodeError
 from finetune.data.mixing import Mix, Mixing
+from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform, train_transform
 
 NUM = 4000
@@ -151,7 +152,9 @@ def pictures(
         return np.roll(picture(40, 60), 7 * index, axis=1)
 
     more = {} if mixing is None else {"mixing": mixing}
-    return ImageDataset(read, np.arange(num) % 3, train_transform(32), 0, **options, **more)
+    return ImageDataset(
+        read, ClassIndex(np.arange(num) % 3, 3), train_transform(32), 0, **options, **more
+    )
 
 
 @pytest.mark.parametrize("mixing", [Mixing(mixup=1.0), Mixing(cutmix=1.0), Mixing(1.0, 1.0)])
@@ -182,7 +185,10 @@ def test_each_picture_is_seen_in_each_epoch():
 
 def test_evaluation_mixes_nothing():
     alone = ImageDataset(
-        lambda i: picture(40, 60), np.arange(3), eval_transform(32), mixing=Mixing(1.0, 1.0)
+        lambda i: picture(40, 60),
+        ClassIndex(np.arange(3), 3),
+        eval_transform(32),
+        mixing=Mixing(1.0, 1.0),
     )
     assert set(alone[1]) == {"index", "label", "image", "error"}
 
@@ -213,7 +219,7 @@ def test_a_batch_has_both_labels_and_the_shares():
 
 def test_each_class_has_on_average_the_share_that_it_has_of_the_pictures():
     mixed, labels = pictures(9, Mixing(0.4, 1.0)), np.array([0, 0, 0, 0, 0, 0, 1, 1, 2])
-    mixed.labels = labels
+    mixed.targets = ClassIndex(labels, 3)
     sums = np.zeros(3)
     for key in product(range(60), range(9)):
         item = mixed[key]

@@ -14,9 +14,10 @@ import torch
 from colours import QUICKEST
 
 from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.data.samples import Samples
 from finetune.data.seen import continue_record, exclude_seen
 from finetune.data.seen_record import with_digests
-from finetune.data.splits import Split
+from finetune.data.targets import ClassIndex
 
 
 def write(root: Path, *names: str, size: int | None = None) -> Path:
@@ -173,10 +174,10 @@ def test_another_folder_is_measured_whole(tmp_path, lines, command):
     plain(tmp_path / "others", 20)  # the same names, but not the same pictures
     other = data(tmp_path / "others")
     split = {"validate": "val"}.get(command, command)
-    assert 0 < len(other.splits[split].labels) < 12
-    assert len(held(checkpoint, other, command)) == 40 == len(other.splits[split].labels)
+    assert 0 < len(other.splits[split]) < 12
+    assert len(held(checkpoint, other, command)) == 40 == len(other.splits[split])
     assert lines.messages == [f"40 {split} pictures of {tmp_path / 'others'} (all)"]
-    assert np.bincount(other.splits[split].labels).tolist() == [20, 20]
+    assert np.bincount(other.splits[split].targets.labels).tolist() == [20, 20]
     # Also where nothing was set apart from training.
     apart = {"val_fraction": 0.0, "test_fraction": 0.0}
     checkpoint = checkpoint_of(data(plain(tmp_path / "c"), **apart))
@@ -269,7 +270,7 @@ def test_a_class_too_small_for_its_parts_loses_pictures_but_no_truth(tmp_path, l
     names = held(checkpoint, now)
     assert names and not was_seen & {str(root / name) for name in names}
     assert any(re.search("left out 1 of the . test pictures", line) for line in lines.messages)
-    assert len(now.splits["test"].labels) == len(names)
+    assert len(now.splits["test"]) == len(names)
 
 
 def test_all_processes_measure_the_same(tmp_path, lines):
@@ -320,7 +321,7 @@ def test_the_record_is_small_and_safe_to_load(tmp_path):
     assert held(checkpoint, data(tmp_path / "a"))
     seen = checkpoint["finetune"]["seen"]
     assert sum(seen[name].nbytes for name in ("names", "sizes", "digests")) == 20 * sum(
-        len(fitted.splits[split].labels) for split in ("train", "val")
+        len(fitted.splits[split]) for split in ("train", "val")
     )
 
 
@@ -337,7 +338,8 @@ def test_the_fingerprint_sees_other_data_and_not_another_place(tmp_path):
     assert here != value("one more", "cat/2.png")
     assert here != value("another size", sizes=2)
     seen = data(tmp_path / "here", val_fraction=0, test_fraction=0).seen
-    assert seen.fingerprint(np.array([0, 0, 1])) == here != seen.fingerprint(np.array([0, 1, 1]))
+    assert seen.fingerprint(ClassIndex(np.array([0, 0, 1]), 2)) == here
+    assert seen.fingerprint(ClassIndex(np.array([0, 1, 1]), 2)) != here
 
 
 def test_a_record_without_files_says_nothing(tmp_path, lines):
@@ -358,7 +360,7 @@ def test_a_record_without_files_says_nothing(tmp_path, lines):
     assert "not checked" not in lines.messages[-1]
 
 
-def copies(split: Split, root: Path, name: str = "{}.png") -> Path:
+def copies(split: Samples, root: Path, name: str = "{}.png") -> Path:
     """The files of a split under other names, in the folders of their classes."""
     for i, path in enumerate(split.paths):
         target = root / Path(path).parent.name / name.format(i)
@@ -372,7 +374,7 @@ def copies(split: Split, root: Path, name: str = "{}.png") -> Path:
 )
 def test_copies_elsewhere_under_other_names_are_refused(tmp_path, split, command):
     fitted = data(plain(tmp_path / "a"))
-    checkpoint, num = checkpoint_of(fitted), len(fitted.splits[split].labels)
+    checkpoint, num = checkpoint_of(fitted), len(fitted.splits[split])
     other = copies(fitted.splits[split], tmp_path / "other", "copy_{}.jpeg")
     name = {"validate": "val"}.get(command, command)
     with pytest.raises(
@@ -385,15 +387,13 @@ def test_copies_elsewhere_under_other_names_are_refused(tmp_path, split, command
 
 def test_copies_among_new_pictures_are_left_out(tmp_path, lines):
     fitted = data(plain(tmp_path / "a"))
-    checkpoint, num = checkpoint_of(fitted), len(fitted.splits["train"].labels)
+    checkpoint, num = checkpoint_of(fitted), len(fitted.splits["train"])
     other = copies(fitted.splits["train"], tmp_path / "b/test", "copy_{}.jpeg").parent
     copies(fitted.splits["test"], other / "test", "unseen_{}.png")
     write(other, *(f"test/{c}/new_{i}.png" for c in ("cat", "dog") for i in range(5)))
     copies(fitted.splits["train"], other / "train")
     left = held(checkpoint, data(other))
-    assert len(left) == 10 + len(fitted.splits["test"].labels) and not any(
-        "copy" in name for name in left
-    )
+    assert len(left) == 10 + len(fitted.splits["test"]) and not any("copy" in name for name in left)
     assert lines.messages[0].startswith(
         f"left out {num} of the {num + len(left)} test pictures of {other}: copies of "
     )
@@ -431,7 +431,7 @@ def test_a_few_copies_under_their_old_names_make_no_training_folder(tmp_path, li
     assert f"left out 3 of the 43 test pictures of {other}: copies of " in lines.text
     lines.clear()
     moved = (tmp_path / "a").rename(tmp_path / "moved")  # the control
-    assert len(held(checkpoint, data(moved))) == len(fitted.splits["test"].labels)
+    assert len(held(checkpoint, data(moved))) == len(fitted.splits["test"])
 
 
 def test_copies_within_the_folder_trained_on_are_counted(tmp_path, lines):
@@ -481,7 +481,7 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
     root = shutil.copytree(colours / "train", tmp_path / "pictures")
     cli("fit", "--data.root", root, *QUICKEST)
     fitted = data(root)
-    expected = len(fitted.splits["test"].labels)
+    expected = len(fitted.splits["test"])
     for name in ("blue", "green", "red"):
         for i in range(10):
             shutil.copy(colours / f"test/{name}/{i:02d}.png", root / name / f"{20 + i}.png")
@@ -495,7 +495,7 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
     ]
     cli(*test)
     line = re.search(r"(\d+) test pictures of .*pictures \(set apart from training\)", caplog.text)
-    assert int(line[1]) == len(data(root).splits["test"].labels) > expected
+    assert int(line[1]) == len(data(root).splits["test"]) > expected
     with pytest.raises(ValueError, match="this checkpoint has seen"):
         cli(*test, "--data.split_seed", 5)
     cli(*test, "--data.root", colours / "test")

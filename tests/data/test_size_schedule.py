@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from data_files import small
 
-from finetune.data.image_cache import CachedReader, from_cache
+from finetune.data.image_cache import from_cache
 from finetune.data.samplers import augmentation_seed
 from finetune.data.size_schedule import SizeSchedule, parse_sizes, schedule_of
 from finetune.data.transforms import eval_transform, set_random_seed, train_transform
@@ -152,7 +152,7 @@ def test_a_cache_changes_no_pixel(colours, tmp_path, monkeypatch):
     options = {"cache_size": 40, "cache_limit_gb": 0}
     expected, cached = epochs(pictures(colours, **options)), pictures(colours, **options)
     cached.splits |= from_cache(cached.splits, colours, 1.0, build=True)
-    assert isinstance(cached.splits["train"].read, CachedReader)
+    assert cached.splits["train"].cached is not None
     for batches, others in zip(expected, epochs(cached), strict=True):
         assert all(
             torch.equal(a["image"], b["image"]) for a, b in zip(batches, others, strict=True)

@@ -21,7 +21,7 @@ def test_a_missing_sample_folder_is_drawn(tmp_path, monkeypatch, task, num_class
         partial(drawing.write_sample, counts=counts),
     )
     data = SampleData(str(tmp_path / task))
-    assert {split: len(part.labels) for split, part in data.splits.items()} == {
+    assert {split: len(part) for split, part in data.splits.items()} == {
         split: num * num_classes for split, num in counts.items()
     }
     with pytest.raises(ValueError, match="called source or target"):

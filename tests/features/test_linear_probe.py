@@ -27,7 +27,7 @@ def test_features_are_what_the_head_sees(colours):
     x, y = linear_probe.head_inputs(
         model.trainer, model, head(model.network), pictures.loader("val")
     )
-    assert y.tolist() == pictures.splits["val"].labels.tolist()
+    assert y.tolist() == pictures.splits["val"].targets.labels.tolist()
     with torch.no_grad():
         logits = torch.cat([model.eval()(batch["image"]) for batch in pictures.loader("val")])
         own = head(model.network)(torch.from_numpy(x).float())
@@ -51,7 +51,7 @@ def test_probe_head_starts_where_the_features_can_be_told_apart(colours, tmp_pat
             )
     assert accuracy["probe"] > 0.9  # the random backbone sees colours
     assert accuracy["xavier"] < 0.7
-    num_images = len(pictures.splits["train"].labels)
+    num_images = len(pictures.splits["train"])
     told = rf"on its features: {num_images} images, [\d.]+ s, strength \S+, cross-validated accuracy (1|0\.9)"
     assert re.search(told, caplog.text)
 
@@ -67,14 +67,12 @@ def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch
     )
     pictures = data(colours)
     split = pictures.splits["train"]
-    rare = np.flatnonzero((split.labels != 0) | (np.arange(len(split.labels)) < 3))
-    pictures.splits["train"] = type(split)(
-        lambda i: split.read(int(rare[i])), split.labels[rare], [split.paths[int(i)] for i in rare]
-    )
+    rare = np.flatnonzero((split.targets.labels != 0) | (np.arange(len(split)) < 3))
+    pictures.splits["train"] = split.take(rare)
     pictures.seen = None  # the record of all of them
     model = Classifier(pictures.class_names, **SMALL, head_init="probe", class_weights=weights)
     fit(model, pictures, max_steps=0)
-    counts = np.bincount(split.labels[rare])
+    counts = pictures.splits["train"].targets.counts()
     assert counts[0] == 3 and min(counts[1:]) > 15
     expected = counts.sum() / (3 * counts) if weights else np.ones(3)
     np.testing.assert_allclose(given, [expected], rtol=1e-6)  # they are float32 in training, too

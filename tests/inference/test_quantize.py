@@ -117,7 +117,7 @@ def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images,
         for path in (floats, tmp_path / "ints.onnx")
     ]
     assert found.num_pictures == 30 and found.num_other == (said[0] != said[1]).sum()
-    assert found.accuracy == tuple((one == test.labels).mean() for one in said)
+    assert found.accuracy == tuple((one == test.targets.labels).mean() for one in said)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_plain_trainer_fits_and_tests_them(kind, colours, tmp_path, monkeypatc
         and "val/accuracy" in trainer.callback_metrics
     )
     (result,) = trainer.test(network, pictures, verbose=False)
-    num = len(pictures.splits["test"].labels)
+    num = len(pictures.splits["test"])
     assert sum(map(sum, network.confusion_matrix)) == num  # each picture counts once
     right = sum(row[i] for i, row in enumerate(network.confusion_matrix))
     assert result["test/accuracy"] == pytest.approx(right / num)

@@ -1,12 +1,13 @@
 """How long a fit can be: what comes between its epochs is reckoned as often as it comes."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from data_files import nowhere
 
-from finetune.data.readers import FileReader
 from finetune.profiling import fit_length
 from finetune.profiling.fit_length import Aim
 from finetune.profiling.stopwatch import Costs
@@ -36,10 +37,8 @@ def lengths(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
 
     def make():
-        splits = {"train": range(320), "val": range(100), "test": range(200)}
-        splits = {
-            split: SimpleNamespace(labels=labels, read=None) for split, labels in splits.items()
-        }
+        nums = {"train": 320, "val": 100, "test": 200}
+        splits = {split: replace(nowhere(num), cached=object()) for split, num in nums.items()}
         sizes = {"image_size": 128, "eval_image_size": 128}
         kept = {"cache_limit_gb": 8.0, "num_workers": 0}
         return SimpleNamespace(batch_size=32, splits=splits, **kept, **sizes), None
@@ -162,7 +161,7 @@ def test_pictures_that_are_not_kept_are_decoded_for_each_validation(
     def trial(model, data, trainer, seconds, most, end):
         given.append(end)
         data.cache_limit_gb, data.num_workers = limit, num_workers
-        data.splits["val"].read = object.__new__(FileReader)
+        data.splits["val"] = replace(data.splits["val"], cached=None)
         return COSTS
 
     assert lengths(100).cache_limit_gb == 8.0

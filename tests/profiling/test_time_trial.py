@@ -6,8 +6,8 @@ import math
 import multiprocessing
 import os
 import time
-from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning.accelerators import CUDAAccelerator
@@ -41,10 +41,11 @@ def made(colours):
         data = ImageFolderData(
             str(colours), **{"batch_size": 6, "image_size": 28, "num_workers": 0, **options}
         )
-        labels = data.splits["train"].labels
+        num = len(data.splits["train"])
         # steps take the same, whatever is in
-        whole = len(labels) // data.batch_size * data.batch_size or len(labels)
-        data.splits["train"] = replace(data.splits["train"], labels=labels[:whole])
+        whole = num // data.batch_size * data.batch_size or num
+        data.splits["train"] = data.splits["train"].take(np.arange(whole))
+        data.seen = None  # the record of all of them
         return Slow(data.class_names, "small_cnn", weights=None), data
 
     return make
@@ -154,7 +155,7 @@ def test_a_last_batch_of_fewer_pictures_is_not_taken_for_a_whole_one(made, monke
     )
     monkeypatch.setattr("test_time_trial.SLOW", 0.0)
     # 4 + 4 + 2
-    data.splits["train"] = replace(data.splits["train"], labels=data.splits["train"].labels[:10])
+    data.splits["train"] = data.splits["train"].take(np.arange(10))
     costs = trial(model, data, ONE, seconds=1.0)
     assert (costs.batch, costs.between) == (pytest.approx(0.04), pytest.approx(0, abs=1e-9))
 
@@ -257,7 +258,7 @@ def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size):
     """All devices together have more: batch norm, which they share, can train on them."""
     _, data = made(image_size=32, batch_size=batch_size)
     # 3 + 3 + 3 + 1
-    data.splits["train"] = replace(data.splits["train"], labels=data.splits["train"].labels[:10])
+    data.splits["train"] = data.splits["train"].take(np.arange(10))
     model = Classifier(data.class_names, "resnet18", weights=None)
     assert trial(model, data, ONE | {"devices": 2}, seconds=0.1).batch > 0
 
@@ -323,17 +324,17 @@ def test_a_device_has_its_share_of_the_workers(made, monkeypatch, given, num):
 def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(
     made, advance, monkeypatch, tmp_path, options
 ):
-    from finetune.data import image_cache, readers
+    from finetune.data import image_cache, samples
 
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
     monkeypatch.setattr(image_cache, "_MIN_SAVED", 1)
     monkeypatch.setattr(time_trial, "num_cores", lambda: 2)
-    decode = readers.decode
+    decode = samples.decode
     monkeypatch.setattr(
-        readers, "decode", lambda *args, **kwargs: (advance(0.5), decode(*args, **kwargs))[1]
+        samples, "decode", lambda *args, **kwargs: (advance(0.5), decode(*args, **kwargs))[1]
     )
     _, data = made(**options)
-    num, num_val = (len(data.splits[split].labels) for split in ("train", "val"))
+    num, num_val = (len(data.splits[split]) for split in ("train", "val"))
     # two cores decode; a step of six takes SLOW
     enough = 0.5 * (num + num_val) / 2 + 2 * num / 6 * SLOW
     # in the end they are there

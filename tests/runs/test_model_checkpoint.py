@@ -8,6 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from colours import QUICKEST
+from data_files import nowhere
 from pytorch_lightning.callbacks import EarlyStopping
 
 from finetune.runs import deferred_checkpoints
@@ -29,9 +30,7 @@ def validated(callback: Checkpoints, *accuracies: float) -> list[bool]:
                 "val/accuracy": torch.tensor(accuracy),
                 "val/loss": torch.tensor(1.0),
             },
-            datamodule=SimpleNamespace(
-                splits={"val": SimpleNamespace(labels=range(300))}, batch_size=10
-            ),
+            datamodule=SimpleNamespace(splits={"val": nowhere(300)}, batch_size=10),
             fit_loop=SimpleNamespace(
                 epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(is_last_batch=True))
             ),

@@ -7,6 +7,7 @@ import resource
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from data_files import nowhere
 
 from finetune.data.samplers import share
 from finetune.runs import predictions
@@ -44,7 +46,7 @@ def outputs_of(
 
 
 def trainer_of(paths: list[str], rank: int = 0, world_size: int = 1) -> Any:
-    data = SimpleNamespace(splits={"predict": SimpleNamespace(paths=paths)})
+    data = SimpleNamespace(splits={"predict": replace(nowhere(len(paths)), paths=paths)})
     which = {"global_rank": rank, "world_size": world_size, "is_global_zero": rank == 0}
     return SimpleNamespace(strategy=None, datamodule=data, predicting=True, **which)
 

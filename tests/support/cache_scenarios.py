@@ -18,7 +18,6 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from finetune import ImageFolderData
 from finetune.data import image_cache
-from finetune.data.image_cache import CachedReader
 
 
 class Tiny(pl.LightningModule):
@@ -47,8 +46,8 @@ def full_disk(*_: Any) -> None:
 
 
 def report(data: ImageFolderData) -> None:
-    readers = [data.splits[split].read for split in ("train", "val")]
-    print("cached" if all(isinstance(read, CachedReader) for read in readers) else "uncached")
+    caches = [data.splits[split].cached for split in ("train", "val")]
+    print("uncached" if None in caches else "cached")
 
 
 def main(out: Path, root: str, world_size: int) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.data.samples import Samples
+from finetune.data.targets import ClassIndex
 
 
 def real_data(name: str) -> Path:
@@ -51,6 +53,11 @@ def write_unpacked(root: Path, num_train: int = 200, num_test: int = 50) -> Path
 def small(root: Path, **options: Any) -> ImageFolderData:
     plain = {"image_size": 24, "num_workers": 0, "min_crop": 0.08, "augmentations": None}
     return ImageFolderData(str(root), **{**plain, **options})
+
+
+def nowhere(num: int) -> Samples:
+    """A split of so many images of one class, of which there are no files."""
+    return Samples(["nowhere.png"] * num, ClassIndex(np.zeros(num, np.int64), num_classes=1))
 
 
 def paths(data: ImageDataModule, split: str) -> list[str]:

@@ -169,7 +169,7 @@ def moved(model: Classifier, before: dict[str, Tensor], after: dict[str, Tensor]
 def with_bad_batches(data: ImageFolderData) -> ImageFolderData:
     """Let no picture of the first epoch's second batch be readable, nor one of the third."""
     train = data.splits["train"]
-    order = train_order(len(train.labels), 1, 0)
+    order = train_order(len(train), 1, 0)
     bad = {int(i) for i in order[data.batch_size : 2 * data.batch_size + 1]}
 
     def read(index: int) -> np.ndarray:

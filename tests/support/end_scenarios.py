@@ -34,7 +34,7 @@ from processes import processes_of, rank_environment
 
 from finetune.data import image_cache, loader
 from finetune.data.loader import Loader
-from finetune.data.readers import FileReader
+from finetune.data.samples import Samples
 from finetune.data.train_loader import TrainLoader
 from finetune.training.classifier import Classifier
 
@@ -279,15 +279,15 @@ class Run:
 
     def _use_up_memory_of_workers(self) -> None:
         """Let whoever reads an image of the phase's split ask for more memory than there is."""
-        original = FileReader.__call__
+        original = Samples.read
         folder = f"/{SPLITS[self.scenario.phase]}/"
 
-        def read(reader: FileReader, index: int) -> Any:
-            if folder in reader.paths[index]:
+        def read(samples: Samples, index: int) -> Any:
+            if folder in samples.paths[index]:
                 bytearray(1 << 60)
-            return original(reader, index)
+            return original(samples, index)
 
-        patch.object(FileReader, "__call__", read).start()
+        patch.object(Samples, "read", read).start()
 
     def _fail(self) -> None:
         """Do at the second step, in the process that the scenario says, what the scenario says."""

@@ -271,8 +271,8 @@ MUTATIONS = [
     Mutation(
         "classes are balanced by their frequency",
         "training/initial_weights.py",
-        "return counts.sum() / (num_classes * counts.clamp_min(1))",
-        "return torch.ones(num_classes)",
+        "return counts.sum() / (len(counts) * counts.clamp_min(1))",
+        "return torch.ones(len(counts))",
         "tests/training/test_initial_weights.py tests/training/test_classifier.py",
     ),
     Mutation(

@@ -106,7 +106,7 @@ parser.add_argument("--config", action="config")
 parser.add_argument("--size", type=str)
 size = parser.parse_args(["--config", "config.yaml"]).size
 names, files = scan(Path(sys.argv[1]))
-print(json.dumps([size, names, len(files["train"].labels)]))
+print(json.dumps([size, names, len(files["train"])]))
 """
 
 

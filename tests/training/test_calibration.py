@@ -81,8 +81,8 @@ def test_it_is_what_fits_the_checkpoint_s_own_validation_logits(checkpoint, two,
     bare = Predictor(changed(checkpoint, tmp_path / "bare.ckpt", None))
     p = bare([decode(path) for path in val.paths])
     metric = Temperature()
-    metric.update(torch.from_numpy(p).log(), torch.from_numpy(val.labels))
-    assert found.num_pictures == len(val.labels) == 17
+    metric.update(torch.from_numpy(p).log(), torch.from_numpy(val.targets.labels))
+    assert found.num_pictures == len(val) == 17
     # Batch norm is fused into convolutions in a fit's validation: logits differ by rounding.
     assert found.temperature == pytest.approx(metric.compute().item(), rel=1e-4)
     assert abs(found.temperature - 1) > 0.01  # else the tests below would say nothing
@@ -91,7 +91,7 @@ def test_it_is_what_fits_the_checkpoint_s_own_validation_logits(checkpoint, two,
     )
     scaled = Predictor(checkpoint)([decode(path) for path in val.paths])
     is_said = scaled[:, 1] >= found.choice.value
-    assert found.choice.reached == pytest.approx(is_said[val.labels == 1].mean())
+    assert found.choice.reached == pytest.approx(is_said[val.targets.labels == 1].mean())
 
 
 @pytest.mark.slow

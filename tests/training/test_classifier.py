@@ -59,7 +59,7 @@ def first_step(
 
 def test_loss_is_that_of_torch(colours):
     pictures = data(colours, val_fraction=0, **TINY_SIZE)
-    pictures.splits["train"].labels[:15] = 2  # uneven: the weights are not all 1
+    pictures.splits["train"].targets.labels[:15] = 2  # uneven: the weights are not all 1
     logged, batch, logits, model = first_step(
         pictures, label_smoothing=0.2, class_weights="balanced"
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from colours import QUICK, QUICKEST, draw_colours
+from data_files import nowhere
 from torch import nn
 
 from finetune import Classifier
@@ -88,7 +89,7 @@ def trainer(**options: Any) -> Any:
 
 
 def data(num: int, batch_size: int, image_size: int, **more: Any) -> Any:
-    splits = {"train": SimpleNamespace(labels=[0] * num)}
+    splits = {"train": nowhere(num)}
     sizes = {"image_size": image_size, "eval_image_size": image_size, "sizes": (), **more}
     return SimpleNamespace(hparams={}, splits=splits, batch_size=batch_size, **sizes)
 
@@ -224,9 +225,7 @@ def test_a_command_without_a_batch_is_wrong_usage(command, split, nothing):
 )
 def test_a_share_that_leaves_nothing_is_told_before_training(command, limits, told):
     pictures = data(24, 8, 28)
-    pictures.splits |= {
-        name: SimpleNamespace(labels=[0] * num) for name, num in (("val", 24), ("test", 40))
-    }
+    pictures.splits |= {name: nowhere(num) for name, num in (("val", 24), ("test", 40))}
     model = classifier("small_cnn")
     with pytest.raises(ValueError, match=told) if told else nullcontext():
         check_fit(trainer(**limits), model, pictures, command)

@@ -1,6 +1,7 @@
 """What a fit says before it begins."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from small_fits import SMALL, data, fit
 
 from finetune import Classifier
+from finetune.data.targets import ClassIndex
 from finetune.data.transforms import cropped_area, eval_transform
 from finetune.training import overview
 
@@ -45,7 +47,7 @@ def test_three_lines_before_training(colours, cli, caplog):
         for record in caplog.records
         if record.name == "finetune.training.overview"
     ]
-    train = np.bincount(data(colours).splits["train"].labels)
+    train = data(colours).splits["train"].targets.counts()
     val = 60 - train.sum()
     assert lines == [
         f"pictures: {colours}: train {train.sum()} (its train folder), val {val} (set apart from training, "
@@ -62,7 +64,7 @@ def test_where_the_splits_come_from(tmp_path, caplog):
     draw_colours(tmp_path / "drawn", train=10)
     pictures = data(tmp_path / "drawn/train", val_fraction=0)
     line, *_ = told(caplog, pictures)
-    test = len(pictures.splits["test"].labels)
+    test = len(pictures.splits["test"])
     assert (
         f"train {30 - test} (all that are not set apart), val none, test {test} (set apart from training, "
         in line
@@ -113,7 +115,11 @@ def test_many_classes_are_not_listed(colours, caplog):
     pictures.class_names = [f"class {i}" for i in range(20)]
     split = pictures.splits["train"]
     pictures.splits = {
-        "train": type(split)(split.read, np.arange(30) % 20, split.paths[:30], "folder train")
+        "train": replace(
+            split.take(np.arange(30)),
+            targets=ClassIndex(np.arange(30) % 20, 20),
+            origin="folder train",
+        )
     }
     assert told(caplog, pictures)[0].endswith("; 20 classes in train: 1 to 2 pictures each")
 
@@ -157,9 +163,7 @@ def test_few_pictures_to_choose_an_epoch_by(colours, num, limit, expected):
     pictures = data(colours)
     split = pictures.splits.pop("val")
     if num:
-        pictures.splits["val"] = type(split)(
-            split.read, np.zeros(num, int), [split.paths[0]] * num, split.origin
-        )
+        pictures.splits["val"] = split.take(np.zeros(num, int))
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=limit
     )

@@ -41,7 +41,7 @@ def test_the_head_is_the_optimum_on_the_training_images(colours, monkeypatch):
     trainer = fit(model, pictures, max_epochs=5, precision="64-true")
     assert trainer.current_epoch == 1 and trainer.optimizers == []
     (((x, y, _), probe),) = calls
-    assert len(y) == len(pictures.splits["train"].labels)  # no validation image is among them
+    assert len(y) == len(pictures.splits["train"])  # no validation image is among them
     assert probe.out_of_fold.shape == (len(y), 3)
     solved = head(model.network)
     weight = solved.weight.detach().numpy()

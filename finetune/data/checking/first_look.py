@@ -19,8 +19,7 @@ from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_findings, worst_first
 from finetune.data.datasets.listing import Listing
 from finetune.data.decode import READERS
-from finetune.data.readers import PathList
-from finetune.data.splits import Split
+from finetune.data.samples import PathList, Samples
 from finetune.data.walk import Beside
 from finetune.system.messages import counted, shown
 
@@ -68,7 +67,7 @@ class FirstLook:
 
 
 def first_look(
-    splits: Mapping[str, Split], class_names: Sequence[str], root: str | None
+    splits: Mapping[str, Samples], class_names: Sequence[str], root: str | None
 ) -> FirstLook:
     """Look at what a fit is about to read.
 
@@ -78,11 +77,9 @@ def first_look(
         root: The folder of the data set.
     """
     paths = PathList(path for split in splits.values() for path in split.paths)
-    split_of = np.repeat(np.arange(len(splits)), [len(split.paths) for split in splits.values()])
-    class_of = np.concatenate([split.labels for split in splits.values()])
-    folders = np.array(
-        [np.bincount(split.labels, minlength=len(class_names)) > 0 for split in splits.values()]
-    )
+    split_of = np.repeat(np.arange(len(splits)), [len(split) for split in splits.values()])
+    class_of = np.concatenate([split.targets.labels for split in splits.values()])
+    folders = np.array([split.targets.counts() > 0 for split in splits.values()])
     listing = Listing(
         Path(root or ""),
         paths,

@@ -3,8 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import numpy as np
 
 from finetune.data.datasets import misplaced
 from finetune.data.decode import IMAGE_SUFFIXES
-from finetune.data.readers import PathList
+from finetune.data.samples import PathList, Samples
+from finetune.data.targets import ClassIndex
 from finetune.data.walk import Beside, dangling, find_pictures, is_of_runs, num_loose
 from finetune.system.file_names import class_name, composed, text_of
 from finetune.system.messages import WrongUsage, did_you_mean, shown
@@ -28,42 +28,13 @@ _SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 _MOST_NAMED = 8  # classes, in a message
 
 
-@dataclass(frozen=True)
-class Files:
-    """The pictures of one split, sorted by class and path.
-
-    Attributes:
-        paths: One path a picture.
-        labels: Class index of each, (N,) int64.
-        folder: The folder of the split, in which all of them lie.
-        empty: Classes without a picture there.
-    """
-
-    paths: PathList
-    labels: np.ndarray
-    folder: str = ""
-    empty: tuple[str, ...] = ()
-
-    def names(self) -> Iterator[str]:
-        """Yield what each picture is called beneath the folder of its split, wherever that lies: `CLASS/FILE`."""
-        prefix = os.path.join(self.folder, "")
-        return (path.removeprefix(prefix) for path in self.paths)
-
-    def take(self, indices: np.ndarray) -> "Files":
-        """Return the pictures at `indices`, in their order here."""
-        indices = np.sort(indices)
-        return Files(
-            PathList(self.paths[int(i)] for i in indices), self.labels[indices], self.folder
-        )
-
-
 def scan(
     root: str | Path,
     class_names: Sequence[str] | None = None,
     skip: bool = False,
     is_told: bool = True,
     exclude: Sequence[str] = (),
-) -> tuple[list[str], dict[str, Files]]:
+) -> tuple[list[str], dict[str, Samples]]:
     """Find the classes and files of a data set.
 
     `root` holds `train/CLASS/*` and perhaps `val` and `test` likewise, or other spellings of these; or class folders
@@ -80,7 +51,7 @@ def scan(
         exclude: Class folders to leave out, by name.
 
     Returns:
-        Class names in the order of their indices, and the files of each split found.
+        Class names in the order of their indices, and the images of each split found, sorted by class and path.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -272,7 +243,7 @@ def _files(
     beside: Beside,
     is_told: bool,
     is_known: bool,
-) -> Files:
+) -> Samples:
     known = set(map(composed, class_names))
     unknown = [name for name in class_dirs if name not in known]
     if unknown:
@@ -309,7 +280,13 @@ def _files(
         log.warning(
             "%s has no pictures of %s: its results say nothing about it", folder, _classes(empty)
         )
-    return Files(PathList(paths), np.array(labels, np.int64), str(folder), tuple(empty))
+    return Samples(
+        PathList(paths),
+        ClassIndex(np.array(labels, np.int64), len(class_names)),
+        origin=f"its {folder.name} folder",
+        folder=str(folder),
+        tag=f"{split}/" if split in ("val", "test") else "",
+    )
 
 
 def _leave_out(names: Sequence[str]) -> str:

@@ -1,13 +1,14 @@
 """Data modules of picture files: any folder of labelled ones, and the hotdog set."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
-from finetune.data.datasets.folders import Files, scan
-from finetune.data.readers import FileReader
+from finetune.data.datasets.folders import scan
+from finetune.data.samples import Samples
 from finetune.data.seen_record import seen_by, with_digests
-from finetune.data.splits import SET_APART, Split, stratified
+from finetune.data.splits import SET_APART, stratified
 from finetune.distributed.signals import is_first_process
 
 
@@ -17,35 +18,38 @@ class ImageFolderData(ImageDataModule):
     untaught: tuple[str, ...] = ()  # classes, where they were given, without a picture to train on
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
-        is_skipped, is_told = self.on_bad_image == "skip", is_first_process()
-        self.class_names, files = scan(
-            root, self.class_names or None, is_skipped, is_told, self.exclude
+        is_skipped = self.on_bad_image == "skip"
+        self.class_names, found = scan(
+            root, self.class_names or None, is_skipped, is_first_process(), self.exclude
         )
-        self.untaught = next(
-            (files[split].empty for split in ("all", "train") if split in files), ()
-        )
-        origins = {split: f"its {Path(part.folder).name} folder" for split, part in files.items()}
-        if "all" in files:
-            everything = files.pop("all")
-            parts = stratified(
-                everything.names(), everything.labels, (val_fraction, test_fraction), split_seed
+        of_training = found.get("all", found.get("train"))
+        if of_training is not None:
+            counts = of_training.targets.counts()
+            self.untaught = tuple(
+                name for name, num in zip(self.class_names, counts, strict=True) if num == 0
             )
-            files = dict(zip(("train", "val", "test"), map(everything.take, parts), strict=True))
-            origins = {"train": "all that are not set apart", "val": SET_APART, "test": SET_APART}
-        elif "train" in files and "val" not in files and val_fraction > 0:
-            given = files["train"]
-            rest, val = stratified(given.names(), given.labels, (val_fraction,), split_seed)
-            files |= {"train": given.take(rest), "val": given.take(val)}
-            origins["val"] = SET_APART
-        found = {
-            split: self._split(split, part, origins[split])
-            for split, part in files.items()
-            if len(part.labels)
+        if "all" in found:
+            everything = found.pop("all")
+            fractions = (val_fraction, test_fraction)
+            parts = stratified(
+                everything.names(), everything.targets.strata(), fractions, split_seed
+            )
+            origins = ("all that are not set apart", SET_APART, SET_APART)
+            for split, rows, origin in zip(("train", "val", "test"), parts, origins, strict=True):
+                found[split] = replace(everything.take(rows), origin=origin)
+        elif "train" in found and "val" not in found and val_fraction > 0:
+            everything = found["train"]
+            rest, val = stratified(
+                everything.names(), everything.targets.strata(), (val_fraction,), split_seed
+            )
+            found["train"] = everything.take(rest)
+            found["val"] = replace(everything.take(val), origin=SET_APART)
+        self.splits |= {
+            split: self._reduced(split, part) for split, part in found.items() if len(part)
         }
-        self.splits |= found
-        if "train" in found:
-            self.seen = seen_by(found["train"], found.get("val"), self.on_bad_image == "skip")
-            self.fingerprint = self.seen.fingerprint(found["train"].labels)
+        if "train" in self.splits:
+            self.seen = seen_by(self.splits["train"], self.splits.get("val"), is_skipped)
+            self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
@@ -70,19 +74,20 @@ class ImageFolderData(ImageDataModule):
     def take_whole(self, split: str) -> None:
         if split in self.splits and self.splits[split].origin != SET_APART:
             return
-        files = scan(
+        found = scan(
             self.folder,
             self.class_names,
             self.on_bad_image == "skip",
             False,
             self.exclude,
         )[1]
-        self.splits = {split: self._split(split, files["all"], "all")} if "all" in files else {}
+        self.splits = {}
+        if "all" in found:
+            self.splits[split] = replace(self._reduced(split, found["all"]), origin="all")
 
-    def _split(self, split: str, files: Files, origin: str) -> Split:
-        read = FileReader(files.paths, self.cache_size if split != "test" else None)
-        tag = "" if split == "train" or origin in (SET_APART, "all") else f"{split}/"
-        return Split(read, files.labels, files.paths, origin, files.folder, tag)
+    def _reduced(self, split: str, samples: Samples) -> Samples:
+        """Return images that are decoded at the size of the cache; those of the test keep their size."""
+        return replace(samples, shorter_side=None if split == "test" else self.cache_size)
 
 
 class Hotdog(ImageFolderData):

@@ -8,7 +8,7 @@ import numpy as np
 
 from finetune.data.datasets import misplaced
 from finetune.data.datasets.folders import class_folders, named_folders, split_folders
-from finetune.data.readers import PathList
+from finetune.data.samples import PathList
 from finetune.data.walk import Beside, dangling, find_pictures, num_loose
 from finetune.system.messages import WrongUsage, counted
 
