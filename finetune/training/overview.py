@@ -48,7 +48,7 @@ def tell(
         return {}
     lines = [_pictures(data), _network(model, ckpt_path), _machine(trainer, model, data)]
     doubtful = [*doubts(data), *few_to_choose(trainer, data)]
-    look = first_look(data.splits, data.class_names, data.root)
+    look = first_look(data.splits, data.class_names, data.folder)
     doubtful += filter(None, [look.line()])
     for line in lines:
         log.info("%s", line)

@@ -17,9 +17,9 @@ import numpy as np
 from finetune.data.checking.checks import class_findings
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_findings, worst_first
-from finetune.data.datasets.listing import Listing
+from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.decode import READERS
-from finetune.data.samples import PathList, Samples
+from finetune.data.samples import Samples
 from finetune.data.walk import Beside
 from finetune.system.messages import counted, shown
 
@@ -67,29 +67,18 @@ class FirstLook:
 
 
 def first_look(
-    splits: Mapping[str, Samples], class_names: Sequence[str], root: str | None
+    splits: Mapping[str, Samples], class_names: Sequence[str], root: str | Path
 ) -> FirstLook:
     """Look at what a fit is about to read.
 
     Args:
         splits: Of a data module.
         class_names: Of their labels.
-        root: The folder of the data set.
+        root: The folder of the images.
     """
-    paths = PathList(path for split in splits.values() for path in split.paths)
-    split_of = np.repeat(np.arange(len(splits)), [len(split) for split in splits.values()])
-    class_of = np.concatenate([split.targets.labels for split in splits.values()])
     folders = np.array([split.targets.counts() > 0 for split in splits.values()])
-    listing = Listing(
-        Path(root or ""),
-        paths,
-        list(splits),
-        list(class_names),
-        split_of,
-        class_of,
-        folders,
-        Beside(skip=True),
-    )
+    listing = listing_of(Path(root), splits, class_names, folders, Beside(skip=True))
+    paths = listing.paths
     sizes = np.array([_size(path) for path in paths], np.int64)
     files = np.flatnonzero(sizes >= 0)
     looked_at = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
@@ -102,7 +91,7 @@ def first_look(
         for i in broken
     ]
     sizes[broken] = -1  # empty ones, and error pages, are no copies of each other
-    findings = duplicate_findings(listing, equal_files(paths, sizes, split_of), [])
+    findings = duplicate_findings(listing, equal_files(paths, sizes, listing.split_of), [])
     if len(broken):
         rows = [Row([i], note) for i, note in zip(broken.tolist(), notes, strict=True)]
         title = f"{counted(len(rows), 'picture')} can't be read"

@@ -101,14 +101,23 @@ def scan(
     if twice := [name for name, num in Counter(map(composed, class_names)).items() if num > 1]:
         raise WrongUsage(f"data.class_names, for {root}, holds {_classes(twice)} more than once")
     beside = Beside(skip)
-    files = {
-        split: _files(folder, class_dirs[split], class_names, split, beside, is_told, is_known)
-        for split, folder in split_dirs.items()
-    }
+    splits: dict[str, Samples] = {}
+    for split, folder in split_dirs.items():
+        _check_known(folder, class_dirs[split], class_names, is_known)
+        in_order = [class_dirs[split].get(composed(name)) for name in class_names]
+        splits[split] = read_split(folder, in_order, split, beside)
+        empty = empty_classes(splits[split], class_names)
+        _check_filled(splits[split], empty, split, is_known)
+        if empty and is_told:
+            log.warning(
+                "%s has no pictures of %s: its results say nothing about it",
+                folder,
+                _classes(empty),
+            )
     if is_told:
         beside.tell(root)
         _tell_decomposed([folder for folders in class_dirs.values() for folder in folders.values()])
-    return list(class_names), files
+    return list(class_names), splits
 
 
 def class_folders(folder: Path, exclude: Sequence[str] = ()) -> list[Path]:
@@ -235,54 +244,74 @@ def _is_class(folder: Path) -> bool:
         return False
 
 
-def _files(
-    folder: Path,
-    class_dirs: Mapping[str, Path],
-    class_names: Sequence[str],
-    split: str,
-    beside: Beside,
-    is_told: bool,
-    is_known: bool,
-) -> Samples:
+def _check_known(
+    folder: Path, class_dirs: Mapping[str, Path], class_names: Sequence[str], is_known: bool
+) -> None:
+    """Refuse class folders of a split that training does not know.
+
+    Args:
+        folder: The folder of the split.
+        class_dirs: Its class folders by name.
+        class_names: The classes of training.
+        is_known: Whether these were given, by a checkpoint for example.
+    """
     known = set(map(composed, class_names))
     unknown = [name for name in class_dirs if name not in known]
-    if unknown:
-        lower = {name.lower(): name for name in class_names}
-        hints = [
-            f"{name!r} is {lower[name.lower()]!r} there"
-            for name in unknown
-            if name.lower() in lower
-        ]
-        if not is_known:
-            hints.append(_leave_out(unknown))
-        told = f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
-        raise ValueError("; ".join([told, *hints]))
+    if not unknown:
+        return
+    lower = {name.lower(): name for name in class_names}
+    hints = [
+        f"{name!r} is {lower[name.lower()]!r} there" for name in unknown if name.lower() in lower
+    ]
+    if not is_known:
+        hints.append(_leave_out(unknown))
+    told = f"{folder} holds {_classes(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
+    raise ValueError("; ".join([told, *hints]))
+
+
+def _check_filled(samples: Samples, empty: Sequence[str], split: str, is_known: bool) -> None:
+    """Refuse a split without images, and empty classes of training, unless the classes were given."""
+    must_be_filled = split in ("train", "all") and not is_known
+    if empty and (must_be_filled or (split == "all" and not len(samples))):
+        supported = " ".join(sorted(IMAGE_SUFFIXES))
+        told = f"{samples.folder} has no pictures of {_classes(empty)}; supported are {supported}"
+        raise ValueError(
+            f"{told}; where {'they are' if len(empty) > 1 else 'it is'} no class, {_leave_out(empty)}"
+        )
+
+
+def empty_classes(samples: Samples, class_names: Sequence[str]) -> list[str]:
+    """Return the names of the classes of which a split has no image."""
+    counts = samples.targets.counts().tolist()
+    return [name for name, num in zip(class_names, counts, strict=True) if num == 0]
+
+
+def read_split(
+    folder: Path, class_dirs: Sequence[Path | None], split: str, beside: Beside
+) -> Samples:
+    """Return the images of a split, sorted by class and path.
+
+    Args:
+        folder: The folder of the split.
+        class_dirs: The folder of each class, K; None if there is none.
+        split: Its name.
+        beside: Gets what is skipped.
+
+    Raises:
+        OSError: A folder cannot be read, and `beside` does not skip it.
+    """
     beside.unread += [f"{link}: a link to nothing" for link in dangling(folder)]
     if loose := num_loose(folder):
         beside.loose[str(folder)] = loose
     labels: list[int] = []
     paths: list[str] = []
-    empty = []
-    for label, name in enumerate(class_names):
-        class_dir = class_dirs.get(composed(name))
+    for label, class_dir in enumerate(class_dirs):
         found = list(find_pictures(class_dir, beside)) if class_dir else []
         paths += found
         labels += [label] * len(found)
-        if not found:
-            empty.append(name)
-    if empty and ((split in ("train", "all") and not is_known) or (split == "all" and not paths)):
-        supported = " ".join(sorted(IMAGE_SUFFIXES))
-        told = f"{folder} has no pictures of {_classes(empty)}; supported are {supported}"
-        raise ValueError(
-            f"{told}; where {'they are' if len(empty) > 1 else 'it is'} no class, {_leave_out(empty)}"
-        )
-    if empty and is_told:
-        log.warning(
-            "%s has no pictures of %s: its results say nothing about it", folder, _classes(empty)
-        )
     return Samples(
         PathList(paths),
-        ClassIndex(np.array(labels, np.int64), len(class_names)),
+        ClassIndex(np.array(labels, np.int64), len(class_dirs)),
         origin=f"its {folder.name} folder",
         folder=str(folder),
         tag=f"{split}/" if split in ("val", "test") else "",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
-from finetune.data.datasets.folders import scan
+from finetune.data.datasets.folders import empty_classes, scan
 from finetune.data.samples import Samples
 from finetune.data.seen_record import seen_by, with_digests
 from finetune.data.splits import SET_APART, stratified
@@ -24,10 +24,7 @@ class ImageFolderData(ImageDataModule):
         )
         of_training = found.get("all", found.get("train"))
         if of_training is not None:
-            counts = of_training.targets.counts()
-            self.untaught = tuple(
-                name for name, num in zip(self.class_names, counts, strict=True) if num == 0
-            )
+            self.untaught = tuple(empty_classes(of_training, self.class_names))
         if "all" in found:
             everything = found.pop("all")
             fractions = (val_fraction, test_fraction)

@@ -1,15 +1,20 @@
 """What lies in a data set's folders, found as `folders.scan` finds it, but without an end at what is wrong there."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from finetune.data.datasets import misplaced
-from finetune.data.datasets.folders import class_folders, named_folders, split_folders
-from finetune.data.samples import PathList
-from finetune.data.walk import Beside, dangling, find_pictures, num_loose
+from finetune.data.datasets.folders import (
+    class_folders,
+    named_folders,
+    read_split,
+    split_folders,
+)
+from finetune.data.samples import PathList, Samples
+from finetune.data.walk import Beside, num_loose
 from finetune.system.messages import WrongUsage, counted
 
 
@@ -65,8 +70,7 @@ def list_pictures(root: str | Path) -> Listing:
         split_dirs = split_folders(root) or {"all": root}
     except ValueError as error:
         raise WrongUsage(str(error)) from error
-    splits: list[str] = [split for split in ("train", "val", "test", "all") if split in split_dirs]
-    beside = Beside(skip=True)
+    splits = [split for split in ("train", "val", "test", "all") if split in split_dirs]
     inside = {split: named_folders(split_dirs[split]) for split in splits}
     class_names = sorted({name for folders in inside.values() for name in folders})
     if not class_names:
@@ -77,25 +81,30 @@ def list_pictures(root: str | Path) -> Listing:
         raise WrongUsage(
             f"{root} holds no class folders: put the pictures of each class in a folder of its name{hint}"
         )
-    split_of: list[int] = []
-    class_of: list[int] = []
-
-    def found_paths() -> Iterator[str]:
-        for s, split in enumerate(splits):
-            beside.unread.extend(
-                f"{link}: a link to nothing" for link in dangling(split_dirs[split])
-            )
-            if loose := num_loose(split_dirs[split]):
-                beside.loose[str(split_dirs[split])] = loose
-            for c, name in enumerate(class_names):
-                for path in (
-                    find_pictures(inside[split][name], beside) if name in inside[split] else ()
-                ):
-                    split_of.append(s)
-                    class_of.append(c)
-                    yield path
-
-    paths = PathList(found_paths())
+    beside = Beside(skip=True)
+    samples: dict[str, Samples] = {}
+    for split in splits:
+        class_dirs = [inside[split].get(name) for name in class_names]
+        samples[split] = read_split(split_dirs[split], class_dirs, split, beside)
     folders = np.array([[name in inside[split] for name in class_names] for split in splits])
-    indices = np.array(split_of, np.int64), np.array(class_of, np.int64)
-    return Listing(root, paths, splits, class_names, *indices, folders, beside)
+    return listing_of(root, samples, class_names, folders, beside)
+
+
+def listing_of(
+    root: Path,
+    splits: Mapping[str, Samples],
+    class_names: Sequence[str],
+    folders: np.ndarray,
+    beside: Beside,
+) -> Listing:
+    """Return the images of several splits as one listing; see `Listing` for the arguments."""
+    return Listing(
+        root=root,
+        paths=PathList(path for samples in splits.values() for path in samples.paths),
+        splits=list(splits),
+        class_names=list(class_names),
+        split_of=np.repeat(np.arange(len(splits)), [len(samples) for samples in splits.values()]),
+        class_of=np.concatenate([samples.targets.labels for samples in splits.values()]),
+        folders=folders,
+        beside=beside,
+    )
