@@ -11,10 +11,8 @@ import io
 import math
 import os
 import re
-import stat
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -38,6 +36,7 @@ from finetune.data.bit_depths import (
 )
 from finetune.data.completeness import check_coefficients, load
 from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
+from finetune.data.storage import open_file
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
@@ -119,13 +118,6 @@ def stored_size(path: str) -> tuple[int, int]:
         width, height = read_header(file).size
         return height, width
     return 0, 0
-
-
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading; a pipe is refused, since that would wait for whoever writes to it."""
-    if stat.S_ISFIFO(os.stat(path).st_mode):
-        raise ValueError("it is a pipe, not a file")
-    return Path(path).open("rb")
 
 
 def _shrunk(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDArray[np.uint8]:

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from finetune.data.decode import DecodeError, decode, open_file, read_header
+from finetune.data.decode import DecodeError, decode, read_header
+from finetune.data.storage import open_file
 
 log = logging.getLogger(__name__)
 

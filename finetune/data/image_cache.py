@@ -33,8 +33,9 @@ from finetune.data.decode import DecodeError, decode, stored_size
 from finetune.data.memmap import MemmapImages, TooLarge, opened, write_memmap
 from finetune.data.samplers import ESTIMATE, some_of
 from finetune.data.samples import CachedImages, Samples
+from finetune.data.storage import concatenated, files_digest
 from finetune.distributed.signals import is_first_process
-from finetune.system.cache_dir import PICTURES, cache_dir, files_digest, mark_used, room
+from finetune.system.cache_dir import PICTURES, cache_dir, mark_used, room
 from finetune.system.files import one_at_a_time, unfinished
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
@@ -107,12 +108,14 @@ def from_cache(
     positions = np.empty(len(paths), np.int64)
     positions[order] = np.arange(len(paths))
     paths = [paths[i] for i in order]
+    stats = concatenated([samples.known_stats() for samples in splits.values()])
+    digest = files_digest(paths, stats.take(np.array(order, np.int64)), root)
     shorter_side = next(iter(splits.values())).shorter_side
     decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
     decoder += f", torch {torch.__version__}" if shorter_side else ""
     place = os.path.realpath(root)
     about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
-    key = hashlib.sha256((json.dumps(about) + files_digest(paths, root)).encode()).hexdigest()[:16]
+    key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]
     path = cache_dir() / f"{os.path.basename(place)}-{key}{PICTURES}"
     packed = opened(path)
     if packed is None and build:

@@ -11,6 +11,7 @@ import numpy as np
 from finetune.data.decode import decode
 from finetune.data.memmap import MemmapImages
 from finetune.data.splits import hashes
+from finetune.data.storage import FileStats, file_stats
 from finetune.data.targets import ClassIndex
 
 
@@ -72,6 +73,7 @@ class Samples:
         tag: What stands for the folder in their names.
         shorter_side: Shorter side, in pixels, to which larger images are resized when they are decoded; None for none.
         cached: The decoded images, if a cache has them.
+        stats: Size and times of each file, if they were asked for when the images were listed.
     """
 
     paths: Sequence[str]
@@ -81,6 +83,7 @@ class Samples:
     tag: str = ""
     shorter_side: int | None = None
     cached: CachedImages | None = None
+    stats: FileStats | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -92,6 +95,7 @@ class Samples:
             paths=PathList(self.paths[row] for row in rows.tolist()),
             targets=self.targets.take(rows),
             cached=None if self.cached is None else self.cached.take(rows),
+            stats=None if self.stats is None else self.stats.take(rows),
         )
 
     def names(self) -> Iterator[str]:
@@ -102,6 +106,10 @@ class Samples:
         """
         prefix = os.path.join(self.folder, "")
         return (self.tag + path.removeprefix(prefix) for path in self.paths)
+
+    def known_stats(self) -> FileStats:
+        """Return the size and times of each file; those that are not known yet are asked for."""
+        return file_stats(self.paths) if self.stats is None else self.stats
 
     def hashes(self) -> np.ndarray:
         """Return what identifies each image, (N,) uint64."""

@@ -122,7 +122,7 @@ def _is_trained_on(
         if _holds_half(here, known.names):
             return True
         # or they were renamed
-        sizes = {name: file_sizes(split.paths, True) for name, split in data.splits.items()}
+        sizes = {name: file_sizes(split) for name, split in data.splits.items()}
         trained = np.concatenate(
             [found for name, found in sizes.items() if name in ("train", "val")]
             or [*sizes.values()]
@@ -138,7 +138,7 @@ def _is_trained_on(
         names = split.hashes()
         among = np.flatnonzero(np.isin(names, known.names))
         rows = order[np.searchsorted(known.names[order], names[among])]
-        is_equal = file_sizes(split.paths, True, among) == known.sizes[rows]
+        is_equal = file_sizes(split)[among] == known.sizes[rows]
         num, num_equal = num + len(among), num_equal + int(np.count_nonzero(is_equal))
         if known.digests is not None:
             some = np.flatnonzero(is_equal & (known.digests[rows] != UNKNOWN))
@@ -210,7 +210,7 @@ def _num_seen(known: Seen, split: str) -> int:
 
 def _digests(given: Samples, known: Seen) -> np.ndarray:
     """Return digests (N,) uint64 of a split's images; only those with a size in the record are read."""
-    sizes = file_sizes(given.paths, True)
+    sizes = file_sizes(given)
     return file_digests(given.paths, np.flatnonzero((sizes > 0) & np.isin(sizes, known.sizes)))
 
 
@@ -254,7 +254,7 @@ def _leave_out_seen(
             )
     without = gone if known.digests is None else gone & (known.digests[:most] == UNKNOWN)
     if without.any():
-        sizes = file_sizes(given.paths, True)
+        sizes = file_sizes(given)
         is_alike = (sizes > 0) & np.isin(sizes, known.sizes[:most][without])
         is_seen |= is_alike & np.isin(
             hashes(replace(given, tag="").names()), known.names[:most][without]

@@ -1,7 +1,6 @@
 """The record of the images that a run trains and validates on, as checkpoints hold it."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,17 +66,16 @@ def recorded(checkpoint: Mapping[str, Any]) -> Seen | None:
     return unpacked(packed)
 
 
-def seen_by(train: Samples, val: Samples | None, skip: bool = False) -> Seen:
+def seen_by(train: Samples, val: Samples | None) -> Seen:
     """Return the record of a run with these splits.
 
     Args:
         train: The images to train on.
         val: The images to validate on.
-        skip: Give a file that cannot be read the size 0, without an error: reading its image will report it.
     """
     splits = [train] if val is None else [train, val]
     names = np.concatenate([split.hashes() for split in splits])
-    sizes = np.concatenate([file_sizes(split.paths, skip) for split in splits])
+    sizes = np.concatenate([file_sizes(split) for split in splits])
     return Seen(names, sizes, len(train))
 
 
@@ -125,14 +123,6 @@ def joined(now: Seen, before: Seen) -> Seen:
     return replace(union, digests=both(digests[0], digests[1])) if has_digests else union
 
 
-def file_sizes(paths: Any, skip: bool, indices: np.ndarray | None = None) -> np.ndarray:
-    """Return the bytes of each file modulo 2**31, or of those at `indices`; with `skip`, 0 if unreadable."""
-    sizes = []
-    for i in range(len(paths)) if indices is None else indices.tolist():
-        try:
-            sizes.append(os.stat(paths[i]).st_size % 2**31)
-        except OSError:
-            if not skip:
-                raise
-            sizes.append(0)
-    return np.array(sizes, np.int32)
+def file_sizes(samples: Samples) -> np.ndarray:
+    """Return the bytes of each file modulo 2**31, (N,) int32; 0 if it cannot be found."""
+    return (samples.known_stats().sizes.clip(0) % 2**31).astype(np.int32)

@@ -1,9 +1,7 @@
 """Where caches lie, what they are called by, how large they may be."""
 
-import hashlib
 import os
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,30 +25,6 @@ def room(folder: Path) -> float:
     """Return how many bytes a new cache may take: half of what is free."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     return shutil.disk_usage(existing).free / 2
-
-
-def files_digest(paths: Sequence[str], root: str | Path) -> str:
-    """Return a hash of the relative path, size and times of change of every file, in this order.
-
-    Of the two times programs can set one (`st_mtime`, which copying may keep); the file system sets the other
-    (`st_ctime`) at every change of content, name or rights, and never when a file is read. So a file put in the place
-    of another is noticed, also where size and time are the same, unless the file system keeps no such time (FAT, some
-    network mounts) or its clock was set back. The number of a file (`st_ino`) would see no more, and some mounts give
-    new ones each time.
-    """
-    digest, prefix = hashlib.sha256(), os.path.join(Path(root), "")
-    for path in paths:
-        try:
-            status = os.stat(path)
-            size, changed = status.st_size, (status.st_mtime_ns, status.st_ctime_ns)
-        except OSError:  # whoever reads it will say so
-            size, changed = -1, (-1, -1)
-        digest.update(
-            f"{path.removeprefix(prefix)}\0{size}\0{changed[0]}\0{changed[1]}\n".encode(
-                errors="surrogateescape"
-            )
-        )
-    return digest.hexdigest()
 
 
 def has_mark(path: Path) -> bool:

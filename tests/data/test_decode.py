@@ -1,6 +1,7 @@
 """Every format against arrays made by hand or read by OpenCV, and every kind of broken file."""
 
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -548,7 +549,7 @@ def test_files_that_are_no_pictures(tmp_path, monkeypatch):
     def refuse(*_):  # root, as in a container, may read everything, so mode bits cannot stage this
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DecodeError, match="text.jpg: can't be decoded: Permission denied$"):
         decode(tmp_path / "text.jpg")
 

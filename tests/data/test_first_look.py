@@ -77,7 +77,7 @@ def test_classes_are_looked_at_even_of_what_are_no_files(folder):
         path.unlink()
     splits = ImageFolderData(str(folder)).splits
     gone = {
-        name: replace(split, paths=[f"{name}/{i}" for i in range(len(split.paths))])
+        name: replace(split, paths=[f"{name}/{i}" for i in range(len(split))], stats=None)
         for name, split in splits.items()
     }
     found = first_look(gone, ["blue", "green", "red"], str(folder)).plain()

@@ -326,10 +326,10 @@ MUTATIONS = [
     ),
     Mutation(
         "decoded pictures are not kept past a change of their files",
-        "system/cache_dir.py",
+        "data/storage.py",
         "(status.st_mtime_ns, status.st_ctime_ns)",
         "(status.st_mtime_ns, 0)",
-        "tests/data/test_image_cache.py tests/system/test_cache_dir.py",
+        "tests/data/test_image_cache.py tests/data/test_storage.py",
     ),
     Mutation(
         "a closed terminal saves as SIGTERM does",

@@ -6,7 +6,6 @@ epoch decodes all, in hundreds of them.
 """
 
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_fi
 from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.decode import READERS
 from finetune.data.samples import Samples
+from finetune.data.storage import concatenated
 from finetune.data.walk import Beside
 from finetune.system.messages import counted, shown
 
@@ -79,7 +79,10 @@ def first_look(
     folders = np.array([split.targets.counts() > 0 for split in splits.values()])
     listing = listing_of(Path(root), splits, class_names, folders, Beside(skip=True))
     paths = listing.paths
-    sizes = np.array([_size(path) for path in paths], np.int64)
+    stats = concatenated([split.known_stats() for split in splits.values()])
+    sizes = np.where(stats.is_regular, stats.sizes, -1)
+    lost = [i for i in np.flatnonzero(stats.sizes < 0).tolist() if os.path.islink(paths[i])]
+    sizes[lost] = 0  # links to nothing, which count as empty
     files = np.flatnonzero(sizes >= 0)
     looked_at = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
     broken = np.union1d(
@@ -106,15 +109,6 @@ def first_look(
         )
     findings += class_findings(listing)
     return FirstLook(listing, len(files), len(looked_at), worst_first(findings))
-
-
-def _size(path: str) -> int:
-    """Return a file's bytes; 0 for a link to nothing, and less where there is no regular file of that name."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return 0 if os.path.islink(path) else -1
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def _is_picture(path: str) -> bool:

@@ -15,7 +15,8 @@ import cv2
 import numpy as np
 from PIL.ImageFile import ImageFile
 
-from finetune.data.decode import open_file, quiet, read_header, read_pixels
+from finetune.data.decode import quiet, read_header, read_pixels
+from finetune.data.storage import open_file
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 

@@ -9,6 +9,7 @@ from finetune.data.datasets.folders import empty_classes, scan
 from finetune.data.samples import Samples
 from finetune.data.seen_record import seen_by, with_digests
 from finetune.data.splits import SET_APART, stratified
+from finetune.data.storage import file_stats
 from finetune.distributed.signals import is_first_process
 
 
@@ -41,11 +42,15 @@ class ImageFolderData(ImageDataModule):
             )
             found["train"] = everything.take(rest)
             found["val"] = replace(everything.take(val), origin=SET_APART)
+        # a missing file is an error where it would be trained or validated on
+        is_lenient = is_skipped or "train" not in found
         self.splits |= {
-            split: self._reduced(split, part) for split, part in found.items() if len(part)
+            split: self._prepared(split, part, skip=is_lenient or split == "test")
+            for split, part in found.items()
+            if len(part)
         }
         if "train" in self.splits:
-            self.seen = seen_by(self.splits["train"], self.splits.get("val"), is_skipped)
+            self.seen = seen_by(self.splits["train"], self.splits.get("val"))
             self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
 
     def setup(self, stage: str) -> None:
@@ -80,11 +85,18 @@ class ImageFolderData(ImageDataModule):
         )[1]
         self.splits = {}
         if "all" in found:
-            self.splits[split] = replace(self._reduced(split, found["all"]), origin="all")
+            everything = self._prepared(split, found["all"], skip=True)
+            self.splits[split] = replace(everything, origin="all")
 
-    def _reduced(self, split: str, samples: Samples) -> Samples:
-        """Return images that are decoded at the size of the cache; those of the test keep their size."""
-        return replace(samples, shorter_side=None if split == "test" else self.cache_size)
+    def _prepared(self, split: str, samples: Samples, skip: bool) -> Samples:
+        """Return images of which size and times of the files are known; see `file_stats`.
+
+        Those of the test are decoded at their own size, all others at the size of the cache.
+        """
+        shorter_side = None if split == "test" else self.cache_size
+        return replace(
+            samples, shorter_side=shorter_side, stats=file_stats(samples.paths, skip=skip)
+        )
 
 
 class Hotdog(ImageFolderData):
