@@ -66,6 +66,7 @@ class Road:
         )
         data.trainer.state.fn = TrainerFn.FITTING
         data.setup("fit")
+        data.use_cache()
         pictures = data.pictures("train", train=True)
         ready = time.perf_counter() - began
         if self.cached and data.splits["train"].cached is None:

@@ -131,40 +131,45 @@ class ImageDataModule(pl.LightningDataModule):
     ) -> None:
         root = root and os.path.expanduser(root)
         super().__init__()
-        sizes = self.sizes = parse_sizes(image_size_schedule, image_size)
+        sizes = parse_sizes(image_size_schedule, image_size)
         check_sizes(
-            batch_size,
-            image_size,
-            cache_size,
-            cache_limit_gb,
-            num_workers,
-            sizes,
-            eval_image_size,
-            crop_share,
+            batch_size=batch_size,
+            image_size=image_size,
+            cache_size=cache_size,
+            cache_limit_gb=cache_limit_gb,
+            num_workers=num_workers,
+            schedule=sizes,
+            eval_image_size=eval_image_size,
+            crop_share=crop_share,
         )
         check_shares(val_fraction, test_fraction, min_crop)
         check_mixing(mixup, cutmix)
         self.save_hyperparameters(
             ignore=["predict", "num_workers", "cache_limit_gb", "class_names"]
         )
-        self.root, self.exclude = (
-            root or self.default_root,
-            [exclude] if isinstance(exclude, str) else exclude or [],
-        )
+        self.root = root or self.default_root
+        self.exclude = [exclude] if isinstance(exclude, str) else exclude or []
         check_lists(augmentations, self.exclude)
         self.batch_size = batch_size
         self.image_size = image_size
+        self.sizes = sizes
+        self.eval_image_size = eval_image_size or image_size
         self.num_workers = num_workers
-        self.on_bad_image, self.cache_limit_gb = on_bad_image, cache_limit_gb
-        self.cache_size, self.eval_image_size = cache_size, eval_image_size or image_size
-        how = (resize, interpolation, crop_share, crop_and_flip, augmentations or (), min_crop)
+        self.on_bad_image = on_bad_image
+        self.cache_limit_gb = cache_limit_gb
+        self.cache_size = cache_size
         self.train_transforms, self.eval_transform = pipelines(
-            {image_size, *sizes}, self.eval_image_size, *how
+            {image_size, *sizes},
+            self.eval_image_size,
+            resize=resize,
+            interpolation=interpolation,
+            crop_share=crop_share,
+            is_random=crop_and_flip,
+            extra=augmentations or (),
+            min_crop=min_crop,
         )
-        self.mixing, self.collate = (
-            Mixing(mixup, cutmix),
-            Collate(image_size, self.eval_image_size, *sizes),
-        )
+        self.mixing = Mixing(mixup, cutmix)
+        self.collate = Collate(image_size, self.eval_image_size, *sizes)
         self.splits: dict[str, Samples] = {}
         self.folder = Path()  # of the images
         self._cache = CacheOfSplits()
@@ -205,7 +210,9 @@ class ImageDataModule(pl.LightningDataModule):
         self.is_fitted |= stage == "fit"
         if stage == "fit" and self.seen and self.seen_before:
             self.seen = joined(self.seen, self.seen_before)
-        self._cache, self._ahead = CacheOfSplits(), BatchesAhead()  # of another fit, perhaps
+        # those of another fit, perhaps
+        self._cache = CacheOfSplits()
+        self._ahead = BatchesAhead()
         if self.trainer is not None and _EVALUATED[stage] in self.splits:
             self._count_limit(_EVALUATED[stage])
 
@@ -270,6 +277,8 @@ class ImageDataModule(pl.LightningDataModule):
             batches = EvalBatches(
                 left, math.ceil(self.batch_size / world_size), rank, world_size, key
             )
+        if split in ("train", "val"):
+            self.use_cache()
         dataset = self.pictures(split, train)
         is_validated = "val" in self.splits and getattr(trainer, "limit_val_batches", 0) != 0
         ahead = self._ahead(split, train, is_validated, is_pinned(self._devices()))
@@ -279,27 +288,33 @@ class ImageDataModule(pl.LightningDataModule):
         options["persistent_workers"] = split == "val" and options["num_workers"] > 0
         return Loader(dataset, batch_sampler=batches, **options).started()
 
-    def pictures(self, split: str, train: bool = False, reads: float | None = None) -> ImageDataset:
-        """Return the pictures of a split as training sees them, or evaluation.
+    def use_cache(self, reads: float | None = None) -> None:
+        """Read the images of train and val from a cache from now on, if there is one, and build it where that pays.
 
         Args:
-            split: Its name.
-            train: Whether to train on them.
-            reads: How often each of train will be read, by default as often as the trainer's command does. Where that
-                is worth it, and in `fit`, they are decoded once and kept; what is kept already is read in any case.
+            reads: How often each training image will be read; by default as often as the trainer's command does.
         """
-        if split in ("train", "val") and self.trainer is not None:
-            self.splits |= self._cache.take(
-                self.splits, self.root or "", self.cache_limit_gb, self._num_reads(reads)
-            )
-        given, on_bad_image = (
-            self.splits[split],
-            "skip" if split == "predict" else self.on_bad_image,
+        if self.trainer is None:
+            return
+        self.splits |= self._cache.take(
+            self.splits,
+            root=self.root or "",
+            limit_gb=self.cache_limit_gb,
+            reads=self._num_reads(reads),
         )
-        transform = self.train_transforms[self.image_size] if train else self.eval_transform
-        by_epoch = self._transforms_by_epoch() if train else None
-        options = run_seed(), on_bad_image, self.mixing, by_epoch
-        return ImageDataset(given.read, given.targets, transform, *options)
+
+    def pictures(self, split: str, train: bool = False) -> ImageDataset:
+        """Return the images of a split as training sees them, or evaluation."""
+        samples = self.splits[split]
+        return ImageDataset(
+            samples.read,
+            samples.targets,
+            self.train_transforms[self.image_size] if train else self.eval_transform,
+            seed=run_seed(),
+            on_bad_image="skip" if split == "predict" else self.on_bad_image,
+            mixing=self.mixing,
+            by_epoch=self._transforms_by_epoch() if train else None,
+        )
 
     def _num_reads(self, reads: float | None) -> float:
         """Return how many training images are read, given how often each is; None for the Trainer's command."""

@@ -139,10 +139,8 @@ def _made(
     """
     failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
     try:
-        num_bytes, max_bytes = (
-            _estimate(paths, about["shorter_side"]),
-            min(limit_gb * 1e9, room(path.parent)),
-        )
+        num_bytes = _estimate(paths, about["shorter_side"])
+        max_bytes = min(limit_gb * 1e9, room(path.parent))
         if num_bytes > max_bytes:
             limit = (
                 "--data.cache_limit_gb"

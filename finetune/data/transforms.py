@@ -7,6 +7,7 @@ import copy
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import albumentations as A
@@ -106,13 +107,15 @@ def pipelines(
 
     See `train_transform` and `eval_transform`; where nothing is cropped and flipped, both begin alike.
     """
-    how = resize, interpolation, crop_share
-    prepared = {size: None if is_random else eval_transform(size, *how) for size in sizes}
+    evaluated = partial(
+        eval_transform, resize=resize, interpolation=interpolation, crop_share=crop_share
+    )
+    prepared = {size: None if is_random else evaluated(size) for size in sizes}
     train = {
         size: train_transform(size, extra, min_crop, first, interpolation)
         for size, first in prepared.items()
     }
-    return train, eval_transform(eval_image_size, *how)
+    return train, evaluated(eval_image_size)
 
 
 def preparation(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def reading(data: ImageDataModule, num: int, repeats: int) -> dict[str, list[flo
     Each repeat has pictures of its own, as far as they last: what the system keeps in memory is read from there. What
     can't be decoded is left out.
     """
+    data.use_cache()
     pictures = data.pictures("train", train=True)
     samples = data.splits["train"]
     files = replace(samples, cached=None)

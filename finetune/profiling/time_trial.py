@@ -120,7 +120,8 @@ def trial(
 
 def decoding(data: ImageDataModule) -> float:
     """Return about how many seconds all cores take to decode train and val once; 0 where that was done before."""
-    pictures = data.pictures("train", reads=1)
+    data.use_cache(reads=1)
+    pictures = data.pictures("train")
     if data.splits["train"].cached is not None:
         return 0.0
     # Others each time: those of a trial before are in memory.

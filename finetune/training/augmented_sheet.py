@@ -19,10 +19,9 @@ _GAP = 4
 def write_augmented(data: ImageDataModule, target: Path) -> None:
     """Write a sheet with a training picture in each row: first as in evaluation, then of the first epochs in turn."""
     num = len(data.splits["train"])
-    training, evaluation = (
-        data.pictures("train", train=True, reads=1),
-        data.pictures("train", reads=1),
-    )
+    data.use_cache(reads=1)
+    training = data.pictures("train", train=True)
+    evaluation = data.pictures("train")
     step = _SIDE + _GAP
     paper = np.full((min(_ROWS, num) * step - _GAP, (1 + _EPOCHS) * step - _GAP, 3), 255, np.uint8)
     for row, index in enumerate(sorted(some_of(num, _ROWS, SHEET, run_seed()))):

@@ -82,10 +82,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def ask(data: ImageFolderData, stage: str = "fit") -> ImageFolderData:
-    """Begin a stage and ask for pictures, as its loaders do."""
+    """Begin a stage and look for a cache, as its loaders do."""
     data.trainer.state.fn = TrainerFn(stage)
     data.setup(stage)
-    data.pictures("train")
+    data.use_cache()
     return data
 
 
@@ -348,6 +348,18 @@ def test_what_reads_once_builds_nothing_and_uses_what_there_is(root, stage, epoc
     from_cache(data.splits, root, 1, build=True)
     ask(data, stage)
     assert is_cached(data) == {"train": True, "val": True, "test": False}
+
+
+def test_to_look_at_images_builds_no_cache(root):
+    data = data_module(root, cached=False)
+    data.cache_limit_gb = 1
+    data.trainer.state.fn = TrainerFn.FITTING
+    data.setup("fit")
+    before = dict(data.splits)
+    assert len(data.pictures("train", train=True)) == len(data.pictures("train"))
+    assert caches() == [] and all(data.splits[split] is before[split] for split in before)
+    data.use_cache()  # the control
+    assert len(caches()) == 1 and is_cached(data)["train"]
 
 
 def test_predictions_have_no_cache(root):
