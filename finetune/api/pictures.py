@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from finetune.data.decode import DecodeError, decode, quiet, rgb_pixels
-from finetune.data.readers import files_to_predict
+from finetune.data.prediction_paths import files_to_predict
 
 # A path (also of a folder, a glob, or a .txt file with paths), the content of a picture's file, or pixels.
 Picture: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray

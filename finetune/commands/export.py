@@ -18,7 +18,7 @@ from finetune.commands.said import Said
 from finetune.commands.trust import data_settings
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import decode
-from finetune.data.readers import files_to_predict
+from finetune.data.prediction_paths import files_to_predict
 from finetune.data.samplers import ESTIMATE, SHEET, some_of
 from finetune.data.seen import keep_unseen, leave_out_copies
 from finetune.data.transforms import CROP_SHARE

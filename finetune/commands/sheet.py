@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from finetune.data.decode import decode
-from finetune.data.readers import files_to_predict
+from finetune.data.prediction_paths import files_to_predict
 from finetune.data.samplers import SHEET, some_of
 from finetune.inference.predictor import Predictor
 from finetune.system.file_names import class_name, composed

@@ -2,7 +2,7 @@
 
 First which images there are: a split is a table of `samples` with their `targets`. The package `datasets` makes these
 tables, for which `walk` finds files and `splits` sets some apart; `storage` knows files without reading
-them, and opens them; `readers` find the images to predict;
+them, and opens them; `prediction_paths` are those to predict;
 `seen_record` records which were trained on, by name and by their `contents`, and `seen` leaves these out of a test.
 Then one image: `samples` read image i, by `decode` and `resize` within `limits`; `completeness` refuses short
 files, `bit_depths` become bytes. `image_cache` keeps decoded ones in a `memmap`;

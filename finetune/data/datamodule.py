@@ -32,7 +32,7 @@ from finetune.data.loader import (
     loader_options,
 )
 from finetune.data.mixing import Mixing
-from finetune.data.readers import unlabelled
+from finetune.data.prediction_paths import unlabelled
 from finetune.data.samplers import (
     EvalBatches,
     FitLimits,

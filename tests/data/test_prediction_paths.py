@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.readers import files_to_predict
+from finetune.data.prediction_paths import files_to_predict
 
 PATTERNS = {
     "top.png": ["top.png"],
