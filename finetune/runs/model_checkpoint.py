@@ -138,9 +138,7 @@ class Checkpoints(Checkpoint):
         value = float(metrics[pl_module.task.monitor])
         self.highest = value if self.highest is None else max(value, self.highest)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        num_images = num_within(
-            trainer.limit_val_batches, len(data.splits["val"]), data.batch_size
-        )
+        num_images = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
         is_best = value >= lowest_kept(self.highest, num_images, pl_module.task.standard_error)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._is_best = is_best  # written once for both, as the epoch ends

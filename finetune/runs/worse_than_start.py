@@ -35,9 +35,7 @@ class WorseThanStart(pl.Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking or self.accuracy is None:
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        num_images = num_within(
-            trainer.limit_val_batches, len(data.splits["val"]), data.batch_size
-        )
+        num_images = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
         error = pl_module.task.standard_error(self.accuracy, max(1, num_images))
         accuracy = float(trainer.callback_metrics[pl_module.task.monitor])
         is_worse = accuracy < self.accuracy - _STANDARD_ERRORS * error

@@ -198,7 +198,9 @@ class Classifier(pl.LightningModule):
         torch.manual_seed(run_seed())
         self.initial_weights.load_into(self.image_classifier)
         if self.class_weights == "balanced":
-            self.class_weight.copy_(self.task.class_weights(self._data.splits["train"].targets.counts()))
+            self.class_weight.copy_(
+                self.task.class_weights(self._data.splits["train"].targets.counts())
+            )
 
     def configure_callbacks(self) -> list[pl.Callback]:
         return [Compile() if self.is_compiled else FuseBatchNorm(), Noise(), StepOnPlateau()]
