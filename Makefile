@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick-tests test-all mutations lint docker lock
+.PHONY: demo test quick-tests test-all mutations options lint docker lock
 
 demo: .venv/installed
 	$(BIN)/finetune demo
@@ -26,6 +26,10 @@ test-all: .venv/installed
 # Break the lines that keep promises, one at a time, and check that a test fails.
 mutations: .venv/installed
 	$(BIN)/python tests/support/mutations.py
+
+# The names of all options and the kinds of their values, from the parser, for the checks before torch is imported.
+options: .venv/installed
+	$(BIN)/python tests/support/option_list.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from finetune import __version__
 from finetune.commands.command_line import in_full_spelling, with_pictures
 from finetune.commands.error_lines import exit_code, one_line, stop_behind
 from finetune.commands.help_pages import help_page
-from finetune.commands.short_words import WORDS
+from finetune.commands.options import WORDS
 from finetune.distributed.ranks import end_with_first_process, forget_left_over
 from finetune.system.messages import did_you_mean, shown
 from finetune.system.quick_process import (

@@ -5,8 +5,7 @@ from collections.abc import Callable, Container
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from finetune.commands.option_names import OPTIONS
-from finetune.commands.short_words import WORDS
+from finetune.commands.options import OPTIONS, WORDS
 from finetune.commands.suggestions import nearest_flag
 
 _P = ParamSpec("_P")

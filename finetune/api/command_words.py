@@ -9,7 +9,7 @@ import numpy as np
 
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.given_arguments import ALONE, LOGGERS, Given, is_flag, put_together
-from finetune.commands.short_words import both, in_full
+from finetune.commands.options import both, in_full
 from finetune.system.messages import WrongUsage
 
 

@@ -1,10 +1,9 @@
 """What a user can say: a module for each command of our own, and what all commands share.
 
-Before torch is there, `command_line` brings what is typed to full flags: `given_arguments` takes it apart,
-`plain_meanings` replaces shorthands such as `--wandb`, `known_flags` looks whether there are such options
-(`option_names`) and tells the nearest (`suggestions`), `short_words` has the short forms, `flow_yaml` writes values as
-the parser reads them, and `said` reads which settings configs and flags give, in one spelling. `help_pages` is what
-`--help` shows, by `help_texts`.
+Before torch is imported, `command_line` turns what is typed into full flags: `given_arguments` takes it apart,
+`flag_checks` replaces shorthands such as `--wandb` and refuses wrong flags in the words of `suggestions`, `flow_yaml`
+writes values as the parser reads them, and `said` reads which settings configs and flags give, in one spelling.
+`options` has the table of options that all these and `help_pages` use.
 
 `lightning_cli` is fit, validate, test and predict, `lightning_flags` what these take besides Lightning's own;
 `trainer` has what a Trainer is made of, `fit` what training is besides, after `early_values` and `fit_checks`, and

@@ -17,12 +17,12 @@ import yaml
 from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from finetune.commands.flag_checks import network_name
 from finetune.commands.minutes import check_minutes
-from finetune.commands.plain_meanings import network_name
+from finetune.commands.options import both
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import data_module
 from finetune.commands.said import Said
-from finetune.commands.short_words import both
 from finetune.data.data_settings import is_without
 from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from finetune.commands.config_files import find, shipped
+from finetune.commands.flag_checks import check_flags, replace_shorthands
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.given_arguments import Given, put_together, taken_apart
-from finetune.commands.known_flags import check_flags
-from finetune.commands.plain_meanings import replace_shorthands
+from finetune.commands.options import both, in_full
 from finetune.commands.said import flag_settings
-from finetune.commands.short_words import both, in_full
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
 

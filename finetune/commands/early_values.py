@@ -9,7 +9,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LRSchedulerCallable, instantiate_class
 from torch.optim import Optimizer
 
-from finetune.commands.short_words import both
+from finetune.commands.options import both
 from finetune.commands.trainer import check_allowed, patience
 from finetune.models.ensemble import check
 from finetune.models.stages import check_solved

@@ -1,22 +1,162 @@
-"""What `--help` shows of the commands with many options: one page each, without torch, which takes seconds.
+"""What `--help` shows of the commands with many options: a page each, without torch, which takes seconds.
 
-`--help all` has all options. `tests/commands/test_help_pages.py` holds names and defaults against the real parser.
+`--help all` has all options. Names and defaults are those of the parser: `tests/commands/test_help_pages.py`.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from finetune.commands.help_texts import OWN_PAGES, PAGES, Option
-from finetune.commands.short_words import WORDS
+from finetune.commands.options import TABLE, Option
+
+
+class Page(NamedTuple):
+    """The help of a command.
+
+    Attributes:
+        usage: How it is called.
+        text: What it does.
+        examples: Command lines.
+        headings: The sections of the table of options that it shows, in their order.
+        has_all: Whether these are all options of the command.
+    """
+
+    usage: str
+    text: str
+    examples: Sequence[str]
+    headings: Sequence[str]
+    has_all: bool = False
+
 
 _AFTER = (
     "All options: finetune {command} --help all. A config that --config takes: finetune {command} ... --print_config",
     "Defaults are in brackets. A short word and the full name behind it say the same; configs have full names alone.",
 )
+_CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
+
+
+def _measuring(command: str, split: str, name: str) -> Page:
+    return Page(
+        "CKPT [FOLDER] [options]",
+        f"""\
+Measures a checkpoint on the {name} split of the pictures that it was trained on, or of FOLDER:
+its {split}/, or all of its class folders. What it has seen in training is left out or refused.
+{_CKPT}""",
+        (
+            f"finetune {command} runs/fit/version_0",
+            f"finetune {command} runs/fit/version_0 other_pictures",
+            f"finetune {command} best.ckpt --batch 256 --devices 2",
+            f"finetune {command} best.ckpt --out runs/again",
+            f"finetune {command} best.ckpt --precision 32-true",
+        ),
+        ("data", "machine", "run"),
+    )
+
+
+PAGES = {
+    "fit": Page(
+        "FOLDER [options]",
+        """\
+Trains a classifier on a folder of pictures, then tests the best checkpoint. FOLDER holds a folder for each
+class, or train, val and test that hold them. The defaults are shown.""",
+        (
+            "finetune fit pictures",
+            "finetune fit pictures --epochs 20 --size 128 --backbone resnet50",
+            "finetune fit pictures --weights runs/fit/version_0 --freeze layer2 --lr 0.00003",
+            "finetune fit pictures --devices 2 --out runs/two --resume",
+            "finetune fit --config hotdog.yaml",
+        ),
+        ("data", "network", "training", "machine", "run"),
+    ),
+    "predict": Page(
+        "CKPT PICTURES ... [options]",
+        f"""\
+Classifies pictures. {_CKPT}
+PICTURES are pictures, folders, globs, or text files with a path on each line.""",
+        (
+            "finetune predict runs/fit/version_0 a.jpg",
+            "finetune predict runs/fit/version_0 a.jpg b.jpg more/ 'others/*.png'",
+            "finetune predict runs/fit/version_0 pictures --output said.csv --top_k 2",
+            "finetune predict best.ckpt pictures --abstain_below 0.8",
+            "finetune predict best.ckpt -- -a-name-with-a-dash.jpg",
+        ),
+        ("what is said", "data", "machine", "run"),
+    ),
+    "sheet": Page(
+        "CKPT PICTURES ... [options]",
+        f"""\
+Draws predicted pictures on one sheet. {_CKPT}
+PICTURES are pictures, folders, globs, or text files with a path on each line.""",
+        (
+            "finetune sheet runs/fit/version_0 pictures",
+            "finetune sheet runs/fit/version_0 a.jpg b.jpg 'more/*.png' --out sheets/few.png",
+            "finetune sheet best.ckpt pictures --num 100 --columns 10 --seed 1",
+        ),
+        ("the sheet",),
+        has_all=True,
+    ),
+    "export": Page(
+        "CKPT [options]",
+        f"""\
+Writes a checkpoint as a file for other programs, held against the network before it is kept.
+{_CKPT}""",
+        (
+            "finetune export runs/fit/version_0",
+            "finetune export best.ckpt --out model.onnx --input any_size --verify_on pictures",
+            "finetune export best.ckpt --quantize int8",
+        ),
+        ("the file",),
+        has_all=True,
+    ),
+    "serve": Page(
+        "CKPT [options]",
+        f"""\
+Answers requests about pictures until Ctrl-C, with the answers of `finetune predict`: a page to drop pictures
+on, and an API for programs, described at /openapi.json.
+{_CKPT}""",
+        (
+            "finetune serve runs/fit/version_0",
+            "finetune serve best.onnx --port 9000",
+            "finetune serve best.ckpt --host 0.0.0.0 --token word",
+        ),
+        ("the address", "machine", "limits"),
+        has_all=True,
+    ),
+    "validate": _measuring("validate", "val", "validation"),
+    "test": _measuring("test", "test", "test"),
+    "check": Page(
+        "FOLDER [options]",
+        """\
+Says what is wrong with a folder of pictures before hours are spent: broken and odd files, pictures in more than
+one split or class, what gives a class away, and, with weights, doubtful labels. It writes a page, and changes
+nothing. Exit codes: 0 nothing found, 1 something found, notes too, 2 it can't run.""",
+        (
+            "finetune check pictures",
+            "finetune check pictures --weights resnet18.pt",
+            "finetune check pictures --out checked --lists lists",
+        ),
+        ("what is written", "doubtful labels"),
+        has_all=True,
+    ),
+    "benchmark": Page(
+        "FOLDER [options]",
+        """\
+Measures a fit, with all its options: pictures per second, where the time goes, and what would help. Nothing is
+kept but caches.""",
+        (
+            "finetune benchmark pictures",
+            "finetune benchmark pictures --batch 64 --size 128 --backbone resnet50",
+            "finetune benchmark pictures --devices 1,2",
+            "finetune benchmark --config hotdog.yaml --repeats 10",
+            "finetune benchmark pictures --out measured.json",
+        ),
+        ("the measurement", "data", "network", "machine"),
+    ),
+}
 
 
 def help_page(arguments: Sequence[str]) -> str | None:
     """Return the page that a command line asks for; None where it asks for none, or for all options."""
-    command, rest = arguments[0], list(arguments[1:])
+    command, *rest = arguments
     asks = next((i for i, argument in enumerate(rest) if argument in ("-h", "--help")), None)
     if (
         command not in PAGES
@@ -30,27 +170,32 @@ def help_page(arguments: Sequence[str]) -> str | None:
 
 def page(command: str) -> str:
     """Return the help of a command."""
-    usage, text, examples, groups = PAGES[command]
+    shown = PAGES[command]
     lines = [
-        f"usage: finetune {command} {usage}",
+        f"usage: finetune {command} {shown.usage}",
         "",
-        text,
+        shown.text,
         "",
         "for example:",
-        *(f"  {line}" for line in examples),
+        *(f"  {line}" for line in shown.examples),
     ]
-    for name, group in groups.items():
-        lines += ["", f"{name}:", *(_line(command, option) for option in group)]
-    return "\n".join([*lines, "", *_AFTER[command in OWN_PAGES :]]).format(command=command)
+    for title in shown.headings:
+        lines += ["", f"{title}:", *(_line(command, option) for option in _shown(command, title))]
+    after = _AFTER[1:] if shown.has_all else _AFTER
+    return "\n".join([*lines, "", *after]).format(command=command)
 
 
 def options(command: str) -> list[Option]:
     """Return the options on a command's page."""
-    return [option for group in PAGES[command][3].values() for option in group]
+    return [option for title in PAGES[command].headings for option in _shown(command, title)]
+
+
+def _shown(command: str, title: str) -> list[Option]:
+    return [option for option in TABLE if option.title == title and command in option.commands]
 
 
 def _line(command: str, option: Option) -> str:
-    words = [word for word, full in WORDS[command].items() if full == option.full]
-    flags = ", ".join(f"--{name}" for name in (*words, option.full))
+    names = [option.word, option.full] if option.word else [option.full]
+    flags = ", ".join(f"--{name}" for name in names)
     default = f" [{option.default}]" if option.default is not None else ""
     return f"  {f'{flags} {option.value}':<40} {option.text.format(command=command)}{default}"

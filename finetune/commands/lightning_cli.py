@@ -28,11 +28,11 @@ from finetune.commands.given_arguments import put_together, taken_apart
 from finetune.commands.lightning_flags import add_flags
 from finetune.commands.logger_names import name_ours
 from finetune.commands.minutes import settle_minutes
+from finetune.commands.options import both, with_options
 from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import Plan, apply_plan, plan_fit
 from finetune.commands.said import Said, read_said
-from finetune.commands.short_words import both, with_options
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
 from finetune.data.datamodule import ImageDataModule

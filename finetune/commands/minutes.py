@@ -14,8 +14,8 @@ import torch
 import yaml
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from finetune.commands.options import both
 from finetune.commands.said import Said
-from finetune.commands.short_words import both
 from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_first_process

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from finetune import public_paths
 from finetune.commands import logger_names
-from finetune.commands.short_words import word_for
+from finetune.commands.options import word_for
 from finetune.commands.suggestions import class_names, nearest_key
 from finetune.system.messages import did_you_mean, shown
 

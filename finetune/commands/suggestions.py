@@ -1,38 +1,15 @@
-"""Which option was probably meant: what other tools call it, another spelling, a short word."""
+"""Mistakes in options: the messages, and which option was probably meant.
+
+The messages are those of the checks before torch is imported and of the parser after it.
+"""
 
 import difflib
 import importlib
+import re
 from collections.abc import Collection, Mapping
 
-# What other tools call it, where the nearest spelling is something else or nothing: option -> what people say.
-_SAID = {
-    "trainer.max_epochs": "epochs epoch num_epochs n_epochs",
-    "trainer.max_steps": "steps num_steps iterations",
-    "trainer.devices": "gpus gpu num_gpus n_gpu device ngpus",
-    "trainer.accelerator": "cpu cuda mps",
-    "trainer.precision": "amp fp16 bf16 half",
-    "trainer.default_root_dir": "out output_dir out_dir logdir log_dir save_dir run_dir name run_name project",
-    "patience": "early_stopping",
-    "trainer.callbacks": "callback",
-    "output": "out o output_file",
-    "top_k": "k top topk",
-    "ckpt_path": "checkpoint ckpt weights_path",
-    "seed_everything": "seed",
-    "data.batch_size": "batch bs b",
-    "data.image_size": "size img_size imgsz input_size resolution crop_size",
-    "data.eval_image_size": "eval_size test_size val_size test_input_size",
-    "data.image_size_schedule": "progressive_resizing size_schedule",
-    "data.num_workers": "workers j",
-    "data.root": "path folder dir data_dir data_path dataset",
-    "data.class_names": "classes",
-    "data.predict": "pictures picture images image files input source",
-    "pictures": "predict picture images image files input source",
-    "model.backbone": "arch architecture network model_name net",
-    "model.weights": "pretrained",
-    "model.optimizer": "opt optim",
-    "model.optimizer.lr": "lr learning_rate rate lr0",
-    "model.optimizer.weight_decay": "wd decay",
-}
+from finetune.commands.options import OPTIONS, SYNONYMS, WORDS, Kind, both, in_full
+from finetune.system.messages import did_you_mean
 
 # Where the classes are that an option can name.
 _CLASSES = {
@@ -43,13 +20,72 @@ _CLASSES = {
 _BASES = {"Optimizer", "LRScheduler", "Callback"}  # which do nothing themselves
 
 
+_NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # others are left to the parser
+# what YAML may read as something else than text
+_YAML_WORDS = ("", "~", "null", "none", "true", "false", "inf", "nan")
+
+
+def no_option(command: str, typed: str, valid: Collection[str] | None = None) -> str:
+    """Return the message about an option that a command does not have.
+
+    Args:
+        command: The command; "" for the arguments of a class that an option names.
+        typed: The flag as typed, with its dashes; or a key of a config.
+        valid: The full names of all options; by default those of `options.json`.
+    """
+    valid = OPTIONS[command] if valid is None else valid
+    if command and typed.startswith("-"):
+        words = WORDS.get(command, {})
+        name = words.get(typed.lstrip("-"), typed.lstrip("-"))
+        return f"finetune {command} has no option {typed}{_hint(command, name, valid)}"
+    nearest = nearest_key(typed.lstrip("-"), sorted(valid))
+    hint = f"; did you mean {nearest!r}?" if nearest else ""
+    start = f"finetune {command} has" if command else "there is"
+    return f"{start} no option {typed!r}{hint}"
+
+
+def _hint(command: str, name: str, valid: Collection[str]) -> str:
+    """Return the end of the message: what was probably meant, in both spellings, or which command has it."""
+    others = [other for other in OPTIONS if name in OPTIONS[other] or name in WORDS[other]]
+    # A command without short words calls its options as it likes: the nearest one is meant.
+    if others and name not in valid and command in WORDS:
+        word = both(others[0], in_full(others[0], name))
+        return f": {word} is one of finetune {others[0]}"
+    nearest = nearest_flag(name, WORDS.get(command, {}), valid)
+    if nearest:
+        return f"; did you mean {both(command, nearest)}?"
+    group, _, last = name.partition(".")
+    if group == "data" and last:
+        names = (full.removeprefix("data.") for full in valid if full.startswith("data."))
+        return f"; those of the data are {' '.join(sorted(names))}"
+    if command not in WORDS:
+        return f"; finetune {command} --help has all of them"
+    return f"; finetune {command} --help has those that people use, --help all has all of them"
+
+
+def needs_value(command: str, full: str) -> str:
+    """Return the message about an option without its value."""
+    return f"{both(command, full)} needs a value"
+
+
+def wrong_value(value: str, kind: Kind) -> str:
+    """Return why an option of a kind cannot have a value; "" where it may be right."""
+    if value.lower() in _YAML_WORDS:
+        return ""
+    if isinstance(kind, list) and value not in kind:
+        return f"can't be {value!r}{did_you_mean(value, kind)}"
+    if kind == "number" and _NO_NUMBER.fullmatch(value):
+        return f"takes a number, such as 3 or 0.01, not {value!r}"
+    return ""
+
+
 def nearest_key(key: str, valid: list[str]) -> str | None:
     """Return the valid dotted key that was probably meant by `key`: another word for it, or one spelt like it."""
     key = key.replace("-", "_")
     group, _, last = key.rpartition(".")
     if key in valid:
         return key
-    said = [option for option, words in _SAID.items() if last in words.split()]
+    said = [option for option, synonyms in SYNONYMS.items() if last in synonyms]
     # Within a class that a class_path names, keys are valid without their group.
     said = [key for option in said for key in (option, option.rpartition(".")[2]) if key in valid]
     if said:
@@ -62,7 +98,10 @@ def nearest_key(key: str, valid: list[str]) -> str | None:
         if matches := difflib.get_close_matches(last, list(by_last_part), n=1, cutoff=0.75):
             return by_last_part[matches[0]]
     meant = {
-        word: option for option, words in _SAID.items() for word in words.split() if option in valid
+        word: option
+        for option, synonyms in SYNONYMS.items()
+        for word in synonyms
+        if option in valid
     }
     long = [word for word in meant if len(word) > 4]  # shorter ones are like too much else
     near = difflib.get_close_matches(last, long, n=1, cutoff=0.7)

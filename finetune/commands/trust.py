@@ -12,8 +12,8 @@ from jsonargparse import ArgumentParser
 
 import finetune
 from finetune import REMOVED, public_paths
+from finetune.commands.options import both
 from finetune.commands.said import Said
-from finetune.commands.short_words import both
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.checkpoint_values import class_paths
 from finetune.training.checkpoint_settings import plain

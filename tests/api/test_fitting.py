@@ -19,7 +19,7 @@ import finetune
 from finetune import fit
 from finetune.api import fitting
 from finetune.api.command_words import command_line
-from finetune.commands.short_words import WORDS
+from finetune.commands.options import WORDS
 from finetune.distributed.signals import Interrupted
 from finetune.runs.checkpoint_io import read_checkpoint
 

@@ -11,7 +11,7 @@ import torch
 import yaml
 from colours import QUICKEST
 
-from finetune.commands.option_names import OPTIONS
+from finetune.commands.options import OPTIONS
 from finetune.models.backbones import build
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
@@ -205,7 +205,7 @@ def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_tol
     checkpoint = ["--ckpt_path", "runs/fit/version_0/checkpoints/best.ckpt"]
     quiet = ["--trainer.accelerator", "cpu", "--data.num_workers", "0"]
     given = yaml.safe_load((run_to_go_on / "config.yaml").read_text())
-    for name in OPTIONS["fit"] - OPTIONS["test"] | {"ckpt_path"}:
+    for name in OPTIONS["fit"].keys() - OPTIONS["test"].keys() | {"ckpt_path"}:
         given.pop(name, None)  # `test` has them not
     (tmp_path / "same.yaml").write_text(yaml.safe_dump(given))
     given["model"]["backbone"], given["data"]["init_args"]["image_size"] = "lenet", 64

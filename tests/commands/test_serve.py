@@ -218,7 +218,7 @@ def told(capsys, *args: object) -> str:
         (["--token", "two words"], "--token"),
         (["--token", ""], "--token, or FINETUNE_TOKEN, is empty"),
         (["--device", "cuda:77"], "device 'cuda:77'"),
-        (["--precision", "32"], "precision: 32 is not valid; expected '32-true'"),
+        (["--precision", "32"], "--precision can't be '32'; valid are 32-true, 64-true"),
         (["--prot", "80"], "--port"),
     ],
 )

@@ -2,9 +2,8 @@
 
 import pytest
 
-from finetune.commands.option_names import OPTIONS
-from finetune.commands.short_words import WORDS
-from finetune.commands.suggestions import _SAID, class_names, nearest_flag, nearest_key
+from finetune.commands.options import OPTIONS, SYNONYMS, WORDS
+from finetune.commands.suggestions import class_names, nearest_flag, nearest_key, no_option
 
 MEANT = {
     ("fit", "epcohs"): "trainer.max_epochs",
@@ -76,6 +75,26 @@ def test_keys_of_configs_know_no_short_words():
 
 
 @pytest.mark.parametrize(
+    ("command", "typed", "valid", "message"),
+    [
+        ("fit", "--epoch", None, "; did you mean --epochs (--trainer.max_epochs)?"),
+        ("fit", "--top_k", None, ": --top_k is one of finetune predict"),
+        ("by-hand", "--batch", ["batch_size"], "; did you mean --batch_size?"),
+        ("by-hand", "--zzz", ["batch_size"], "; finetune by-hand --help has all of them"),
+        ("fit", "model.freez", None, "; did you mean 'model.freeze'?"),
+    ],
+)
+def test_the_message_about_an_option_that_a_command_does_not_have(command, typed, valid, message):
+    shown = typed if typed.startswith("-") else repr(typed)
+    assert no_option(command, typed, valid) == f"finetune {command} has no option {shown}{message}"
+
+
+def test_the_message_about_an_argument_of_a_class_names_no_command():
+    told = no_option("", "rot", ["root", "batch_size"])
+    assert told == "there is no option 'rot'; did you mean 'root'?"
+
+
+@pytest.mark.parametrize(
     ("option", "there", "missing"),
     [
         ("model.optimizer", "SGD", "Tensor"),
@@ -93,6 +112,5 @@ def test_classes_of_other_options_are_not_known():
 
 
 def test_every_word_of_the_table_leads_to_an_option_that_exists():
-    assert _SAID.keys() <= set().union(*OPTIONS.values())
-    for option, words in _SAID.items():
-        assert [word for word in words.split() if nearest_key(word, [option]) != option] == []
+    for option, words in SYNONYMS.items():
+        assert [word for word in words if nearest_key(word, [option]) != option] == []

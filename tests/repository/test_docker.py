@@ -277,11 +277,11 @@ def test_what_the_image_is_made_of_is_sent():
 
 
 def modules() -> set[str]:
-    """Return the package's files: its code, and the templates of its pages."""
+    """Return the package's files: its code, the templates of its pages, and its data."""
     package = ROOT / "finetune"
     return {
         str(path.relative_to(ROOT))
-        for kind in ("py", "html")
+        for kind in ("py", "html", "json")
         for path in package.rglob(f"*.{kind}")
     }
 

@@ -12,11 +12,11 @@ from paths import ROOT
 
 from finetune.cli import LIGHTNING, OWN
 from finetune.commands import config_files
+from finetune.commands.flag_checks import check_flags
 from finetune.commands.given_arguments import LOGGERS, taken_apart
-from finetune.commands.known_flags import check_flags
 from finetune.commands.lightning_cli import FinetuneCLI
+from finetune.commands.options import WORDS
 from finetune.commands.parser import valid_keys
-from finetune.commands.short_words import WORDS
 from finetune.data.datamodule import ImageDataModule
 from finetune.system.messages import WrongUsage
 from finetune.training.run_length import usual_epochs

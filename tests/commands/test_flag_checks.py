@@ -1,24 +1,23 @@
-"""The first look at flags refuses only what the real parser refuses, and says what was meant, in both spellings."""
+"""Checks before torch refuse only what the real parser refuses, and shorthands become what they stand for."""
 
 import contextlib
-import inspect
+import importlib.util
 import io
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 from command_lines import parse
+from option_list import lightning_parser
 
-from finetune.commands import known_flags
+from finetune.commands import flag_checks
+from finetune.commands.command_line import in_full_spelling
+from finetune.commands.flag_checks import check_flags
 from finetune.commands.given_arguments import taken_apart
-from finetune.commands.known_flags import check_flags
 from finetune.commands.lightning_cli import FinetuneCLI
-from finetune.commands.option_names import CHOICES, NUMBERS, OPTIMIZERS
-from finetune.data.datamodule import ImageDataModule
+from finetune.commands.options import OPTIMIZERS, OPTIONS
 from finetune.system.messages import WrongUsage
-from finetune.training.classifier import Classifier
 
 REFUSED = {
     ("fit", "--epoch", "3"): "--epoch; did you mean --epochs (--trainer.max_epochs)?",
@@ -158,26 +157,138 @@ def test_values_of_a_data_class_of_one_s_own_are_left_to_it():
     check_flags("fit", taken_apart(["--data.resize", "squosh", "--data", "my.Data"]))
 
 
-def test_what_is_taken_for_choices_numbers_and_optimizers_is():
-    choices = {f"--{full}": list(valid) for full, valid in CHOICES.items() if full != "tta"}
-    numbers = [f"--{full}=1" for full in sorted(NUMBERS - {"top_k", "abstain_below"})]
-    # All options stand in one line, which costs the parser no more than one: the i-th value of each.
+def test_no_value_that_the_parser_accepts_is_refused():
+    kinds = {name: kind for name, kind in OPTIONS["fit"].items() if kind}
+    choices = {name: kind for name, kind in kinds.items() if isinstance(kind, list)}
+    # All options stand in one line, which costs the parser no more than one: the i-th choice of each.
     for i in range(max(map(len, choices.values()))):
-        line = [f"{flag}={valid[min(i, len(valid) - 1)]}" for flag, valid in choices.items()]
-        line += numbers if i == 0 else []
-        parse(["fit", *line])
+        line = [f"--{name}={valid[min(i, len(valid) - 1)]}" for name, valid in choices.items()]
+        if i == 0:
+            line += [f"--{name}=1" for name, kind in kinds.items() if kind == "number"]
+        lightning_parser("fit").parse_args(line)
         check_flags("fit", taken_apart(line))
-    for name in OPTIMIZERS.split():
+    for name in OPTIMIZERS:
         assert issubclass(getattr(torch.optim, name), torch.optim.Optimizer)
 
 
-@pytest.mark.parametrize("full", sorted(CHOICES.keys() - {"tta"}))
-def test_no_value_that_the_signature_has_is_refused(full):
-    group, name = full.split(".")
-    signature = inspect.signature({"model": Classifier, "data": ImageDataModule}[group])
-    assert set(CHOICES[full]) == set(get_args(signature.parameters[name].annotation))
+OTHERS = [
+    ["--trainer.new", "3"],
+    ["--trainer.max_epoch", "3"],
+    ["--epochs", "ten"],
+    ["--trainer.precision", "fp17"],
+    ["--trainer.max_epochs"],
+]
 
 
-def test_beside_another_lightning_nothing_is_refused(monkeypatch):
-    monkeypatch.setattr(known_flags, "version", lambda name: "2.7.0")
-    check_flags("fit", taken_apart(["--trainer.new", "3"]))
+@pytest.mark.parametrize("rest", OTHERS, ids=" ".join)
+def test_beside_another_lightning_options_of_the_trainer_are_left_to_the_parser(rest, monkeypatch):
+    with pytest.raises(WrongUsage):
+        check_flags("fit", taken_apart(rest))
+    monkeypatch.setattr(flag_checks, "version", lambda name: "2.7.0")
+    check_flags("fit", taken_apart(rest))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [["--epoch", "3"], ["--data.rot", "x"], ["--lr", "0,1"], ["--minutes", "ten"], ["--zzz"]],
+)
+def test_beside_another_lightning_all_others_are_checked(rest, monkeypatch):
+    monkeypatch.setattr(flag_checks, "version", lambda name: "2.7.0")
+    with pytest.raises(WrongUsage):
+        check_flags("fit", taken_apart(rest))
+
+
+def test_beside_another_torchvision_names_of_networks_are_left_to_the_parser(monkeypatch):
+    with pytest.raises(WrongUsage, match="can't be 'resnet19'"):
+        check_flags("fit", taken_apart(["--backbone", "resnet19"]))
+    monkeypatch.setattr(flag_checks, "version", lambda name: "0.99.0")
+    check_flags("fit", taken_apart(["--backbone", "resnet19"]))
+
+
+needs_timm = pytest.mark.skipif(
+    importlib.util.find_spec("timm") is None, reason="timm is not installed"
+)
+
+SHORTHANDS = [
+    (["--optimizer", "adamw"], ["--model.optimizer", "AdamW"]),
+    (["--model.optimizer=SGD"], ["--model.optimizer", "SGD"]),
+    (["--optimizer", "mine.Own"], ["--model.optimizer", "mine.Own"]),
+    (["--backbone", "ResNet50"], ["--model.backbone", "resnet50"]),
+    pytest.param(
+        ["--backbone", "convnext_nano"],
+        ["--model.backbone", "timm/convnext_nano"],
+        marks=needs_timm,
+    ),
+    pytest.param(
+        ["--backbone", "convnext_nano.in12k_ft_in1k"],
+        ["--model.backbone", "timm/convnext_nano.in12k_ft_in1k"],
+        marks=needs_timm,
+    ),
+    # torchvision's and timm's: torchvision's
+    (["--backbone", "convnext_tiny"], ["--model.backbone", "convnext_tiny"]),
+    (["--wandb"], ["--trainer.logger", "WandbLogger"]),
+    (["--wandb", "--lr", "1"], ["--model.optimizer.lr", "1", "--trainer.logger", "WandbLogger"]),
+    (["--tensorboard", "--mlflow"], ["--trainer.logger", "[TensorBoardLogger, MLFlowLogger]"]),
+    (
+        ["--trainer.logger", "MLFlowLogger", "--wandb"],
+        ["--trainer.logger", "MLFlowLogger", "--trainer.logger+", "WandbLogger"],
+    ),
+    (["--wandb=false"], []),
+]
+
+
+@pytest.mark.parametrize(("typed", "full"), SHORTHANDS)
+def test_what_is_plainly_meant_is_done(tmp_path, monkeypatch, typed, full):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    arguments = in_full_spelling(["fit", *typed, "photos"])
+    assert arguments[1:] == [*full, "--data.root", "photos"]
+    assert in_full_spelling(arguments) == arguments
+
+
+def test_a_network_of_no_one_s_has_the_nearest_as_before():
+    with pytest.raises(WrongUsage, match="can't be 'resnet19'; did you mean 'resnet18'"):
+        in_full_spelling(["fit", "--backbone", "resnet19", "."])
+    with pytest.raises(WrongUsage, match="finetune test has no option --wandb"):
+        in_full_spelling(["test", "--wandb", "run"])
+
+
+MISPLACED = [
+    (["fit", "--model", "resnet18"], r"did you mean --backbone \(--model.backbone\) resnet18\?"),
+    (
+        ["fit", "--data", "photos"],
+        r"not 'photos'; did you mean finetune fit FOLDER \(--data.root\)\?",
+    ),
+    (["fit", "--data", "../Photos"], r"did you mean finetune fit FOLDER"),
+    (
+        ["predict", "--data", "photos"],
+        r"did you mean finetune predict CKPT PICTURES \(--data.predict\)\?",
+    ),
+    (
+        ["fit", "--trainer", "gpu"],
+        "--trainer takes a table of settings, or a YAML file of them, not 'gpu'",
+    ),
+    (
+        ["fit", "--name", "first"],
+        r"no option --name; did you mean --out \(--trainer.default_root_dir\)\?",
+    ),
+]
+
+
+@pytest.mark.parametrize(("typed", "told"), MISPLACED)
+def test_a_name_in_the_place_of_a_table_is_answered_with_the_option(
+    tmp_path, monkeypatch, typed, told
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WrongUsage, match=told):
+        in_full_spelling(typed)
+
+
+@pytest.mark.parametrize(
+    "right", [["--model", "{backbone: x}"], ["--model", "m.yaml"], ["--data", "ImageFolderData"]]
+)
+def test_tables_files_and_classes_are_left_to_the_parser(tmp_path, monkeypatch, right):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.yaml").write_text("backbone: resnet18")
+    (tmp_path / "photos").mkdir()
+    assert in_full_spelling(["fit", *right, "photos"])

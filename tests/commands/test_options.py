@@ -1,11 +1,30 @@
-"""The short words are frozen: what people have typed goes on meaning the same."""
+"""The table of options and the file of all options agree with the parser; short words are frozen."""
+
+import json
+from typing import Literal
 
 import pytest
+import torch
 from command_lines import parse
+from option_list import generated, kind_of, text
+from pytorch_lightning.cli import LightningArgumentParser
 
 from finetune.commands.command_line import in_full_spelling
-from finetune.commands.option_names import OPTIONS
-from finetune.commands.short_words import POSITIONS, WORDS, both, in_full, with_options, word_for
+from finetune.commands.lightning_flags import add_flags
+from finetune.commands.options import (
+    FILE,
+    OPTIONS,
+    POSITIONS,
+    SYNONYMS,
+    TABLE,
+    WORDS,
+    Option,
+    _read_table,
+    both,
+    in_full,
+    with_options,
+    word_for,
+)
 
 FROZEN = {
     "fit": "backbone batch devices epochs freeze lr members optimizer out precision seed size weights workers",
@@ -26,10 +45,10 @@ def test_no_word_comes_or_goes_by_accident():
 
 def test_words_stand_for_options_that_exist_and_hide_none():
     for command, words in WORDS.items():
-        assert set(words.values()) <= OPTIONS[command]
-        assert not set(words) & OPTIONS[command], command
+        assert set(words.values()) <= OPTIONS[command].keys()
+        assert not set(words) & OPTIONS[command].keys(), command
         assert len(set(words.values())) == len(words)
-        assert set(POSITIONS[command]) - {"folder"} <= OPTIONS[command]
+        assert set(POSITIONS[command]) - {"folder"} <= OPTIONS[command].keys()
 
 
 VALUES = {
@@ -110,3 +129,72 @@ def test_messages_have_both():
 def test_arguments_of_python_in_a_message_are_written_as_options(command, message, expected):
     assert with_options(command, message) == expected
     assert with_options(command, expected) == expected
+
+
+def test_the_file_generated_again_is_the_same():
+    """Another version of Lightning or torchvision, or a changed signature, fails here."""
+    assert FILE.read_text("utf-8") == text(generated()), (
+        "run `make options`, and read the difference"
+    )
+
+
+def test_control_a_changed_option_changes_the_file():
+    content = json.loads(FILE.read_text("utf-8"))
+    del content["shared"]["trainer.max_epochs"]
+    assert FILE.read_text("utf-8") != text(content)
+
+
+@pytest.mark.parametrize(
+    ("hint", "kind"),
+    [
+        (int, "number"),
+        (int | float | None, "number"),
+        (float | torch.Tensor, "number"),
+        (int | bool, None),
+        (int | str, None),
+        (Literal["a", "b"] | None, ["a", "b"]),
+        (Literal[16] | Literal["16", "b"], ["16", "b"]),
+        (int | Literal["auto"], None),
+        (None, None),
+    ],
+)
+def test_the_kind_of_value_that_a_type_has(hint, kind):
+    assert kind_of(hint) == kind
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_flags_beside_lightning_s_have_words_in_the_help(command):
+    parser = LightningArgumentParser()
+    parser.add_argument("--model.class_names", help="of a checkpoint")
+    add_flags(parser, command)
+    added = {action.dest: action.help for action in parser._actions}
+    assert added.keys() - {"model.class_names"} <= OPTIONS[command].keys() and all(added.values())
+
+
+def test_the_table_has_options_that_exist_each_once_for_a_command():
+    for command, options in OPTIONS.items():
+        names = [option.full for option in TABLE if command in option.commands]
+        assert set(names) - {"folder"} <= options.keys()
+        assert len(names) == len(set(names)), command
+
+
+@pytest.mark.parametrize("line", ["  epochs N", "  --epochs, N", " --lr RATE", "  lr=RATE, a word"])
+def test_a_line_that_is_no_row_is_refused(line):
+    with pytest.raises(ValueError, match="not a row of the table"):
+        _read_table(f"training: fit\n{line}")
+
+
+def test_a_row_has_all_columns():
+    table = (
+        "run: fit test\n  FOLDER, --out, --a.dir FOLDER   where [runs]\n      to dir\n  --resume\n"
+    )
+    first, second = _read_table(table)
+    commands = ("fit", "test")
+    assert first == Option(
+        "a.dir", "out", "FOLDER", "FOLDER", "where", "runs", ("to", "dir"), "run", commands
+    )
+    assert second == Option("resume", "", "", "", "", None, (), "run", commands)
+
+
+def test_other_tools_words_are_of_options_that_exist():
+    assert SYNONYMS.keys() <= set().union(*OPTIONS.values())

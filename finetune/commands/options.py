@@ -1,0 +1,318 @@
+"""The options of the command line: one table of their names, and one file of all that the parser has.
+
+`TABLE` has what people see or type: short words, positions, help, and what other tools call an option.
+Help pages, checks before torch is imported, suggestions and messages are derived from it. config.yaml and
+configs have full names only.
+
+`options.json` has all options with the kinds of their values. `make options` generates it from the parser.
+"""
+
+import json
+import re
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Option(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        full: The full name, as in config.yaml.
+        word: The short word for it; "" for none.
+        place: How usage lines write it where it is named by position; "" where it is not.
+        value: Placeholder of the value; "" for a switch.
+        text: A line of help: what the option does, with its unit.
+        default: As YAML has it; None for none worth showing.
+        synonyms: What other tools call it.
+        title: The heading of its section.
+        commands: The commands that have it.
+    """
+
+    full: str
+    word: str
+    place: str
+    value: str
+    text: str
+    default: str | None
+    synonyms: tuple[str, ...]
+    title: str
+    commands: tuple[str, ...]
+
+
+# Sections of options that the same commands have: "heading: commands". A row is a line of the help page: position,
+# short word and full name, the placeholder of the value, then the help with the default in brackets. The line below
+# a row, further indented, has what other tools call the option, where the nearest spelling is another one or none.
+_TABLE = """
+not shown: fit benchmark
+  FOLDER, --data.root FOLDER
+      path folder dir data_dir data_path dataset
+  --data.eval_image_size PIXELS
+      eval_size test_size val_size test_input_size
+  --data.image_size_schedule SIZES
+      progressive_resizing size_schedule
+  --data.class_names NAMES
+      classes
+  --model.optimizer.weight_decay SHARE
+      wd decay
+  --trainer.max_steps N
+      steps num_steps iterations
+  --trainer.accelerator KIND
+      cpu cuda mps
+  --trainer.callbacks NAMES
+      callback
+not shown: validate test
+  CKPT, --ckpt_path CKPT
+      checkpoint ckpt weights_path
+  CKPT FOLDER, --data.root FOLDER
+not shown: predict
+  CKPT PICTURES, --ckpt_path CKPT
+  CKPT PICTURES, --pictures, --data.predict PICTURES
+      pictures picture images image files input source
+not shown: sheet
+  CKPT PICTURES, --ckpt_path CKPT
+  CKPT PICTURES, --pictures PICTURES
+      predict pictures picture images image files input source
+not shown: export serve
+  CKPT, --ckpt_path CKPT
+not shown: check
+  FOLDER, --folder FOLDER
+the measurement: benchmark
+  --repeats N                              how often each part is measured, two seconds of steps at a time [5]
+  --devices N,N                            numbers of devices to hold beside each other, as 1,2
+  --out, --output FILE                     a .json to write
+      out o output_file
+what is said: predict
+  --out, --output FILE                     .csv, .jsonl or .parquet; unsaid, runs/predict/version_N/predictions.csv
+  --top_k K                                the k best classes of each picture, not a column for each class
+      k top topk
+  --abstain_below P                        say unsure where the class is less probable
+the sheet: sheet
+  --out, --output FILE                     the PNG file to write [sheet.png]
+  --num N                                  pictures on it at most, chosen at random [24]
+  --columns N                              pictures in a row [8]
+  --seed N                                 of the choice [0]
+the file: export
+  --format KIND                            torch: a .pt2 for torch.export; safetensors: the weights [onnx]
+  --out, --output FILE                     unsaid, beside the checkpoint
+  --input SIZE                             any_size: an .onnx that prepares pictures itself [network_size]
+  --verify_on PICTURES                     what it is compared on; unsaid, on 64 drawn pictures
+  --quantize int8                          a quarter of the size, if it loses at most a point and is faster
+  --root FOLDER                            pictures for int8; unsaid, those of the run
+the address: serve
+  --host ADDRESS                           0.0.0.0 lets other machines ask [127.0.0.1]
+  --port N                                 0 takes one that is free [8000]
+  --token WORD                             what requests must bear; better set as FINETUNE_TOKEN
+machine: serve
+  --device NAME                            cpu, cuda or cuda:1 [auto]
+  --precision KIND                         32-true, bf16-mixed; unsaid, as predict chooses
+  --max_batch N                            pictures classified at a time, at most [32]
+limits: serve
+  --max_waiting N                          pictures without an answer; more are refused for now [256]
+  --max_pictures N                         pictures in a request [32]
+  --max_megabytes MB                       size of a request [32.0]
+  --max_megapixels MPX                     width times height of a picture [64.0]
+  --timeout SECONDS                        for a request [30.0]
+what is written: check
+  --out, --output FOLDER                   where check.html and check.json go [.]
+  --lists FOLDER                           a list of files for each kind of finding, too
+doubtful labels: check
+  --weights FILE                           of a network whose features tell classes apart
+  --backbone NAME                          the network that they are of [resnet18]
+  --size, --image_size PIXELS              side of what it sees [96]
+  --ckpt_path CKPT                         a checkpoint of fit instead, or a run: it knows its own labels
+data: fit benchmark
+  --batch, --data.batch_size N             pictures in a batch, over all devices together [32]
+      batch bs b
+  --size, --data.image_size PIXELS         side of what the network sees [224]
+      size img_size imgsz input_size resolution crop_size
+  --data.val_fraction SHARE                of train, or of all class folders, where there is no val [0.1]
+  --data.test_fraction SHARE               of all, where the folder has no splits [0.2]
+  --data.resize HOW                        then cropped; squash, or whole: squashed and not cropped [shorter_side]
+  --data.on_bad_image HOW                  skip: leave unreadable pictures out, and list them [error]
+data: validate test predict
+  --batch, --data.batch_size N             pictures in a batch; unsaid, that of its training
+  --tta flip                               the mean of each picture and its mirror image, in twice the time
+data: validate test
+  --data.on_bad_image HOW                  skip: leave unreadable pictures out
+network: fit
+  --backbone, --model.backbone NAME        of torchvision; timm/NAME; auto, or A,B: by the data [resnet18]
+      arch architecture network model_name net
+network: benchmark
+  --backbone, --model.backbone NAME        of torchvision, as resnet50; of timm, as timm/convnext_nano [resnet18]
+network: fit benchmark
+  --weights, --model.weights FILE          DEFAULT: published ones; a file, a run; null: random ones [DEFAULT]
+      pretrained
+  --freeze, --model.freeze STAGE           train what follows a stage, as layer2; backbone: solve the head
+  --members, --model.members N             networks that learn each by itself and answer together [1]
+training: fit benchmark
+  --epochs, --trainer.max_epochs N         passes over the training pictures; 5 to 50 by their number
+      epochs epoch num_epochs n_epochs
+  --lr, --model.optimizer.lr RATE          of backbone and head alike; 0.001 from a random head [0.0001]
+      lr learning_rate rate lr0
+  --optimizer, --model.optimizer NAME      another, as SGD, begins at its usual rate [AdamW]
+      opt optim
+  --model.class_weights HOW                balanced: rare classes count as much as frequent ones
+  --seed, --seed_everything N              of order, augmentation and new weights [0]
+      seed
+machine: fit validate test predict
+  --devices, --trainer.devices N           GPUs, or processes on a CPU, that share each batch [auto]
+      gpus gpu num_gpus n_gpu device ngpus
+machine: fit benchmark validate test predict
+  --workers, --data.num_workers N          processes that read pictures, for each device [auto]
+      workers j
+  --precision, --trainer.precision KIND    32-true, bf16-mixed; unsaid, bf16 where the hardware gains
+      amp fp16 bf16 half
+run: fit validate test
+  --out, --trainer.default_root_dir FOLDER where runs go: FOLDER/{command}/version_N [runs]
+      out output_dir out_dir logdir log_dir save_dir run_dir name run_name project
+run: predict
+  --trainer.default_root_dir FOLDER        where runs go: FOLDER/{command}/version_N [runs]
+      out output_dir out_dir logdir log_dir save_dir run_dir name run_name project
+run: fit
+  --resume                                 go on in the newest run of these data there, or --resume RUN; else begin
+  --minutes M                              end after about M minutes: chooses epochs and size
+  --patience N                             end after N validations without a higher accuracy
+      early_stopping
+  --threshold AIM                          of two classes: recall:0.95, precision:0.95, accuracy or f1
+run: validate test predict
+  --trust_modules NAMES                    modules that it may import for its data class and transforms
+"""
+_ROW = re.compile(
+    r"  (?P<names>(?:[\w -]+, )*)--(?P<full>[\w.]+)(?: (?P<value>\S+))?"
+    r"(?: +(?P<text>.*?)(?: \[(?P<default>.+)\])?)?"
+)
+
+
+def _read_table(table: str) -> list[Option]:
+    """Return the rows of the table.
+
+    Raises:
+        ValueError: A line is neither a heading, a row nor a list of words.
+    """
+    options: list[Option] = []
+    title = ""
+    commands: tuple[str, ...] = ()
+    for line in table.strip("\n").splitlines():
+        if not line.startswith(" "):
+            title, _, listed = line.partition(":")
+            commands = tuple(listed.split())
+        elif line.startswith("      "):
+            options[-1] = options[-1]._replace(synonyms=tuple(line.split()))
+        elif row := _ROW.fullmatch(line):
+            names = [name for name in row["names"].split(", ") if name]
+            words = [name.removeprefix("--") for name in names if name.startswith("--")]
+            places = [name for name in names if not name.startswith("--")]
+            options.append(
+                Option(
+                    full=row["full"],
+                    word=words[0] if words else "",
+                    place=places[0] if places else "",
+                    value=row["value"] or "",
+                    text=row["text"] or "",
+                    default=row["default"],
+                    synonyms=(),
+                    title=title,
+                    commands=commands,
+                )
+            )
+        else:
+            raise ValueError(f"not a row of the table: {line!r}")
+    return options
+
+
+TABLE = tuple(_read_table(_TABLE))
+_COMMANDS = tuple(dict.fromkeys(command for option in TABLE for command in option.commands))
+
+# command: {short word: full name}
+WORDS = MappingProxyType(
+    {
+        command: {
+            option.word: option.full
+            for option in TABLE
+            if option.word and command in option.commands
+        }
+        for command in _COMMANDS
+    }
+)
+# command: {full name: how usage lines write it}, in the order of the positions
+POSITIONS = MappingProxyType(
+    {
+        command: {
+            option.full: option.place
+            for option in TABLE
+            if option.place and command in option.commands
+        }
+        for command in _COMMANDS
+    }
+)
+# full name: what other tools call it
+SYNONYMS = MappingProxyType({option.full: option.synonyms for option in TABLE if option.synonyms})
+# options whose values are paths
+_PATH_VALUES = ("CKPT", "FILE", "FOLDER", "PICTURES")
+PATHS = frozenset(
+    {
+        *(option.full for option in TABLE if option.value in _PATH_VALUES),
+        "config",
+        "data.init_args.root",
+        "resume",
+    }
+)
+
+# The kind of an option's value: "number", a list of choices, or None where only the parser knows.
+Kind = str | list[str] | None
+
+FILE = Path(__file__).with_name("options.json")
+_PARSER = json.loads(FILE.read_text("utf-8"))
+# The versions that the file was generated for: their options, and their networks.
+LIGHTNING: str = _PARSER["lightning"]
+TORCHVISION: str = _PARSER["torchvision"]
+BACKBONES: tuple[str, ...] = tuple(_PARSER["backbones"])
+AUTO_BACKBONE = "auto"  # chooses a network by the images
+OPTIMIZERS: tuple[str, ...] = tuple(_PARSER["optimizers"])
+# command: {full name: kind of value}; options of classes that a class_path names are not there
+OPTIONS: MappingProxyType[str, dict[str, Kind]] = MappingProxyType(
+    {
+        command: {**options, **(_PARSER["shared"] if command in _PARSER["shared_by"] else {})}
+        for command, options in _PARSER["commands"].items()
+    }
+)
+
+
+def in_full(command: str, name: str) -> str:
+    """Return the full name of an option, without dashes; a full one as it is."""
+    return WORDS.get(command, {}).get(name, name)
+
+
+def both(command: str, full: str) -> str:
+    """Return an option as messages have it: its position or short word, and the full flag."""
+    if place := POSITIONS.get(command, {}).get(full):
+        return f"finetune {command} {place} (--{full})"
+    word = next((word for word, name in WORDS.get(command, {}).items() if name == full), None)
+    return f"--{word} (--{full})" if word else f"--{full}"
+
+
+def word_for(full: str) -> str | None:
+    """Return the short word for a full name, where any command has one."""
+    return next(
+        (word for words in WORDS.values() for word, name in words.items() if name == full), None
+    )
+
+
+# An argument of Python in a message: with its group, or alone if nothing else is spelt so.
+_ARGUMENT = re.compile(
+    r"""(?<![\w.\-/'"=])((?:data|model|trainer)\.[a-z_.]*[a-z]|[a-z]+_[a-z_]+|members|mixup|cutmix)(?![\w=/'"]|\.\w)"""
+)
+
+
+def with_options(command: str, message: str) -> str:
+    """Return a message in which arguments of Python, such as batch_size, are options, as `both` writes them."""
+
+    def as_option(match: re.Match[str]) -> str:
+        name = match[1]
+        # not those of a class
+        options = [full for full in OPTIONS.get(command, ()) if full.count(".") <= 1]
+        matches = [full for full in options if full == name or full.endswith(f".{name}")]
+        return both(command, matches[0]) if len(matches) == 1 else name
+
+    return _ARGUMENT.sub(as_option, message)
