@@ -40,6 +40,7 @@ class BenchmarkCLI(FinetuneCLI):
     ) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
+            parser.command = "benchmark"  # type: ignore[attr-defined]
             parser.description = (
                 "Measures a fit, with all its options, and where its time goes. Only caches stay."
             )

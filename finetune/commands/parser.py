@@ -1,10 +1,12 @@
 """The parser of all commands: wrong flags and keys in one line with the nearest right one; what a command line says."""
 
+import ast
 import importlib
 import inspect
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,8 +16,14 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from finetune import public_paths
 from finetune.commands import logger_names
-from finetune.commands.options import word_for
-from finetune.commands.suggestions import class_names, nearest_key
+from finetune.commands.options import OPTIONS, Kind, both, word_for
+from finetune.commands.suggestions import (
+    class_names,
+    nearest_key,
+    needs_value,
+    no_option,
+    wrong_value,
+)
 from finetune.system.messages import did_you_mean, shown
 
 _UNKNOWN = (
@@ -26,6 +34,7 @@ _UNKNOWN = (
     re.compile(r"Unknown argument:? '?(?P<key>[^\s']+)'?"),
 )
 
+_NO_VALUE = re.compile(r"argument --([\w.]+): expected one argument")
 # A value that fits none of the types that a key may have.
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _VALUE = re.compile(r"(?:.*Given|.*?Got) value: (.*)$", re.S)
@@ -63,7 +72,13 @@ jsonargparse.Path.read_text = _read_text  # type: ignore[method-assign, assignme
 
 
 class OneLineErrorParser(ArgumentParser):
-    """A parser whose errors are one line on stderr and exit code 2; the beginning of a flag is not the flag."""
+    """A parser whose errors are one line on stderr and exit code 2; the beginning of a flag is not the flag.
+
+    Attributes:
+        command: The command, where it is not the last word of `prog`.
+    """
+
+    command = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -74,32 +89,69 @@ class OneLineErrorParser(ArgumentParser):
 
 
 def explain(parser: ArgumentParser, message: str) -> str:
-    """Return `message` in one line; if it is about an unknown key, with the nearest valid one."""
+    """Return `message` in one line: about an unknown option or a wrong value as before torch is imported."""
+    command = _command(parser)
     for pattern in _UNKNOWN:
         if match := pattern.search(message):
             key = match["key"]
             valid = valid_keys(parser)
             if key.lstrip("-") in ("", "config"):
                 break
-            nearest = nearest_key(key.lstrip("-"), valid)
-            if nearest == key.lstrip("-"):
+            if nearest_key(key.lstrip("-"), valid) == key.lstrip("-"):
                 return f"{key!r} is an option of another command"
-            return f"there is no option {key!r}" + (
-                f"; did you mean {nearest!r}?" if nearest else ""
-            )
+            return no_option(command, key, valid)
+    if match := _NO_VALUE.match(message):
+        return needs_value(command, match[1])
     if key := _KEY.match(message):
-        word = word_for(key[1])
-        option = f"{key[1]} (--{word})" if word else key[1]
-        if missing := _NO_CLASS.search(message):
-            name = missing[1] or missing[2]
-            names = class_names(key[1])
-            hint = did_you_mean(name.rpartition(".")[2], names) if names else ""
-            return f"{option}: there is no class {name!r}{hint}"
-        if value := _VALUE.match(message):
-            plain = (_CLASS.sub(_plain_type, expected) for expected in _EXPECTED.findall(message))
-            types = dict.fromkeys(kind for kind in plain if not kind.startswith(_OF_CLASSES))
-            told = f"{option}: {' '.join(value[1].split())} is not valid"
-            return f"{told}; expected {' or '.join(types)}" if types else told
+        return _explain_value(command, key[1], message)
+    return _in_one_line(message)
+
+
+def _explain_value(command: str, key: str, message: str) -> str:
+    """Return in one line a message about the value of a key."""
+    word = word_for(key)
+    option = f"{key} (--{word})" if word else key
+    if missing := _NO_CLASS.search(message):
+        name = missing[1] or missing[2]
+        names = class_names(key)
+        hint = did_you_mean(name.rpartition(".")[2], names) if names else ""
+        return f"{option}: there is no class {name!r}{hint}"
+    value = _VALUE.match(message)
+    if value is None:
+        return _in_one_line(message)
+    text = " ".join(value[1].split())
+    expected = _EXPECTED.findall(message)
+    kind = OPTIONS.get(command, {}).get(key) or _kind(expected)
+    name = both(command, key) if command else key
+    if wrong := wrong_value(text, kind):
+        return f"{name} {wrong}"
+    plain = (_CLASS.sub(_plain_type, one) for one in expected)
+    types = dict.fromkeys(one for one in plain if not one.startswith(_OF_CLASSES))
+    told = f"{option}: {text} is not valid"
+    return f"{told}; expected {' or '.join(types)}" if types else told
+
+
+def _command(parser: ArgumentParser) -> str:
+    """Return the command of a parser, or of its only subcommand; "" for the parser of a class's arguments."""
+    for action in parser._actions:
+        for subparser in (getattr(action, "_name_parser_map", None) or {}).values():
+            return _command(subparser)
+    _, *words = parser.prog.split()
+    return getattr(parser, "command", "") or (words[-1] if words else "")
+
+
+def _kind(expected: Sequence[str]) -> Kind:
+    """Return the kind of value that the types of a message stand for."""
+    types = [one for one in expected if one != "<class 'NoneType'>"]
+    if types and all(one in ("<class 'int'>", "<class 'float'>") for one in types):
+        return "number"
+    literals = [re.fullmatch(r"typing\.Literal(\[[^]]+\])", one) for one in types]
+    if len(literals) == 1 and literals[0]:
+        return [str(choice) for choice in ast.literal_eval(literals[0][1])]
+    return None
+
+
+def _in_one_line(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = " ".join(lines)
     return text if len(text) < 500 else f"{text[:400]} … {text[-80:]}"

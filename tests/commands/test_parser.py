@@ -6,8 +6,12 @@ from typing import Literal
 import pytest
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
+from finetune.commands.benchmark import BenchmarkCLI
+from finetune.commands.flag_checks import check_flags
+from finetune.commands.given_arguments import taken_apart
 from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.parser import OneLineErrorParser, explain, valid_keys
+from finetune.system.messages import WrongUsage
 
 
 class Model:
@@ -78,9 +82,13 @@ def test_a_misspelt_key_in_a_config(tmp_path, capsys, text, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--max_epochs", "many"), ["max_epochs", "int", "many"]),
+        (("--max_epochs", "many"), ["max_epochs takes a number, such as 3 or 0.01, not 'many'"]),
         (("--max_epochs", "1e3"), ["max_epochs: 1", "is not valid; expected int"]),
-        (("--model.head_init", "prob"), ["model.head_init", "'xavier', 'probe'", "prob"]),
+        (
+            ("--model.head_init", "prob"),
+            ["model.head_init can't be 'prob'; did you mean 'probe'?"],
+        ),
+        (("--max_epochs",), ["--max_epochs needs a value"]),
         (("stray",), ["unrecognized arguments", "stray"]),
     ],
 )
@@ -96,12 +104,16 @@ def test_a_function_s_own_flags(capsys):
 
     def run(*arguments: str) -> int:
         return auto_cli(
-            demo, args=list(arguments), parser_class=OneLineErrorParser, as_positional=False
+            demo,
+            args=list(arguments),
+            prog="finetune demo",
+            parser_class=OneLineErrorParser,
+            as_positional=False,
         )
 
     assert run("--seed", "3") == 3
     assert failing(capsys, lambda: run("--sed", "3")).endswith(
-        "there is no option '--sed'; did you mean 'seed'?"
+        "finetune demo has no option --sed; did you mean --seed?"
     )
 
 
@@ -156,8 +168,16 @@ def test_any_message_becomes_one_short_line():
 
 # The messages of the parser that users meet: LightningCLI's, with subcommands, classes by class_path, callables.
 LIGHTNING = {
-    ("--trainer.max_epoch", "3"): "'--trainer.max_epoch'; did you mean 'trainer.max_epochs'?",
-    ("--data.rot", "x"): "'rot'; did you mean 'root'?",
+    (
+        "--trainer.max_epoch",
+        "3",
+    ): "no option --trainer.max_epoch; did you mean --epochs (--trainer.max_epochs)?",
+    ("--data.rot", "x"): "there is no option 'rot'; did you mean 'root'?",
+    ("--data.resize", "squosh"): "resize can't be 'squosh'; did you mean 'squash'?",
+    (
+        "--model",
+        "{freze: x}",
+    ): "finetune fit has no option 'model.freze'; did you mean 'model.freeze'?",
     (
         "--data",
         "finetune.Hotdog",
@@ -171,13 +191,19 @@ LIGHTNING = {
         "0.1",
     ): "did you mean 'weight_decay'?",
     # What other tools call it.
-    ("--epochs", "3"): "'--epochs'; did you mean 'trainer.max_epochs'?",
-    ("--modle.freeze", "layer2"): "'--modle.freeze'; did you mean 'model.freeze'?",
-    ("--trainer.default-root-dir=x",): "did you mean 'trainer.default_root_dir'?",
-    ("--model.lr", "3"): "did you mean 'model.optimizer.lr'?",
+    (
+        "--epochs",
+        "3",
+    ): "finetune fit has no option --epochs; did you mean --epochs (--trainer.max_epochs)?",
+    (
+        "--modle.freeze",
+        "layer2",
+    ): "no option --modle.freeze; did you mean --freeze (--model.freeze)?",
+    ("--trainer.default-root-dir=x",): "did you mean --out (--trainer.default_root_dir)?",
+    ("--model.lr", "3"): "did you mean --lr (--model.optimizer.lr)?",
     ("--model.optimizer.learning_rate", "3"): "'learning_rate'; did you mean 'lr'?",
     ("--data.size", "3"): "'size'; did you mean 'image_size'?",
-    ("--dropout", "0.5"): "there is no option '--dropout'\n",
+    ("--dropout", "0.5"): "no option --dropout; finetune fit --help has those that people use",
     (
         "--model.optimizer",
         "SDG",
@@ -203,14 +229,61 @@ def test_typos_as_the_parser_itself_tells_them(capsys, monkeypatch, tmp_path, ar
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(["--num", "many"], "int"), (["--kind", "c"], "'a', 'b'")]
+    ("value", "message"),
+    [
+        (["--num", "many"], "--num takes a number, such as 3 or 0.01, not 'many'"),
+        (["--kind", "c"], "--kind can't be 'c'; valid are a, b"),
+        (["--num", "2.5"], "num: 2.5 is not valid; expected int"),
+    ],
 )
-def test_a_value_of_a_function_s_argument_that_does_not_fit(capsys, value, expected):
+def test_a_value_of_a_function_s_argument_that_does_not_fit(capsys, value, message):
     def command(num: int = 1, kind: Literal["a", "b"] = "a") -> None:
         """Do it."""
 
     line = failing(
         capsys,
-        lambda: auto_cli(command, args=value, parser_class=OneLineErrorParser, as_positional=False),
+        lambda: auto_cli(
+            command,
+            args=value,
+            prog="finetune do",
+            parser_class=OneLineErrorParser,
+            as_positional=False,
+        ),
     )
-    assert line == f"finetune: error: {value[0][2:]}: {value[1]} is not valid; expected {expected}"
+    assert line == f"finetune: error: {message}"
+
+
+MISTAKES = [
+    ("--epoch", "3"),
+    ("--trainer.max_epoch", "3"),
+    ("--modle.freeze", "layer2"),
+    ("--top_k", "3"),
+    ("--zzz", "3"),
+    ("--trainer.max_epochs", "ten"),
+    ("--model.head_init", "prob"),
+    ("--trainer.precision", "fp17"),
+    ("--minutes", "ten"),
+    ("--trainer.max_epochs",),
+]
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+@pytest.mark.parametrize("kind", [FinetuneCLI, BenchmarkCLI])
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_a_mistake_is_told_in_the_same_words_before_and_after_torch_is_imported(
+    capsys, monkeypatch, tmp_path, arguments, kind
+):
+    monkeypatch.chdir(tmp_path)
+    command = "fit" if kind is FinetuneCLI else "benchmark"
+    with pytest.raises(WrongUsage) as before:
+        check_flags(command, taken_apart(arguments))
+    after = failing(capsys, lambda: kind([command, *arguments]))
+    assert after == f"finetune: error: {before.value}"
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_an_argument_of_another_class_is_not_taken_for_an_option(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    callback = "{class_path: EarlyStopping, init_args: {monitor: a, patience: ten}}"
+    line = failing(capsys, lambda: FinetuneCLI(["fit", "--trainer.callbacks", f"[{callback}]"]))
+    assert "--patience" not in line and "ten" in line, line

@@ -156,7 +156,7 @@ def test_every_command_has_help(command, capsys):
             ["predict", "--data.predict", "x"],
             "needs a checkpoint, or a run's folder: finetune predict CKPT PICTURES",
         ),
-        (["demo", "--sed", "1"], "did you mean 'seed'?"),
+        (["demo", "--sed", "1"], "finetune demo has no option --sed; did you mean --seed?"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, told, tmp_path, monkeypatch, capsys):
