@@ -8,35 +8,21 @@ import difflib
 import glob
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from finetune.commands.config_files import find, shipped
 from finetune.commands.flag_checks import check_flags, replace_shorthands
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.given_arguments import Given, put_together, taken_apart
-from finetune.commands.options import both, in_full
+from finetune.commands.options import PATHS, POSITIONS, both, in_full
 from finetune.commands.said import flag_settings
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
 
-_PATHS = {
-    "config",
-    "ckpt_path",
-    "output",
-    "lists",
-    "pictures",
-    "resume",
-    "weights",
-    "verify_on",
-    "root",
-    "data.root",
-    "data.predict",
-}
-_PATHS |= {"data.init_args.root", "model.weights", "trainer.default_root_dir"}
 _WEIGHTS = {"weights", "model.weights"}
 _OF_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-_PICTURES = {"predict": "data.predict", "sheet": "pictures"}
+_PICTURES = ("data.predict", "pictures")
 
 
 def in_full_spelling(arguments: Sequence[str]) -> list[str]:
@@ -55,7 +41,7 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
         given.positionals = []  # `--help all`
     else:
         given.positionals = [os.path.expanduser(text) for text in given.positionals]
-        _BY_POSITION[command](command, given)
+        _take_positionals(command, given)
         for value in (
             value
             for name, value in given.flags
@@ -71,11 +57,17 @@ def with_pictures(arguments: Sequence[str]) -> list[str]:
     They are no flag before: of what a process is started with, the system takes no argument of more than 128 KiB.
     """
     command, given = arguments[0], taken_apart(arguments[1:])
-    if command in _PICTURES and given.positionals:
+    pictures = _pictures_option(command)
+    if pictures and given.positionals:
         paths, given.positionals = given.positionals, []
         is_one = len(paths) == 1 and paths[0][0] not in "[-"  # which would begin a list
-        given.flags.append((_PICTURES[command], paths[0] if is_one else flow_yaml(paths)))
+        given.flags.append((pictures, paths[0] if is_one else flow_yaml(paths)))
     return put_together(command, given)
+
+
+def _pictures_option(command: str) -> str | None:
+    """Return the full name of the option for which pictures are named by position."""
+    return next((full for full in POSITIONS.get(command, ()) if full in _PICTURES), None)
 
 
 def _flag_in_full(
@@ -83,7 +75,7 @@ def _flag_in_full(
 ) -> tuple[str, str | None]:
     """Return a flag as the parser has it; a checkpoint must be there if it is needed."""
     full = in_full(command, name)
-    if value and full in _PATHS:
+    if value and full in PATHS:
         value = os.path.expanduser(value)
     if value and full == "trainer.default_root_dir":
         found = next(
@@ -116,29 +108,61 @@ def _is_first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
-def _take_folder(command: str, given: Given) -> None:
-    """`fit FOLDER`: train on any folder of pictures; next to a config, FOLDER is the root of its data."""
-    if given.has("resume"):
+def _take_positionals(command: str, given: Given) -> None:
+    """Make flags of what is named by position, each in its place in `POSITIONS`.
+
+    Pictures stay behind `--`: the system takes no argument of more than 128 KiB. The folder of `check`, whose function
+    takes it by position, stays, too.
+    """
+    for full in POSITIONS[command]:
+        if full == "ckpt_path":
+            _take_checkpoint(command, given)
+        elif full in _PICTURES:
+            _check_pictures(command, full, given)
+        else:
+            _take_folder(command, full, given)
+    if list(POSITIONS[command]) == ["ckpt_path"] and given.positionals:
+        raise WrongUsage(
+            f"finetune {command} takes one checkpoint, and no {given.positionals[0]!r}"
+        )
+
+
+def _take_folder(command: str, full: str, given: Given) -> None:
+    """Take a folder of pictures; next to a config, it is the root of its data."""
+    is_training = command in ("fit", "benchmark")
+    if is_training and given.has("resume"):
         _take_run(given)
-    is_told = given.has("config", "data", "data.class_path")
+    has_data = is_training and given.has("config", "data", "data.class_path")
     if not given.positionals:
-        has_root = "data.root" in flag_settings(given)
-        if not is_told and not has_root and not given.has("print_config", "resume"):
-            hint = f"finetune {command} FOLDER, or one of those shipped: --config hotdog.yaml"
-            raise WrongUsage(f"no data: give the folder of your pictures: {hint}")
+        if is_training and not has_data:
+            _check_has_data(command, given)
         return
-    folder = _only_one(f"finetune {command} FOLDER", given.positionals)
+    place = POSITIONS[command][full]
+    folder = _only_one(f"finetune {command} {place}", given.positionals)
+    if full == "folder":
+        return
+    if is_training:
+        _check_no_config(command, folder)
+    if not has_data:
+        _check_folder(folder)
+    _put(command, given, full, folder)
+    given.positionals = []
+
+
+def _check_has_data(command: str, given: Given) -> None:
+    has_root = "data.root" in flag_settings(given)
+    if not has_root and not given.has("print_config", "resume"):
+        hint = f"finetune {command} FOLDER, or one of those shipped: --config hotdog.yaml"
+        raise WrongUsage(f"no data: give the folder of your pictures: {hint}")
+
+
+def _check_no_config(command: str, folder: str) -> None:
     names = shipped()
-    if not Path(folder).is_dir() and (
-        folder in names or f"{folder}.yaml" in names or folder.endswith(".yaml")
-    ):
+    is_config = folder in names or f"{folder}.yaml" in names or folder.endswith(".yaml")
+    if is_config and not Path(folder).is_dir():
         raise WrongUsage(
             f"{folder} is no folder of pictures but a config: finetune {command} --config {folder}"
         )
-    if not is_told:
-        _check_folder(folder)
-    _put(command, given, "data.root", folder)
-    given.positionals = []
 
 
 def _take_run(given: Given) -> None:
@@ -157,32 +181,35 @@ def _take_run(given: Given) -> None:
         given.flags = [(name, run if name == "resume" else value) for name, value in given.flags]
 
 
-def _take_checkpoint_and_folder(command: str, given: Given) -> None:
-    _take_checkpoint(command, given)
-    if given.positionals:
-        folder = _only_one(f"finetune {command} CKPT FOLDER", given.positionals)
-        _check_folder(folder)
-        _put(command, given, "data.root", folder)
-        given.positionals = []
-
-
-def _take_checkpoint_and_pictures(command: str, given: Given) -> None:
-    flag = _PICTURES[command]
+def _take_checkpoint(command: str, given: Given) -> None:
+    pictures = _pictures_option(command)
     if (
-        len(given.positionals) == 1
-        and not given.has("ckpt_path", flag)
+        pictures
+        and len(given.positionals) == 1
+        and not given.has("ckpt_path", pictures)
         and not _is_checkpoint(given.positionals[0])
     ):
         raise WrongUsage(
             f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT PICTURES"
         )
-    _take_checkpoint(command, given)
-    if given.positionals and given.has(flag):
-        raise WrongUsage(f"pictures are given twice: by --{flag}, and {given.positionals[0]!r}")
-    if not given.positionals and not given.has(flag, "config", "data"):
+    if given.has("ckpt_path"):
+        return
+    if given.positionals:
+        given.flags.insert(0, ("ckpt_path", _checkpoint(given.positionals.pop(0))))
+    # The config of a command of our own may name it.
+    elif not given.has("config") or command in ("validate", "test", "predict"):
+        raise WrongUsage(
+            f"finetune {command} needs a checkpoint, or a run's folder: {both(command, 'ckpt_path')}"
+        )
+
+
+def _check_pictures(command: str, full: str, given: Given) -> None:
+    if given.positionals and given.has(full):
+        raise WrongUsage(f"pictures are given twice: by --{full}, and {given.positionals[0]!r}")
+    if not given.positionals and not given.has(full, "config", "data"):
         kinds = "pictures, folders, globs or a LIST.txt"
         raise WrongUsage(
-            f"finetune {command} needs {kinds}: finetune {command} CKPT PICTURES (--{flag})"
+            f"finetune {command} needs {kinds}: finetune {command} CKPT PICTURES (--{full})"
         )
     for path in given.positionals:
         if not os.path.exists(path) and not (
@@ -191,47 +218,6 @@ def _take_checkpoint_and_pictures(command: str, given: Given) -> None:
             raise NotFound(
                 f"there is no picture, folder, list or glob {path!r} here{_nearest(path)}"
             )
-
-
-def _take_one_checkpoint(command: str, given: Given) -> None:
-    _take_checkpoint(command, given)
-    if given.positionals:
-        raise WrongUsage(
-            f"finetune {command} takes one checkpoint, and no {given.positionals[0]!r}"
-        )
-
-
-def _take_one_folder(command: str, given: Given) -> None:
-    if given.positionals:
-        _only_one(f"finetune {command} FOLDER", given.positionals)
-
-
-_BY_POSITION: dict[str, Callable[[str, Given], None]] = {
-    "fit": _take_folder,
-    "benchmark": _take_folder,
-    "validate": _take_checkpoint_and_folder,
-    "test": _take_checkpoint_and_folder,
-    "predict": _take_checkpoint_and_pictures,
-    "sheet": _take_checkpoint_and_pictures,
-    "export": _take_one_checkpoint,
-    "serve": _take_one_checkpoint,
-    "check": _take_one_folder,
-}
-
-
-def _take_checkpoint(command: str, given: Given) -> None:
-    if not given.has("ckpt_path"):
-        if (
-            not given.positionals
-            and given.has("config")
-            and command not in ("validate", "test", "predict")
-        ):
-            return  # which may name it
-        if not given.positionals:
-            raise WrongUsage(
-                f"finetune {command} needs a checkpoint, or a run's folder: {both(command, 'ckpt_path')}"
-            )
-        given.flags.insert(0, ("ckpt_path", _checkpoint(given.positionals.pop(0))))
 
 
 def _is_checkpoint(path: str) -> bool:
