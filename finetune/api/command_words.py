@@ -1,16 +1,61 @@
-"""The arguments of a call as an equivalent command line."""
+"""The arguments of `finetune.fit` are the words of the command: as a command line, and hints at the right one."""
 
+import inspect
 import numbers
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Container, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.given_arguments import ALONE, LOGGERS, Given, is_flag, put_together
-from finetune.commands.options import both, in_full
+from finetune.commands.options import OPTIONS, WORDS, both, in_full
+from finetune.commands.suggestions import nearest_flag
 from finetune.system.messages import WrongUsage
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def with_hints(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let Python's error of an unknown argument name the argument that was probably meant."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for name in kwargs:
+            if name not in known:
+                # Python's own words
+                told = f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                raise TypeError(f"{told}{_hint(name, known)}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def passed_arguments(
+    function: Callable[..., object], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call that are not the function's defaults."""
+    parameters = inspect.signature(function).parameters
+    return {
+        name: value for name, value in arguments.items() if value is not parameters[name].default
+    }
+
+
+def _hint(name: str, known: Container[str]) -> str:
+    """Return the end of a message about an argument that is not among the known ones."""
+    if name in ("data", "root", "path"):
+        return "; did you mean 'folder'?"
+    full = "model.backbone" if name == "model" else nearest_flag(name, WORDS["fit"], OPTIONS["fit"])
+    if full is None:
+        return "; help(finetune.fit) lists the arguments"
+    word = next((word for word, meant in WORDS["fit"].items() if meant == full), full)
+    return (
+        f"; did you mean {word!r}?" if word in known else f"; did you mean options={{{full!r}: …}}?"
+    )
 
 
 def command_line(

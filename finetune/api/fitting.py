@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 import torch
 from pytorch_lightning import Trainer
 
-from finetune.api.argument_hints import with_hints
 from finetune.api.borrowed_process import borrowed, check_not_forked
 from finetune.api.child_process import needs_processes, run_command
-from finetune.api.command_words import command_line
+from finetune.api.command_words import command_line, passed_arguments, with_hints
 from finetune.api.fitted_run import FittedRun
 from finetune.commands.command_line import in_full_spelling
 from finetune.commands.error_lines import one_line, raised
@@ -94,37 +93,15 @@ def fit(
         FileNotFoundError: The same, about a file or folder that does not exist.
         KeyboardInterrupt: Ctrl-C, after a checkpoint is saved: `resume=True` continues. A second one stops at once.
     """
+    arguments = dict(locals())  # before any other name is local: all arguments by name
     check_not_forked(_PID)
-    words: dict[str, Any] = {
-        "epochs": epochs,
-        "minutes": minutes,
-        "patience": patience,
-        "lr": lr,
-        "optimizer": optimizer,
-        "size": size,
-        "batch": batch,
-        "workers": workers,
-    }
-    words |= {
-        "backbone": backbone
-        if backbone is None or isinstance(backbone, str)
-        else ",".join(backbone),
-        "members": members,
-        "devices": devices,
-        "precision": precision,
-        "seed": seed,
-        "out": out,
-    }
-    given = {
-        name: value for name, value in {"config": config, **words}.items() if value is not None
-    }
-    given |= {
-        name: value
-        for name, value in {"weights": weights, "freeze": freeze}.items()
-        if value is not ...
-    }
-    arguments = command_line(folder, {**given, "resume": resume}, options or {})
-    return FittedRun(_run_here(arguments, "fit(…, resume=True) goes on where it saved"))
+    words = passed_arguments(fit, arguments)
+    for name in ("folder", "options"):
+        words.pop(name, None)
+    if "backbone" in words and not isinstance(backbone, str):
+        words["backbone"] = ",".join(backbone or ())
+    line = command_line(folder, words, options or {})
+    return FittedRun(_run_here(line, "fit(…, resume=True) goes on where it saved"))
 
 
 def run_test(

@@ -32,6 +32,20 @@ def test_its_arguments_are_the_command_s_short_words():
     assert [name for name in names if f"\n    {name}: " not in told] == []
 
 
+def test_each_argument_that_is_passed_reaches_the_command_and_no_other(monkeypatch):
+    lines: list[list[str]] = []
+    monkeypatch.setattr(fitting, "_run_here", lambda line, *_: lines.append(line))
+    monkeypatch.setattr(fitting, "FittedRun", lambda path: path)
+    values = dict.fromkeys(set(inspect.signature(fit).parameters) - {"folder", "options"}, 3)
+    values |= {"weights": None, "backbone": ["a", "b"], "resume": True}
+    fit("pictures", **values, options={"threshold": "f1"})
+    words = {**values, "backbone": "a,b"}
+    expected = command_line("pictures", words, {"threshold": "f1"})
+    assert sorted(lines[0]) == sorted(expected) and len(expected) == 2 * len(values) + 3
+    fit("pictures", epochs=None, weights=..., freeze=..., resume=False)
+    assert lines[1] == ["fit", "pictures"]
+
+
 WORDS_AND_LINES = [
     ({"epochs": np.int64(3), "lr": 1e-05}, ["--epochs", "3", "--lr", "1e-05"]),
     ({"weights": None, "resume": True}, ["--weights", "null", "--resume"]),
