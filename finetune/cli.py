@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from finetune import __version__
 from finetune.commands.command_line import in_full_spelling, with_pictures
@@ -92,32 +93,16 @@ def main(args: Sequence[str] | None = None) -> None:
     began = time.monotonic()
     arguments = list(sys.argv[1:] if args is None else args)
     is_own = args is None  # the process is ours, and ends with this
-    code, has_failed = 0, False
-    # The first process of a container ignores what it has no handler for, and `nohup` has SIGHUP ignored.
-    signums = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
-    before = {
-        signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
-        for signum in signums
-    }
+    code = 0
+    has_failed = False
+    before = _exit_at_signals()
     if is_own:
-        forget_left_over()
-        own_process()
-        outlive_terminal()
-        take_unraisable()
-        end_with_first_process()
+        _set_up_process()
     try:
-        try:
-            run(arguments, began)
-            if sys.stdout is not None:  # a daemon's may be closed
-                sys.stdout.flush()
-        finally:
-            # what comes now is short: a second Ctrl-C ends it, and workers that end are no news
-            if is_own:
-                before |= {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+        _run_then_restore(arguments, began, before, is_own)
     except KeyboardInterrupt:
-        code, has_failed = 130, True
+        code = 130
+        has_failed = True
     except SystemExit as stop:
         end_with(stop.code)
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -125,25 +110,66 @@ def main(args: Sequence[str] | None = None) -> None:
         raise
     except BaseException as raised:
         error = stop_behind(raised)
-        code, has_failed = exit_code(error), True
-        message = one_line(error)
+        code = exit_code(error)
+        has_failed = True
         # the reader of our output, such as `head`, went away
         if isinstance(error, BrokenPipeError) and let_go():
             end_with(code := 141)
             sys.exit(code)
-        if message is None or os.environ.get("FINETUNE_DEBUG"):
-            if not (is_own and _waits_at_leaving()):
-                raise
+        message = one_line(error)
+        if message is not None and not os.environ.get("FINETUNE_DEBUG"):
+            _print_error(message, code)
+        elif is_own and _waits_at_leaving():
             sys.excepthook(type(error), error, error.__traceback__)
-        elif code < 128 or _is_first_process():
-            let_go()
-            print(message if code > 128 else f"finetune: error: {shown(message)}", file=sys.stderr)
+        else:
+            raise
     finally:
         if has_failed and is_own and _waits_at_leaving():
             _end_at_once(code)
         _leave_process_group()
     end_with(code)
     sys.exit(code)
+
+
+def _exit_at_signals() -> dict[int, Any]:
+    """Exit in order at SIGTERM and SIGHUP, and return the handlers of before."""
+    # The first process of a container ignores what it has no handler for, and `nohup` has SIGHUP ignored.
+    signums = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    return {
+        signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+        for signum in signums
+    }
+
+
+def _run_then_restore(
+    arguments: Sequence[str], began: float, handlers: dict[int, Any], is_own: bool
+) -> None:
+    """Run a command, then set the signal handlers of before."""
+    try:
+        run(arguments, began)
+        if sys.stdout is not None:  # a daemon's may be closed
+            sys.stdout.flush()
+    finally:
+        # what comes now is short: a second Ctrl-C ends it, and workers that end are no news
+        if is_own:
+            handlers = handlers | {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+def _set_up_process() -> None:
+    forget_left_over()
+    own_process()
+    outlive_terminal()
+    take_unraisable()
+    end_with_first_process()
+
+
+def _print_error(message: str, code: int) -> None:
+    """Print the one line of an error; of a stop by a signal, only in the first process."""
+    if code < 128 or _is_first_process():
+        let_go()
+        print(message if code > 128 else f"finetune: error: {shown(message)}", file=sys.stderr)
 
 
 def run(arguments: Sequence[str], began: float | None = None) -> None:
