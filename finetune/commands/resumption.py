@@ -6,7 +6,6 @@ import re
 from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import yaml
@@ -20,7 +19,7 @@ from finetune.distributed.launch import starts_processes
 from finetune.models.candidates import is_choice
 from finetune.runs.changes import compared
 from finetune.runs.folder import config_text, last_checkpoint
-from finetune.runs.lightning_callbacks import ended_by
+from finetune.runs.lightning_callbacks import Limits, ended_by
 from finetune.runs.newest_run import (
     Found,
     Wanted,
@@ -273,14 +272,17 @@ def _limit_reached(run: Path, options: Namespace) -> str:
     trainer = options.trainer
     parser = OneLineErrorParser()
     parser.add_argument("--callbacks", type=list[Callback] | Callback | None)
-    made = parser.instantiate_classes(
-        parser.parse_object({"callbacks": trainer.callbacks})
-    ).callbacks
+    made = parser.instantiate(parser.parse_object({"callbacks": trainer.callbacks})).callbacks
     callbacks: list[Callback] = list(made) if isinstance(made, list) else [made] if made else []
     if trainer.max_time is not None:
         callbacks.append(Timer(trainer.max_time))
     if options.patience is not None:
         callbacks.append(patience(options.patience))
-    names = ("max_epochs", "max_steps", "min_epochs", "min_steps")
-    limits: Any = SimpleNamespace(callbacks=callbacks, **{name: trainer[name] for name in names})
+    limits = Limits(
+        max_epochs=trainer.max_epochs,
+        max_steps=trainer.max_steps,
+        min_epochs=trainer.min_epochs,
+        min_steps=trainer.min_steps,
+        callbacks=callbacks,
+    )
     return ended_by(read_resumable(last_checkpoint(run)), limits)

@@ -1,7 +1,7 @@
 """What Lightning's own callbacks need where a run goes on: limits that may be raised, epochs entered in the middle."""
 
-import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
@@ -43,65 +43,95 @@ class Rates(LearningRateMonitor):
         self.last = {str(name): float(rate) for name, rate in state_dict.get("last", {}).items()}
 
 
-def limits(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what can end a run early, as a checkpoint keeps it: a run that one of these ended may be prolonged."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    # Lightning puts a number there once a fit begins.
-    min_epochs = trainer.min_epochs or int(
-        trainer.min_epochs is None and trainer.min_steps is not None
-    )
-    values: dict[str, Any] = {"min_epochs": min_epochs, "min_steps": trainer.min_steps}
-    values["max_time"] = next(
-        (lightning_private.timer_seconds(c) for c in callbacks if isinstance(c, Timer)), None
-    )
-    for c in callbacks:
-        if isinstance(c, EarlyStopping):
-            values[c.state_key] = [
-                c.patience,
-                c.min_delta,
-                c.stopping_threshold,
-                c.divergence_threshold,
-            ]
-    return values
+@dataclass(frozen=True)
+class Limits:
+    """What can end a fit.
+
+    Attributes:
+        max_epochs: None or -1 for no limit.
+        max_steps: -1 for no limit.
+        min_epochs: Epochs before which no callback ends it.
+        min_steps: Steps before which no callback ends it.
+        callbacks: All of the trainer; some of them end a fit.
+    """
+
+    max_epochs: int | None = None
+    max_steps: int = -1
+    min_epochs: int | None = None
+    min_steps: int | None = None
+    callbacks: Sequence[pl.Callback] = ()
+
+    @classmethod
+    def of(cls, trainer: pl.Trainer) -> "Limits":
+        """Return the limits of a trainer."""
+        return cls(
+            max_epochs=trainer.max_epochs,
+            max_steps=trainer.max_steps,
+            min_epochs=trainer.min_epochs,
+            min_steps=trainer.min_steps,
+            callbacks=trainer.callbacks,  # type: ignore[attr-defined]
+        )
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return what can end a run early, as a checkpoint keeps it: a run that one of these ended may be prolonged."""
+        min_epochs = self.min_epochs
+        if not min_epochs:
+            # Lightning sets it to 1 at the start of a fit that has min_steps alone, else to 0.
+            min_epochs = 1 if self.min_epochs is None and self.min_steps is not None else 0
+        timers = (callback for callback in self.callbacks if isinstance(callback, Timer))
+        timer = next(timers, None)
+        values: dict[str, Any] = {
+            "min_epochs": min_epochs,
+            "min_steps": self.min_steps,
+            "max_time": None if timer is None else lightning_private.timer_seconds(timer),
+        }
+        for callback in self.callbacks:
+            if isinstance(callback, EarlyStopping):
+                values[callback.state_key] = [
+                    callback.patience,
+                    callback.min_delta,
+                    callback.stopping_threshold,
+                    callback.divergence_threshold,
+                ]
+        return values
 
 
-def ended_by(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> str:
-    """Return which of this trainer's limits the run of a `last.ckpt` has reached; "" where it has more to do."""
+def ended_by(checkpoint: Mapping[str, Any], limits: Limits) -> str:
+    """Return which of these limits the run of a `last.ckpt` has reached; "" if it has more to do."""
     epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-    # One pass more is due after the last epoch, for the statistics of batch norm.
-    epochs -= any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks)  # type: ignore[attr-defined]
-    if trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs:
-        return _reached(
-            epochs, "epochs", f"trainer.max_epochs {trainer.max_epochs}", trainer.max_epochs
-        )
-    if 0 <= trainer.max_steps <= checkpoint["global_step"]:
-        return _reached(
-            checkpoint["global_step"],
-            "steps",
-            f"trainer.max_steps {trainer.max_steps}",
-            trainer.max_steps,
-        )
+    steps = checkpoint["global_step"]
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in limits.callbacks):
+        epochs -= 1  # a pass more is due after the last epoch, for the statistics of batch norm
+    if limits.max_epochs not in (None, -1) and epochs >= limits.max_epochs:
+        return _reached(epochs, "epochs", "trainer.max_epochs", limits.max_epochs)
+    if 0 <= limits.max_steps <= steps:
+        return _reached(steps, "steps", "trainer.max_steps", limits.max_steps)
     states = checkpoint.get("callbacks", {})
     own = states.get("Checkpoints", {})
     if not own.get("is_stopped"):
         return ""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        state = states.get(callback.state_key)
-        if isinstance(callback, Timer) and state:
-            seconds = lightning_private.timer_seconds(callback) or math.inf
-            if state["time_elapsed"]["train"] >= seconds:
-                return f"trainer.max_time, {seconds:.0f} s"
-        if (
-            isinstance(callback, EarlyStopping)
-            and state
-            and state["wait_count"] >= callback.patience
-        ):
-            return f"early stopping, patience {callback.patience}"
-    return "a callback that stopped it" if own.get("limits") == limits(trainer) else ""
+    for callback in limits.callbacks:
+        if message := _stopped_by(callback, states.get(callback.state_key)):
+            return message
+    return "a callback that stopped it" if own.get("limits") == limits.as_plain() else ""
 
 
-def _reached(num: int, what: str, limit: str, most: int | None) -> str:
-    """Return a limit in words, with what a run has trained where that is more."""
+def _stopped_by(callback: pl.Callback, state: Mapping[str, Any] | None) -> str:
+    """Return the limit of a callback that its state in a checkpoint has reached, in words; "" for none."""
+    if not state:
+        return ""
+    if isinstance(callback, Timer):
+        most = lightning_private.timer_seconds(callback)
+        if most is not None and state["time_elapsed"]["train"] >= most:
+            return f"trainer.max_time, {most:.0f} s"
+    if isinstance(callback, EarlyStopping) and state["wait_count"] >= callback.patience:
+        return f"early stopping, patience {callback.patience}"
+    return ""
+
+
+def _reached(num: int, what: str, option: str, most: int) -> str:
+    """Return a limit in words; if a run has trained for longer, also for how long."""
+    limit = f"{option} {most}"
     return limit if num == most else f"{num:,} {what} trained, more than {limit}"
 
 

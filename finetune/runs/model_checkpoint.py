@@ -20,7 +20,7 @@ from finetune.runs.best_epoch import highest_of, lowest_kept
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints
 from finetune.runs.folder import Run
 from finetune.runs.interpolation_record import FILE as KEPT_WEIGHTS
-from finetune.runs.lightning_callbacks import Rates, enter_epoch, keep_patience, limits
+from finetune.runs.lightning_callbacks import Limits, Rates, enter_epoch, keep_patience
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.predictions import FILES
 from finetune.system.files import link
@@ -80,7 +80,9 @@ class Checkpoints(Checkpoint):
         if self._is_of_another:
             self.wanted = None
         # A stop that `min_epochs` has put off; where a limit was changed since, callbacks are to want it anew.
-        trainer.should_stop |= self.wanted is not None and self.wanted == limits(trainer)
+        trainer.should_stop |= (
+            self.wanted is not None and self.wanted == Limits.of(trainer).as_plain()
+        )
         self._epoch_began = time.monotonic()  # of one that is entered in the middle
         if trainer.ckpt_path is None and getattr(pl_module, "trains_from_fitted_head", False):
             self._save(trainer, "start")
@@ -212,7 +214,7 @@ class Checkpoints(Checkpoint):
         may_wait &= not self._is_due  # by `every_n_steps`
         if "last" in names:
             self._is_due = False
-            self.wanted = limits(trainer) if trainer.should_stop else None
+            self.wanted = Limits.of(trainer).as_plain() if trainer.should_stop else None
             is_stopped = self.wanted and lightning_private.may_stop(trainer)
             self.limits = self.wanted if is_stopped else None
         save: Callable[[Path], None] = trainer.save_checkpoint

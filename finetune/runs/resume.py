@@ -13,7 +13,7 @@ from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.runs.folder import Run, last_checkpoint, not_looked_at
-from finetune.runs.lightning_callbacks import ended_by
+from finetune.runs.lightning_callbacks import Limits, ended_by
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_lock import hold
 from finetune.runs.run_logger import RunLogger
@@ -73,7 +73,7 @@ def beginning(trainer: pl.Trainer, resumed: Path | None, ckpt_path: str | None) 
     if first is None:
         return Beginning(None)
     checkpoint = read_resumable(first)
-    finished = ended_by(checkpoint, trainer)
+    finished = ended_by(checkpoint, Limits.of(trainer))
     if finished and not resumed:
         raise ValueError(
             f"{first} leaves nothing to train, with {finished}: raise that limit, or measure the checkpoint by "

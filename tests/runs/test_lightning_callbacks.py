@@ -16,20 +16,7 @@ from pytorch_lightning.callbacks import (
 )
 from pytorch_lightning.loops.utilities import _parse_loop_limits
 
-from finetune.runs.lightning_callbacks import ended_by, enter_epoch, keep_patience, limits
-
-
-def trainer_with(**limits: Any) -> Any:
-    return SimpleNamespace(
-        **{
-            "max_epochs": None,
-            "max_steps": -1,
-            "min_epochs": None,
-            "min_steps": None,
-            "callbacks": [],
-            **limits,
-        }
-    )
+from finetune.runs.lightning_callbacks import Limits, ended_by, enter_epoch, keep_patience
 
 
 def test_finished_by_epochs_or_by_steps():
@@ -38,15 +25,15 @@ def test_finished_by_epochs_or_by_steps():
     finished = [(3, -1), (2, -1), (4, 30), (4, 29), (None, 30), (3, 1000)]
     for given in (*finished, (4, -1), (None, -1), (-1, -1), (4, 31)):
         max_epochs, max_steps = given
-        trainer = trainer_with(max_epochs=max_epochs, max_steps=max_steps)
-        assert bool(ended_by(checkpoint, trainer)) == (given in finished), given
-    assert ended_by(checkpoint, trainer_with(max_epochs=3)) == "trainer.max_epochs 3"
+        limits = Limits(max_epochs=max_epochs, max_steps=max_steps)
+        assert bool(ended_by(checkpoint, limits)) == (given in finished), given
+    assert ended_by(checkpoint, Limits(max_epochs=3)) == "trainer.max_epochs 3"
     assert (
-        ended_by(checkpoint, trainer_with(max_epochs=2))
+        ended_by(checkpoint, Limits(max_epochs=2))
         == "3 epochs trained, more than trainer.max_epochs 2"
     )
     assert (
-        ended_by(checkpoint, trainer_with(max_steps=9))
+        ended_by(checkpoint, Limits(max_steps=9))
         == "30 steps trained, more than trainer.max_steps 9"
     )
 
@@ -56,7 +43,7 @@ def checkpoint_of(*callbacks: Any, **own: Any) -> dict[str, Any]:
     states = {callback.state_key: callback.state_dict() for callback in callbacks}
     states["Checkpoints"] = {
         "is_stopped": True,
-        "limits": limits(trainer_with(callbacks=callbacks)),
+        "limits": Limits(callbacks=callbacks).as_plain(),
         **own,
     }
     progress = {"current": {"processed": 3}}
@@ -71,14 +58,12 @@ def test_a_run_that_early_stopping_ended_goes_on_with_more_patience():
     stopped = EarlyStopping("val/loss", patience=2)
     stopped.wait_count = 2
     checkpoint = checkpoint_of(stopped)
-    assert ended_by(checkpoint, trainer_with(callbacks=[stopped])) == "early stopping, patience 2"
-    assert (
-        ended_by(checkpoint, trainer_with(callbacks=[EarlyStopping("val/loss", patience=3)])) == ""
-    )
-    assert ended_by(checkpoint, trainer_with()) == ""  # without it, too
+    assert ended_by(checkpoint, Limits(callbacks=[stopped])) == "early stopping, patience 2"
+    assert ended_by(checkpoint, Limits(callbacks=[EarlyStopping("val/loss", patience=3)])) == ""
+    assert ended_by(checkpoint, Limits()) == ""  # without it, too
     # it was a signal, when the patience was just used up
     checkpoint["callbacks"]["Checkpoints"]["is_stopped"] = False
-    assert ended_by(checkpoint, trainer_with(callbacks=[stopped])) == ""
+    assert ended_by(checkpoint, Limits(callbacks=[stopped])) == ""
 
 
 def test_a_run_that_a_timer_ended_goes_on_with_more_time():
@@ -86,29 +71,28 @@ def test_a_run_that_a_timer_ended_goes_on_with_more_time():
     timer.load_state_dict({"time_elapsed": {"train": 61.0}})
     checkpoint = checkpoint_of(timer)
     assert (
-        ended_by(checkpoint, trainer_with(callbacks=[Timer({"seconds": 60})]))
-        == "trainer.max_time, 60 s"
+        ended_by(checkpoint, Limits(callbacks=[Timer({"seconds": 60})])) == "trainer.max_time, 60 s"
     )
-    assert ended_by(checkpoint, trainer_with(callbacks=[Timer({"seconds": 62})])) == ""
+    assert ended_by(checkpoint, Limits(callbacks=[Timer({"seconds": 62})])) == ""
 
 
 def test_a_run_that_another_callback_ended_goes_on_when_a_limit_changes():
     checkpoint = checkpoint_of()
-    assert ended_by(checkpoint, trainer_with()) == "a callback that stopped it"
-    assert ended_by(checkpoint, trainer_with(min_epochs=9)) == ""
+    assert ended_by(checkpoint, Limits()) == "a callback that stopped it"
+    assert ended_by(checkpoint, Limits(min_epochs=9)) == ""
 
 
 def test_averaging_passes_once_more_over_the_pictures():
     averaging = StochasticWeightAveraging(swa_lrs=0.01)
     checkpoint = checkpoint_of(averaging, is_stopped=False)
-    assert ended_by(checkpoint, trainer_with(max_epochs=3))
-    assert ended_by(checkpoint, trainer_with(max_epochs=3, callbacks=[averaging])) == ""
+    assert ended_by(checkpoint, Limits(max_epochs=3))
+    assert ended_by(checkpoint, Limits(max_epochs=3, callbacks=[averaging])) == ""
 
 
 def test_the_patience_given_now_holds():
     now, before = EarlyStopping("val/loss", patience=9), EarlyStopping("val/loss", patience=2)
     checkpoint = {"callbacks": {before.state_key: before.state_dict(), "Timer": {"patience": 1}}}
-    keep_patience(checkpoint, trainer_with(callbacks=[now]))
+    keep_patience(checkpoint, SimpleNamespace(callbacks=[now]))
     assert checkpoint["callbacks"][before.state_key]["patience"] == 9
     assert checkpoint["callbacks"]["Timer"] == {"patience": 1}
 
@@ -118,7 +102,7 @@ def test_the_waits_of_another_run_do_not_count():
     checkpoint = {
         "callbacks": {stopping.state_key: stopping.state_dict(), "Timer": {"patience": 1}}
     }
-    keep_patience(checkpoint, trainer_with(callbacks=[stopping]), True)
+    keep_patience(checkpoint, SimpleNamespace(callbacks=[stopping]), True)
     assert checkpoint == {"callbacks": {"Timer": {"patience": 1}}}
 
 
@@ -128,10 +112,10 @@ def test_limits_are_the_same_before_lightning_has_filled_them_in():
         trainer = pl.Trainer(
             accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, **options
         )
-        before = limits(trainer)
+        before = Limits.of(trainer).as_plain()
         given = trainer.min_steps, trainer.max_steps, trainer.min_epochs, trainer.max_epochs
         trainer.fit_loop.min_epochs, _ = _parse_loop_limits(*given, trainer)
-        assert limits(trainer) == before
+        assert Limits.of(trainer).as_plain() == before
 
 
 @pytest.mark.parametrize(("started", "is_inside"), [(1, False), (2, True)])
@@ -152,7 +136,7 @@ def test_an_epoch_entered_in_its_middle_has_its_beginning_and_keeps_its_rates(st
     loop = SimpleNamespace(epoch_progress=progress)
     callbacks = [Scheduler({0: 2}), Other()]
     enter_epoch(
-        trainer_with(
+        SimpleNamespace(
             fit_loop=loop, callbacks=callbacks, optimizers=[optimizer], lightning_module=None
         )
     )
