@@ -1,12 +1,12 @@
 """`--minutes M`: how long a fit trains, at which size and, of random heads, how many networks, to end in time here."""
 
-import json
 import logging
 import math
-import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from finetune.training.precision import automatic_precision
 
 log = logging.getLogger(__name__)
 
-_CHOICE = "FINETUNE_MINUTES"  # what was chosen, for the processes of the other devices
 # What else can say how long to train, and what it is where it does not.
 _LIMITS = {"max_steps": -1, "max_time": None, "fast_dev_run": False, "overfit_batches": 0.0}
 _CHOSEN = ("max_epochs", "limit_train_batches")  # what a config says of these is overruled
@@ -38,6 +37,52 @@ _CHOSEN = ("max_epochs", "limit_train_batches")  # what a config says of these i
 _NEARLY = 0.9
 # the default, and smaller ones that pretrained networks still take well
 _SIZES = (224, 192, 160, 128)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The length of a fit, and what goes with it.
+
+    Attributes:
+        max_epochs: Epochs.
+        limit_train_batches: Batches of each epoch; None for all.
+        image_size: Side of the training images in pixels.
+        members: Networks that answer together.
+        has_cache: Whether decoded images are cached.
+    """
+
+    max_epochs: int
+    limit_train_batches: int | None
+    image_size: int
+    members: int
+    has_cache: bool
+
+    def put(self, config: Any) -> None:
+        """Write it into the options of `fit`, as if it had been given."""
+        config.trainer.max_epochs = self.max_epochs
+        config.trainer.limit_train_batches = self.limit_train_batches
+        config.data.init_args.image_size = self.image_size
+        config.model.members = self.members
+        if not self.has_cache:
+            config.data.init_args.cache_limit_gb = 0.0
+
+    def flags(self, resume: str | bool) -> list[str]:
+        """Return the flags that give another process the same, in place of `--minutes`.
+
+        Args:
+            resume: The run that continues; False for a new one.
+        """
+        values: dict[str, Any] = {
+            "minutes": None,
+            "trainer.max_epochs": self.max_epochs,
+            "trainer.limit_train_batches": self.limit_train_batches,
+            "data.image_size": self.image_size,
+            "model.members": self.members,
+        }
+        if not self.has_cache:
+            values["data.cache_limit_gb"] = 0.0
+        flags = [f"--{name}={'null' if value is None else value}" for name, value in values.items()]
+        return [*flags, f"--resume={resume}"]
 
 
 def settle_minutes(config: Any, said: Said, began: float, make: Make, alone: float = 0.0) -> str:
@@ -63,9 +108,25 @@ def settle_minutes(config: Any, said: Said, began: float, make: Make, alone: flo
         return ""
     check_minutes(minutes, config, said)
     check_allowed(config.trainer)
-    if chosen := _chosen_before(config, said):
-        _put(config, chosen)
-        return ""
+    if not is_first_process():
+        raise WrongUsage(
+            "--minutes needs to start the other devices' processes itself: give --epochs to these"
+        )
+    choice = _choice_of_resumed_run(config, said)
+    message = ""
+    if choice is None:
+        aim = Aim(60 * minutes, began, config, alone)
+        length = _measured(aim, make, config, said)
+        choice = _choice(minutes, length, config)
+        message = _message(length, choice, config, began)
+    choice.put(config)
+    # Lightning starts the processes of the other devices with these arguments.
+    sys.argv = [*sys.argv, *choice.flags(config.resume)]
+    return message
+
+
+def _measured(aim: Aim, make: Make, config: Any, said: Said) -> Length:
+    """Return how long a fit can be; set the size and the number of networks that suit it in the config."""
     if config.trainer.precision is None:
 
         def faster_on_cpu() -> str:
@@ -75,44 +136,69 @@ def settle_minutes(config: Any, said: Said, began: float, make: Make, alone: flo
         config.trainer.precision = automatic_precision(
             config.trainer.accelerator, None, goes_on=True, faster_on_cpu=faster_on_cpu
         )
-    aim = Aim(60 * minutes, began, config, alone)
-    found, data = aim.tried(make), config.data.init_args
-    if not found.is_enough() and _may_shrink(config, said) and (sizes := _smaller(make)):
-        data.image_size = next(
-            (s for s in sizes if found.at(s / data.image_size).is_enough()), sizes[-1]
-        )
-        found = aim.tried(make)
+    length = aim.tried(make)
+    data = config.data.init_args
+    if not length.is_enough() and _may_shrink(config, said) and (sizes := _smaller(make)):
+        enough = (size for size in sizes if length.at(size / data.image_size).is_enough())
+        data.image_size = next(enough, sizes[-1])
+        length = aim.tried(make)
     if _may_be_several(config, said):
-        config.model.members, found = _members(aim, make, found, config)
-    if found.plan is None:
+        config.model.members, length = _members(aim, make, length, config)
+    return length
+
+
+def _choice(minutes: float, length: Length, config: Any) -> Choice:
+    """Return what is chosen.
+
+    Raises:
+        ValueError: There is no time for a step.
+        WrongUsage: The config asks for more epochs or steps than there is time for.
+    """
+    if length.plan is None:
         smaller_ones = " or ".join(
             both("fit", f"data.{name}") for name in ("image_size", "batch_size")
         )
         raise ValueError(
-            f"--minutes {minutes:g} is not enough for a single step: all else takes {found.others:.0f} s here, and a "
-            f"step {found.costs.batch:.1f} s; give more of them, or a smaller {smaller_ones}"
+            f"--minutes {minutes:g} is not enough for a single step: all else takes {length.others:.0f} s here, and a "
+            f"step {length.costs.batch:.1f} s; give more of them, or a smaller {smaller_ones}"
         )
-    epochs, batches, _, seconds = found.plan
-    is_kept = found.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0)
-    steps = epochs * math.ceil(
-        (batches or found.num_batches) / config.trainer.accumulate_grad_batches
+    epochs = length.plan.epochs
+    _check_least(
+        minutes, config.trainer, {"min_epochs": epochs, "min_steps": _steps(length, config)}
     )
-    _check_least(minutes, config.trainer, {"min_epochs": epochs, "min_steps": steps})
-    chosen = {
-        "max_epochs": epochs,
-        "limit_train_batches": batches,
-        "image_size": data.image_size,
-        "is_kept": is_kept,
-    }
-    _put(config, {**chosen, "members": config.model.members, "resume": config.resume})
-    part = f" of {batches} batches each" if batches else ""
-    most = f"; more than {MOST_EPOCHS} epochs are not chosen" if epochs == MOST_EPOCHS else ""
-    length = f"{epochs} epochs{part}, {steps:,} steps, with pictures of {data.image_size} pixels"
-    if not is_kept:
-        length += " decoded as they come, since there is no time to see all of them twice"
-    if config.model.members > 1:
-        length += f", of {config.model.members} networks that answer together (--members 1 for one)"
-    return f"{length}: about {duration(seconds)} here, after {duration(time.monotonic() - began)} until now{most}"
+    data = config.data.init_args
+    return Choice(
+        max_epochs=epochs,
+        limit_train_batches=length.plan.batches,
+        image_size=data.image_size,
+        members=config.model.members,
+        has_cache=length.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0),
+    )
+
+
+def _steps(length: Length, config: Any) -> int:
+    assert length.plan is not None
+    batches = length.plan.batches or length.num_batches
+    return length.plan.epochs * math.ceil(batches / config.trainer.accumulate_grad_batches)
+
+
+def _message(length: Length, choice: Choice, config: Any, began: float) -> str:
+    """Return in words what was chosen."""
+    assert length.plan is not None
+    part = f" of {choice.limit_train_batches} batches each" if choice.limit_train_batches else ""
+    text = (
+        f"{choice.max_epochs} epochs{part}, {_steps(length, config):,} steps, with pictures of "
+        f"{choice.image_size} pixels"
+    )
+    if not choice.has_cache:
+        text += " decoded as they come, since there is no time to see all of them twice"
+    if choice.members > 1:
+        text += f", of {choice.members} networks that answer together (--members 1 for one)"
+    took = duration(time.monotonic() - began)
+    text += f": about {duration(length.plan.seconds)} here, after {took} until now"
+    if choice.max_epochs == MOST_EPOCHS:
+        text += f"; more than {MOST_EPOCHS} epochs are not chosen"
+    return text
 
 
 def _members(aim: Aim, make: Make, alone: Length, config: Any) -> tuple[int, Length]:
@@ -193,22 +279,20 @@ def _check_least(minutes: float, trainer: Any, chosen: Mapping[str, int]) -> Non
             )
 
 
-def _chosen_before(config: Any, said: Said) -> dict[str, Any] | None:
-    """Return what this run's first process has chosen, or the run that this one goes on with."""
-    if not is_first_process():
-        if _CHOICE not in os.environ:
-            raise WrongUsage(
-                "--minutes needs to start the other devices' processes itself: give --epochs to these"
-            )
-        return json.loads(os.environ[_CHOICE])
+def _choice_of_resumed_run(config: Any, said: Said) -> Choice | None:
+    """Return what the run that continues was begun with; None for a new run."""
     if not config.resume or not (file := Path(config.resume, "config.yaml")).is_file():
         return None
     try:
         before = yaml.safe_load(file.read_text("utf-8"))
-        chosen = {name: before["trainer"][name] for name in _CHOSEN}
-        chosen["image_size"] = before["data"]["init_args"]["image_size"]
-        chosen["is_kept"] = before["data"]["init_args"].get("cache_limit_gb") != 0
-        chosen["members"] = (before.get("model") or {}).get("members", 1)
+        data = before["data"]["init_args"]
+        choice = Choice(
+            max_epochs=before["trainer"]["max_epochs"],
+            limit_train_batches=before["trainer"]["limit_train_batches"],
+            image_size=data["image_size"],
+            members=(before.get("model") or {}).get("members", 1),
+            has_cache=data.get("cache_limit_gb") != 0,
+        )
         other = {name: before["trainer"].get(name, unset) for name, unset in _LIMITS.items()}
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
@@ -221,28 +305,17 @@ def _chosen_before(config: Any, said: Said) -> dict[str, Any] | None:
         raise WrongUsage(
             f"{config.resume} ends by trainer.{given[0]}: give that instead of --minutes to go on"
         )
-    # What is given all the same is for resuming to refuse or allow, as without --minutes.
-    now = {"image_size": config.data.init_args.image_size, "members": config.model.members}
     log.info(
         "--minutes is for new runs: %s goes on to its %s epochs",
         config.resume,
-        chosen["max_epochs"],
+        choice.max_epochs,
     )
-    groups = {"image_size": "data", "members": "model"}
-    return chosen | {
-        name: value for name, value in now.items() if said.has_flag(f"{groups[name]}.{name}")
-    }
-
-
-def _put(config: Any, chosen: Mapping[str, Any]) -> None:
-    os.environ[_CHOICE] = json.dumps(chosen)
-    config.trainer.max_epochs = chosen["max_epochs"]
-    config.trainer.limit_train_batches = chosen["limit_train_batches"]
-    config.data.init_args.image_size = chosen["image_size"]
-    config.model.members = chosen["members"]
-    if not chosen["is_kept"]:
-        config.data.init_args.cache_limit_gb = 0.0
-    config.resume = chosen.get("resume", config.resume)
+    # What the command line gives all the same is for resuming to refuse or allow, as without --minutes.
+    if said.has_flag("data.image_size"):
+        choice = replace(choice, image_size=config.data.init_args.image_size)
+    if said.has_flag("model.members"):
+        choice = replace(choice, members=config.model.members)
+    return choice
 
 
 def _may_be_several(config: Any, said: Said) -> bool:

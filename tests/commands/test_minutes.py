@@ -1,7 +1,6 @@
 """A fit that is given minutes: what it chooses stands in its config, and the run can be repeated and resumed."""
 
 import json
-import os
 import sys
 import time
 from dataclasses import replace
@@ -14,6 +13,7 @@ import yaml
 from colours import QUICKEST
 from data_files import nowhere
 from jsonargparse import Namespace
+from processes import run_script
 
 from finetune.commands import minutes
 from finetune.commands.minutes import settle_minutes
@@ -246,10 +246,14 @@ def settle(monkeypatch, tried):
         return config, told
 
     monkeypatch.setattr(minutes, "check_first_pass", lambda *_: {})  # what there is has no network
-    before = dict(os.environ)
-    yield choose
-    os.environ.clear()
-    os.environ.update(before)
+    monkeypatch.setattr(sys, "argv", ["finetune", "fit"])
+    return choose
+
+
+def handed_over() -> dict:
+    """What the flags say that the processes of other devices start with."""
+    flags = [argument.removeprefix("--").split("=", 1) for argument in sys.argv[2:]]
+    return {name: yaml.safe_load(value) for name, value in flags}
 
 
 def test_pictures_become_smaller_where_few_could_be_seen_else(settle, tried):
@@ -289,28 +293,27 @@ def test_a_network_of_one_size_keeps_it(settle, tried, monkeypatch):
     assert tried == [224] and config.data.init_args.image_size == 224
 
 
-def test_the_processes_of_other_devices_take_what_the_first_has_chosen(settle, tried, monkeypatch):
-    first, _ = settle(18.0)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    num = len(tried)
-    other, told = settle(18.0)
-    assert told == "" and len(tried) == num
-    assert other.trainer.max_epochs == first.trainer.max_epochs
-    assert other.trainer.limit_train_batches == first.trainer.limit_train_batches
-    assert other.data.init_args.image_size == first.data.init_args.image_size == 128
+def test_the_processes_of_other_devices_are_started_with_the_choice(settle):
+    config, _ = settle(18.0)
+    assert config.data.init_args.image_size == 128
+    assert handed_over() == {
+        "minutes": None,
+        "trainer.max_epochs": config.trainer.max_epochs,
+        "trainer.limit_train_batches": config.trainer.limit_train_batches,
+        "data.image_size": 128,
+        "model.members": 1,
+        "resume": False,
+    }
 
 
-def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(
-    settle, tried, monkeypatch, tmp_path
-):
+def test_they_are_started_with_the_length_of_a_resumed_run(settle, tried, tmp_path):
     (tmp_path / "config.yaml").write_text(WHOLE)
     config, told = settle(18.0, resumed=str(tmp_path))
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    other, _ = settle(18.0, resumed=str(tmp_path))
-    for one in (config, other):
-        assert (one.trainer.max_epochs, one.trainer.limit_train_batches, told) == (7, 3, "")
-        assert one.data.init_args.image_size == 160
-    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert (config.trainer.max_epochs, config.trainer.limit_train_batches, told) == (7, 3, "")
+    assert config.data.init_args.image_size == 160
+    others = handed_over()
+    assert (others["trainer.max_epochs"], others["trainer.limit_train_batches"]) == (7, 3)
+    assert (others["data.image_size"], others["resume"]) == (160, str(tmp_path))
     other, _ = settle(18.0, "--data.image_size", "96", image_size=96, resumed=str(tmp_path))
     # which resuming refuses or allows, as without --minutes
     assert other.data.init_args.image_size == 96
@@ -326,6 +329,70 @@ def test_the_processes_of_other_devices_are_told_how_long_a_resumed_run_is(
     other, _ = settle(18.0, "--model.members", "3", members=3, resumed=str(tmp_path))
     assert other.model.members == 3
     assert not tried
+
+
+TWO_PROCESSES = """
+import json, os, sys
+from pathlib import Path
+
+from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
+from finetune.profiling import fit_length
+from finetune.profiling.stopwatch import Costs
+
+
+class Recorded(FinetuneCLI):
+    def fit(self, **kwargs):
+        trainer = self.trainer
+        values = [trainer.max_epochs, trainer.limit_train_batches, self.config["fit"].resume]
+        Path(f"rank{trainer.global_rank}.json").write_text(json.dumps(values))
+        super().fit(**kwargs)
+
+
+def trial(*_):
+    assert os.environ.get("LOCAL_RANK", "0") == "0"
+    with open("trials", "a") as file:
+        file.write("one\\n")
+    return Costs(0.0, 1.5, 0.0, 0.0, 0.0, 1, 0.0, 0.0)
+
+
+if __name__ == "__main__":
+    fit_length.trial = trial
+    run_lightning(sys.argv[1:], Recorded)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_long_as_the_first_has_chosen_and_go_on(colours, tmp_path):
+    (tmp_path / "two.py").write_text(TWO_PROCESSES)
+    fit = ["fit", "--data.root", colours, *SHORT, "--trainer.devices", 2]
+    fit += ["--test_after_fit", "false", "--minutes"]
+
+    def ranks() -> list:
+        return [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+    first = run_script(tmp_path / "two.py", *fit, 0.5, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    chosen = config_of(tmp_path / "runs/fit/version_0")["trainer"]
+    length = [chosen["max_epochs"], chosen["limit_train_batches"]]
+    assert ranks() == [[*length, False]] * 2 and length != [None, None]
+    again = run_script(tmp_path / "two.py", *fit, 9, "--resume", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "is finished" in again.stderr + again.stdout
+    assert (tmp_path / "trials").read_text() == "one\n"
+    (tmp_path / "rank1.json").unlink()
+    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == length[0]
+    # A run that was interrupted goes on in both processes.
+    text = (tmp_path / "runs/fit/version_0/config.yaml").read_text()
+    longer = text.replace(f"max_epochs: {length[0]}", f"max_epochs: {length[0] + 1}")
+    (tmp_path / "runs/fit/version_0/config.yaml").write_text(longer)
+    again = run_script(tmp_path / "two.py", *fit, 9, "--resume", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert ranks() == [[length[0] + 1, length[1], "runs/fit/version_0"]] * 2
+    checkpoint = torch.load(last, weights_only=True)
+    processed = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    assert processed == length[0] + 1 and (tmp_path / "trials").read_text() == "one\n"
 
 
 def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(
@@ -531,14 +598,9 @@ def test_an_error_of_another_kind_is_not_taken_for_a_lack_of_memory(settle, monk
         settle(200, num=320)
 
 
-def test_other_processes_and_a_resumed_run_take_as_many_networks(
-    settle, tried, monkeypatch, tmp_path
-):
+def test_other_processes_and_a_resumed_run_take_as_many_networks(settle, tried, tmp_path):
     first, _ = settle(204, num=320)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    other, _ = settle(204, num=320)
-    assert first.model.members == other.model.members == 3
-    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert first.model.members == handed_over()["model.members"] == 3
     tried.clear()
     for model, num in (
         ("model: {members: 4}", 4),
@@ -586,6 +648,5 @@ def test_pictures_that_there_is_no_time_to_see_twice_are_not_kept(settle, tried)
         assert config.data.init_args.cache_limit_gb == kept
         assert (words in told) == (given != kept)  # what somebody chose needs no words
         # for the processes of the other devices
-        is_kept = json.loads(os.environ[minutes._CHOICE])["is_kept"]
-        assert is_kept == (given == kept)
-        del os.environ[minutes._CHOICE]
+        assert ("data.cache_limit_gb" in handed_over()) == (given != kept)
+        sys.argv = ["finetune", "fit"]
