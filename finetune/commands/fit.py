@@ -184,8 +184,7 @@ def _test(
     if is_stopped and trainer.is_global_zero:
         told = "ended after epoch %d: no higher val/accuracy in --patience %d validations"
         log.info(told, trainer.current_epoch, options.patience)
-    keep_best_weights(trainer, model, data, run)
-    checkpoint = read_checkpoint(best) if best.exists() else None
+    checkpoint = keep_best_weights(trainer, model, data, run)
     if has_test:
         if checkpoint is None:
             raise ValueError(

@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -18,6 +19,8 @@ from finetune.training.interpolation import ENDS, SHARES, settle
 
 log = logging.getLogger(__name__)
 
+_WEIGHTS = ("state_dict", "optimizer_states", "callbacks")  # the large sections of a checkpoint
+
 
 def is_settled(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
     """Return whether nothing is left to choose.
@@ -25,18 +28,16 @@ def is_settled(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
     That is so if there is nothing to choose on, if the run did not start from a fitted head, or if the choice was made
     and recorded.
     """
-    if "val" not in data.splits or trainer.limit_val_batches == 0:
+    if not _has_choice(trainer, data, run):
         return True
-    start, best = run.checkpoint("start"), run.checkpoint("best")
-    if not start.exists() or not best.exists():
-        return True
-    return (
-        run.file(FILE).exists()
-        and read_checkpoint(best)["finetune"].get("interpolation") is not None
-    )
+    if not run.file(FILE).exists():
+        return False
+    return _choice_in(read_checkpoint(run.checkpoint("best"))) is not None
 
 
-def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run) -> None:
+def keep_best_weights(
+    trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run
+) -> dict[str, Any] | None:
     """Replace the weights of best.ckpt by the choice between start.ckpt and best.ckpt on the validation images.
 
     Rank 0 measures the candidates alone. A run that was killed before this step does it when it is resumed, before the
@@ -44,27 +45,56 @@ def keep_best_weights(trainer: Trainer, model: Classifier, data: ImageDataModule
 
     Args:
         trainer: Its device, precision and limit of validation batches are used.
-        model: Its weights change.
+        model: Its weights change if there is a choice.
         data: Its validation images are measured; without any nothing changes.
         run: The run, trained to its end.
+
+    Returns:
+        The content of best.ckpt but for its weights and states, so that nobody has to read it again; None if there is
+        no best.ckpt.
     """
-    if is_settled(trainer, data, run):
-        return
+    path = run.checkpoint("best")
+    if not _has_choice(trainer, data, run):
+        return _without_weights(read_checkpoint(path)) if path.exists() else None
     if trainer.is_global_zero:
-        plain = read_checkpoint(run.checkpoint("best"))["finetune"].get("interpolation")
-        if plain is None:
-            plain = _replace(trainer, model, data, run)
+        best = read_checkpoint(path)
+        if _choice_in(best) is None:
+            _replace(trainer, model, data, run, best)
         # Last: a run that ends between the two has no record of weights that best.ckpt does not hold.
-        replace_text(run.file(FILE), json.dumps(plain, indent=2) + "\n")
+        replace_text(run.file(FILE), json.dumps(_choice_in(best), indent=2) + "\n")
     trainer.strategy.barrier("best.ckpt with the kept weights")
+    return _without_weights(best if trainer.is_global_zero else read_checkpoint(path))
+
+
+def _without_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in checkpoint.items() if name not in _WEIGHTS}
+
+
+def _has_choice(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
+    """Return whether a run has a start and a best, and images on which to choose between them."""
+    if "val" not in data.splits or trainer.limit_val_batches == 0:
+        return False
+    return run.checkpoint("start").exists() and run.checkpoint("best").exists()
+
+
+def _choice_in(best: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the record of the choice in a best.ckpt; None if it was not made."""
+    return best["finetune"].get("interpolation")
 
 
 def _replace(
-    trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run
-) -> dict[str, Any]:
-    """Replace the weights of best.ckpt; return what was chosen, in plain values."""
+    trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run, best: dict[str, Any]
+) -> None:
+    """Replace the weights of best.ckpt.
+
+    Args:
+        trainer: As for `keep_best_weights`.
+        model: As for `keep_best_weights`.
+        data: As for `keep_best_weights`.
+        run: As for `keep_best_weights`.
+        best: The content of best.ckpt; its weights, calibration and record are replaced.
+    """
     began = time.monotonic()
-    best = read_checkpoint(run.checkpoint("best"))
     try:
         start = read_checkpoint(run.checkpoint("start"))
     except ValueError as error:
@@ -90,7 +120,6 @@ def _replace(
         "the start and the end of training were compared on the validation images in %.1f s",
         seconds,
     )
-    return interpolation.as_plain()
 
 
 def _has_trained_statistics(model: Classifier) -> bool:
