@@ -46,6 +46,7 @@ from finetune.models.candidates import (
 )
 from finetune.models.timm_backbones import backbone_of
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.resume import Start
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.messages import NotFound, WrongUsage, reason
 from finetune.system.progress import duration, watched
@@ -71,7 +72,7 @@ class Choice(NamedTuple):
     record: dict[str, Any] | None = None
 
 
-def settle_backbone(config: Any, said: Said) -> Choice:
+def settle_backbone(config: Any, said: Said, start: Start | None = None) -> Choice:
     """Choose the network of a fit if its config leaves that to the data.
 
     The choice is written to the config as if it were given, so that a repeated or resumed run does not rank again.
@@ -79,6 +80,7 @@ def settle_backbone(config: Any, said: Said) -> Choice:
     Args:
         config: As parsed, with the subcommand; changed in place.
         said: The settings that configs and flags give.
+        start: The checkpoint from which training starts, whose network is taken; None for none.
 
     Raises:
         WrongUsage: The candidates are invalid, or another option does not go with a choice among networks.
@@ -90,11 +92,11 @@ def settle_backbone(config: Any, said: Said) -> Choice:
     _check_configs(said)
     record = None
     messages = []
-    if options.ckpt_path is not None:
-        settings = read_checkpoint(options.ckpt_path)["hyper_parameters"]
+    if start is not None:
+        settings = start.content["hyper_parameters"]
         chosen = Candidate(settings["backbone"], settings.get("weights"))
         messages.append(
-            f"the network is that of {options.ckpt_path}, {chosen.backbone}: nothing is ranked"
+            f"the network is that of {start.path}, {chosen.backbone}: nothing is ranked"
         )
     elif not is_first_process():
         if _CHOICE not in os.environ:
@@ -107,7 +109,7 @@ def settle_backbone(config: Any, said: Said) -> Choice:
         chosen, record, messages = _chosen(config, said)
         os.environ[_CHOICE] = json.dumps(chosen)
     _put(config, chosen)
-    return Choice([*messages, settle_preparation(config, said)], record)
+    return Choice([*messages, settle_preparation(config, said, start)], record)
 
 
 def _chosen(config: Any, said: Said) -> tuple[Candidate, dict[str, Any], list[str]]:

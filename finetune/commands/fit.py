@@ -1,9 +1,10 @@
-"""`finetune fit`: go on where `--resume` or `--ckpt_path` says, train, then test the best checkpoint."""
+"""`finetune fit`: prepare, train, test the best checkpoint, and report."""
 
 import logging
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,19 @@ from pytorch_lightning.callbacks import EarlyStopping
 from finetune.commands.fit_checks import check_begun_from, check_has_both_classes, check_validated
 from finetune.commands.kept_weights import is_settled, keep_best_weights
 from finetune.commands.logged_sheet import log_sheet
+from finetune.commands.plan import Plan
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import continue_record, exclude_seen
 from finetune.distributed.signals import Interrupted
 from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
-from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
-from finetune.runs.lightning_callbacks import check_averaging
+from finetune.runs.lightning_callbacks import Limits, check_averaging
 from finetune.runs.live_report import end_page
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
-from finetune.runs.resume import Changes, beginning, check_changes, go_on, take_up
+from finetune.runs.resume import check_changes, go_on, limit_reached, take_up
 from finetune.runs.run_lock import hold
 from finetune.training import overview
 from finetune.training.calibration import Calibration, read_calibration
@@ -36,187 +37,277 @@ from finetune.training.threshold import parse_aim
 log = logging.getLogger(__name__)
 
 
-def fit(
-    trainer: Trainer,
-    model: Classifier,
-    datamodule: ImageDataModule,
-    ckpt_path: str | None,
-    run: Run,
-    options: Namespace,
-    typed: str,
-    told: Sequence[str] = (),
-    changes: Changes | None = None,
-    ranking: dict[str, Any] | None = None,
-    **kwargs: Any,
-) -> None:
-    """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint.
+@dataclass(frozen=True)
+class Parts:
+    """What a fit is made of.
 
-    Args:
+    Attributes:
         trainer: As `commands.trainer` makes it.
-        model: What learns.
-        datamodule: From which pictures.
-        ckpt_path: The checkpoint to begin with, if any.
+        model: The network that is trained.
+        data: Its images.
         run: Where all is written.
         options: The flags of `fit`.
-        typed: The command, for about.json.
-        told: What was decided for the user, each in words; "" where nothing was.
-        changes: What the run to go on in was, and the command is; None for a new run.
-        ranking: How the network was chosen, if it was, for about.json.
-        kwargs: The others of `Trainer.fit`.
+        plan: What the fit goes on from.
     """
+
+    trainer: Trainer
+    model: Classifier
+    data: ImageDataModule
+    run: Run
+    options: Namespace
+    plan: Plan
+
+    @property
+    def has_test(self) -> bool:
+        """Whether the best checkpoint is to be tested."""
+        has_images = "test" in self.data.splits and self.trainer.limit_test_batches != 0
+        return has_images and self.options.test_after_fit
+
+
+def fit(parts: Parts, typed: str) -> None:
+    """Train, from where the plan says, then test the best checkpoint and report.
+
+    Args:
+        parts: What the fit is made of.
+        typed: The command, for about.json.
+    """
+    finished, changed = prepare(parts)
+    if not finished:
+        train(parts, changed, typed)
+    try:
+        if finished and _has_nothing_left(parts):
+            _print_finished(parts, "; ".join(filter(None, [finished, changed])))
+            return
+        _check_stop(parts)
+        best = keep_best_weights(parts.trainer, parts.model, parts.data, parts.run)
+        if parts.has_test:
+            test(parts, best)
+        calibration = Calibration() if best is None else read_calibration(best)
+        if parts.trainer.is_global_zero:
+            report(parts, calibration)
+        if parts.options.threshold is not None and not finished:
+            _check_threshold(parts, calibration)
+    finally:
+        if parts.trainer.is_global_zero:
+            end_page(parts.run)  # that of its training, where no other has taken its place
+
+
+def prepare(parts: Parts) -> tuple[str, str]:
+    """Check that the fit can be as it was planned, and log what was decided.
+
+    Returns:
+        The limit that the run to resume has reached, and what has changed since it began, both in words; "" for none.
+    """
+    trainer = parts.trainer
+    model = parts.model
+    plan = parts.plan
     check_averaging(trainer, model, model.backbone)
-    is_try = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-    resumed = Path(options.resume) if options.resume else None
-    first, finished = beginning(trainer, resumed, ckpt_path)
-    run.path = resumed
+    finished = limit_reached(plan.start, plan.run is not None, Limits.of(trainer))
+    parts.run.path = plan.run
     changed = ""
-    if changes is not None:
-        changed = check_changes(run, datamodule, changes, options.allow_changes, bool(finished))
-    for text in filter(None, told if trainer.is_global_zero else ()):
-        log.info(text)
-    if options.threshold is not None:
-        model.calibrator.aim = parse_aim(options.threshold, model.class_names)
-    if finished:
-        return _finish(
-            trainer, model, datamodule, run, options, "; ".join(filter(None, [finished, changed]))
-        )
-    known = None
-    if first is None and model.weights is not None:
-        if is_timm(model.backbone) and model.weights == "DEFAULT" and trainer.is_global_zero:
-            log.info(
-                "looking for the weights of %s here, else on the Hugging Face hub", model.backbone
-            )
-        # It fails here, before other processes are started.
-        known = read_weights(model.weights, model.backbone, model.network_size).licence
-    if resumed:
-        go_on(trainer, run, changed)
+    if plan.changes is not None and plan.start is not None:
+        allow = parts.options.allow_changes
+        changed = check_changes(plan.start, parts.data, plan.changes, allow, bool(finished))
+    if trainer.is_global_zero:
+        for message in plan.messages:
+            log.info(message)
+    if parts.options.threshold is not None:
+        model.calibrator.aim = parse_aim(parts.options.threshold, model.class_names)
+    return finished, changed
+
+
+def train(parts: Parts, changed: str, typed: str) -> None:
+    """Train to the end.
+
+    Args:
+        parts: What the fit is made of.
+        changed: What has changed since the run began, in words; "" for nothing.
+        typed: The command, for about.json.
+    """
+    trainer = parts.trainer
+    run = parts.run
+    plan = parts.plan
+    known = _read_weights(parts) if plan.start is None else None
+    if plan.run is not None:
+        assert plan.start is not None, "a run that continues has a checkpoint"
+        go_on(trainer, run, plan.start, changed, plan.newer)
     else:
-        if first is not None:
-            check_begun_from(first, model)
-            known = read_checkpoint(first)["finetune"].get("licence_of_the_weights")
-        run.began_from = None if first is None else str(Path(first).resolve())
-        file = Path(model.weights or "")
-        weights, is_file = (file.name, True) if file.is_file() else (model.weights, False)
-        run.licence = licence(
-            weights, model.backbone, run.began_from and Path(run.began_from).name, is_file, known
-        )
-        if trainer.is_global_zero and (is_timm(model.backbone) or is_restricted(run.licence)):
-            log.log(
-                logging.WARNING if is_restricted(run.licence) else logging.INFO,
-                "weights: %s",
-                run.licence,
-            )
-    if options.patience is not None:
-        check_validated(trainer, datamodule, "--patience counts validations")
-    if options.threshold is not None:
-        check_has_both_classes(trainer, datamodule)
-    start = {"began_from": run.began_from, "licence_of_the_weights": run.licence}
+        _begin(parts, known)
+    if parts.options.patience is not None:
+        check_validated(trainer, parts.data, "--patience counts validations")
+    if parts.options.threshold is not None:
+        check_has_both_classes(trainer, parts.data)
+    first = None if plan.start is None else plan.start.path
     run.about = {
         "command": typed,
         "folder": os.getcwd(),
-        **start,
-        **overview.tell(trainer, model, datamodule, first),
+        "began_from": run.began_from,
+        "licence_of_the_weights": run.licence,
+        **overview.tell(trainer, parts.model, parts.data, first),
     }
-    if ranking is not None:
-        run.about["backbone_ranking"] = ranking
-    datamodule.is_fitted = True
-    if first is not None:
-        continue_record(datamodule, read_checkpoint(first), trainer.is_global_zero)
+    if plan.ranking is not None:
+        run.about["backbone_ranking"] = plan.ranking
+    parts.data.is_fitted = True
+    if plan.start is not None:
+        continue_record(parts.data, plan.start.content, trainer.is_global_zero)
     # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
     trainer.ckpt_path = first
-    trainer.fit(model, datamodule=datamodule, **kwargs)
+    trainer.fit(parts.model, datamodule=parts.data)
     trainer.ckpt_path = None
+    is_try = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
     if is_try and trainer.is_global_zero:
         # `--resume` is to go on in the run before, not in a try
         run.checkpoint("last").unlink(missing_ok=True)
-    _finish(trainer, model, datamodule, run, options)
 
 
-def _finish(
-    trainer: Trainer,
-    model: Classifier,
-    data: ImageDataModule,
-    run: Run,
-    options: Namespace,
-    finished: str = "",
-) -> None:
-    """Test the best checkpoint, unless that was done or there is nothing to test on."""
-    try:
-        _test(trainer, model, data, run, options, finished)
-    finally:
-        if trainer.is_global_zero:
-            end_page(run)  # that of its training, where no other has taken its place
+def _read_weights(parts: Parts) -> str | None:
+    """Read the weights that a fit starts with, so that it fails before other processes are started.
+
+    Returns:
+        Their licence, if it is known.
+    """
+    model = parts.model
+    if model.weights is None:
+        return None
+    if is_timm(model.backbone) and model.weights == "DEFAULT" and parts.trainer.is_global_zero:
+        log.info("looking for the weights of %s here, else on the Hugging Face hub", model.backbone)
+    return read_weights(model.weights, model.backbone, model.network_size).licence
 
 
-def _test(
-    trainer: Trainer,
-    model: Classifier,
-    data: ImageDataModule,
-    run: Run,
-    options: Namespace,
-    finished: str,
-) -> None:
-    if finished:
-        take_up(trainer, run)
-    test, best = run.file("test.json"), run.checkpoint("best")
+def _begin(parts: Parts, licence_of_weights: str | None) -> None:
+    """Note where a new run starts, and whose terms hold for its weights.
+
+    Args:
+        parts: What the fit is made of.
+        licence_of_weights: The licence that the weights themselves name.
+    """
+    model = parts.model
+    run = parts.run
+    start = parts.plan.start
+    if start is not None:
+        check_begun_from(start, model)
+        licence_of_weights = start.content["finetune"].get("licence_of_the_weights")
+    run.began_from = None if start is None else str(Path(start.path).resolve())
+    file = Path(model.weights or "")
+    is_file = file.is_file()
+    run.licence = licence(
+        file.name if is_file else model.weights,
+        model.backbone,
+        run.began_from and Path(run.began_from).name,
+        is_file,
+        licence_of_weights,
+    )
+    restricted = is_restricted(run.licence)
+    if parts.trainer.is_global_zero and (is_timm(model.backbone) or restricted):
+        log.log(logging.WARNING if restricted else logging.INFO, "weights: %s", run.licence)
+
+
+def _has_nothing_left(parts: Parts) -> bool:
+    """Take up a run that has reached its limit; return whether its best checkpoint is settled and tested, too."""
+    trainer = parts.trainer
+    run = parts.run
+    plan = parts.plan
+    assert plan.start is not None, "a run that has reached a limit has a checkpoint"
+    take_up(trainer, run, plan.start)
+    result = run.file("test.json")
+    best = run.checkpoint("best")
     # a prolonged run has another best
-    is_tested = test.exists() and best.stat().st_mtime <= test.stat().st_mtime
-    has_test = "test" in data.splits and options.test_after_fit and trainer.limit_test_batches != 0
-    if finished and (is_tested or not has_test) and is_settled(trainer, data, run):
-        what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
-        log.info(what, run.path, finished)
-        if trainer.is_global_zero:
-            print(f"run in {run.path}", flush=True)
-        return
-    if finished and trainer.is_global_zero:
+    is_tested = result.exists() and best.stat().st_mtime <= result.stat().st_mtime
+    if (is_tested or not parts.has_test) and is_settled(trainer, parts.data, run):
+        return True
+    if trainer.is_global_zero:
         hold(run.checkpoint("last").parents[1])  # another process may be at its test
+        plan.start.check_unchanged()
+    return False
+
+
+def _print_finished(parts: Parts, why: str) -> None:
+    what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
+    log.info(what, parts.run.path, why)
+    if parts.trainer.is_global_zero:
+        print(f"run in {parts.run.path}", flush=True)
+
+
+def _check_stop(parts: Parts) -> None:
+    """Stop before the test if a signal has ended training; log that `--patience` has.
+
+    Raises:
+        Interrupted: A signal has ended training.
+    """
+    trainer = parts.trainer
+    most = parts.options.patience
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    callback = next(c for c in callbacks if isinstance(c, Checkpoints))
-    if callback.stopped_by and has_test:
-        raise Interrupted(callback.stopped_by)
+    checkpoints = next(callback for callback in callbacks if isinstance(callback, Checkpoints))
+    if checkpoints.stopped_by and parts.has_test:
+        raise Interrupted(checkpoints.stopped_by)
+    if most is None or not trainer.is_global_zero:
+        return
     # Not `stopped_epoch`, which a run that goes on with more patience has from before.
     waits = (
-        c.wait_count
-        for c in callbacks
-        if isinstance(c, EarlyStopping) and c.monitor == "val/accuracy"
+        callback.wait_count
+        for callback in callbacks
+        if isinstance(callback, EarlyStopping) and callback.monitor == "val/accuracy"
     )
-    is_stopped = options.patience is not None and any(wait >= options.patience for wait in waits)
-    if is_stopped and trainer.is_global_zero:
-        told = "ended after epoch %d: no higher val/accuracy in --patience %d validations"
-        log.info(told, trainer.current_epoch, options.patience)
-    checkpoint = keep_best_weights(trainer, model, data, run)
-    if has_test:
-        if checkpoint is None:
-            raise ValueError(
-                f"nothing was trained in {run.path}: a limit ended it before its first step"
-            )
-        exclude_seen(data, "test", checkpoint, trainer.is_global_zero)
-        trainer.test(model, datamodule=data, ckpt_path=best, verbose=False)
-        log_sheet(trainer, data, model.class_names, run.file("test_predictions.csv"))
-    calibration = Calibration() if checkpoint is None else read_calibration(checkpoint)
-    if trainer.is_global_zero:
-        for line in () if has_test else calibration.told(model.class_names):  # a test has said it
+    if any(wait >= most for wait in waits):
+        message = "ended after epoch %d: no higher val/accuracy in --patience %d validations"
+        log.info(message, trainer.current_epoch, most)
+
+
+def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
+    """Test the best checkpoint.
+
+    Args:
+        parts: What the fit is made of.
+        content: That of best.ckpt; None if there is none.
+
+    Raises:
+        ValueError: There is none.
+    """
+    run = parts.run
+    if content is None:
+        raise ValueError(
+            f"nothing was trained in {run.path}: a limit ended it before its first step"
+        )
+    best = run.checkpoint("best")
+    exclude_seen(parts.data, "test", content, parts.trainer.is_global_zero)
+    parts.trainer.test(parts.model, datamodule=parts.data, ckpt_path=best, verbose=False)
+    log_sheet(parts.trainer, parts.data, parts.model.class_names, run.file("test_predictions.csv"))
+
+
+def report(parts: Parts, calibration: Calibration) -> None:
+    """Print what the run has made, and write its report."""
+    run = parts.run
+    has_best = run.checkpoint("best").exists()
+    if not parts.has_test:  # else the test has said it
+        for line in calibration.told(parts.model.class_names):
             print(line, flush=True)
-        record = read_run(best.parents[1])
-        if best.exists() and record.best:
-            print(f"best.ckpt is {record.why_best}", flush=True)
-        print(f"run in {run.path}", flush=True)
-        if options.report:
-            _report(run, record, data)
-        if best.exists():
-            print(
-                f"next: finetune predict {shlex.quote(str(best.parents[1]))} PICTURES", flush=True
-            )
-    if options.threshold is not None and not finished:
-        if calibration.aim is None:
-            raise ValueError(
-                f"--threshold {options.threshold}: there was no validation, and so {best} has none"
-            )
-        if missed := calibration.missed(model.class_names):
-            raise ValueError(f"{missed}, so that {best} has none")
+    folder = run.checkpoint("best").parents[1]
+    record = read_run(folder)
+    if has_best and record.best:
+        print(f"best.ckpt is {record.why_best}", flush=True)
+    print(f"run in {run.path}", flush=True)
+    if parts.options.report:
+        _write_report(run, record, parts.data)
+    if has_best:
+        print(f"next: finetune predict {shlex.quote(str(folder))} PICTURES", flush=True)
 
 
-def _report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
+def _check_threshold(parts: Parts, calibration: Calibration) -> None:
+    """Make sure that the threshold that was asked for was found.
+
+    Raises:
+        ValueError: It was not.
+    """
+    best = parts.run.checkpoint("best")
+    if calibration.aim is None:
+        raise ValueError(
+            f"--threshold {parts.options.threshold}: there was no validation, and so {best} has none"
+        )
+    if missed := calibration.missed(parts.model.class_names):
+        raise ValueError(f"{missed}, so that {best} has none")
+
+
+def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
     """Write the run's page: what fails here takes nothing from the run."""
     # with matplotlib, which takes half a second
     from finetune.commands.report import page_of

@@ -1,7 +1,6 @@
 """What a fit is asked for and could not do: said before it trains, not behind hours of it."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from pytorch_lightning import Trainer
 from finetune import lightning_private
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import batches_within, num_within, spread
-from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.resume import Start
 from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier
 from finetune.training.run_limits import fit_limits
@@ -59,9 +58,10 @@ def check_has_both_classes(trainer: Trainer, data: ImageDataModule) -> None:
         )
 
 
-def check_begun_from(path: Path | str, model: Classifier) -> None:
+def check_begun_from(start: Start, model: Classifier) -> None:
     """Make sure that a new run is told what the checkpoint that it begins with decides."""
-    checkpoint = read_checkpoint(path)
+    path = start.path
+    checkpoint = start.content
     is_one = model.hparams["members"] == 1  # else no other begins with its weights
     hint = "say the same" + (
         f", or begin with its weights alone: --weights {path}" if is_one else ""

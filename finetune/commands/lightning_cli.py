@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,22 +17,19 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.enums import LightningEnum
 
-from finetune.commands.backbone_choice import settle_backbone
 from finetune.commands.command_line import with_pictures
 from finetune.commands.config_files import put_configs_first
-from finetune.commands.default_rates import settle_clipping, settle_rate
-from finetune.commands.early_values import check_values
 from finetune.commands.error_lines import raised
-from finetune.commands.fit import fit
+from finetune.commands.fit import Parts, fit
 from finetune.commands.given_arguments import put_together, taken_apart
 from finetune.commands.lightning_flags import add_flags
 from finetune.commands.logger_names import name_ours
-from finetune.commands.minutes import settle_minutes
 from finetune.commands.options import both, with_options
 from finetune.commands.parser import OneLineErrorParser
-from finetune.commands.preparation import settle_preparation
-from finetune.commands.resumption import Plan, apply_plan, plan_fit
+from finetune.commands.plan import Plan
+from finetune.commands.resumption import find_run_to_resume
 from finetune.commands.said import Said, read_said
+from finetune.commands.settle import SETTINGS, TRIALS, Command, settle
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
@@ -41,16 +38,16 @@ from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.ranks import ending
 from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
 from finetune.inference.onnx_network import put_exported
-from finetune.profiling.precision_trial import fit_precision
+from finetune.profiling.precision_trial import BF16, fit_precision
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import Run, last_checkpoint
-from finetune.runs.resume import Changes
+from finetune.runs.folder import Run
 from finetune.runs.run_logger import ours
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
-from finetune.training.run_length import settle_length, settle_solved_head
+from finetune.training.precision import automatic_precision
+from finetune.training.run_length import settle_length
 from finetune.training.threshold import parse_aim
 
 log = logging.getLogger(__name__)
@@ -84,9 +81,7 @@ class FinetuneCLI(LightningCLI):
         self.subcommand_asked = arguments[0]
         self.typed = typed or arguments
         self.began = time.monotonic() if began is None else began
-        self.checkpoint: dict[str, Any] | None = None
-        self.changes: Changes | None = None
-        self.ranking: dict[str, Any] | None = None
+        self.checkpoint: Mapping[str, Any] | None = None
         super().__init__(
             Classifier,
             ImageDataModule,
@@ -142,38 +137,30 @@ class FinetuneCLI(LightningCLI):
             self._subcommand_parsers[subcommand].set_defaults(
                 {"data": data_settings(self.checkpoint, said)}
             )
-        plan = Plan(args)
+        self.plan = Plan(args)
         if subcommand == "fit" and self.may_resume and not asks_for_help:
-            plan = plan_fit(parser, args)
-            args = plan.arguments
+            self.plan = find_run_to_resume(parser, args)
+            args = list(self.plan.arguments)
             said = read_said(args)
         self.said = said
         super().parse_arguments(parser, args)
-        if (
-            subcommand != "predict"
-            and self.config[subcommand].data.init_args.get("predict") is not None
-        ):
+        config = self.config[subcommand]
+        if subcommand != "predict" and config.data.init_args.get("predict") is not None:
             raise WrongUsage(
                 f"--data.predict: pictures to classify are for finetune predict, not {subcommand}"
             )
         known = self.checkpoint
         # the checkpoint names the data set
-        if plan.run is not None and not (plan.run / "config.yaml").exists():
-            known = read_checkpoint(last_checkpoint(plan.run))
-        check_root(subcommand, self.config[subcommand], known, said)
-        if type(seed := self.config[subcommand].get("seed_everything")) is int:
+        if self.plan.start is not None and not self.plan.has_config:
+            known = self.plan.start.content
+        check_root(subcommand, config, known, said)
+        if type(seed := config.get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
-        if subcommand == "fit" and self.config["fit"].model.freeze == "backbone":
-            settle_solved_head(self.config["fit"])
         if subcommand == "fit":
-            self.changes = apply_plan(plan, self._parser("fit"), self.config["fit"])
-        keeps_its_own = plan.run is not None and (plan.run / "config.yaml").exists()
-        rate = "" if keeps_its_own else settle_rate(self.config, said)
-        if subcommand == "fit" and not keeps_its_own:
-            settle_clipping(self.config["fit"])
-        if subcommand == "fit":
-            check_values(self.config["fit"])
-        self.told = [rate, settle_preparation(self.config, said), plan.message]
+            self.plan = settle(self.plan, self._command(), SETTINGS)
+
+    def _command(self) -> Command:
+        return Command(self.config, self.said, self._parser("fit"), self.began, self._made)
 
     def _parse_ckpt_path(self) -> None:
         # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.
@@ -201,34 +188,33 @@ class FinetuneCLI(LightningCLI):
         self.run = Run(config["default_root_dir"], self.subcommand)
         if self.subcommand == "fit" and "train" in self.datamodule.splits:
             num_images = len(self.datamodule.splits["train"])
-            self.told.append(settle_length(config, num_images, self.datamodule.batch_size))
+            message = settle_length(config, num_images, self.datamodule.batch_size)
+            self.plan = self.plan.with_messages(message)
             options.trainer.max_epochs = config["max_epochs"]  # for config.yaml
         completed = complete(
             config,
             options,
             self.run,
             self._parser(self.subcommand),
-            self.checkpoint,
-            lambda: self._faster_precision(config),
+            lambda: self._automatic_precision(config),
         )
         with as_wrong_usage("trainer"):
             trainer = super().instantiate_trainer(**completed)
         return make_ready(trainer)
 
-    def _faster_precision(self, trainer: Any) -> str:
-        """Return the precision that this CPU, which has instructions for bf16, should compute in."""
-        if self.subcommand != "fit":
-            return "bf16-mixed"
-        return fit_precision(self.model, self.datamodule, trainer)
+    def _automatic_precision(self, trainer: Any) -> str:
+        """Return the precision for a command that does not name one, which gives the settings of its Trainer."""
+        is_fit = self.subcommand == "fit"
+        checkpoint = self.plan.start.content if self.plan.start else self.checkpoint
+
+        def faster_on_cpu() -> str:
+            return fit_precision(self.model, self.datamodule, trainer) if is_fit else BF16
+
+        return automatic_precision(trainer["accelerator"], checkpoint, is_fit, faster_on_cpu)
 
     def instantiate_classes(self) -> None:
         if self.subcommand == "fit":
-            choice = settle_backbone(self.config, self.said)
-            self.told += choice.messages
-            self.ranking = choice.record
-            ranked = self.ranking["seconds"] if self.ranking else 0.0
-            told = settle_minutes(self.config["fit"], self.said, self.began, self._made, ranked)
-            self.told.append(told)
+            self.plan = settle(self.plan, self._command(), TRIALS)
         super().instantiate_classes()
         if self.checkpoint is not None:
             put_exported(self.model.image_classifier, self.checkpoint)
@@ -271,18 +257,15 @@ class FinetuneCLI(LightningCLI):
 
     def fit(self, **kwargs: Any) -> None:
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""
-        typed = shlex.join(["finetune", *self.typed])
-        options = self.config["fit"]
-        fit(
-            self.trainer,
+        parts = Parts(
+            trainer=self.trainer,
+            model=self.model,
+            data=self.datamodule,
             run=self.run,
-            options=options,
-            typed=typed,
-            told=self.told,
-            changes=self.changes,
-            ranking=self.ranking,
-            **kwargs,
+            options=self.config["fit"],
+            plan=self.plan,
         )
+        fit(parts, shlex.join(["finetune", *self.typed]))
 
 
 def _for_parser(arguments: Sequence[str]) -> list[str]:

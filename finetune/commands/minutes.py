@@ -49,6 +49,7 @@ class Choice:
         image_size: Side of the training images in pixels.
         members: Networks that answer together.
         has_cache: Whether decoded images are cached.
+        precision: In which the steps were timed; None if none were.
     """
 
     max_epochs: int
@@ -56,6 +57,7 @@ class Choice:
     image_size: int
     members: int
     has_cache: bool
+    precision: str | None = None
 
     def put(self, config: Any) -> None:
         """Write it into the options of `fit`, as if it had been given."""
@@ -81,6 +83,8 @@ class Choice:
         }
         if not self.has_cache:
             values["data.cache_limit_gb"] = 0.0
+        if self.precision is not None:
+            values["trainer.precision"] = self.precision
         flags = [f"--{name}={'null' if value is None else value}" for name, value in values.items()]
         return [*flags, f"--resume={resume}"]
 
@@ -173,6 +177,7 @@ def _choice(minutes: float, length: Length, config: Any) -> Choice:
         image_size=data.image_size,
         members=config.model.members,
         has_cache=length.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0),
+        precision=config.trainer.precision,
     )
 
 

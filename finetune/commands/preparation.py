@@ -1,18 +1,16 @@
 """How pictures are prepared for a network of timm's: as its weights say, unless somebody says otherwise."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 from finetune.commands.said import Said
 from finetune.data.transforms import PREPARATION
 from finetune.models.candidates import is_choice
 from finetune.models.timm_backbones import describe, is_timm
-from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import last_checkpoint
+from finetune.runs.resume import Start
 
 
-def settle_preparation(config: Any, said: Said) -> str:
+def settle_preparation(config: Any, said: Said, start: Start | None = None) -> str:
     """Prepare a fit's pictures as the weights of timm were learned with; return what to tell of it.
 
     What the command line says holds, and what a config says that names this network (the config of an earlier run) or
@@ -22,6 +20,7 @@ def settle_preparation(config: Any, said: Said) -> str:
     Args:
         config: As parsed, with the subcommand; changed in place.
         said: The settings that configs and flags give.
+        start: The checkpoint from which training starts; None for none.
 
     Raises:
         ValueError: The weights want what can't be had here.
@@ -29,7 +28,7 @@ def settle_preparation(config: Any, said: Said) -> str:
     if config.subcommand != "fit" or not is_timm(backbone := config["fit"].model.backbone):
         return ""
     data = config["fit"].data.init_args
-    name_of, values = _meant(config["fit"], backbone)
+    name_of, values = _meant(config["fit"].model, start)
     given = _given_for(backbone, said)
     told = []
     for name, value in values.items():
@@ -45,17 +44,14 @@ def settle_preparation(config: Any, said: Said) -> str:
     return f"pictures are prepared as {name_of} says: {', '.join(told)}" if told else ""
 
 
-def _meant(options: Any, backbone: str) -> tuple[str, dict[str, Any]]:
+def _meant(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
     """Return who says how pictures are prepared, and the values of `PREPARATION`."""
-    path = last_checkpoint(Path(options.resume)) if options.resume else options.ckpt_path
-    if (
-        path
-        and (checkpoint := read_checkpoint(path))["hyper_parameters"].get("backbone") == backbone
-    ):
-        before = checkpoint["datamodule_hyper_parameters"]
-        return str(path), {name: before[name] for name in PREPARATION if name in before}
-    weights = options.model.weights
-    about = describe(backbone, weights if weights and os.path.isdir(weights) else None)
+    if start is not None and start.content["hyper_parameters"].get("backbone") == model.backbone:
+        before = start.content["datamodule_hyper_parameters"]
+        return str(start.path), {name: before[name] for name in PREPARATION if name in before}
+    weights = model.weights
+    folder = weights if weights and os.path.isdir(weights) else None
+    about = describe(model.backbone, folder)
     return about.name, {name: getattr(about, name) for name in PREPARATION}
 
 

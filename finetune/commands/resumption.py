@@ -4,21 +4,23 @@ import json
 import os
 import re
 from argparse import ArgumentError
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning.callbacks import Callback, Timer
 
 from finetune.commands.parser import OneLineErrorParser
+from finetune.commands.plan import Plan
 from finetune.commands.trainer import DEFAULTS, patience
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import starts_processes
 from finetune.models.candidates import is_choice
 from finetune.runs.changes import compared
-from finetune.runs.folder import config_text, last_checkpoint
+from finetune.runs.folder import config_text, last_checkpoint, not_looked_at, versions
 from finetune.runs.lightning_callbacks import Limits, ended_by
 from finetune.runs.newest_run import (
     Found,
@@ -29,86 +31,85 @@ from finetune.runs.newest_run import (
     passed_over,
     settings_of,
 )
-from finetune.runs.resume import Changes, is_of_data, read_resumable
+from finetune.runs.resume import Changes, Start, check_resumable, is_of_data, read_start
 from finetune.system.messages import NotFound, WrongUsage
 
 # the default, which continues a run of any data class on its folder
 _ANY_DATA = "finetune.ImageFolderData"
 
 
-class Plan(NamedTuple):
-    """Whether a fit continues a run, and which.
-
-    Attributes:
-        arguments: The command line; if the fit continues a run, with that run's settings inserted before it.
-        run: That run's folder; None for a new run.
-        settings: The content of its config.yaml.
-        message: Why a new run begins, or which newer runs were passed over; "" if there is nothing to report.
-    """
-
-    arguments: list[str]
-    run: Path | None = None
-    settings: Mapping[str, Any] = {}
-    message: str = ""
-
-
-def plan_fit(parser: ArgumentParser, arguments: Sequence[str]) -> Plan:
-    """Return whether a fit continues a run, and which.
+def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan:
+    """Return whether a fit continues a run, and which, with its checkpoint.
 
     Args:
         parser: The parser of the command; here it reads the explicit options, without defaults.
         arguments: The complete command line.
 
     Raises:
-        ValueError: The run that `--resume` names is of other data or another network; or there is neither a run to
-            continue nor data for a new one.
+        ValueError: The run that `--resume` names is of other data or another network, or has no checkpoint from which
+            training can continue; or there is neither a run to continue nor data for a new one.
     """
     new = Plan(list(arguments))
-    if not any(re.match(r"--(resume|config)(=|$)", argument) for argument in arguments):
+    explicit = _explicit_options(parser, arguments)
+    if explicit is None or not explicit.get("resume") or explicit.get("trainer.fast_dev_run"):
         return new
-    # with defaults, which are left out below
-    if any(argument.startswith("--print_config") for argument in arguments):
-        return new
-    # The parser requires data, which may be in the settings of the run.
-    explicit = parser.parse_args(
-        [arguments[0], "--data", _ANY_DATA, *arguments[1:]], defaults=False
-    )[arguments[0]]
-    if not explicit.get("resume") or explicit.get("trainer.fast_dev_run"):
-        return new
+    read = cache(read_start)  # several questions are answered by one checkpoint
     root = Path(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
     if isinstance(explicit.resume, str):
-        found = _run_by_path(Path(explicit.resume), explicit)
+        found = _run_by_path(Path(explicit.resume), explicit, read)
     else:
-        found = find_run(root, _wanted(explicit))
+        found = find_run(root, _wanted(explicit, read), read)
     if found.run is None:
-        if (
-            explicit.get("data.class_path") == _ANY_DATA
-            and explicit.get("data.init_args.root") is None
-        ):
-            why = f", since {passed_over(found.passed)}" if found.passed else ""
-            hint = "and there is no data for a new one: finetune fit FOLDER --resume"
-            raise NotFound(f"--resume found no run beneath {root} to go on with{why}, {hint}")
-        return new._replace(message=not_found(root, found.passed))
+        _check_has_data(explicit, root, found)
+        return new.with_messages(not_found(root, found.passed, found.unnamed))
+    start = read(last_checkpoint(found.run))
+    check_resumable(start)
     settings = _settings_below_command_line(found, arguments)
     plan = Plan(
         [arguments[0], "--config", yaml.safe_dump(settings), *arguments[1:]],
-        found.run,
-        found.settings,
+        run=found.run,
+        settings=found.settings,
+        start=start,
+        newer=found.newer(),
     )
     if found.begun and (
-        limit := _limit_reached(found.run, parser.parse_args(plan.arguments)[arguments[0]])
+        limit := ended_by(start.content, _limits(parser.parse_args(plan.arguments)[arguments[0]]))
     ):
         # The user means the later run, not the finished one before it.
         ended = f"{found.begun} ended before its first checkpoint"
-        return new._replace(
-            message=f"{found.run} is finished, with {limit}, and {ended}: a new run begins"
+        return new.with_messages(
+            f"{found.run} is finished, with {limit}, and {ended}: a new run begins"
         )
-    return plan._replace(
-        message=f"passed over: {passed_over(found.passed)}" if found.passed else ""
-    )
+    return plan.with_messages(f"passed over: {passed_over(found.passed)}" if found.passed else "")
 
 
-def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Changes | None:
+def _explicit_options(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace | None:
+    """Return the options that the command line gives, without defaults; None if it cannot ask for `--resume`."""
+    if not any(re.match(r"--(resume|config)(=|$)", argument) for argument in arguments):
+        return None
+    # with defaults, which are left out below
+    if any(argument.startswith("--print_config") for argument in arguments):
+        return None
+    # The parser requires data, which may be in the settings of the run.
+    return parser.parse_args([arguments[0], "--data", _ANY_DATA, *arguments[1:]], defaults=False)[
+        arguments[0]
+    ]
+
+
+def _check_has_data(explicit: Namespace, root: Path, found: Found) -> None:
+    """Make sure that there is data for a new run.
+
+    Raises:
+        NotFound: There is none.
+    """
+    is_folder = explicit.get("data.class_path") == _ANY_DATA
+    if is_folder and explicit.get("data.init_args.root") is None:
+        why = f", since {passed_over(found.passed)}" if found.passed else ""
+        hint = "and there is no data for a new one: finetune fit FOLDER --resume"
+        raise NotFound(f"--resume found no run beneath {root} to go on with{why}, {hint}")
+
+
+def put_settings_of_run(plan: Plan, parser: ArgumentParser, options: Namespace) -> Changes | None:
     """Write the settings that a continued run does not change into a fit's options, before classes are instantiated.
 
     Args:
@@ -132,7 +133,7 @@ def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Change
     now = yaml.safe_load(config_text(parser, options, "fit"))
     before = dict(plan.settings)
     # the checkpoint has the settings of network and data only
-    if not (plan.run / "config.yaml").exists():
+    if not plan.has_config:
         before = {**now, "model": {**now["model"], **plan.settings["model"]}}
         data = plan.settings.get("data", {})
         before["data"] = {
@@ -147,7 +148,7 @@ def apply_plan(plan: Plan, parser: ArgumentParser, options: Namespace) -> Change
     return changes
 
 
-def _wanted(explicit: Namespace) -> Wanted:
+def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> Wanted:
     data_class = explicit.get("data.class_path")
     made: dict[str, ImageDataModule] = {}  # each scans the folder
 
@@ -162,7 +163,8 @@ def _wanted(explicit: Namespace) -> Wanted:
         try:
             if key not in made:
                 made[key] = data_module(class_path, arguments)
-            return is_of_data(run, made[key], explicit.get("allow_changes", False))
+            start = read(last_checkpoint(run))
+            return is_of_data(start, made[key], explicit.get("allow_changes", False))
         except (
             ArgumentError,
             ValueError,
@@ -180,7 +182,7 @@ def _wanted(explicit: Namespace) -> Wanted:
     )
 
 
-def _run_by_path(run: Path, explicit: Namespace) -> Found:
+def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) -> Found:
     """Return the run that `--resume` names.
 
     Raises:
@@ -190,10 +192,11 @@ def _run_by_path(run: Path, explicit: Namespace) -> Found:
         run = Path(os.path.abspath(run))
     if not last_checkpoint(run).is_file():
         raise NotFound(f"--resume {run}: there is no {last_checkpoint(run)} to go on with")
-    settings = settings_of(run)
-    if difference := _wanted(explicit).difference(run, settings):
+    settings = settings_of(run, read)
+    if difference := _wanted(explicit, read).difference(run, settings):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
-    return Found(run, settings, None, [])
+    root = run.parents[1]
+    return Found(run, settings, None, [], not_looked_at(root, versions(root, "fit")))
 
 
 def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict[str, Any]:
@@ -267,8 +270,8 @@ def data_module(class_path: str, arguments: Mapping[str, Any]) -> ImageDataModul
     return parser.instantiate(config).data
 
 
-def _limit_reached(run: Path, options: Namespace) -> str:
-    """Return the limit of a command that its run has reached, in words; "" for none."""
+def _limits(options: Namespace) -> Limits:
+    """Return what can end a fit, from its options."""
     trainer = options.trainer
     parser = OneLineErrorParser()
     parser.add_argument("--callbacks", type=list[Callback] | Callback | None)
@@ -278,11 +281,10 @@ def _limit_reached(run: Path, options: Namespace) -> str:
         callbacks.append(Timer(trainer.max_time))
     if options.patience is not None:
         callbacks.append(patience(options.patience))
-    limits = Limits(
+    return Limits(
         max_epochs=trainer.max_epochs,
         max_steps=trainer.max_steps,
         min_epochs=trainer.min_epochs,
         min_steps=trainer.min_steps,
         callbacks=callbacks,
     )
-    return ended_by(read_resumable(last_checkpoint(run)), limits)

@@ -1,13 +1,12 @@
 """The arguments of a command's Trainer: precision, processes, callbacks, loggers, and the files that they write."""
 
 import logging
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ProgressBar
+from pytorch_lightning.callbacks import Callback, Checkpoint, EarlyStopping, ProgressBar
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from pytorch_lightning.utilities import rank_zero_only
@@ -17,9 +16,9 @@ from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
 from finetune.inference.tta import AverageFlip
-from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.runs.clock import Clock
-from finetune.runs.folder import Run, RunFolder, last_checkpoint
+from finetune.runs.folder import Run, RunFolder
 from finetune.runs.lightning_callbacks import Rates
 from finetune.runs.live_report import LiveReport
 from finetune.runs.metrics_csv import MetricsCSV
@@ -30,7 +29,7 @@ from finetune.runs.run_logger import LoggedConfig, attach
 from finetune.runs.worse_than_start import WorseThanStart
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage
-from finetune.training.precision import automatic_precision, check_precision, prepare_arithmetic
+from finetune.training.precision import check_precision, prepare_arithmetic
 from finetune.training.progress_bar import PicturesBar
 
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
@@ -50,8 +49,7 @@ def complete(
     options: Namespace,
     run: Run,
     parser: ArgumentParser,
-    known: dict[str, Any] | None,
-    faster_on_cpu: Callable[[], str],
+    automatic: Callable[[], str],
 ) -> dict[str, Any]:
     """Complete the user's arguments of the Trainer, and return its other arguments.
 
@@ -60,8 +58,7 @@ def complete(
         options: The options of the command; the precision is written there, too, for config.yaml.
         run: The run that the callbacks and loggers write.
         parser: The parser of the command, for config.yaml.
-        known: The checkpoint that the command reads; None for `fit`, which finds its own.
-        faster_on_cpu: What says which precision is faster for the network on this CPU.
+        automatic: Returns the precision if nobody gave one.
 
     Raises:
         WrongUsage: A setting is not supported.
@@ -73,51 +70,78 @@ def complete(
         )
     plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
-        goes_on, path = run.command == "fit", None
-        if goes_on:
-            path = last_checkpoint(Path(options.resume)) if options.resume else options.ckpt_path
-        checkpoint = read_checkpoint(path) if path and Path(path).is_file() else known
-        precision = automatic_precision(config["accelerator"], checkpoint, goes_on, faster_on_cpu)
-        config["precision"] = options.trainer.precision = precision
+        config["precision"] = automatic()
+        options.trainer.precision = config["precision"]
     check_precision(config["precision"])
     loggers = [MetricsCSV(run), *_listed(config["logger"])]
     attach(loggers, run)
     folder = RunFolder(run, parser, options)
-    callbacks: list[Any] = [folder, LoggedConfig(folder), Results(run), Skipped(run), StopAtOnce()]
+    config["devices"], config["num_nodes"] = num_processes(
+        config["devices"], config["num_nodes"], plugins
+    )
+    plugins += cluster_environment(plugins)
+    own = _listed(config["callbacks"])
+    callbacks: list[Callback] = [
+        folder,
+        LoggedConfig(folder),
+        Results(run),
+        Skipped(run),
+        StopAtOnce(),
+    ]
     if run.command == "fit":
-        has_clock = not isinstance(config["val_check_interval"], int | float | None)
-        callbacks += [
-            Rates(),
-            Checkpoints(run, options.checkpoint_every_n_steps),
-            Clock(run),
-            WorseThanStart(),
-        ]
-        callbacks += [LiveReport(run)] if options.report else []
-        if options.patience is not None:
-            callbacks.append(stopping := patience(options.patience, has_clock))
-            if any(other.state_key == stopping.state_key for other in _listed(config["callbacks"])):
-                told = "--patience ends a fit by val/accuracy, as an EarlyStopping of trainer.callbacks does"
-                raise WrongUsage(f"{told}: leave one of the two out")
-    elif options.tta:
+        callbacks += _callbacks_of_fit(run, options, config["val_check_interval"])
+        _check_one_patience(callbacks, own)
+    else:
+        callbacks += _callbacks_of_evaluation(run, options)
+    has_bar = any(isinstance(callback, ProgressBar) for callback in own)
+    if config["enable_progress_bar"] is not False and not has_bar:
+        callbacks.append(PicturesBar())
+    config["callbacks"] = [*own, *callbacks]
+    has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
+    return {"logger": loggers, "plugins": plugins, "enable_checkpointing": has_checkpoints}
+
+
+def _callbacks_of_fit(run: Run, options: Namespace, val_check_interval: Any) -> list[Callback]:
+    callbacks: list[Callback] = [
+        Rates(),
+        Checkpoints(run, options.checkpoint_every_n_steps),
+        Clock(run),
+        WorseThanStart(),
+    ]
+    if options.report:
+        callbacks.append(LiveReport(run))
+    if options.patience is not None:
+        has_clock = not isinstance(val_check_interval, int | float | None)
+        callbacks.append(patience(options.patience, has_clock))
+    callbacks.append(PredictionWriter(run))
+    return callbacks
+
+
+def _check_one_patience(callbacks: Sequence[Callback], own: Sequence[Callback]) -> None:
+    """Make sure that `--patience` and the user's callbacks do not both stop a fit by the same number.
+
+    Raises:
+        WrongUsage: They do.
+    """
+    ours = {callback.state_key for callback in callbacks if isinstance(callback, EarlyStopping)}
+    if any(callback.state_key in ours for callback in own):
+        raise WrongUsage(
+            "--patience ends a fit by val/accuracy, as an EarlyStopping of trainer.callbacks does: leave one of the "
+            "two out"
+        )
+
+
+def _callbacks_of_evaluation(run: Run, options: Namespace) -> list[Callback]:
+    callbacks: list[Callback] = []
+    if options.tta:
         callbacks.append(AverageFlip())
     if run.command == "predict":
         callbacks.append(
             PredictionWriter(run, options.output, options.top_k, options.abstain_below)
         )
-    if run.command in ("fit", "test"):
+    if run.command == "test":
         callbacks.append(PredictionWriter(run))
-    own = _listed(config["callbacks"])
-    if config["enable_progress_bar"] is not False and not any(
-        isinstance(c, ProgressBar) for c in own
-    ):
-        callbacks.append(PicturesBar())
-    config["devices"], config["num_nodes"] = num_processes(
-        config["devices"], config["num_nodes"], plugins
-    )
-    plugins += cluster_environment(plugins)
-    config["callbacks"] = [*own, *callbacks]
-    has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
-    return {"logger": loggers, "plugins": plugins, "enable_checkpointing": has_checkpoints}
+    return callbacks
 
 
 def check_allowed(config: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,19 @@ def is_try(run: Path) -> bool:
         return False
 
 
-def not_looked_at(root: str | Path) -> list[Path]:
-    """Return the runs beneath `root` that have a `last.ckpt` but another name, where `--resume` does not look."""
+def not_looked_at(root: str | Path, known: Sequence[Path]) -> list[Path]:
+    """Return the runs beneath `root` that have a `last.ckpt` but another name, where `--resume` does not look.
+
+    Args:
+        root: The folder of all runs.
+        known: Its `versions` of `fit`.
+    """
     found = [
         path.parent.parent
         for depth in ("*", "*/*")
         for path in Path(root).glob(f"{depth}/checkpoints/last.ckpt")
     ]
-    return sorted(set(found) - set(versions(root, "fit")))
+    return sorted(set(found) - set(known))
 
 
 def _version(folder: Path) -> int:

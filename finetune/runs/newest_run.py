@@ -1,7 +1,7 @@
 """Find the run that `--resume` continues: the newest one of the same data and network."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ import yaml
 
 from finetune import public_paths
 from finetune.models.checkpoint_values import class_paths
-from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import is_try, last_checkpoint, not_looked_at, versions
+from finetune.runs.resume import Start, read_start
 from finetune.runs.run_lock import check_free
 from finetune.system.messages import reason
 
@@ -70,28 +70,45 @@ class Found(NamedTuple):
         settings: The content of its config.yaml; if that is missing, the settings in its checkpoint.
         begun: A newer run of the same that ended before its first checkpoint.
         passed: Newer runs of other data or another network, and how they differ.
+        unnamed: Runs that are not called version_N, where `--resume` does not look.
     """
 
     run: Path | None
     settings: dict[str, Any]
     begun: Path | None
     passed: list[tuple[Path, str]]
+    unnamed: list[Path]
+
+    def newer(self) -> tuple[Path, ...]:
+        """Return those of `unnamed` that are newer than the run."""
+        if self.run is None:
+            return ()
+        written = last_checkpoint(self.run).stat().st_mtime
+        times = {other: last_checkpoint(other).stat().st_mtime for other in self.unnamed}
+        return tuple(other for other, time in times.items() if time > written)
 
 
-def find_run(root: Path, wanted: Wanted) -> Found:
+def find_run(root: Path, wanted: Wanted, read: Callable[[Path], Start] = read_start) -> Found:
     """Return the newest run beneath `root` that is of the wanted data and network; runs of `fast_dev_run` do not count.
+
+    Args:
+        root: The folder of all runs.
+        wanted: The data and the network.
+        read: Reads a checkpoint.
 
     Raises:
         ValueError: Another process has begun a newer one, or a config.yaml is damaged.
     """
     begun: Path | None = None
     passed: list[tuple[Path, str]] = []
-    for run in reversed(versions(root, "fit")):
+    runs = versions(root, "fit")
+    unnamed = not_looked_at(root, runs)
+    for run in reversed(runs):
         if is_try(run):
             continue
         has_checkpoint = last_checkpoint(run).is_file()
         if begun is None and not has_checkpoint:
-            settings = settings_of(run)
+            settings = settings_of(run, read)
             if wanted.difference(run, settings):
                 continue
             # This never finds a run of our own rank 0: that makes its folder after all ranks have passed this line.
@@ -99,20 +116,20 @@ def find_run(root: Path, wanted: Wanted) -> Found:
             begun = run
         elif has_checkpoint:
             try:
-                settings = settings_of(run)
+                settings = settings_of(run, read)
             except ValueError:
-                if not _has_other_root(run, wanted.root):
+                if not _has_other_root(run, wanted.root, read):
                     raise
                 passed.append((run, "of other data, and its config.yaml is damaged"))
                 continue
             if difference := wanted.difference(run, settings):
                 passed.append((run, difference))
                 continue
-            return Found(run, settings, begun, passed)
-    return Found(None, {}, begun, passed)
+            return Found(run, settings, begun, passed, unnamed)
+    return Found(None, {}, begun, passed, unnamed)
 
 
-def settings_of(run: Path) -> dict[str, Any]:
+def settings_of(run: Path, read: Callable[[Path], Start] = read_start) -> dict[str, Any]:
     """Return the content of a run's config.yaml; if that is missing, the settings in its checkpoint.
 
     Raises:
@@ -122,7 +139,7 @@ def settings_of(run: Path) -> dict[str, Any]:
     if not path.exists():
         if not last_checkpoint(run).is_file():
             return {}
-        return _settings_in(read_checkpoint(last_checkpoint(run)))
+        return _settings_in(read(last_checkpoint(run)).content)
     try:
         settings = public_paths(yaml.safe_load(path.read_text("utf-8")))
         if not isinstance(settings, dict):
@@ -153,20 +170,20 @@ def _settings_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _has_other_root(run: Path, root: str | None) -> bool:
+def _has_other_root(run: Path, root: str | None, read: Callable[[Path], Start]) -> bool:
     """Return whether the checkpoint of a run says that its data lie elsewhere."""
     if root is None:
         return False
     try:
-        known = read_checkpoint(last_checkpoint(run))["datamodule_hyper_parameters"].get("root")
+        known = read(last_checkpoint(run)).content["datamodule_hyper_parameters"].get("root")
     except (ValueError, OSError, LookupError):
         return False
     return known is not None and Path(begun_in(run), known).resolve() != Path(root).resolve()
 
 
-def not_found(root: Path, passed: list[tuple[Path, str]]) -> str:
+def not_found(root: Path, passed: list[tuple[Path, str]], unnamed: Sequence[Path]) -> str:
     """Return the message for a `--resume` that begins a new run."""
-    others = "".join(f"; {run} is not called version_N" for run in not_looked_at(root))
+    others = "".join(f"; {run} is not called version_N" for run in unnamed)
     where = (root / "fit").resolve()
     told = f"--resume found nothing to go on with in {where}/version_N/checkpoints/last.ckpt"
     if passed:

@@ -1,18 +1,21 @@
 """The checkpoint from which a fit starts: that of the run that `--resume` continues, or that of `--ckpt_path`."""
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
+from torch import Tensor
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.runs.best_epoch import highest_of
 from finetune.runs.changes import compared
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
-from finetune.runs.folder import Run, last_checkpoint, not_looked_at
+from finetune.runs.folder import Run
 from finetune.runs.lightning_callbacks import Limits, ended_by
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_lock import hold
@@ -26,12 +29,91 @@ log = logging.getLogger(__name__)
 PROGRESS = ("epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
 
 
-def is_of_data(run: Path, data: ImageDataModule, allow_changes: bool) -> bool:
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint from which a fit starts, read once.
+
+    Attributes:
+        path: Its file.
+        content: Its content; but for the record of the images that it has seen, tensors have shapes and types, and no
+            values.
+        version: What tells the file from another one that has replaced it since.
+    """
+
+    path: Path | str
+    content: Mapping[str, Any]
+    version: tuple[int, int, int]
+
+    def check_unchanged(self) -> None:
+        """Make sure that the file is still the one that was read: what was decided by it would not hold.
+
+        Raises:
+            ValueError: It has been replaced.
+        """
+        if _version(self.path) != self.version:
+            raise ValueError(
+                f"another process has written {self.path} since this one read it: start this command again"
+            )
+
+
+def read_start(path: Path | str) -> Start:
+    """Read a checkpoint and drop the values of its tensors: Lightning reads them when training starts.
+
+    Raises:
+        ValueError: It is no checkpoint of ours, or an exported file.
+    """
+    version = _version(path) if Path(path).is_file() else (0, 0, 0)
+    checkpoint = read_checkpoint(path)
+    if isinstance(checkpoint, ExportedCheckpoint):
+        raise WrongUsage(
+            f"{path} is an exported file, from which nothing can go on: give the checkpoint"
+        )
+    content = _without_values(checkpoint)
+    content["finetune"] = checkpoint[
+        "finetune"
+    ]  # small, and the record of seen images is continued
+    return Start(path, content, version)
+
+
+def _version(path: Path | str) -> tuple[int, int, int]:
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _without_values(content: Any) -> Any:
+    """Return nested containers in which tensors hold no memory."""
+    if isinstance(content, Tensor):
+        return content.to("meta")
+    if isinstance(content, Mapping):
+        return {key: _without_values(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_without_values(value) for value in content]
+    return content
+
+
+def check_resumable(start: Start) -> None:
+    """Make sure that training can continue from a checkpoint.
+
+    Raises:
+        ValueError: It lacks what a fit writes next to the weights.
+    """
+    checkpoint = start.content
+    missing = [name for name in PROGRESS if name not in checkpoint]
+    is_solved = checkpoint["hyper_parameters"].get("freeze") == "backbone"  # without an optimizer
+    if not missing and not checkpoint["optimizer_states"] and not is_solved:
+        missing = ["optimizer_states"]
+    if missing:
+        hint = f"begin a new run with its weights: --weights {start.path}"
+        raise ValueError(
+            f"training cannot continue from {start.path}, which has no {', '.join(missing)}: {hint}"
+        )
+
+
+def is_of_data(start: Start, data: ImageDataModule, allow_changes: bool) -> bool:
     """Return whether a run was trained on these images; if changes are allowed, on any images of the same classes."""
-    checkpoint = read_checkpoint(last_checkpoint(run))
-    if checkpoint["hyper_parameters"]["class_names"] != data.class_names:
+    if start.content["hyper_parameters"]["class_names"] != data.class_names:
         return False
-    return allow_changes or not _has_other_pictures(checkpoint, data)
+    return allow_changes or not _has_other_pictures(start.content, data)
 
 
 class Changes(NamedTuple):
@@ -46,119 +128,84 @@ class Changes(NamedTuple):
     now: dict[str, Any]
 
 
-class Beginning(NamedTuple):
-    """Where a fit starts.
-
-    Attributes:
-        checkpoint: Its first checkpoint; None for none.
-        finished: The limit that the resumed run has reached, in words; "" for none.
-    """
-
-    checkpoint: Path | str | None
-    finished: str = ""
-
-
-def beginning(trainer: pl.Trainer, resumed: Path | None, ckpt_path: str | None) -> Beginning:
-    """Return where a fit starts.
+def limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
+    """Return the limit that the run to resume has reached, in words; "" if there is something to train.
 
     Args:
-        trainer: Only its limits and callbacks are read.
-        resumed: The run to resume; None for a new one.
-        ckpt_path: The checkpoint from which a new run starts, if any.
+        start: The first checkpoint; None for none.
+        is_resumed: Whether its run continues; else a new one starts from it.
+        limits: Those of the trainer.
 
     Raises:
-        ValueError: The checkpoint at `ckpt_path` has reached a limit of the trainer.
+        ValueError: A new run has nothing to train.
     """
-    first = last_checkpoint(resumed) if resumed else ckpt_path
-    if first is None:
-        return Beginning(None)
-    checkpoint = read_resumable(first)
-    finished = ended_by(checkpoint, Limits.of(trainer))
-    if finished and not resumed:
+    finished = ended_by(start.content, limits) if start else ""
+    if start and finished and not is_resumed:
         raise ValueError(
-            f"{first} leaves nothing to train, with {finished}: raise that limit, or measure the checkpoint by "
-            f"finetune test {first}"
+            f"{start.path} leaves nothing to train, with {finished}: raise that limit, or measure the checkpoint by "
+            f"finetune test {start.path}"
         )
-    return Beginning(first, finished)
-
-
-def read_resumable(path: Path | str) -> dict[str, Any]:
-    """Return the content of a checkpoint from which training can continue.
-
-    Raises:
-        ValueError: It is an exported file, or lacks what a fit writes next to the weights.
-    """
-    checkpoint = read_checkpoint(path)
-    if isinstance(checkpoint, ExportedCheckpoint):
-        raise WrongUsage(
-            f"{path} is an exported file, from which nothing can go on: give the checkpoint"
-        )
-    missing = [name for name in PROGRESS if name not in checkpoint]
-    is_solved = checkpoint["hyper_parameters"].get("freeze") == "backbone"  # without an optimizer
-    if not missing and not checkpoint["optimizer_states"] and not is_solved:
-        missing = ["optimizer_states"]
-    if missing:
-        hint = f"begin a new run with its weights: --weights {path}"
-        raise ValueError(
-            f"training cannot continue from {path}, which has no {', '.join(missing)}: {hint}"
-        )
-    return checkpoint
+    return finished
 
 
 def check_changes(
-    run: Run, data: ImageDataModule, changes: Changes, allow_changes: bool, is_finished: bool
+    start: Start, data: ImageDataModule, changes: Changes, allow_changes: bool, is_finished: bool
 ) -> str:
     """Return what has changed since a run began, in words; "" for nothing.
 
     Raises:
         ValueError: Something has changed that must not change.
     """
-    checkpoint = read_checkpoint(run.checkpoint("last"))
-    names = checkpoint["hyper_parameters"]["class_names"]
+    names = start.content["hyper_parameters"]["class_names"]
     if names != data.class_names:
+        run = Path(start.path).parents[1]
         raise ValueError(
-            f"{run.path} is of the classes {', '.join(names)}, and {data.root} holds {', '.join(data.class_names)}: "
+            f"{run} is of the classes {', '.join(names)}, and {data.root} holds {', '.join(data.class_names)}: "
             "begin a new run without --resume"
         )
-    has_other_pictures = _has_other_pictures(checkpoint, data)
+    has_other_pictures = _has_other_pictures(start.content, data)
     told, _ = compared(changes.before, changes.now, has_other_pictures, allow_changes, is_finished)
     return told
 
 
-def go_on(trainer: pl.Trainer, run: Run, told: str) -> None:
+def go_on(trainer: pl.Trainer, run: Run, start: Start, message: str, newer: Sequence[Path]) -> None:
     """Make a run's folder ready for its next steps, and say what has changed.
 
     Args:
         trainer: Its callbacks and loggers are those of the run.
         run: The run, whose folder is known.
-        told: The message of `check_changes`.
+        start: Its last checkpoint.
+        message: That of `check_changes`.
+        newer: Newer runs, where `--resume` does not look.
+
+    Raises:
+        ValueError: Another process goes on in this run, or has done so in the meantime.
     """
     if trainer.is_global_zero:
         hold(run.checkpoint("last").parents[1])
-    checkpoint = read_checkpoint(run.checkpoint("last"))
-    known = checkpoint["finetune"]
-    run.began_from, run.licence = known.get("began_from"), known.get("licence_of_the_weights")
+        start.check_unchanged()
+    known = start.content["finetune"]
+    step = start.content["global_step"]
+    run.began_from = known.get("began_from")
+    run.licence = known.get("licence_of_the_weights")
     if trainer.is_global_zero:
-        others = [
-            other
-            for other in not_looked_at(run.root)
-            if _written(other) > _written(run.path or other)
-        ]
-        told = f"; {told}" if told else ""
-        told += "".join(f"; {other} is newer, but not called version_N" for other in others)
-        log.info("going on in %s from step %d%s", run.path, checkpoint["global_step"], told)
+        parts = [message] if message else []
+        parts += [f"{other} is newer, but not called version_N" for other in newer]
+        log.info(
+            "going on in %s from step %d%s", run.path, step, "".join(f"; {part}" for part in parts)
+        )
     for logger in trainer.loggers:
         if isinstance(logger, (MetricsCSV, RunLogger)):
-            logger.rewind(checkpoint["global_step"])
+            logger.rewind(step)
 
 
-def take_up(trainer: pl.Trainer, run: Run) -> None:
+def take_up(trainer: pl.Trainer, run: Run, start: Start) -> None:
     """Set a trainer's progress to that of a finished run, so that its test is logged there, and complete best.ckpt.
 
     Without validation best.ckpt is last.ckpt. A process that was killed may not have linked it yet.
     """
     last, best = run.checkpoint("last"), run.checkpoint("best")
-    checkpoint = read_checkpoint(last)
+    checkpoint = start.content
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     epochs: Any = trainer.fit_loop.epoch_progress.current
     epochs.completed = epochs.processed  # in a checkpoint of an epoch's end it lags behind
@@ -175,7 +222,3 @@ def _has_other_pictures(checkpoint: Mapping[str, Any], data: ImageDataModule) ->
     known = checkpoint["finetune"]
     # A checkpoint of an earlier version has a fingerprint of another kind, and no record; `data.seen` warns of that.
     return bool(known.get("seen")) and known["data_fingerprint"] != data.fingerprint
-
-
-def _written(run: Path) -> float:
-    return last_checkpoint(run).stat().st_mtime

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,7 +22,7 @@ WITHOUT_FLOAT64 = {"mps"}  # kinds of devices; what is to be exact there is comp
 
 def automatic_precision(
     accelerator: str | Accelerator,
-    checkpoint: dict[str, Any] | None,
+    checkpoint: Mapping[str, Any] | None,
     goes_on: bool,
     faster_on_cpu: Callable[[], str] = lambda: "bf16-mixed",
 ) -> str:

@@ -302,6 +302,7 @@ def test_the_processes_of_other_devices_are_started_with_the_choice(settle):
         "trainer.limit_train_batches": config.trainer.limit_train_batches,
         "data.image_size": 128,
         "model.members": 1,
+        "trainer.precision": "32-true",
         "resume": False,
     }
 

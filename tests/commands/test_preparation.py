@@ -7,9 +7,9 @@ import pytest
 from command_lines import ParseOnly
 from jsonargparse import Namespace
 
-from finetune.commands import lightning_cli, preparation
+from finetune.commands import preparation
 from finetune.commands.said import Said
-from finetune.runs import newest_run
+from finetune.runs import resume
 
 CONVNEXT = ("--model.backbone", "timm/convnext_nano.in12k_ft_in1k")
 TOLD = {"image_size": 224, "resize": "shorter_side", "interpolation": "bicubic", "crop_share": 0.95}
@@ -30,7 +30,8 @@ def prepared(tmp_path, monkeypatch):
     def parse(*arguments: str):
         cli = ParseOnly(["fit", *arguments])
         data = cli.config["fit"].data.init_args
-        return {name: data[name] for name in TOLD}, cli.told[1]
+        messages = [text for text in cli.plan.messages if text.startswith("pictures are prepared")]
+        return {name: data[name] for name in TOLD}, "".join(messages)
 
     return parse
 
@@ -107,12 +108,12 @@ def test_a_run_that_goes_on_prepares_them_as_before_whatever_became_of_the_folde
         "hyper_parameters": {"backbone": "timm/resnet18"},
         "datamodule_hyper_parameters": before,
         "finetune": {},
+        **dict.fromkeys(resume.PROGRESS, 0),
+        "optimizer_states": [{}],
     }
-    monkeypatch.setattr(preparation, "read_checkpoint", lambda path: checkpoint)
+    monkeypatch.setattr(resume, "read_checkpoint", lambda path: checkpoint)
     Path("runs/fit/version_0/checkpoints").mkdir(parents=True)
     Path("runs/fit/version_0/checkpoints/last.ckpt").touch()
-    for reader in (newest_run, lightning_cli):
-        monkeypatch.setattr(reader, "read_checkpoint", lambda path: checkpoint)
     goes_on = ("--model.backbone", "timm/resnet18", "--model.weights", "./gone", *how)
     assert prepared(*goes_on)[0] == {name: before[name] for name in TOLD}
     assert prepared(*goes_on, "--data.image_size", "160")[0]["image_size"] == 160

@@ -122,7 +122,7 @@ def test_a_launcher_says_the_number_of_devices_not_the_run(monkeypatch, launched
         }.items():
             monkeypatch.setenv(name, value)
     found = Found(
-        Path("runs/fit/version_0"), {"trainer": {"devices": 2, "max_epochs": 3}}, None, []
+        Path("runs/fit/version_0"), {"trainer": {"devices": 2, "max_epochs": 3}}, None, [], []
     )
     settings = _settings_below_command_line(found, ["fit", "--resume"])
     assert settings["trainer"].get("devices") == devices and settings["trainer"]["max_epochs"] == 3

@@ -1,6 +1,7 @@
 """Which run `--resume` goes on with."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import yaml
 from run_holders import another
 
-from finetune.runs.folder import Run, not_looked_at
+from finetune.runs.folder import Run, not_looked_at, versions
 from finetune.runs.newest_run import Found, Wanted, find_run, not_found
 
 ANY = Wanted(None, None, None, lambda run, settings: False)
@@ -29,7 +30,7 @@ def write_run(
 
 
 def test_it_is_the_newest_that_has_a_checkpoint(tmp_path):
-    assert find_run(tmp_path, ANY) == Found(None, {}, None, [])
+    assert find_run(tmp_path, ANY) == Found(None, {}, None, [], [])
     for _ in range(11):
         Run(tmp_path, "fit").choose()
     assert find_run(tmp_path, ANY).run is None
@@ -53,13 +54,13 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     write_run(tmp_path / "fit/version_2", "photos", begun_in=tmp_path)
     (tmp_path / "fit/version_3").mkdir()
     wanted = Wanted(str(here / "photos"), None, "resnet18", lambda run, settings: False)
-    run, settings, begun, passed = find_run(tmp_path, wanted)
+    run, settings, begun, passed, _ = find_run(tmp_path, wanted)
     assert (run, begun) == (tmp_path / "fit/version_0", tmp_path / "fit/version_3")
     assert settings["model"] == {"backbone": "resnet18"}
     assert [run.name for run, _ in passed] == ["version_2", "version_1"]
     assert "of other data (data.root photos, not " in passed[0][1]
     assert passed[1][1] == "of another network (model.backbone resnet50, not resnet18)"
-    told = not_found(tmp_path, passed)
+    told = not_found(tmp_path, passed, [])
     assert (
         f"since {passed[0][0]} is {passed[0][1]}, and 1 before it of others, too: a new run begins"
         in told
@@ -74,8 +75,13 @@ def test_runs_with_another_name_are_told_of(tmp_path):
     for name in ("fit/mine", "fit/version_3", "moved"):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / "checkpoints/last.ckpt").touch()
-    assert not_looked_at(tmp_path) == [tmp_path / "fit/mine", tmp_path / "moved"]
-    told = not_found(tmp_path, [])
+    unnamed = not_looked_at(tmp_path, versions(tmp_path, "fit"))
+    assert unnamed == [tmp_path / "fit/mine", tmp_path / "moved"]
+    found = Found(tmp_path / "fit/version_3", {}, None, [], unnamed)
+    os.utime(tmp_path / "moved/checkpoints/last.ckpt", (0, 0))
+    os.utime(tmp_path / "fit/version_3/checkpoints/last.ckpt", (1, 1))
+    assert found.newer() == (tmp_path / "fit/mine",)
+    told = not_found(tmp_path, [], unnamed)
     assert (
         f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N"
         in told

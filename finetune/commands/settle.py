@@ -1,0 +1,130 @@
+"""The order in which the plan and the settings of a fit are decided, each step with what those before it decided."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from finetune.commands.backbone_choice import settle_backbone
+from finetune.commands.default_rates import settle_clipping, settle_rate
+from finetune.commands.early_values import check_values
+from finetune.commands.minutes import settle_minutes
+from finetune.commands.plan import Plan
+from finetune.commands.preparation import settle_preparation
+from finetune.commands.resumption import put_settings_of_run
+from finetune.commands.said import Said
+from finetune.profiling.fit_length import Make
+from finetune.runs.resume import check_resumable, read_start
+from finetune.training.run_length import settle_solved_head
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command `fit`, as parsed.
+
+    Attributes:
+        config: All settings, with the subcommand; the steps change them in place.
+        said: The settings that configs and flags give.
+        parser: The parser of its options.
+        began: `time.monotonic` when it began.
+        make: Makes images and network of the settings as they are when it is called.
+    """
+
+    config: Namespace
+    said: Said
+    parser: ArgumentParser
+    began: float
+    make: Make
+
+    @property
+    def options(self) -> Any:
+        """The options of `fit`."""
+        return self.config["fit"]
+
+
+Step = Callable[[Plan, Command], Plan]
+
+
+def _solved_head(plan: Plan, command: Command) -> Plan:
+    if command.options.model.freeze == "backbone":
+        settle_solved_head(command.options)
+    return plan
+
+
+def _run_settings(plan: Plan, command: Command) -> Plan:
+    return replace(plan, changes=put_settings_of_run(plan, command.parser, command.options))
+
+
+def _start(plan: Plan, command: Command) -> Plan:
+    """Read the checkpoint of `--ckpt_path`; that of a run that continues was read to find the run."""
+    path = command.options.ckpt_path
+    if plan.run is not None or path is None:
+        return plan
+    start = read_start(path)
+    check_resumable(start)
+    return replace(plan, start=start)
+
+
+def _rate(plan: Plan, command: Command) -> Plan:
+    return (
+        plan if plan.has_config else plan.with_messages(settle_rate(command.config, command.said))
+    )
+
+
+def _clipping(plan: Plan, command: Command) -> Plan:
+    if not plan.has_config:
+        settle_clipping(command.options)
+    return plan
+
+
+def _values(plan: Plan, command: Command) -> Plan:
+    check_values(command.options)
+    return plan
+
+
+def _preparation(plan: Plan, command: Command) -> Plan:
+    return plan.with_messages(settle_preparation(command.config, command.said, plan.start))
+
+
+def _backbone(plan: Plan, command: Command) -> Plan:
+    choice = settle_backbone(command.config, command.said, plan.start)
+    return replace(plan, ranking=choice.record).with_messages(*choice.messages)
+
+
+def _minutes(plan: Plan, command: Command) -> Plan:
+    ranked = plan.ranking["seconds"] if plan.ranking else 0.0
+    message = settle_minutes(command.options, command.said, command.began, command.make, ranked)
+    return plan.with_messages(message)
+
+
+# Before the first: `resumption.find_run_to_resume`, since a run that continues gives settings to the parser.
+SETTINGS: tuple[Step, ...] = (
+    _solved_head,
+    _run_settings,
+    _rate,
+    _clipping,
+    _values,
+    _start,
+    _preparation,
+)
+# These look at the images.
+TRIALS: tuple[Step, ...] = (_backbone, _minutes)
+# After the last: the usual number of epochs (`training.run_length`) and the precision (`trainer.complete`), which need
+# the data module and the plugins.
+
+
+def settle(plan: Plan, command: Command, steps: tuple[Step, ...]) -> Plan:
+    """Return the plan after some steps, which also complete the settings of the command.
+
+    Args:
+        plan: What is decided so far.
+        command: The command; its settings change in place.
+        steps: `SETTINGS`, then `TRIALS`.
+
+    Raises:
+        ValueError: The settings do not go together, or the checkpoint cannot be used.
+    """
+    for step in steps:
+        plan = step(plan, command)
+    return plan

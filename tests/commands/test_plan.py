@@ -1,0 +1,133 @@
+"""What a fit goes on from is decided once: its checkpoint is read once for that, and runs are listed once."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from colours import QUICKEST
+
+from finetune.runs import resume
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.resume import read_start
+
+LAST = "checkpoints/last.ckpt"
+LENGTH = ("--trainer.max_epochs", "1")
+TWO_EPOCHS = ("--trainer.max_epochs", 2)
+
+
+@pytest.fixture
+def reads(monkeypatch) -> Counter[str]:
+    """How often each checkpoint is deserialised, by its name, and the folder of runs is listed."""
+    counted: Counter[str] = Counter()
+    load = torch.load
+    glob = Path.glob
+
+    def counting_load(path: Any, *arguments: Any, **options: Any) -> Any:
+        counted[Path(path).name] += 1
+        return load(path, *arguments, **options)
+
+    def counting_glob(self: Path, pattern: str, **options: Any) -> Any:
+        counted["runs"] += pattern == "version_*"
+        return glob(self, pattern, **options)
+
+    monkeypatch.setattr(torch, "load", counting_load)
+    monkeypatch.setattr(Path, "glob", counting_glob)
+    return counted
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["newest", "named"])
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--trainer.precision", "null"), ("--patience", 9), ("--minutes", 9)],
+    ids=["plain", "precision", "patience", "minutes"],
+)
+def test_last_ckpt_is_read_once_to_decide_and_once_to_train(
+    colours, cli, run_to_go_on, reads, options, named
+):
+    which = [run_to_go_on] if named else []
+    length = () if "--minutes" in options else TWO_EPOCHS
+    quickest = [option for option in QUICKEST if "--minutes" not in options or option not in LENGTH]
+    if "--minutes" in options:  # an interrupted run of two epochs
+        config = run_to_go_on / "config.yaml"
+        config.write_text(config.read_text().replace("max_epochs: 1", "max_epochs: 2"))
+    reads.clear()
+    cli("fit", "--data.root", colours, *quickest, *length, *options, "--resume", *which)
+    assert (reads["last.ckpt"], reads["runs"]) == (2, 1)
+    assert read_checkpoint(run_to_go_on / LAST)["global_step"] == 8
+    assert reads["last.ckpt"] == 3  # the control: each reading counts
+
+
+def test_a_finished_run_is_read_once(colours, cli, run_to_go_on, reads):
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "true", "--resume"]
+    cli(*fit)
+    # best.ckpt for its calibration, and for its test
+    assert (reads["last.ckpt"], reads["best.ckpt"]) == (1, 2)
+    cli(*fit)
+    assert (reads["last.ckpt"], reads["best.ckpt"]) == (2, 2)
+
+
+def test_a_run_of_moved_data_without_a_config_is_read_once(
+    colours, cli, run_to_go_on, reads, tmp_path
+):
+    shutil.copytree(colours, tmp_path / "moved")
+    cli("fit", "--data.root", tmp_path / "moved", *QUICKEST, *TWO_EPOCHS, "--resume")
+    assert (reads["last.ckpt"], reads["runs"]) == (2, 1)
+    (run_to_go_on / "config.yaml").unlink()
+    reads.clear()
+    cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3, "--resume")
+    assert (reads["last.ckpt"], reads["runs"]) == (2, 1)
+
+
+def test_a_new_run_that_begins_from_a_checkpoint_reads_it_once_to_decide(
+    colours, cli, run_to_go_on, reads, tmp_path
+):
+    begun = shutil.copy(run_to_go_on / LAST, tmp_path / "begun.ckpt")
+    cli("fit", "--data.root", colours, *QUICKEST, *TWO_EPOCHS, "--ckpt_path", begun)
+    assert reads["begun.ckpt"] == 2 and reads["last.ckpt"] == 0
+
+
+def test_best_ckpt_is_read_once_at_the_end_and_once_for_the_test(colours, cli, reads):
+    cli("fit", "--data.root", colours, *QUICKEST, "--model.head_init", "probe")
+    assert (reads["best.ckpt"], reads["start.ckpt"]) == (2, 1)
+
+
+def tensors_in(content: Any) -> list[torch.Tensor]:
+    if isinstance(content, torch.Tensor):
+        return [content]
+    parts = content.values() if isinstance(content, dict) else content
+    if not isinstance(content, dict | list | tuple):
+        return []
+    return [tensor for part in parts for tensor in tensors_in(part)]
+
+
+def test_what_is_held_while_training_is_decided_has_no_weights(untested_run):
+    whole = read_checkpoint(untested_run / LAST)
+    held = dict(read_start(untested_run / LAST).content)
+    assert tensors_in(held.pop("finetune")["seen"])  # the record of seen images is continued
+    del whole["finetune"]
+    assert all(tensor.is_meta for tensor in tensors_in(held))
+    assert not any(tensor.is_meta for tensor in tensors_in(whole))  # the control
+    shapes = [[tensor.shape for tensor in tensors_in(content)] for content in (whole, held)]
+    assert shapes[0] == shapes[1] and held["loops"] == whole["loops"]
+
+
+def test_a_run_that_another_process_has_written_in_the_meantime_is_left_to_it(
+    colours, cli, run_to_go_on, monkeypatch
+):
+    fit = ["fit", "--data.root", colours, *QUICKEST, *TWO_EPOCHS, "--resume"]
+    metrics = (run_to_go_on / "metrics.csv").read_text()
+
+    def replaced(run: Path) -> None:
+        copy = shutil.copy(run / LAST, run / "checkpoints/copy.ckpt")
+        Path(copy).replace(run / LAST)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resume, "hold", replaced)
+        with pytest.raises(ValueError, match="another process has written .*last.ckpt since"):
+            cli(*fit)
+    assert (run_to_go_on / "metrics.csv").read_text() == metrics
+    cli(*fit)  # the control
+    assert (run_to_go_on / "metrics.csv").read_text() != metrics
