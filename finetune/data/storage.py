@@ -46,7 +46,9 @@ def file_stats(paths: Sequence[str], skip: bool = True) -> FileStats:
     Raises:
         OSError: A file cannot be found.
     """
-    sizes, times, is_regular = array("q"), array("q"), array("b")
+    sizes = array("q")
+    times = array("q")
+    is_regular = array("b")
     for path in paths:
         try:
             status = os.stat(path)

@@ -1,0 +1,70 @@
+"""Code stays as simple as it is: one assignment a line, arguments by name, and no more long signatures."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from paths import ROOT
+
+# Functions with more than five arguments (ruff's PLR0913). These numbers may only become smaller.
+MOST_LONG_SIGNATURES = {"finetune": 34, "benchmarks": 0, "tests": 43}
+MODULES = [
+    path for folder in MOST_LONG_SIGNATURES for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+def squeezed_assignments(tree: ast.AST) -> list[int]:
+    """Return the lines that assign more than two values at once, each written out."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Tuple)
+        and isinstance(node.targets[0], ast.Tuple)
+        and len(node.value.elts) > 2
+    ]
+
+
+def splatted_settings(tree: ast.AST) -> list[int]:
+    """Return the lines of calls that take their settings from a tuple, so that no argument has a name."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for argument in node.args
+        if isinstance(argument, ast.Starred)
+        and isinstance(argument.value, ast.Name)
+        and argument.value.id in ("how", "settings", "options", "rates")
+    ]
+
+
+@pytest.mark.parametrize("find", [squeezed_assignments, splatted_settings])
+def test_code_is_not_squeezed(find):
+    found = {}
+    for path in MODULES:
+        if not path.is_relative_to(ROOT / "finetune") and find is splatted_settings:
+            continue  # words of a command line
+        if lines := find(ast.parse(path.read_text("utf-8"))):
+            found[str(path.relative_to(ROOT))] = lines
+    assert found == {}
+
+
+def test_control_squeezed_code_is_found():
+    tree = ast.parse(
+        "def f():\n    a, b, c = 1, 2, 3\n    how = a, b\n    g(*how, c)\n    x, y = y, x"
+    )
+    assert squeezed_assignments(tree) == [2]
+    assert splatted_settings(tree) == [4]
+
+
+def test_there_are_no_more_long_signatures():
+    command = [sys.executable, "-m", "ruff", "check", "--select", "PLR0913", "--output-format=json"]
+    printed = subprocess.run(
+        [*command, *MOST_LONG_SIGNATURES], cwd=ROOT, stdout=subprocess.PIPE, check=False
+    ).stdout
+    files = [item["filename"] for item in json.loads(printed)]
+    counts = Counter(name.removeprefix(f"{ROOT}/").partition("/")[0] for name in files)
+    assert counts <= Counter(MOST_LONG_SIGNATURES)
