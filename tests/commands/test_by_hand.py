@@ -84,7 +84,7 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
         (("--devices", "meta"), "there is no device 'meta' here"),
         (("--devices", "cpu,cpu,cpu"), "8 does not divide by 3 devices"),
         (("--epochs", "many"), "many"),
-        (("--device", "cpu"), "did you mean 'devices'?"),
+        (("--device", "cpu"), "did you mean --devices?"),
         (("--dtype", "float16"), "--dtype float16 is not known; valid are: float32, float64"),
         (("--epochs", "0"), "got epochs 0"),
         (("--lr", "0"), "lr 0.0"),

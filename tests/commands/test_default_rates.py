@@ -24,7 +24,8 @@ def optimizer(tmp_path, monkeypatch):
 
     def parse(*arguments: str):
         cli = ParseOnly(["fit", *arguments])
-        return cli.config["fit"].model.optimizer, cli.told[0]
+        rates = [message for message in cli.plan.messages if message.startswith("learning rate")]
+        return cli.config["fit"].model.optimizer, rates[0] if rates else ""
 
     return parse
 
