@@ -4,6 +4,7 @@ import json
 from typing import Literal
 
 import pytest
+import reference_page
 import torch
 from command_lines import parse
 from option_list import generated, kind_of, text
@@ -136,6 +137,10 @@ def test_the_file_generated_again_is_the_same():
     assert FILE.read_text("utf-8") == text(generated()), (
         "run `make options`, and read the difference"
     )
+
+
+def test_the_page_of_all_options_is_as_it_would_be_generated():
+    assert reference_page.PAGE.read_text("utf-8") == reference_page.page(), "run `make options`"
 
 
 def test_control_a_changed_option_changes_the_file():
