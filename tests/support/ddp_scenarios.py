@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +27,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from finetune import Classifier, ImageFolderData
 from finetune.data.decode import DecodeError
 from finetune.data.samplers import TrainBatches, share, train_order
+from finetune.data.samples import Samples
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.inference.tta import AverageFlip
 from finetune.models.backbones import build
@@ -166,18 +167,25 @@ def moved(model: Classifier, before: dict[str, Tensor], after: dict[str, Tensor]
     )
 
 
+@dataclass(frozen=True)
+class TornSamples(Samples):
+    """Samples of which those in `bad` cannot be decoded."""
+
+    bad: frozenset[int] = frozenset()
+
+    def read(self, index: int) -> np.ndarray:
+        if index in self.bad:
+            raise DecodeError("torn")
+        return super().read(index)
+
+
 def with_bad_batches(data: ImageFolderData) -> ImageFolderData:
     """Let no picture of the first epoch's second batch be readable, nor one of the third."""
     train = data.splits["train"]
     order = train_order(len(train), 1, 0)
-    bad = {int(i) for i in order[data.batch_size : 2 * data.batch_size + 1]}
-
-    def read(index: int) -> np.ndarray:
-        if index in bad:
-            raise DecodeError("torn")
-        return train.read(index)
-
-    data.splits["train"] = replace(train, read=read)
+    bad = frozenset(int(i) for i in order[data.batch_size : 2 * data.batch_size + 1])
+    settings = {field.name: getattr(train, field.name) for field in fields(train)}
+    data.splits["train"] = TornSamples(**settings, bad=bad)
     return data
 
 
