@@ -71,6 +71,14 @@ OWN = {
         "finetune.commands.report:report",
         "Write the page of a run: result, classes, mistakes, how to repeat it",
     ),
+    "compare": (
+        "finetune.commands.report:report",
+        "Put runs next to each other on one page: finetune compare A B",
+    ),
+    "runs": (
+        "finetune.commands.runs:runs",
+        "List the runs of a folder with their accuracy and size, or delete some",
+    ),
     "serve": (
         "finetune.commands.serve:serve",
         "Answer requests about pictures, with a page for people",
@@ -227,7 +235,10 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     with _imports():
         function = getattr(importlib.import_module(module), name)
     # the flags of fit, and some more; several folders without a flag
-    if command in ("benchmark", "report"):
+    if command == "compare":
+        function(arguments, command)
+        return
+    if command in ("benchmark", "report", "runs"):
         function(arguments)
         return
     has_folder = command == "check"

@@ -14,11 +14,19 @@ from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
 
 
-def report(arguments: Sequence[str]) -> None:
-    """Write the page of a run, or that on which several come side by side; see `finetune report --help`."""
+def report(arguments: Sequence[str], command: str = "report") -> None:
+    """Write the page of a run, or of several next to each other; see `finetune report --help`.
+
+    Args:
+        arguments: Those of the command.
+        command: `report`, or `compare`, which takes at least two runs.
+    """
+    usage = "RUN [RUN ...] [--output FILE.html] [--check check.json]"
+    if command == "compare":
+        usage = "RUN_A RUN_B [RUN ...] [--output FILE.html]"
     parser = OneLineErrorParser(
-        prog="finetune report",
-        usage="finetune report RUN [RUN ...] [--output FILE.html] [--check check.json]",
+        prog=f"finetune {command}",
+        usage=f"finetune {command} {usage}",
         description="Writes report.html into a run's folder: the result, classes, pictures that it gets wrong, how to "
         "repeat it. Several runs come side by side on one page, two of them also picture by picture.",
     )
@@ -34,6 +42,8 @@ def report(arguments: Sequence[str]) -> None:
     parser.add_argument("--check", metavar="check.json", help=told)
     given = parser.parse_args(list(arguments))
     runs, output = list(map(Path, given.runs)), given.output
+    if command == "compare" and len(runs) < 2:
+        raise WrongUsage("two runs are needed: finetune compare RUN_A RUN_B")
     records = [read_run(run) for run in runs]
     if len({record.path.resolve() for record in records}) < len(records):
         raise WrongUsage(

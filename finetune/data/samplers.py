@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
+from finetune.data.batch_limits import batches_within as batches_within
+from finetune.data.batch_limits import num_within as num_within
+
 # Streams of random numbers that must not meet although they share a seed. NumPy fills a short seed up with zeros, so
 # that (0, 3) is (0, 3, 0): each begins with its kind. Splits have hashes, see splits.py; the letters of a class, with
 # which the seeds of the drawn sample begin, are above all kinds.
@@ -160,18 +163,6 @@ def check_limit(limit: float, split: str, num_images: int, batch_size: int) -> N
     is_share = isinstance(limit, float) and limit > 0
     if is_share and num_images > 0 and num_within(limit, num_images, batch_size) == 0:
         raise ValueError(f"trainer.limit_{split}_batches {limit} is less than one batch of {split}")
-
-
-def num_within(limit: float | None, num_images: int, batch_size: int) -> int:
-    """Return how many pictures a limit leaves: a number of batches (int), or a share of them (float) in whole ones."""
-    return min(num_images, batches_within(limit, math.ceil(num_images / batch_size)) * batch_size)
-
-
-def batches_within(limit: float | None, num_batches: int) -> int:
-    """Return how many batches of an epoch a limit leaves."""
-    if limit is None:
-        return num_batches
-    return min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
 
 
 @dataclass(frozen=True)

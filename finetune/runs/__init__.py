@@ -14,6 +14,9 @@ to it that Lightning's own, such as early stopping, go on too.
 What logs elsewhere besides, if it is asked to, is a `run_logger`: `tensorboard_logger`, `wandb_logger`,
 `mlflow_logger`.
 
+`run_search` finds the folders of runs, `run_table` makes a row of each from its small files, `removal` deletes a run
+or what only resuming needs (`checkpoint_parts`).
+
 Then what reads a run's folder and nothing else: `record` reads all of it, `answers` what was said of the test
 pictures, `data_check` what `finetune check` said of its data. `html_report` writes report.html, `live_report` while
 the run goes on, of `charts`, `highlights` (which pictures to look at), a `model_card` and `statistics`; `comparison`

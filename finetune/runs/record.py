@@ -9,13 +9,14 @@ from typing import Any
 
 import yaml
 
-from finetune.data.samplers import num_within
+from finetune.data.batch_limits import num_within
 from finetune.models.checkpoint_values import is_interpolation
 from finetune.runs.answers import Answers, read_answers
 from finetune.runs.best_epoch import kept_epoch, told
 from finetune.runs.interpolation_record import FILE, Interpolation
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
+from finetune.runs.statistics import percent, wilson
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,21 @@ class RunRecord:
         ]
 
     @property
+    def num_validated(self) -> int:
+        """On how many images each validation measures."""
+        num = sum(self.about.get("splits", {}).get("val", {}).get("counts", {}).values())
+        limit = self.setting("trainer", "overfit_batches") or self.setting(
+            "trainer", "limit_val_batches"
+        )
+        return num_within(limit, num, self.setting("data", "init_args", "batch_size") or 1)
+
+    @property
     def best(self) -> tuple[int, float] | None:
         """The epoch of best.ckpt, counted from one, and its val/accuracy; None where nothing was validated."""
         epochs, accuracies = self.line("val/accuracy")
         if not epochs:
             return None
-        num = sum(self.about.get("splits", {}).get("val", {}).get("counts", {}).values())
-        limit = self.setting("trainer", "overfit_batches") or self.setting(
-            "trainer", "limit_val_batches"
-        )
-        batch_size = self.setting("data", "init_args", "batch_size") or 1
-        kept = kept_epoch(accuracies, num_within(limit, num, batch_size))
+        kept = kept_epoch(accuracies, self.num_validated)
         return int(epochs[kept]), accuracies[kept]
 
     @property
@@ -95,6 +100,23 @@ class RunRecord:
         if self.best and self.interpolation:
             return self.interpolation.message(self.best[0])
         return told(*self.best, max(self.line("val/accuracy")[1])) if self.best else ""
+
+
+def validation_outcome(run: RunRecord) -> str:
+    """Return the accuracy of best.ckpt on the validation images with its interval; "" if nothing was validated."""
+    if run.best is None or not run.num_validated:
+        return ""
+    accuracy, num = run.best[1], run.num_validated
+    if run.interpolation is not None:
+        chosen = run.interpolation
+        accuracy = next(c.accuracy for c in chosen.candidates if c.share == chosen.share)
+        num = chosen.num_images
+    right = round(accuracy * num)
+    low, high = wilson(right, num)
+    return (
+        f"validation accuracy {percent(right / num)} ({right:,} of {num:,}; 95 % interval "
+        f"{100 * low:.1f}–{percent(high)}). These images chose the epoch; there was no test"
+    )
 
 
 def read_run(path: Path) -> RunRecord:

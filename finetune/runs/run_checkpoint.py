@@ -1,9 +1,9 @@
 """A run's folder in the place of a checkpoint: its best one."""
 
 import os
-import re
 from pathlib import Path
 
+from finetune.runs.run_search import is_numbered, read_about
 from finetune.system.messages import WrongUsage
 
 
@@ -42,7 +42,9 @@ def run_of(path: str) -> str:
     if place.name == "checkpoints":
         place = place.parent
     # or it is a data folder
-    has_begun = (place / "checkpoints").is_dir() or re.fullmatch(r"version_\d+", place.name)
+    has_begun = (
+        (place / "checkpoints").is_dir() or is_numbered(place.name) or bool(read_about(place))
+    )
     is_run = (place / "checkpoints/last.ckpt").is_file() or (
         (place / "config.yaml").is_file() and has_begun
     )

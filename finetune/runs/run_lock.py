@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # descriptors, until `release` or this process ends; one that was killed holds nothing
@@ -40,6 +41,19 @@ def check_free(run: Path) -> None:
         os.close(descriptor)
 
 
+def is_held(run: Path) -> bool:
+    """Return whether a process, be it this one, goes on in a run's folder."""
+    if run.resolve() / ".lock" in _held:
+        return True
+    try:
+        check_free(run)
+    except ValueError:
+        return True
+    except OSError:  # another user's, who alone may look
+        return False
+    return False
+
+
 def _locked(path: Path, run: Path, flags: int, kind: int) -> int | None:
     """Return the descriptor of a lock that this process has now; None on file systems that know no locks."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
@@ -56,6 +70,29 @@ def _locked(path: Path, run: Path, flags: int, kind: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+@contextlib.contextmanager
+def holding(run: Path) -> Iterator[None]:
+    """Let no other process go on in a run's folder meanwhile.
+
+    Raises:
+        ValueError: Another process does.
+    """
+    is_held_already = run.resolve() / ".lock" in _held
+    hold(run)
+    try:
+        yield
+    finally:
+        if not is_held_already:
+            release_run(run)
+
+
+def release_run(run: Path) -> None:
+    """Let others go on in one run, if this process holds it."""
+    descriptor = _held.pop(run.resolve() / ".lock", None)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def release() -> None:

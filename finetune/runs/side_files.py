@@ -79,7 +79,8 @@ def are_names(content: dict[str, Any]) -> bool:
 
 def is_about(content: dict[str, Any]) -> bool:
     """Return whether about.json is sound."""
-    texts = [content.get(name) or "" for name in ("command", "folder", "root", "fingerprint")]
+    names = ("command", "folder", "root", "fingerprint", "began", "ended")
+    texts = [content.get(name) or "" for name in names]
     for name in ("lines", "doubts", "went_on_by"):
         lines = content.get(name, [])
         texts += lines if isinstance(lines, list) else [None]

@@ -104,3 +104,11 @@ def fault_of_names(names: Sequence[str]) -> str:
     return next(
         (f"the name '{shown(name)}'" for name in names if not name or shown(name) != name), ""
     )
+
+
+def bytes_text(num: float) -> str:
+    """Return a number of bytes as `12 KB`, `81.6 MB` or `1.2 GB`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if num >= size:
+            return f"{num / size:.1f} {unit}"
+    return f"{num / 1e3:.0f} KB"

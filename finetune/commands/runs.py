@@ -1,0 +1,179 @@
+"""`finetune runs`: list the runs beneath a folder, or delete some; without torch, so that it answers at once."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from finetune.commands.parser import OneLineErrorParser
+from finetune.runs.removal import Removal, plan_removal
+from finetune.runs.run_table import FINISHED, RUNNING, SORT_KEYS, RunRow, as_json, run_table
+from finetune.system.messages import NotFound, WrongUsage, bytes_text, counted, shown
+
+_WIDTH = 160  # of a table that is not shown on a terminal
+_WIDE = 120  # a narrower terminal has no room for all columns
+
+
+def runs(arguments: Sequence[str]) -> None:
+    """List runs, or with `rm` delete some; see `finetune runs --help`."""
+    if arguments[:1] == ["rm"]:
+        _remove(arguments[1:])
+    else:
+        _list(arguments)
+
+
+def _list(arguments: Sequence[str]) -> None:
+    parser = OneLineErrorParser(
+        prog="finetune runs",
+        usage="finetune runs [FOLDER] [--sort KEY] [--json]\n       finetune runs rm RUN [RUN ...] [--last] [--yes]",
+        description="Lists the runs of `finetune fit` beneath a folder, the newest first. It reads no checkpoint and "
+        "writes nothing. `finetune runs rm --help` tells how to delete runs.",
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        default="runs",
+        metavar="FOLDER",
+        help="Folder of runs.",
+    )
+    parser.add_argument(
+        "--sort",
+        choices=SORT_KEYS,
+        default="when",
+        metavar="KEY",
+        help=f"One of {', '.join(SORT_KEYS)}. Numbers are sorted from the highest down.",
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+    options = parser.parse_args(list(arguments))
+    folder = Path(options.folder).expanduser()
+    if not folder.is_dir():
+        raise NotFound(f"there is no folder of runs {options.folder!r}: finetune runs FOLDER")
+    rows = run_table(folder, options.sort)
+    if options.json:
+        print(as_json(rows))
+    elif not rows:
+        print(f"no runs in {shown(folder)}")
+    else:
+        _print_table(rows)
+
+
+def _print_table(rows: Sequence[RunRow]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(_WIDTH, *(len(row.folder) + 120 for row in rows)))
+    is_wide = console.width >= _WIDE
+    columns = [
+        Column("when", no_wrap=True),
+        Column("network", overflow="fold"),
+        Column("accuracy (95 %)", no_wrap=True),
+        Column("size", justify="right", no_wrap=True),
+        Column("folder", overflow="fold"),
+    ]
+    if is_wide:
+        columns[1:1] = [Column("data", overflow="fold")]
+        columns[3:3] = [Column("epochs", justify="right")]
+        columns[5:5] = [Column("time", justify="right", no_wrap=True)]
+        columns[7:7] = [Column("state", no_wrap=True)]
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(_cells(row) if is_wide else _few_cells(row)))
+    console.print(table)
+    for row in rows:
+        if row.damage:
+            print(f"{shown(row.folder)}: {shown(row.damage)}")
+
+
+def _cells(row: RunRow) -> list[Text]:
+    seconds = "" if row.seconds is None else _duration(row.seconds)
+    state = Text(row.state, style="bold" if row.state == RUNNING else "")
+    return [
+        Text(time.strftime("%Y-%m-%d %H:%M", time.localtime(row.began))),
+        Text(shown(row.data)),
+        Text(shown(row.network)),
+        Text(str(row.epochs)),
+        Text(_accuracy(row)),
+        Text(seconds),
+        Text(bytes_text(row.size)),
+        state,
+        Text(shown(row.folder)),
+    ]
+
+
+def _few_cells(row: RunRow) -> list[Text]:
+    """Return the cells for a narrow terminal: the state stands where it is not finished, below the accuracy."""
+    state = [row.state] if row.state != FINISHED else []
+    return [
+        Text(time.strftime("%Y-%m-%d", time.localtime(row.began))),
+        Text(shown(row.network)),
+        Text("\n".join([line for line in [_accuracy(row)] if line] + state)),
+        Text(bytes_text(row.size)),
+        Text(shown(row.folder)),
+    ]
+
+
+def _accuracy(row: RunRow) -> str:
+    if row.accuracy is None or row.interval is None:
+        return ""
+    low, high = row.interval
+    split = {"validation": "val"}.get(row.split, row.split)
+    return f"{split:<4} {100 * row.accuracy:5.1f} % ({100 * low:.1f}–{100 * high:.1f})"
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds as `42 s`, `12:05` or `3:04:05`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _remove(arguments: Sequence[str]) -> None:
+    parser = OneLineErrorParser(
+        prog="finetune runs rm",
+        usage="finetune runs rm RUN [RUN ...] [--last] [--yes]",
+        description="Deletes runs, after it has printed what that frees. It asks on a terminal; elsewhere it needs "
+        "--yes. It refuses a folder that is not a run, a run that is being written, and links that lead out of it.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run.")
+    parser.add_argument(
+        "--last",
+        action="store_true",
+        help="Keep the run with its best.ckpt, and delete only what resuming needs: last.ckpt, start.ckpt and the "
+        "state of the optimizer in best.ckpt. The run must be finished; it cannot be resumed afterwards.",
+    )
+    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+    options = parser.parse_args(list(arguments))
+    folders = [Path(run).expanduser() for run in options.runs]
+    removals = [plan_removal(folder, only_last=options.last) for folder in _different(folders)]
+    for removal in removals:
+        print(f"{shown(removal.run)}: {removal.text}, {bytes_text(removal.num_bytes)}")
+    total = bytes_text(sum(removal.num_bytes for removal in removals))
+    if not any(removal.has_any for removal in removals):
+        print("nothing to delete")
+        return
+    if not options.yes and not _is_confirmed(removals, total):
+        print("nothing was deleted")
+        return
+    freed = sum(removal.run_it() for removal in removals)
+    print(f"freed {bytes_text(freed)}")
+
+
+def _different(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders without those that are named twice."""
+    return list({folder.resolve(): folder for folder in folders}.values())
+
+
+def _is_confirmed(removals: Sequence[Removal], total: str) -> bool:
+    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()):
+        raise WrongUsage(f"nothing was deleted: pass --yes to delete this and free {total}")
+    what = counted(len(removals), "run")
+    try:
+        answer = input(f"Delete this of {what} and free {total}? [y/N] ")
+    except EOFError:
+        return False
+    return answer.strip().lower() in ("y", "yes")

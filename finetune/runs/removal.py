@@ -1,0 +1,163 @@
+"""Delete a run, or the part of a finished run that only resuming needs."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from finetune.runs.run_lock import check_free, holding
+from finetune.runs.run_search import is_run_folder
+from finetune.runs.run_table import FINISHED, TRIAL, read_row, size_of
+from finetune.system.messages import NotFound, WrongUsage
+
+# What training writes next to the weights, and only resuming reads.
+_TRAINING_STATE = ("optimizer_states", "lr_schedulers")
+_IDENTITY = ("config.yaml", "about.json", ".lock")  # deleted last: they say that it is a run
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is to be deleted of a run.
+
+    Attributes:
+        run: The run's folder.
+        text: What is deleted, in words.
+        num_bytes: How much that frees.
+        only_last: Whether the run stays, with its best.ckpt.
+        has_any: Whether there is something to delete.
+    """
+
+    run: Path
+    text: str
+    num_bytes: int
+    only_last: bool
+    has_any: bool = True
+
+    def run_it(self) -> int:
+        """Delete it, and return how many bytes that freed.
+
+        Raises:
+            ValueError: A process writes the run.
+        """
+        if self.only_last:
+            return drop_last(self.run) if self.has_any else 0
+        delete_run(self.run)
+        return self.num_bytes
+
+
+def plan_removal(run: Path, only_last: bool = False) -> Removal:
+    """Return what would be deleted of a run; nothing is changed.
+
+    Args:
+        run: The run's folder.
+        only_last: Only what resuming needs.
+
+    Raises:
+        WrongUsage: It is not the folder of a run, or it has links that lead out of it; or, with `only_last`, the run
+            is not finished.
+        ValueError: A process writes the run.
+    """
+    _check_is_run(run)
+    check_free(run)
+    if not only_last:
+        num_files = sum(len(names) for _, _, names in os.walk(run))
+        return Removal(run, f"the run, {num_files} files", size_of([run]), only_last=False)
+    state = read_row(run).state
+    if state not in (FINISHED, TRIAL):
+        raise WrongUsage(
+            f"{run} is {state}, not finished: its last.ckpt is where finetune fit --resume {run} goes on"
+        )
+    if not _best(run).is_file():
+        raise WrongUsage(f"{run} has no best.ckpt: nothing would be left to use")
+    names = [file.name for file in _only_for_resuming(run) if file.is_file()]
+    share = training_state_size(run)
+    if share:
+        names.append("the optimizer state in best.ckpt")
+    if not names:
+        return Removal(run, "nothing that only resuming needs", 0, True, has_any=False)
+    num_bytes = _checkpoint_size(run) - _best(run).stat().st_size
+    return Removal(run, " and ".join(names), num_bytes + share, only_last=True)
+
+
+def delete_run(run: Path) -> None:
+    """Delete a run's folder.
+
+    Raises:
+        ValueError: A process writes the run.
+    """
+    with holding(run):
+        for entry in list(os.scandir(run)):
+            if entry.name in _IDENTITY:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+        shutil.rmtree(run)
+
+
+def drop_last(run: Path) -> int:
+    """Delete what only resuming needs: last.ckpt, start.ckpt, and the optimizer's state in best.ckpt.
+
+    Nothing is deleted if the run has no best.ckpt.
+
+    Returns:
+        How many bytes that freed.
+
+    Raises:
+        ValueError: Another process writes the run.
+    """
+    if not _best(run).is_file():
+        return 0
+    before = _checkpoint_size(run)
+    with holding(run):
+        _strip(_best(run))
+        for file in _only_for_resuming(run):
+            file.unlink(missing_ok=True)
+    return before - _checkpoint_size(run)
+
+
+def training_state_size(run: Path) -> int:
+    """Return the bytes of the optimizer's state in a run's best.ckpt; 0 without one."""
+    # it takes seconds to import torch: only who asks for this pays
+    from finetune.runs.checkpoint_parts import tensor_bytes
+
+    return tensor_bytes(_best(run), _TRAINING_STATE)
+
+
+def _strip(path: Path) -> None:
+    from finetune.runs.checkpoint_parts import drop_parts
+
+    drop_parts(path, _TRAINING_STATE)
+
+
+def _checkpoint_size(run: Path) -> int:
+    """Return the bytes of a run's own checkpoints; one with two names counts once."""
+    files = [_best(run), *_only_for_resuming(run)]
+    statuses = [file.stat() for file in files if file.is_file()]
+    return sum({(s.st_dev, s.st_ino): s.st_size for s in statuses}.values())
+
+
+def _best(run: Path) -> Path:
+    return run / "checkpoints" / "best.ckpt"
+
+
+def _only_for_resuming(run: Path) -> list[Path]:
+    return [run / "checkpoints" / name for name in ("last.ckpt", "start.ckpt")]
+
+
+def _check_is_run(run: Path) -> None:
+    if run.is_symlink():
+        raise WrongUsage(f"{run} is a symbolic link: name the folder it points to, {run.resolve()}")
+    if not run.exists():
+        raise NotFound(f"there is no run {run}")
+    if not is_run_folder(run):
+        raise WrongUsage(f"{run} is not the folder of a run: nothing is deleted")
+    inside = run.resolve()
+    for folder, folders, files in os.walk(run):
+        for name in [*folders, *files]:
+            path = Path(folder, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                raise WrongUsage(
+                    f"{path} is a symbolic link that leads out of the run, to {path.resolve()}: delete the link first"
+                )

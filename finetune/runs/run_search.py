@@ -1,0 +1,115 @@
+"""Find the folders of runs, numbered and named ones; nothing here imports torch or reads a checkpoint."""
+
+import datetime
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+COMMANDS = ("fit", "validate", "test", "predict")  # that leave runs
+_DEPTH = 6  # folders beneath the one that is searched
+# in any of these folders a run has begun
+_MARKS = ("config.yaml", ".lock", "checkpoints/last.ckpt")
+
+
+def is_numbered(name: str) -> bool:
+    """Return whether a folder's name is that of a run without a name of its own."""
+    return re.fullmatch(r"version_\d+", name) is not None
+
+
+def runs_of(root: str | Path, command: str = "fit") -> list[Path]:
+    """Return the runs in `<root>/<command>`, numbered and named ones, oldest first.
+
+    Numbered runs are in the order of their numbers; named ones stand between them by the time when they began.
+    """
+    try:
+        folders = [entry for entry in Path(root, command).iterdir() if _is_run_in_its_place(entry)]
+    except OSError:
+        return []
+    numbered = [folder for folder in folders if is_numbered(folder.name)]
+    dated = []
+    latest = 0.0
+    for folder in sorted(numbered, key=lambda folder: int(folder.name.removeprefix("version_"))):
+        latest = max(latest, began(folder))
+        number = int(folder.name.removeprefix("version_"))
+        dated.append((latest, number, folder))
+    # a copy of a numbered run began with it: the original counts as the newer one
+    dated += [(began(folder), -1, folder) for folder in folders if not is_numbered(folder.name)]
+    return [folder for *_, folder in sorted(dated)]
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the runs of `fit` at or beneath a folder; links to folders are not followed."""
+    if is_run_folder(folder):
+        return [folder]
+    return sorted(_beneath(folder, _DEPTH))
+
+
+def is_run_folder(path: Path) -> bool:
+    """Return whether a folder is that of a run, wherever it was moved."""
+    if not path.is_dir():
+        return False
+    place = Path(os.path.abspath(path))
+    if place.parent.name in COMMANDS and is_numbered(place.name):
+        return any((path / mark).is_file() for mark in _MARKS)
+    return (path / "config.yaml").is_file() and bool(read_about(path))
+
+
+def began(run: Path) -> float:
+    """Return when a run began, in seconds since 1970; of a run that does not say, when its oldest file was written."""
+    try:
+        return datetime.datetime.fromisoformat(read_about(run)["began"]).timestamp()
+    except (LookupError, TypeError, ValueError):
+        pass
+    times = [0.0]
+    try:
+        times = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(run)]
+        return min(times, default=run.stat().st_mtime)
+    except OSError:  # it is being written, or deleted
+        return times[0]
+
+
+def now() -> str:
+    """Return the time as about.json has it."""
+    return datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+def read_about(run: Path) -> dict[str, Any]:
+    """Return the content of a run's about.json; an empty dict if it cannot be read."""
+    try:
+        about = json.loads((run / "about.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _is_run_in_its_place(folder: Path) -> bool:
+    """Return whether a folder in `<root>/<command>` is a run: any numbered one, and a named one that has begun."""
+    if folder.name.startswith(".") or not folder.is_dir():
+        return False
+    return is_numbered(folder.name) or any((folder / mark).is_file() for mark in _MARKS)
+
+
+def _beneath(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            folders = [Path(entry) for entry in entries if _is_searched(entry)]
+    except OSError:
+        return
+    for path in folders:
+        is_fit = folder.name == "fit" and _is_run_in_its_place(path)
+        if is_fit or (is_run_folder(path) and _has_trained(path)):
+            yield path
+        elif depth and not is_run_folder(path):
+            yield from _beneath(path, depth - 1)
+
+
+def _is_searched(entry: "os.DirEntry[str]") -> bool:
+    return not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+
+
+def _has_trained(run: Path) -> bool:
+    """Return whether a run that may have been moved is one of `fit`."""
+    return (run / "checkpoints").is_dir() or (run / "metrics.csv").is_file()

@@ -1,0 +1,246 @@
+"""A row for each run, from the small files in its folder: no checkpoint is read, nothing is written."""
+
+import csv
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from finetune.data.batch_limits import num_within
+from finetune.runs.best_epoch import kept_epoch
+from finetune.runs.run_lock import is_held
+from finetune.runs.run_search import began, find_runs
+from finetune.runs.side_files import are_seconds, is_about, read_side_file
+from finetune.runs.statistics import wilson
+from finetune.system.messages import reason
+
+RUNNING, FINISHED, UNFINISHED = "running", "finished", "unfinished"
+EMPTY, TRIAL, DAMAGED = "no checkpoint", "fast_dev_run", "damaged"
+SORT_KEYS = ("when", "data", "network", "epochs", "accuracy", "seconds", "size", "folder")
+
+# libyaml reads a config.yaml in a tenth of the time
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """What the side files of a run say.
+
+    Attributes:
+        folder: The run's folder.
+        state: One of the states above.
+        began: When it began, in seconds since 1970.
+        data: The data folder as the command named it; "" if unknown.
+        network: The backbone; "" if unknown.
+        epochs: Number of epochs that have ended.
+        accuracy: Share of the images that are predicted right; None if nothing was measured.
+        interval: The 95 % interval of the accuracy.
+        num_images: On how many images it was measured.
+        split: `test` or `validation`; "" if nothing was measured.
+        seconds: Of preparing, training, validating and testing together; None if unknown.
+        size: Bytes on disk.
+        command: The command that began it; "" if unknown.
+        damage: What is wrong with a file of a damaged run; "" for nothing.
+    """
+
+    folder: str
+    state: str
+    began: float
+    data: str = ""
+    network: str = ""
+    epochs: int = 0
+    accuracy: float | None = None
+    interval: tuple[float, float] | None = None
+    num_images: int = 0
+    split: str = ""
+    seconds: float | None = None
+    size: int = 0
+    command: str = ""
+    damage: str = ""
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        local = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(self.began))
+        return asdict(self) | {"began": local}
+
+
+def run_table(folder: Path, key: str = "when") -> list[RunRow]:
+    """Return the runs of `fit` at or beneath a folder.
+
+    Args:
+        folder: A folder of runs, or above some, or a run.
+        key: One of `SORT_KEYS`: numbers and times are sorted from the highest down, names alphabetically.
+    """
+    rows = [read_row(run) for run in find_runs(folder)]
+    rows.sort(key=lambda row: row.began, reverse=True)
+    if key in ("data", "network", "folder"):
+        return sorted(rows, key=lambda row: getattr(row, key))
+    name = {"when": "began"}.get(key, key)
+
+    def value(row: RunRow) -> float:
+        number = getattr(row, name)
+        return -math.inf if number is None else number
+
+    return sorted(rows, key=value, reverse=True)
+
+
+class _SideFiles:
+    """The small files of a run, and what is damaged among them."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.damage: list[str] = []
+        self.about = self._read("about.json", is_about)
+        self.seconds = self._read("seconds.json", are_seconds)
+        self.result = self._read("test.json")
+        self.kept_weights = self._read("kept_weights.json")
+        self.config = self._config(run / "config.yaml")
+        self.epochs = self._epochs(run / "metrics.csv")
+
+    def setting(self, *keys: str) -> Any:
+        """Return a value of config.yaml, None if it is not there."""
+        value: Any = self.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def _read(self, name: str, is_sound: Any = None) -> dict[str, Any]:
+        try:
+            return read_side_file(self.run / name, is_sound)
+        except (ValueError, OSError) as error:
+            self.damage.append(reason(error))
+            return {}
+
+    def _config(self, path: Path) -> dict[str, Any]:
+        try:
+            content = yaml.load(path.read_text("utf-8"), _Loader)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            self.damage.append(f"{path} is damaged: {reason(error)}")
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _epochs(self, path: Path) -> list[dict[str, str]]:
+        """Return the complete rows of metrics.csv."""
+        try:
+            with open(path, encoding="utf-8", newline="\n") as lines:
+                return list(csv.DictReader(line for line in lines if line.endswith("\n")))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, csv.Error) as error:
+            self.damage.append(f"{path} is damaged: {reason(error)}")
+            return []
+
+
+def read_row(run: Path) -> RunRow:
+    """Return the row of a run; of a damaged one as much as can be read."""
+    files = _SideFiles(run)
+    num_right, num_images, split = _measured(files)
+    root = files.setting("data", "init_args", "root") or files.about.get("root")
+    return RunRow(
+        folder=str(run),
+        state=_state(files),
+        began=began(run),
+        data=str(root or ""),
+        network=str(files.setting("model", "backbone") or ""),
+        epochs=len(files.epochs),
+        accuracy=num_right / num_images if num_images else None,
+        interval=wilson(num_right, num_images) if num_images else None,
+        num_images=num_images,
+        split=split,
+        seconds=sum(files.seconds.values()) if files.seconds else None,
+        size=size_of([run]),
+        command=str(files.about.get("command") or ""),
+        damage="; ".join(files.damage),
+    )
+
+
+def size_of(paths: Sequence[Path]) -> int:
+    """Return how many bytes deleting these files and folders would free.
+
+    A file with several names counts once, and not at all while another name of it is elsewhere.
+    """
+    counts: dict[tuple[int, int], int] = {}
+    files: dict[tuple[int, int], os.stat_result] = {}
+    for path in paths:
+        for file in _files(path):
+            try:
+                status = file.lstat()
+            except OSError:  # gone meanwhile
+                continue
+            key = (status.st_dev, status.st_ino)
+            counts[key] = counts.get(key, 0) + 1
+            files[key] = status
+    return sum(file.st_size for key, file in files.items() if counts[key] >= file.st_nlink)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_symlink() or not path.is_dir():
+        return [path]
+    return [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+
+
+def _state(files: _SideFiles) -> str:
+    if is_held(files.run):
+        return RUNNING
+    if files.damage:
+        return DAMAGED
+    if files.setting("trainer", "fast_dev_run"):
+        return TRIAL
+    best, last = (files.run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
+    if not best.is_file() and not last.is_file():
+        return EMPTY
+    if not last.is_file() or "ended" in files.about or files.result:
+        return FINISHED
+    # a run of an earlier version, which did not write when it ended
+    limit = files.setting("trainer", "max_epochs")
+    is_complete = isinstance(limit, int) and 0 < limit <= len(files.epochs)
+    return FINISHED if is_complete and "began" not in files.about else UNFINISHED
+
+
+def _measured(files: _SideFiles) -> tuple[int, int, str]:
+    """Return how many images are predicted right, of how many, and of which split.
+
+    Without a test they are the validation images, and the weights are those of best.ckpt.
+    """
+    matrix = files.result.get("confusion_matrix")
+    try:
+        if matrix:
+            right = sum(row[i] for i, row in enumerate(matrix))
+            return right, sum(map(sum, matrix)), "test"
+        right, num = _validated(files)
+    except (LookupError, TypeError, ValueError, StopIteration) as error:
+        files.damage.append(f"{files.run}: its accuracy cannot be read: {reason(error)}")
+        return 0, 0, ""
+    return right, num, "validation" if num else ""
+
+
+def _validated(files: _SideFiles) -> tuple[int, int]:
+    """Return how many validation images best.ckpt predicts right, and of how many; zeros if there are none."""
+    rows = files.epochs
+    accuracies = [float(row["val/accuracy"]) for row in rows if row.get("val/accuracy")]
+    counts = files.about.get("splits", {}).get("val", {}).get("counts", {})
+    limit = files.setting("trainer", "overfit_batches") or files.setting(
+        "trainer", "limit_val_batches"
+    )
+    batch_size = files.setting("data", "init_args", "batch_size") or 1
+    num_images = num_within(limit, sum(counts.values()), batch_size)
+    if not accuracies or not num_images:
+        return 0, 0
+    accuracy = accuracies[kept_epoch(accuracies, num_images)]
+    if kept := files.kept_weights:  # weights between the start and that epoch may be more accurate
+        num_images = kept["num_images"]
+        accuracy = next(c["accuracy"] for c in kept["candidates"] if c["share"] == kept["share"])
+    return round(accuracy * num_images), num_images
+
+
+def as_json(rows: Sequence[RunRow]) -> str:
+    """Return the rows as JSON."""
+    return json.dumps([row.as_plain() for row in rows], indent=2)

@@ -1,0 +1,85 @@
+"""`finetune runs`: the table, JSON, and what `rm` asks before it deletes."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folders import write_run
+
+from finetune.system.messages import NotFound, WrongUsage
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    run = write_run(tmp_path / "runs/fit/version_0", [0, 1, 2, 0], np.eye(3)[[0, 1, 2, 1]])
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints/best.ckpt").write_bytes(b"x" * 2_000_000)
+    return run
+
+
+def test_table(run, cli, capsys, tmp_path):
+    cli("runs")
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["when", "data", "network", "epochs"]
+    assert "resnet18" in row and "test  75.0 % (30.1–95.4)" in row
+    assert "2.0 MB" in row and "finished" in row and "runs/fit/version_0" in row
+    cli("runs", tmp_path / "runs", "--json", "--sort", "accuracy")
+    (plain,) = json.loads(capsys.readouterr().out)
+    assert plain["accuracy"] == 0.75 and plain["folder"] == str(run)
+    (run / "seconds.json").write_text("{")
+    cli("runs")
+    assert "seconds.json is damaged" in capsys.readouterr().out
+
+
+def test_there_may_be_no_runs(cli, capsys, tmp_path):
+    with pytest.raises(NotFound, match="no folder of runs 'runs'"):
+        cli("runs")
+    cli("runs", tmp_path)
+    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
+    with pytest.raises(SystemExit):
+        cli("runs", "--sort", "colour")
+
+
+def test_rm_needs_yes_where_nobody_can_be_asked(run, cli, capsys):
+    with pytest.raises(WrongUsage, match=r"pass --yes to delete this and free 2\.0 MB"):
+        cli("runs", "rm", run)
+    assert run.is_dir() and f"{run}: the run, " in capsys.readouterr().out
+    cli("runs", "rm", "--yes", run, f"{run}/")
+    assert not run.exists() and "freed 2.0 MB" in capsys.readouterr().out
+
+
+def test_nothing_is_deleted_if_one_of_several_is_no_run(run, cli, tmp_path):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(WrongUsage, match="is not the folder of a run"):
+        cli("runs", "rm", "--yes", run, tmp_path / "data")
+    assert run.is_dir()
+
+
+@pytest.mark.parametrize(("answer", "is_deleted"), [("y", True), ("", False), ("n", False)])
+def test_rm_asks_on_a_terminal(run, answer, is_deleted):
+    main, other = pty.openpty()
+    command = [sys.executable, "-m", "finetune", "runs", "rm", str(run)]
+    process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, close_fds=True)
+    os.close(other)
+    os.write(main, f"{answer}\n".encode())
+    assert process.wait(timeout=60) == 0
+    shown = os.read(main, 10_000).decode()
+    os.close(main)
+    assert "Delete this of 1 run and free 2.0 MB? [y/N]" in shown
+    assert run.exists() != is_deleted
+
+
+def test_compare_is_report_with_several_runs(run, cli, capsys, tmp_path):
+    with pytest.raises(WrongUsage, match="two runs are needed"):
+        cli("compare", run)
+    other = write_run(tmp_path / "other", [0, 1, 2, 0], np.eye(3)[[0, 1, 2, 0]])
+    (run / "checkpoints/best.ckpt").unlink()
+    cli("compare", run, other)
+    compared = capsys.readouterr().out
+    cli("report", run, other)
+    assert compared == capsys.readouterr().out and "comparison.html" in compared
